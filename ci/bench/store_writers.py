@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 
 import s3_server
-import s3fs  # noqa: F401  (once, and not in each writer)
 from record_file import write_record
 
 from pytest_gpumem.baselines import transfer
@@ -172,6 +171,8 @@ def main(arguments: list[str] | None = None) -> int:
             (folder / name).mkdir()
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
         places = [proved(str(folder / "baseline"), folder / "folder", asked.writers, asked.runs, rng)]
+        import s3fs  # noqa: F401  (once, and not in each writer)
+
         with s3_server.running(folder / "server") as server:
             os.environ.update(server.environment)
             places.append(proved(f"s3://{s3_server.BUCKET}/base", folder / "s3", asked.writers, asked.runs, rng))
