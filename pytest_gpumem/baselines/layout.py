@@ -60,6 +60,11 @@ class Content:
     resets: tuple[Reset, ...] = ()
     rejections: tuple[Rejection, ...] = ()
 
+    @property
+    def nodeids(self) -> dict[str, str]:
+        """The node id of each row, by its key: of those with times, then of those with footprints."""
+        return {row.key: row.nodeid for row in self.rows} | {one.key: one.nodeid for one in self.footprints}
+
 
 class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodeid: str

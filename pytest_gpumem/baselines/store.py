@@ -173,8 +173,7 @@ def row_keys(where: Path | Storage, key: str) -> dict[str, str]:
     """By row key, the node id of every row in the files of one kind of device. Raises `BaselineError`: as `Store.load`."""
     found: dict[str, str] = {}
     for _, content in files(where, key):
-        found |= {row.key: row.nodeid for row in content.rows}
-        found |= {one.key: one.nodeid for one in content.footprints}
+        found |= content.nodeids
     return found
 
 

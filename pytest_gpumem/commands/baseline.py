@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import getpass
 import json
 import os
 import shutil
@@ -20,11 +22,10 @@ from pytest_gpumem.printable import printable
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.layout import Content
     from pytest_gpumem.baselines.storage import Storage
-import difflib
-import getpass
 
 FOLDER = ".benchmarks"  # pytest-benchmark's storage, the default place of baselines
 VARIABLE = "GPUMEM_BASELINE"
+WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")  # variables in which a CI names whoever started it
 
 place_option = click.option(
     "--baseline",
@@ -101,7 +102,6 @@ def list_(baseline: str | None, gpu: str | None, format: str) -> None:
 @click.argument("test", metavar="TEST")
 def show(baseline: str | None, gpu: str | None, format: str, test: str) -> None:
     """Show the accepted runs and changes of TEST: a node id, a row's name with its label, or a file or class with all its tests."""
-    from pytest_gpumem.records.row import selects
     from pytest_gpumem.units import format_bytes, format_time
 
     with one_line():
@@ -115,13 +115,13 @@ def show(baseline: str | None, gpu: str | None, format: str, test: str) -> None:
 
     for key, content in stored:
         for row in content.rows:
-            if row.key == test or selects(test, row.nodeid):
+            if _names(test, row.key, row.nodeid):
                 at(key, content, row.key, mode=row.measurement.mode, latency_s=row.measurement.latency, processes=row.processes)
         for one in content.footprints:
-            if one.key == test or selects(test, one.nodeid):
+            if _names(test, one.key, one.nodeid):
                 at(key, content, one.key, peak_bytes=one.footprint.peak)
         for reset in content.resets:
-            if reset.key == test or selects(test, reset.key):
+            if _names(test, reset.key, reset.key):
                 at(key, content, reset.key, accepted_by=reset.who, reason=reset.reason)
     if not lines:
         raise click.ClickException(f"{test}: no row in {place} belongs to it")
@@ -203,14 +203,13 @@ def _file(key: str, path: Path, content: Content) -> Mapping[str, object]:
         "revision": content.revision,
         "sequence": content.sequence,
         "driver": device.driver if device is not None else None,
-        "rows": sorted({*(row.key for row in content.rows), *(one.key for one in content.footprints)}),
+        "rows": sorted(content.nodeids),
         "resets": [{"row": one.key, "who": one.who, "reason": one.reason} for one in content.resets],
     }
 
 
 def _figures(content: Content) -> tuple[str, ...]:
-    rows = {*(row.key for row in content.rows), *(one.key for one in content.footprints)}
-    return f"{content.utc:%Y-%m-%d %H:%M:%S}", (content.revision or "")[:12], str(len(rows)) if rows else ""
+    return f"{content.utc:%Y-%m-%d %H:%M:%S}", (content.revision or "")[:12], str(len(content.nodeids) or "")
 
 
 def _remark(content: Content) -> str:
@@ -234,9 +233,6 @@ def _table(key: str, headings: Sequence[str], lines: Sequence[tuple[str, tuple[s
 
 def _print(value: object) -> None:
     click.echo(json.dumps(printable(value), indent=1))
-
-
-WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")  # variables in which a CI names whoever started it
 
 
 @click.command(
@@ -281,10 +277,15 @@ def accept(tests: tuple[str, ...], reason: str, baseline: str | None, gpu: str |
 
 
 def _selected(rows: Mapping[str, str], test: str) -> list[str]:
-    """Keys of the rows that a node id selects, as pytest's command line would."""
+    """Keys of the rows that TEST names; `rows`: node ids by key."""
+    return [key for key, nodeid in rows.items() if _names(test, key, nodeid)]
+
+
+def _names(test: str, key: str, nodeid: str) -> bool:
+    """True if TEST is the row's name, or selects its node id as pytest's command line would."""
     from pytest_gpumem.records.row import selects
 
-    return [key for key, nodeid in rows.items() if test == key or selects(test, nodeid)]
+    return test == key or selects(test, nodeid)
 
 
 def _close(test: str, stored: Mapping[str, Mapping[str, str]]) -> str:

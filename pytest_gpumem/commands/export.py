@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +14,6 @@ from pytest_gpumem.commands import examples
 
 if TYPE_CHECKING:
     from pytest_gpumem.result_files import Results
-import json
 
 
 def _csv(results: Results) -> str:
