@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import s3_server
 from s3_server import BUCKET, Server
 from sessions import TRIAD
 
@@ -13,23 +12,12 @@ Run = Callable[..., pytest.RunResult]
 URL = f"s3://{BUCKET}/sessions"
 
 
-@pytest.fixture(scope="module")
-def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    pytest.importorskip("moto.server", reason="moto[server] is of the extra dev")
-    with s3_server.running(tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
 @pytest.fixture
-def server(_server: Server, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    for name, value in _server.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(pytester.path / "cache"))
+def server(s3_store: Server, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Server:
     monkeypatch.setenv("GPUMEM_BASELINE", f"{URL}/{pytester.path.name}")
     monkeypatch.setenv("COLUMNS", "400")
     pytester.makepyfile(TRIAD)
-    yield _server
-    _server.heal()
+    return s3_store
 
 
 def test_save_compare_and_work_offline(server: Server, pytester: pytest.Pytester, gpumem: Run) -> None:

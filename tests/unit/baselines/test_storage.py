@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import s3_server
 from known_devices import H100
 from s3_server import BUCKET, Server
 from stored_rows import A100, row
@@ -20,28 +19,11 @@ from pytest_gpumem.baselines.transfer import Remote
 URL = f"s3://{BUCKET}/base"
 
 
-@pytest.fixture(scope="module")
-def _server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    pytest.importorskip("moto.server", reason="moto[server] is of the extra dev")
-    with s3_server.running(tmp_path_factory.mktemp("s3")) as server:
-        yield server
-
-
-@pytest.fixture
-def server(_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """The server, healthy, for a user with an empty cache folder."""
-    for name, value in _server.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield _server
-    _server.heal()
-
-
 Place = Callable[[], RemoteStorage]
 
 
 @pytest.fixture
-def place(server: Server, request: pytest.FixtureRequest) -> Place:
+def place(s3_store: Server, request: pytest.FixtureRequest) -> Place:
     """A new folder of the bucket, as each session opens it."""
     return lambda: RemoteStorage(f"{URL}/{request.node.name.replace('[', '-').rstrip(']')}")
 
@@ -83,74 +65,74 @@ def test_a_change_is_accepted_at_a_url(place: Place) -> None:
     assert "accept" in path.name
 
 
-def test_offline_reads_the_copy(place: Place, server: Server) -> None:
+def test_offline_reads_the_copy(place: Place, s3_store: Server) -> None:
     url = str(place())
     with pytest.raises(BaselineError, match="no copy of the baseline"):
         Store(RemoteStorage(url, offline=True), H100).load()
     Store(place(), H100).save([row()], "abc")
     Store(place(), H100).load()
-    server.fail("status", status=403)
+    s3_store.fail("status", status=403)
     offline = Store(RemoteStorage(url, offline=True), H100)
     assert offline.load().processes == 1
     assert offline.unwritable() is not None
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_two_failures_and_then_an_answer(place: Place, server: Server, method: str) -> None:
-    server.fail("status", status=500, times=2, method=method)
+def test_two_failures_and_then_an_answer(place: Place, s3_store: Server, method: str) -> None:
+    s3_store.fail("status", status=500, times=2, method=method)
     Store(place(), H100).save([row()], "abc")
     assert Store(place(), H100).load().processes == 1
 
 
-def test_forbidden(place: Place, server: Server) -> None:
-    server.fail("status", status=403)
+def test_forbidden(place: Place, s3_store: Server) -> None:
+    s3_store.fail("status", status=403)
     with pytest.raises(BaselineError) as caught:
         Store(place(), H100).load()
     assert str(caught.value).startswith(f"{place()}: permission denied")
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_that_the_store_refuses_is_kept(place: Place, server: Server) -> None:
+def test_a_run_that_the_store_refuses_is_kept(place: Place, s3_store: Server) -> None:
     store = Store(place(), H100)
     baseline = store.load()
-    server.fail("status", status=403, method="PUT")
+    s3_store.fail("status", status=403, method="PUT")
     with pytest.raises(BaselineError, match=r"permission denied.*gpumem baseline push") as caught:
         store.save([row()], "abc", baseline=baseline)
-    server.heal()
+    s3_store.heal()
     unsent = Storage(Path(str(caught.value).rpartition(" ")[2]))
     assert copy(unsent, place()) == {H100.key: 1}
     assert unsent.devices() == []
     assert Store(place(), H100).load().processes == 1
 
 
-def test_an_answer_that_is_cut_short(place: Place, server: Server) -> None:
+def test_an_answer_that_is_cut_short(place: Place, s3_store: Server) -> None:
     Store(place(), H100).save([row()], "abc")
     folder = Store(place(), H100).folder
     shutil.rmtree(folder)
-    server.fail("cut", method="GET")
+    s3_store.fail("cut", method="GET")
     with pytest.raises(BaselineError):
         Store(place(), H100).load()
     assert not list(folder.glob("*.json"))
-    server.heal()
+    s3_store.heal()
     assert Store(place(), H100).load().processes == 1
 
 
-def test_a_body_that_is_cut_short_is_read_again(place: Place, server: Server) -> None:
+def test_a_body_that_is_cut_short_is_read_again(place: Place, s3_store: Server) -> None:
     Store(place(), H100).save([row()], "abc")
     remote, under = Remote(str(place())), f"{H100.key}/gpumem"
     ((name, size),) = remote.sizes(under).items()
-    server.fail("cut", method="GET", times=2)
+    s3_store.fail("cut", method="GET", times=2)
     assert len(remote.read(under, name, size)) == size
-    server.fail("cut", method="GET")
+    s3_store.fail("cut", method="GET")
     with pytest.raises(OSError, match=f"of {size} bytes"):
         remote.read(under, name, size)
 
 
-def test_a_slow_store_answers_and_a_silent_one_is_given_up(place: Place, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.fail("wait", seconds=0.3)
+def test_a_slow_store_answers_and_a_silent_one_is_given_up(place: Place, s3_store: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3_store.fail("wait", seconds=0.3)
     Store(place(), H100).save([row()], "abc")
     assert Store(place(), H100).load().processes == 1
-    server.fail("wait", seconds=600)
+    s3_store.fail("wait", seconds=600)
     monkeypatch.setattr(module, "PATIENCE", 3.0)
     with pytest.raises(BaselineError, match="no answer for 3 s"):
         Store(place(), H100).load()
@@ -163,7 +145,7 @@ def test_a_slow_store_answers_and_a_silent_one_is_given_up(place: Place, server:
         ("nothing-known://host/path", "nothing-known"),
     ],
 )
-def test_a_place_that_is_none(server: Server, url: str, words: str) -> None:
+def test_a_place_that_is_none(s3_store: Server, url: str, words: str) -> None:
     with pytest.raises(BaselineError, match=words) as caught:
         Store(RemoteStorage(url), H100).load()
     assert str(caught.value).startswith(f"{url}: ")
