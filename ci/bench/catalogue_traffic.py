@@ -64,7 +64,7 @@ def _reasons(declared: Record, counted: Record, l2_bytes: int) -> Iterator[str]:
                 yield f"{beyond / MB:.1f} MB are {done} beyond what the SMs ask of L2: lines fetched again, or filled up"
         elif -more > SHARE * max(declared[what], 1):
             held = f"{-more / MB:.1f} MB"
-            yield f"{held} of what was {done} are in L2 at the end" if -more <= l2_bytes else f"{held} less than declared are {done}"
+            yield f"L2 still holds {held} of the {done} bytes" if -more <= l2_bytes else f"{held} less than declared are {done}"
 
 
 def table(record: Record) -> str:

@@ -325,7 +325,7 @@ def lines(record: dict[str, Any]) -> list[dict[str, Any]]:
     shapes = record.get("reads")
     for one in record["one_way"]:
         least = PEAK_SHARES.get(device["name"], {}).get(one["kernel"]) if not device["simulated"] else None
-        # Where reads were measured without writes between, those are held to the share.
+        # The share applies to reads without writes between them, where the record has such.
         alone = shapes[0] if shapes and one["kernel"] == "read" else one
         found.append(_line(one["kernel"], alone["bytes"], alone["events"]["median"], device["peak_bandwidth"] / GB, least))
     if shapes:

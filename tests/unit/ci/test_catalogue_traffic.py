@@ -38,7 +38,7 @@ M = 1_000_000
     ("one", "said"),
     [
         (row("copy", (256 * M, 256 * M), (256 * M, 250 * M, 256 * M, 256 * M)), "as declared"),
-        (row("write", (0, 256 * M), (0, 230 * M, 0, 256 * M)), "26.0 MB of what was written are in L2 at the end"),
+        (row("write", (0, 256 * M), (0, 230 * M, 0, 256 * M)), "L2 still holds 26.0 MB of the written bytes"),
         (row("write", (0, 256 * M), (0, 100 * M, 0, 256 * M)), "156.0 MB less than declared are written"),
         (
             row("stride_copy", (128 * M, 128 * M), (512 * M, 128 * M, 256 * M, 128 * M)),
@@ -71,7 +71,7 @@ def test_the_table_has_a_line_for_each_kernel() -> None:
     }
     said = table(record)
     assert "copy                    256.0   256.0    256.0   230.0    -5.1%  agrees" in said
-    assert "26.0 MB of what was written are in L2 at the end" in said
+    assert "L2 still holds 26.0 MB of the written bytes" in said
     assert "a copy engine moves it" in said
     assert "NOT COUNTED: mul" in said
 
