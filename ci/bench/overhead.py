@@ -1,7 +1,7 @@
 """What a measuring test costs besides sampling, checking and first-use work: allocation, placements, conditions, reports.
 
 Runs the STREAM tests of the suite and a triad on 256 MiB arrays several times in one pytest session, with stop-watches around the parts
-of a test, and prints the median of the rest and of the checks.
+of a test, and prints the median of the rest, of its parts, and of the checks.
 
     python ci/bench/overhead.py --json ci/records/nvidia-h200/overhead.json
 
@@ -28,14 +28,35 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from record_file import write_record
 
+from pytest_gpumem.measuring import conductor
 from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.sampling import Sampling
 from pytest_gpumem.measuring.target_kernel import KernelLaunches
-from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.plugin import running
+from pytest_gpumem.plugin.replay import Replay
+from pytest_gpumem.plugin.state import GpuSession, GpuTest
 
 REST_LIMIT = 0.030
 CHECK_LIMIT = 0.050
 ROUNDS = 5
+OUTSIDE = ("sampling", "checking", "once a session", "compiling")
+"""Parts that are not of the rest."""
+REST: tuple[tuple[Any, str, str], ...] = (
+    (Arena, "buffer", "buffers"),
+    (KernelLaunches, "_move", "copies at new places"),
+    (Sampling, "_move", "waiting for the copies"),
+    (KernelLaunches, "_leave", "leaving the places"),
+    (conductor, "find_what_ran", "what a launch runs"),
+    (conductor.Conductor, "_measure", "conditions, record"),
+    (conductor.Conductor, "target", "describing the kernel"),
+    (Replay, "feed", "pytest-benchmark"),
+    (running, "judge_test", "judging"),
+    (GpuTest, "close", "freeing"),
+    (GpuSession, "wait", "waiting for the test's work"),
+    (GpuSession, "make_room", "giving back the spare memory"),
+)
+"""Parts of the rest: owner and name of what is watched, name of the part."""
 
 TESTS = """
 import pytest
@@ -103,6 +124,8 @@ def measured(device: str, mib: int) -> tuple[Watch, dict[str, Any]]:
     watch.watch(Sampling, "_fill", "sampling")
     watch.watch(Sampling, "_take", "sampling")  # also where placements are new, to warm them up
     watch.watch(KernelLaunches, "check", "checking")
+    for owner, name, part in REST:
+        watch.watch(owner, name, part)
     watch.watch(Harness, "wake", "once a session")
     watch.watch(Harness, "floors", "once a session")
     watch.watch(Harness, "flush", "once a session")
@@ -135,7 +158,7 @@ def rests(watch: Watch) -> list[dict[str, Any]]:
     for nodeid, parts in watch.spent.items():
         if not nodeid or "-0]" in nodeid:
             continue
-        counted = sum(seconds for part, seconds in parts.items() if part != "whole")
+        counted = sum(parts.get(part, 0.0) for part in OUTSIDE)
         found.append({"test": nodeid.rpartition("::")[2], **parts, "rest": parts["whole"] - counted})
     return found
 
@@ -151,8 +174,11 @@ def main() -> int:
     rest = statistics.median(t["rest"] for t in tests)
     checks = [t["checking"] for t in tests if t["test"].startswith("test_stream[triad")]
     check = statistics.median(checks)
-    for part in ("whole", "sampling", "checking", "rest"):
-        print(f"{part:10s} {1e3 * statistics.median(t.get(part, 0.0) for t in tests):8.2f} ms in the median of {len(tests)} tests")
+    medians = {part: statistics.median(t.get(part, 0.0) for t in tests) for part in ("whole", "sampling", "checking", "rest")}
+    of_rest = {part: statistics.median(t.get(part, 0.0) for t in tests) for _, _, part in REST}
+    of_rest["hooks, fixtures, reports"] = statistics.median(t["rest"] - sum(t.get(part, 0.0) for part in of_rest) for t in tests)
+    for part, seconds in (medians | of_rest).items():
+        print(f"{'  ' if part in of_rest else ''}{part:30s} {1e3 * seconds:8.2f} ms in the median of {len(tests)} tests")
     print(f"rest: {1e3 * rest:.1f} ms, limit {1e3 * REST_LIMIT:.0f} ms")
     print(f"two checks of a {chosen.mib} MiB triad: {1e3 * check:.1f} ms, limit {1e3 * CHECK_LIMIT:.0f} ms")
     if chosen.json:
@@ -162,6 +188,7 @@ def main() -> int:
             "mib": chosen.mib,
             "limits_s": {"rest": REST_LIMIT, "checking": CHECK_LIMIT},
             "median_s": {"rest": rest, "checking_triad": check},
+            "rest_s": of_rest,
             "tests": tests,
         }
         write_record(chosen.json, record, indent=1)

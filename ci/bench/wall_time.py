@@ -4,10 +4,10 @@
     python ci/bench/wall_time.py --before BEFORE --json ci/records/nvidia-h100/wall_time.json
 
 Each part runs pytest in fresh processes, with no plugin but pytest-benchmark and this one. `start` is the time from the start of a process
-to its first sample, with empty caches (of CuPy, of this package, of the driver) and with warm ones; before the latter stand the times until
-pytest has read the conftest, has collected, and until the device is open and its clocks are up; `pytest alone` is the time until it has
-collected without `--gpumem`; `process` is the whole of a process with one test, which is what one more process of `--gpumem-processes` and
-of a duet takes; `small` is a session of kernels and callables on 1 to 32 MiB. The two installations take turns.
+to its first sample, with empty caches (of CuPy, of this package, of the driver, of Python) and with warm ones. Before the latter stand the
+times until pytest has read the conftest, has collected, and until the device is open and its clocks are up. `pytest alone` is the time
+until it has collected without `--gpumem`. `process` is the whole of a process with one test, which is what one more process of
+`--gpumem-processes` and of a duet takes. `small` is a session of kernels and callables on 1 to 32 MiB. The two installations take turns.
 
 Prints the record with its targets. Exits with 1 where a target of this installation is missed.
 """
@@ -110,14 +110,14 @@ class Failed(Exception):
     """pytest failed; the message has its last words."""
 
 
-def session(folder: Path, device: str, installation: Path | None, caches: Path | None, *, alone: bool = False) -> dict[str, float]:
+def session(folder: Path, device: str, installation: Path | None, caches: Path, *, alone: bool = False) -> dict[str, float]:
     """Run the tests of a folder in a fresh process: seconds to each of `STAGES` and to the end ("whole").
 
     Args:
         folder: has the tests and the conftest.
         device: as --gpumem-device.
         installation: a folder that pip installed into; None: this one.
-        caches: an empty folder for all caches; None: the user's own.
+        caches: has the caches of CuPy, of this package, of the driver, and the byte code of Python; may be empty.
         alone: without --gpumem; until the tests are collected.
     """
     stages = folder / "stages"
@@ -125,8 +125,9 @@ def session(folder: Path, device: str, installation: Path | None, caches: Path |
     environment = {**os.environ, "WALL_TIME_STAGES": str(stages), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     if installation is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(installation), *filter(None, [environment.get("PYTHONPATH")])])
-    if caches is not None:
-        environment |= {name: str(caches / name) for name in ("CUPY_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH")}
+    # Some images of containers switch byte code off, which an installation by pip has: each process would compile all that it imports.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment |= {name: str(caches / name) for name in ("CUPY_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "PYTHONPYCACHEPREFIX")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", "."]
     command += ["-p", "benchmark", "-p", "gpumem"]
     command += [] if alone else ["--gpumem", "--gpumem-device", device]
@@ -151,14 +152,15 @@ def parts(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, f
     """Each reading: part, side, seconds."""
     one = project(folder / "one", ONE)
     sides: dict[str, Path | None] = {"after": None} if asked.before is None else {"before": asked.before.resolve(), "after": None}
-    for side, installation in sides.items():  # also writes the byte code, which an installation has
-        session(one, asked.device, installation, None)
+    warm = folder / "caches"
+    for side, installation in sides.items():
         with tempfile.TemporaryDirectory() as caches:
             yield "start, cold", side, session(one, asked.device, installation, Path(caches))["first sample"]
+        session(one, asked.device, installation, warm)  # fills them
     for _ in range(asked.repeats):
         for side, installation in sides.items():
-            yield "pytest alone", side, session(one, asked.device, installation, None, alone=True)["collected"]
-            taken = session(one, asked.device, installation, None)
+            yield "pytest alone", side, session(one, asked.device, installation, warm, alone=True)["collected"]
+            taken = session(one, asked.device, installation, warm)
             for stage in STAGES[:-1]:
                 yield stage, side, taken[stage]
             yield "start, warm", side, taken["first sample"]
@@ -166,7 +168,7 @@ def parts(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, f
     for side, installation in sides.items():
         count = asked.small if installation is None else max(1, asked.small // BEFORE_SHARE)
         many = project(folder / f"many_{side}", MANY.format(count=count))
-        yield "small", side, session(many, asked.device, installation, None)["whole"] / count
+        yield "small", side, session(many, asked.device, installation, warm)["whole"] / count
 
 
 def main() -> int:
