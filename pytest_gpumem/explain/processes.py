@@ -10,24 +10,11 @@ from itertools import islice
 from pathlib import Path
 
 from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, SideEvidence, footprints_of, together
+from pytest_gpumem.nsight import tools
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS, read_csv
 from pytest_gpumem.nsight.profile import results_of, under_tool
 from pytest_gpumem.nsight.reading import read, with_results
 from pytest_gpumem.nsight.recording import BadReport
-from pytest_gpumem.nsight.tools import (
-    COLLECTED,
-    NCU,
-    NSYS,
-    NSYS_REPORT,
-    TRAFFIC_METRICS,
-    NothingRecorded,
-    counting_command,
-    find,
-    lacks_metric,
-    ncu_trouble,
-    nsys_command,
-    nsys_trouble,
-)
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
@@ -77,22 +64,24 @@ def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]
     """Run one side under Nsight Systems: kernels, copies and pages of its measured launches, by row key.
     Raises `NothingRecorded`: nsys is missing, or wrote no report that can be read.
     """
-    program = find(NSYS, run.environment)
+    program = tools.find(tools.NSYS, run.environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
-        results, report = Path(folder, "results.json"), Path(folder, f"trace{NSYS_REPORT}")
-        finished = run.under(nsys_command(program, run.command(results), report, name=None, managed=True), echo)
-        collected = report.with_suffix(COLLECTED).exists()
-        problem = None if report.exists() else nsys_trouble(finished.output, report, None, collected=collected) or "nsys wrote no report"
+        results, report = Path(folder, "results.json"), Path(folder, f"trace{tools.NSYS_REPORT}")
+        finished = run.under(tools.nsys_command(program, run.command(results), report, name=None, managed=True), echo)
+        collected = report.with_suffix(tools.COLLECTED).exists()
+        problem = (
+            None if report.exists() else tools.nsys_trouble(finished.output, report, None, collected=collected) or "nsys wrote no report"
+        )
         rows = results_of(results, finished, problem=problem, under="nsys").rows
         if problem is not None:
-            raise NothingRecorded(problem)
+            raise tools.NothingRecorded(problem)
         try:
             recording = read(report, run.environment)
         except BadReport as error:
-            raise NothingRecorded(str(error)) from None
+            raise tools.NothingRecorded(str(error)) from None
     found = _by_key([one for one in with_results(recording.profiles, rows) if one.kernels or one.copies or one.memsets])
     if not found:
-        raise NothingRecorded("nsys recorded nothing in a measured launch of these tests")
+        raise tools.NothingRecorded("nsys recorded nothing in a measured launch of these tests")
     return found
 
 
@@ -101,24 +90,24 @@ def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> 
     `hot`: all of them are measured hot. Otherwise ncu empties the caches before every kernel.
     Raises `NothingRecorded`: ncu is missing, may not count, or saw no kernel.
     """
-    program = find(NCU, run.environment)
+    program = tools.find(tools.NCU, run.environment)
     for further in (ACCESS_METRICS, ()):  # if ncu refuses them, sectors per request alone tell the access pattern
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
-            more = [metric for metric in (*PROFILE_METRICS, *further) if metric not in TRAFFIC_METRICS]
-            finished = run.under(counting_command(program, run.command(results), log, hot=hot, more=more), echo)
+            more = [metric for metric in (*PROFILE_METRICS, *further) if metric not in tools.TRAFFIC_METRICS]
+            finished = run.under(tools.counting_command(program, run.command(results), log, hot=hot, more=more), echo)
             page = log.read_text(errors="replace") if log.exists() else ""
-            problem = ncu_trouble(page) or ncu_trouble(finished.output)
-            if further and (lacks_metric(page) or lacks_metric(finished.output)):
+            problem = tools.ncu_trouble(page) or tools.ncu_trouble(finished.output)
+            if further and (tools.lacks_metric(page) or tools.lacks_metric(finished.output)):
                 continue
             rows = results_of(results, finished, problem=problem, under="ncu").rows
             try:
                 profiles = read_csv(page).profiles
             except BadReport as error:
-                raise NothingRecorded(problem or str(error)) from None
+                raise tools.NothingRecorded(problem or str(error)) from None
             found = _by_key([one for one in with_results(profiles, rows) if one.kernels])
             if not found:
-                raise NothingRecorded(problem or "ncu counted kernels, none of them in a measured launch of these tests")
+                raise tools.NothingRecorded(problem or "ncu counted kernels, none of them in a measured launch of these tests")
             return found
     raise AssertionError("unreachable")  # the second pass returns or raises
 
@@ -241,7 +230,7 @@ def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, 
             finished = child.run(run.command(results), run.variables, echo, folder=tree.folder)
             try:
                 found = results_of(results, finished)
-            except NothingRecorded as reason:
+            except tools.NothingRecorded as reason:
                 raise NothingMeasured(f"{HEAD}: {reason}") from None
         rows += [with_medians(row) for row in found.rows if row.measurement is not None or row.footprint is not None]
         echo(f"gpumem: process {number + 1} of {request.pairs}, {HEAD}")
@@ -273,12 +262,12 @@ def _side(
     try:
         if request.counters and not facts.simulated:
             profiles = count(run, echo, hot=all(one.mode == "hot" for one in measured.values()))
-    except NothingRecorded as reason:
+    except tools.NothingRecorded as reason:
         notes.append(str(reason))
     try:
         if request.traces or (request.traces is None and not facts.simulated and trace_needed(measured.values())):
             traces = trace(run, echo)
-    except NothingRecorded as reason:
+    except tools.NothingRecorded as reason:
         notes.append(str(reason))
     tests = {row.key: (row.nodeid, row.label) for row in rows}
     return SideEvidence(tree.title, facts, measured, tests, profiles, traces, tuple(notes), footprints_of(rows))

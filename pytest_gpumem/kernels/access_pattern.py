@@ -8,21 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels.calls import (
-    SECTORS_COALESCED,
-    SECTORS_SCATTERED,
-    Arrays,
-    Check,
-    Scalars,
-    all_of,
-    ceil_div,
-    grid,
-    same_size,
-    thread_per_element,
-    touch,
-    typed,
-    whole_number,
-)
+from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Parameter, Role
 
 _THREADS = 256
@@ -32,8 +18,8 @@ _WORDS_PER_SECTOR = 8
 
 def _copied(call: Call, words: int, sectors: float) -> tuple[Access, ...]:
     return (
-        touch("idata", "read", call, elements=words, sectors=sectors),
-        touch("odata", "write", call, elements=words, sectors=sectors),
+        calls.touch("idata", "read", call, elements=words, sectors=sectors),
+        calls.touch("odata", "write", call, elements=words, sectors=sectors),
     )
 
 
@@ -43,10 +29,10 @@ def _after_offset(call: Call) -> int:
 
 def _offset_accesses(call: Call) -> tuple[Access, ...]:
     aligned = int(call.scalars["offset"]) % _WORDS_PER_SECTOR == 0
-    return _copied(call, _after_offset(call), SECTORS_COALESCED if aligned else SECTORS_COALESCED + 1)
+    return _copied(call, _after_offset(call), calls.SECTORS_COALESCED if aligned else calls.SECTORS_COALESCED + 1)
 
 
-def _offset(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+def _offset(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     offset = int(scalars["offset"])
     result = arrays["idata"].copy()
     result[:offset] = arrays["odata"][:offset]
@@ -59,29 +45,29 @@ def _offset_within(call: Call) -> str | None:
 
 
 def _at_stride(call: Call) -> int:
-    return ceil_div(call.arrays["odata"].size, int(call.scalars["stride"]))
+    return calls.ceil_div(call.arrays["odata"].size, int(call.scalars["stride"]))
 
 
 def _stride_accesses(call: Call) -> tuple[Access, ...]:
-    sectors = min(SECTORS_SCATTERED, SECTORS_COALESCED * int(call.scalars["stride"]))
+    sectors = min(calls.SECTORS_SCATTERED, calls.SECTORS_COALESCED * int(call.scalars["stride"]))
     return _copied(call, _at_stride(call), sectors)
 
 
-def _stride(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+def _stride(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     stride = int(scalars["stride"])
     result = arrays["odata"].copy()
     result[::stride] = arrays["idata"][::stride]
     return {"odata": result}
 
 
-_SAME: Check = all_of(typed(_DTYPES), same_size("odata", "idata"))
+_SAME: calls.Check = calls.all_of(calls.typed(_DTYPES), calls.same_size("odata", "idata"))
 
 KERNELS = (
     Kernel(
         name="offset_copy",
         # Updated, not written: the words before the offset keep their content.
         parameters=(Parameter("odata", Role.UPDATE), Parameter("idata", Role.READ), Parameter("offset", Role.SCALAR, 0)),
-        shape=lambda _facts, call: grid(call, ceil_div(_after_offset(call), _THREADS), _THREADS),
+        shape=lambda _facts, call: calls.grid(call, calls.ceil_div(_after_offset(call), _THREADS), _THREADS),
         accesses=_offset_accesses,
         source="access_pattern.cu",
         entry="offset_copy<{dtype}>",
@@ -89,13 +75,13 @@ KERNELS = (
         launch_arguments=lambda call: ("odata", "idata", call.arrays["odata"].size, int(call.scalars["offset"])),
         dtypes=_DTYPES,
         section="CUDA C++ Best Practices Guide 9.2.1.3 Effects of Misaligned Accesses",
-        check=all_of(_SAME, whole_number("offset", 0), _offset_within),
+        check=calls.all_of(_SAME, calls.whole_number("offset", 0), _offset_within),
     ),
     Kernel(
         name="stride_copy",
         # Updated, not written: the words between keep their content.
         parameters=(Parameter("odata", Role.UPDATE), Parameter("idata", Role.READ), Parameter("stride", Role.SCALAR, 1)),
-        shape=lambda _facts, call: grid(call, ceil_div(_at_stride(call), _THREADS), _THREADS),
+        shape=lambda _facts, call: calls.grid(call, calls.ceil_div(_at_stride(call), _THREADS), _THREADS),
         accesses=_stride_accesses,
         source="access_pattern.cu",
         entry="stride_copy<{dtype}>",
@@ -103,13 +89,13 @@ KERNELS = (
         launch_arguments=lambda call: ("odata", "idata", call.arrays["odata"].size, int(call.scalars["stride"])),
         dtypes=_DTYPES,
         section="CUDA C++ Best Practices Guide 9.2.1.4 Strided Accesses",
-        check=all_of(_SAME, whole_number("stride", 1)),
+        check=calls.all_of(_SAME, calls.whole_number("stride", 1)),
     ),
     Kernel(
         name="permuted_copy",
         parameters=(Parameter("odata", Role.WRITE), Parameter("idata", Role.READ)),
-        shape=thread_per_element("odata", _THREADS),
-        accesses=lambda call: _copied(call, call.arrays["odata"].size, SECTORS_COALESCED),
+        shape=calls.thread_per_element("odata", _THREADS),
+        accesses=lambda call: _copied(call, call.arrays["odata"].size, calls.SECTORS_COALESCED),
         source="access_pattern.cu",
         entry="permuted_copy<{dtype}>",
         reference=lambda arrays, _scalars: {"odata": arrays["idata"].copy()},

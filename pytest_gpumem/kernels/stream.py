@@ -10,22 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpumem.kernels.calls import (
-    Arrays,
-    Check,
-    Reference,
-    Scalars,
-    all_of,
-    ceil_div,
-    filled_like,
-    grid,
-    in_element_type,
-    module_of,
-    same_size,
-    scaled,
-    touch,
-    typed,
-)
+from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -63,18 +48,18 @@ def map_shape(facts: DeviceFacts, sources: int) -> tuple[int, int]:
     return (256 if sources == 1 else large), vectors
 
 
-def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | None, reference: Reference) -> Kernel:
+def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | None, reference: calls.Reference) -> Kernel:
     """A kernel that computes each element of `written` from the same element of each source."""
     arrays = (written, *sources)
     scalars = () if scalar is None else (scalar,)
 
     def shape(facts: DeviceFacts, call: Call) -> LaunchShape:
         threads, vectors = map_shape(facts, len(sources))
-        tiles = ceil_div(call.arrays[written].nbytes, threads * vectors * VECTOR_BYTES)
-        return replace(grid(call, tiles, threads), vectors=vectors)
+        tiles = calls.ceil_div(call.arrays[written].nbytes, threads * vectors * VECTOR_BYTES)
+        return replace(calls.grid(call, tiles, threads), vectors=vectors)
 
     def accesses(call: Call) -> tuple[Access, ...]:
-        return (*(touch(source, "read", call) for source in sources), touch(written, "write", call))
+        return (*(calls.touch(source, "read", call) for source in sources), calls.touch(written, "write", call))
 
     def launch_arguments(call: Call) -> tuple[str | int, ...]:
         return (*arrays, *(s.name for s in scalars), call.arrays[written].size)
@@ -97,7 +82,7 @@ def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | 
         section=f"{_SECTION}: {name.removeprefix('stream_')}",
         loads_in_flight=max(len(sources), 1),
         load_bytes=VECTOR_BYTES,
-        check=all_of(typed(_DTYPES), same_size(*arrays), *(in_element_type(s.name) for s in scalars)),
+        check=calls.all_of(calls.typed(_DTYPES), calls.same_size(*arrays), *(calls.in_element_type(s.name) for s in scalars)),
     )
 
 
@@ -111,16 +96,16 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
     vectors, tile = REDUCE_VECTORS[name], tile_bytes(name)
 
     def shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
-        return grid(call, call.arrays[sources[0]].nbytes // tile, REDUCE_THREADS)
+        return calls.grid(call, call.arrays[sources[0]].nbytes // tile, REDUCE_THREADS)
 
     def accesses(call: Call) -> tuple[Access, ...]:
         tiles = call.arrays[sources[0]].nbytes // tile
-        return (*(touch(source, "read", call) for source in sources), touch("sums", "write", call, elements=tiles))
+        return (*(calls.touch(source, "read", call) for source in sources), calls.touch("sums", "write", call, elements=tiles))
 
     def launch_arguments(call: Call) -> tuple[str | int, ...]:
         return (*sources, "sums", call.arrays[sources[0]].size)
 
-    def reference(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
+    def reference(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
         return {"sums": _tile_sums([arrays[source] for source in sources], terms, tile)}
 
     return Kernel(
@@ -136,12 +121,12 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         section=f"{_SECTION}: {name}",
         loads_in_flight=vectors * len(sources),
         load_bytes=VECTOR_BYTES,
-        check=all_of(typed(_DTYPES), same_size(*sources), _whole_tiles(name, sources[0], tile)),
+        check=calls.all_of(calls.typed(_DTYPES), calls.same_size(*sources), _whole_tiles(name, sources[0], tile)),
         relative_tolerance=1e-5,
     )
 
 
-def _whole_tiles(kernel: str, source: str, tile: int) -> Check:
+def _whole_tiles(kernel: str, source: str, tile: int) -> calls.Check:
     def check(call: Call) -> str | None:
         array, sums = call.arrays[source], call.arrays["sums"]
         if array.nbytes % tile:
@@ -159,7 +144,7 @@ def _tile_sums(sources: list[Any], terms: Callable[..., Any], tile: int) -> Any:
     dtype = sources[0].dtype
     width = tile // dtype.itemsize
     count = min(source.size for source in sources) // width
-    result = module_of(sources[0]).empty(count, dtype=dtype)
+    result = calls.module_of(sources[0]).empty(count, dtype=dtype)
     wide = "f8" if dtype.kind == "f" else "i8"
     step = max((1 << 22) // width, 1)  # so that temporaries stay at 32 MiB
     for first in range(0, count, step):
@@ -169,26 +154,26 @@ def _tile_sums(sources: list[Any], terms: Callable[..., Any], tile: int) -> Any:
     return result
 
 
-def _copy(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
+def _copy(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
     return {"c": arrays["a"].copy()}
 
 
-def _mul(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
-    return {"b": scaled(arrays["c"], scalars["s"])}
+def _mul(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
+    return {"b": calls.scaled(arrays["c"], scalars["s"])}
 
 
-def _stream_add(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
+def _stream_add(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
     return {"c": arrays["a"] + arrays["b"]}
 
 
-def _triad(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
-    result = scaled(arrays["c"], scalars["s"])
+def _triad(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
+    result = calls.scaled(arrays["c"], scalars["s"])
     result += arrays["b"]
     return {"a": result}
 
 
-def _write(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
-    return {"a": filled_like(arrays["a"], scalars["value"])}
+def _write(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
+    return {"a": calls.filled_like(arrays["a"], scalars["value"])}
 
 
 # BabelStream's scalar is 0.4; 3 is STREAM's own, and an integer array can be scaled by it too.

@@ -4,22 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels.calls import (
-    SECTORS_COALESCED,
-    SECTORS_SCATTERED,
-    Arrays,
-    Scalars,
-    all_of,
-    ceil_div,
-    element,
-    grid,
-    module_of,
-    same_size,
-    thread_per_element,
-    touch,
-    typed,
-    whole_number,
-)
+from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -46,11 +31,11 @@ def _elementwise_cycles(call: Call) -> float:
     return x.size * _rounds(call) * 3 / (_LANES * 4 / x.itemsize)
 
 
-def _elementwise(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+def _elementwise(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     result = arrays["x"].copy()
-    rate = element(3.75, result)
+    rate = calls.element(3.75, result)
     for _ in range(int(scalars["rounds"])):
-        rest = module_of(result).subtract(element(1, result), result)
+        rest = calls.module_of(result).subtract(calls.element(1, result), result)
         result *= rate
         result *= rest
     return {"x": result}
@@ -58,16 +43,16 @@ def _elementwise(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
 
 def _reread_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
     """As many blocks as run at once: every pass goes through the whole array before the next begins."""
-    return grid(call, min(_BLOCKS_PER_SM * facts.sm_count, ceil_div(call.arrays["y"].size, _THREADS)), _THREADS)
+    return calls.grid(call, min(_BLOCKS_PER_SM * facts.sm_count, calls.ceil_div(call.arrays["y"].size, _THREADS)), _THREADS)
 
 
 def _reread_accesses(call: Call) -> tuple[Access, ...]:
     requests = call.arrays["x"].size * int(call.scalars["times"])
-    sectors = min(SECTORS_COALESCED * int(call.scalars["stride"]), SECTORS_SCATTERED)
-    return (touch("x", "read", call, requests=requests, sectors=sectors), touch("y", "write", call, requests=requests))
+    sectors = min(calls.SECTORS_COALESCED * int(call.scalars["stride"]), calls.SECTORS_SCATTERED)
+    return (calls.touch("x", "read", call, requests=requests, sectors=sectors), calls.touch("y", "write", call, requests=requests))
 
 
-def _reread(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+def _reread(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     # The first part alone: what follows it lies far behind, beyond the end of arrays that are cut.
     return {"y": arrays["x"][:: int(scalars["stride"])].copy()}
 
@@ -82,19 +67,19 @@ KERNELS = (
         name="memcpy",
         parameters=(Parameter("destination", Role.WRITE), Parameter("source", Role.READ)),
         shape=lambda _facts, _call: LaunchShape(0, 0),
-        accesses=lambda call: (touch("source", "read", call), touch("destination", "write", call)),
+        accesses=lambda call: (calls.touch("source", "read", call), calls.touch("destination", "write", call)),
         source=None,
         reference=lambda arrays, _scalars: {"destination": arrays["source"].copy()},
         elementwise=True,
         dtypes=_COPIED,
         section="CUDA C++ Best Practices Guide 9.1.1 Pinned Memory",
-        check=all_of(_no_grid_chosen, typed(_COPIED), same_size("destination", "source")),
+        check=calls.all_of(_no_grid_chosen, calls.typed(_COPIED), calls.same_size("destination", "source")),
     ),
     Kernel(
         name="elementwise",
         parameters=(Parameter("x", Role.UPDATE), Parameter("rounds", Role.SCALAR, 1)),
-        shape=thread_per_element("x"),
-        accesses=lambda call: (touch("x", "read", call), touch("x", "write", call)),
+        shape=calls.thread_per_element("x"),
+        accesses=lambda call: (calls.touch("x", "read", call), calls.touch("x", "write", call)),
         source="transfers.cu",
         entry="elementwise<{dtype}>",
         reference=_elementwise,
@@ -103,7 +88,7 @@ KERNELS = (
         on_chip_cycles=_elementwise_cycles,
         dtypes=_COMPUTED,
         section="CUDA C++ Best Practices Guide 9.1.2 Asynchronous and Overlapping Transfers with Computation",
-        check=all_of(typed(_COMPUTED), whole_number("rounds", 1)),
+        check=calls.all_of(calls.typed(_COMPUTED), calls.whole_number("rounds", 1)),
     ),
     Kernel(
         name="reread",
@@ -121,6 +106,8 @@ KERNELS = (
         launch_arguments=lambda call: ("y", "x", call.arrays["x"].size, int(call.scalars["times"]), int(call.scalars["stride"])),
         dtypes=_REREAD,
         section="CUDA C++ Best Practices Guide 9.1.3 Zero Copy",
-        check=all_of(typed(_REREAD), same_size("y", "x"), whole_number("times", 1), whole_number("stride", 1), _whole_rows),
+        check=calls.all_of(
+            calls.typed(_REREAD), calls.same_size("y", "x"), calls.whole_number("times", 1), calls.whole_number("stride", 1), _whole_rows
+        ),
     ),
 )

@@ -8,21 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pytest_gpumem.kernels.calls import (
-    SECTORS_SCATTERED,
-    WARP,
-    Arrays,
-    Check,
-    Scalars,
-    all_of,
-    ceil_div,
-    grid,
-    module_of,
-    same_size,
-    touch,
-    typed,
-    whole_number,
-)
+from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -41,23 +27,23 @@ def _matrix(call: Call) -> tuple[int, int]:
 
 def _shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
     width, height = _matrix(call)
-    return grid(call, ceil_div(width, TILE) * ceil_div(height, TILE), _THREADS)
+    return calls.grid(call, calls.ceil_div(width, TILE) * calls.ceil_div(height, TILE), _THREADS)
 
 
 def _accesses(call: Call) -> tuple[Access, ...]:
-    return (touch("idata", "read", call), touch("odata", "write", call))
+    return (calls.touch("idata", "read", call), calls.touch("odata", "write", call))
 
 
 def _strided_accesses(call: Call) -> tuple[Access, ...]:
     # The rows of a tile are read together, so the eight words that share a written sector come soon after each other.
-    return (touch("idata", "read", call), touch("odata", "write", call, sectors=SECTORS_SCATTERED, nearby=True))
+    return (calls.touch("idata", "read", call), calls.touch("odata", "write", call, sectors=calls.SECTORS_SCATTERED, nearby=True))
 
 
 def _cycles(of_a_warp: int) -> Callable[[Call], float]:
     """Cycles on chip, from those that it takes to turn one warp's 32 words."""
 
     def cycles(call: Call) -> float:
-        return call.arrays["idata"].size / WARP * of_a_warp
+        return call.arrays["idata"].size / calls.WARP * of_a_warp
 
     return cycles
 
@@ -69,16 +55,18 @@ def _fits(call: Call) -> str | None:
     return None
 
 
-def _transpose(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
+def _transpose(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     """The transpose; of a prefix as much as it decides: its rows' first elements, which open the result's first row."""
     source, width, height = arrays["idata"], int(scalars["width"]), int(scalars["height"])
     rows = source.size // width
     matrix = source[: rows * width].reshape(rows, width)
     known = matrix if rows == height else matrix[:, :1]
-    return {"odata": module_of(source).ascontiguousarray(known.T).reshape(-1).copy()}
+    return {"odata": calls.module_of(source).ascontiguousarray(known.T).reshape(-1).copy()}
 
 
-_CHECK: Check = all_of(typed(_DTYPES), same_size("odata", "idata"), whole_number("width", 1), whole_number("height", 1), _fits)
+_CHECK: calls.Check = calls.all_of(
+    calls.typed(_DTYPES), calls.same_size("odata", "idata"), calls.whole_number("width", 1), calls.whole_number("height", 1), _fits
+)
 
 
 def _kernel(name: str, entry: str, accesses: Callable[[Call], tuple[Access, ...]], cycles: int) -> Kernel:
@@ -106,7 +94,7 @@ def _kernel(name: str, entry: str, accesses: Callable[[Call], tuple[Access, ...]
 
 # Cycles for one warp's words: a coalesced request touches one line, a strided one 32; a column of an unpadded tile is one bank's.
 KERNELS = (
-    _kernel("transpose", f"transpose<{{dtype}}, {TILE}>", _strided_accesses, 1 + WARP),
-    _kernel("transpose_tiled", f"transpose_tiled<{{dtype}}, {TILE}, {TILE}>", _accesses, 1 + 1 + WARP + 1),
+    _kernel("transpose", f"transpose<{{dtype}}, {TILE}>", _strided_accesses, 1 + calls.WARP),
+    _kernel("transpose_tiled", f"transpose_tiled<{{dtype}}, {TILE}, {TILE}>", _accesses, 1 + 1 + calls.WARP + 1),
     _kernel("transpose_padded", f"transpose_tiled<{{dtype}}, {TILE}, {TILE + 1}>", _accesses, 1 + 1 + 1 + 1),
 )

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_gpumem.kernels.calls import (
-    WARP,
-    Check,
-    Shape,
-    all_of,
-    ceil_div,
-    filled_like,
-    grid,
-    in_element_type,
-    same_size,
-    thread_per_element,
-    touch,
-    typed,
-)
+from pytest_gpumem.kernels import calls
 from pytest_gpumem.kernels.kernel import Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -35,7 +22,7 @@ def _page(call: Call) -> int:
 
 
 def _warp_per_page(_facts: DeviceFacts, call: Call) -> LaunchShape:
-    return grid(call, ceil_div(ceil_div(call.arrays["x"].nbytes, _page(call)), _THREADS // WARP), _THREADS)
+    return calls.grid(call, calls.ceil_div(calls.ceil_div(call.arrays["x"].nbytes, _page(call)), _THREADS // calls.WARP), _THREADS)
 
 
 def _per_page_arguments(call: Call) -> tuple[str | int, ...]:
@@ -53,27 +40,27 @@ def _is_page(call: Call) -> str | None:
 def _initialiser(
     name: str,
     entry: str,
-    shape: Shape,
+    shape: calls.Shape,
     section: str,
     *,
     more: tuple[Parameter, ...] = (),
     arguments: Callable[[Call], tuple[str | int, ...]] = lambda call: ("x", "value", call.arrays["x"].size),
-    check: tuple[Check, ...] = (),
+    check: tuple[calls.Check, ...] = (),
 ) -> Kernel:
     """Sets an array to a value. The text's version sets two arrays; here it is launched once for each."""
     return Kernel(
         name=name,
         parameters=(Parameter("x", Role.WRITE), Parameter("value", Role.SCALAR, 1.0), *more),
         shape=shape,
-        accesses=lambda call: (touch("x", "write", call),),
+        accesses=lambda call: (calls.touch("x", "write", call),),
         source="unified_memory.cu",
         entry=entry,
-        reference=lambda arrays, scalars: {"x": filled_like(arrays["x"], scalars["value"])},
+        reference=lambda arrays, scalars: {"x": calls.filled_like(arrays["x"], scalars["value"])},
         elementwise=True,
         launch_arguments=arguments,
         dtypes=_DTYPES,
         section=section,
-        check=all_of(typed(_DTYPES), in_element_type("value"), *check),
+        check=calls.all_of(calls.typed(_DTYPES), calls.in_element_type("value"), *check),
     )
 
 
@@ -81,8 +68,8 @@ KERNELS = (
     Kernel(
         name="add",
         parameters=(Parameter("x", Role.READ), Parameter("y", Role.UPDATE)),
-        shape=thread_per_element("y", _THREADS),
-        accesses=lambda call: (touch("x", "read", call), touch("y", "read", call), touch("y", "write", call)),
+        shape=calls.thread_per_element("y", _THREADS),
+        accesses=lambda call: (calls.touch("x", "read", call), calls.touch("y", "read", call), calls.touch("y", "write", call)),
         source="unified_memory.cu",
         entry="add<{dtype}>",
         reference=lambda arrays, _scalars: {"y": arrays["x"] + arrays["y"]},
@@ -91,12 +78,12 @@ KERNELS = (
         dtypes=_DTYPES,
         section="Unified memory, 2.7.1 Understanding unified memory page allocation and transfer",
         loads_in_flight=2,
-        check=all_of(typed(_DTYPES), same_size("x", "y")),
+        check=calls.all_of(calls.typed(_DTYPES), calls.same_size("x", "y")),
     ),
     _initialiser(
         "init",
         "init<{dtype}>",
-        thread_per_element("x", _THREADS),
+        calls.thread_per_element("x", _THREADS),
         "Unified memory, 2.7.2 Optimizing unified memory with warp per page: init",
     ),
     _initialiser(

@@ -11,6 +11,7 @@ import numpy as np
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import HoldExpired, OutOfMemory
+from pytest_gpumem.measuring import stopping
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.samplers import (
@@ -25,20 +26,6 @@ from pytest_gpumem.measuring.samplers import (
     Shot,
     batch_of,
     choose,
-)
-from pytest_gpumem.measuring.stopping import (
-    FEW_IN_TURN,
-    MOST_PLACEMENTS_FACTOR,
-    SHORT,
-    WINDOW,
-    affordable,
-    enough,
-    enough_in_turn,
-    go_on,
-    half_width,
-    precise,
-    samples_per_placement,
-    steady,
 )
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.measuring.target_callable import LONG, Elsewhere, NoWork, find_stream
@@ -99,7 +86,7 @@ class Sampling:
     @property
     def half_width(self) -> float | None:
         """Half of the 95 % interval of the latency over placements, in seconds."""
-        return half_width(self._counting(self.medians))
+        return stopping.half_width(self._counting(self.medians))
 
     def _has_modes(self, medians: Sequence[float]) -> bool:
         """True if placements under a window are in several modes: the more of them, the surer which one counts."""
@@ -119,7 +106,7 @@ class Sampling:
             cost = self._warm_up()
         fixed = self.target.move is None
         wanted = 1 if fixed else self._plan.placements
-        most = 1 if fixed else MOST_PLACEMENTS_FACTOR * wanted
+        most = 1 if fixed else stopping.MOST_PLACEMENTS_FACTOR * wanted
         budget = max(self._plan.budget - (self._device.now() - begun), 0.1 * self._plan.budget)
         begun = self._device.now()
         with self._ranges.range(phase(self._name, MEASURE)):
@@ -132,7 +119,7 @@ class Sampling:
                 spent = self._device.now() - begun
                 seen = [statistics.median(p) for p in (*self.placements, *self._throttled)]
                 undecided = self._has_modes(seen) and len(seen) < most and spent < budget
-                if not undecided and not go_on(
+                if not undecided and not stopping.go_on(
                     self._counting(seen), wanted=self._plan.precision, placements=wanted, most=most, spent=spent, budget=budget
                 ):
                     break
@@ -180,14 +167,14 @@ class Sampling:
             cost = max((self._device.now() - before - HOLD_TIMEOUT * (self._expired - lost)) / len(latest), latest[-1])
             samples += latest
             self._latency = latest[-1]
-            if steady(samples):
+            if stopping.steady(samples):
                 break
             if spent > limit:
                 # Too few samples to see a drift through their noise are no drift.
-                if len(samples) >= WINDOW and not steady(samples, most=WINDOW):
+                if len(samples) >= stopping.WINDOW and not stopping.steady(samples, most=stopping.WINDOW):
                     self.notes.append(f"not steady after {len(samples)} warm-up samples of {format_time(float(np.median(samples)))}")
                 break
-            step = WINDOW // 2
+            step = stopping.WINDOW // 2
         if self.choice.sampler == "batched":  # the length of a batch follows from how long one launch takes
             self._sampler = self._make()
             before = self._device.now()
@@ -229,9 +216,9 @@ class Sampling:
         """Go to fresh addresses for the next placements; False, with a note, where there are none."""
         assert self.target.move is not None
         # A batch is captured for each placement, which takes longer than a cold sample.
-        most = wanted if self.choice.sampler == "batched" else MOST_PLACEMENTS_FACTOR * wanted
+        most = wanted if self.choice.sampler == "batched" else stopping.MOST_PLACEMENTS_FACTOR * wanted
         # Those side by side are sampled in rounds, and a round of slow launches is not cut short by the budget.
-        limit = affordable(cost, budget)
+        limit = stopping.affordable(cost, budget)
         try:
             self.target = self.target.move(min(wanted, limit), min(most, limit), self._random)
             self._device.streams.synchronize()  # what a case's function queued on other streams must not run beside a sample
@@ -255,11 +242,11 @@ class Sampling:
         """Sample the placements that live now until there are enough."""
         self._clear()
         # Placements that follow each other share the budget from the start; those side by side are sampled until they agree.
-        quota = samples_per_placement(cost, budget, wanted)
+        quota = stopping.samples_per_placement(cost, budget, wanted)
         together = self.target.places >= wanted
         chunk = max(1, int(CHUNK_SECONDS / (cost * self.target.places))) if cost > 0 else quota
-        if not together and (self._latency or 0.0) >= SHORT:
-            chunk = min(chunk, FEW_IN_TURN)
+        if not together and (self._latency or 0.0) >= stopping.SHORT:
+            chunk = min(chunk, stopping.FEW_IN_TURN)
         while True:
             count = len(self._kept[0]) + len(self._lost[0])
             samples = self._take(chunk if together else min(chunk, quota - count))
@@ -271,9 +258,11 @@ class Sampling:
             both = [kept + lost for kept, lost in zip(self._kept, self._lost, strict=True)]
             spent = self._device.now() - begun
             if (
-                enough(both, wanted=self._plan.precision, spent=spent, budget=budget)
+                stopping.enough(both, wanted=self._plan.precision, spent=spent, budget=budget)
                 if together
-                else enough_in_turn(both[0], self._counting(self.medians), wanted=self._plan.precision, placements=wanted, most=quota)
+                else stopping.enough_in_turn(
+                    both[0], self._counting(self.medians), wanted=self._plan.precision, placements=wanted, most=quota
+                )
             ):
                 break
         self.discarded += sum(map(len, self._lost))
@@ -287,7 +276,7 @@ class Sampling:
         if len(self.placements) < wanted:
             self.notes.append(f"{len(self.placements)} of {wanted} placements")
         medians, width = self._counting(self.medians), self.half_width
-        if width is not None and not precise(medians, self._plan.precision):
+        if width is not None and not stopping.precise(medians, self._plan.precision):
             share = format_share(width / float(np.mean(medians)))
             self.notes.append(
                 f"not as precise as wanted: {len(medians)} placements leave a half-width of {share} > {format_share(self._plan.precision)}"

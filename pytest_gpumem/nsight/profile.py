@@ -12,22 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpumem.files import unwritable
-from pytest_gpumem.nsight.tools import (
-    COLLECTED,
-    NCU,
-    NCU_REPORT,
-    NSYS,
-    NSYS_REPORT,
-    NothingRecorded,
-    Tool,
-    check_version,
-    filters,
-    find,
-    ncu_command,
-    ncu_trouble,
-    nsys_command,
-    nsys_trouble,
-)
+from pytest_gpumem.nsight import tools
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.schema import Document
@@ -85,14 +70,14 @@ def listing(found: Sequence[SelectedTest]) -> str:
     lines: list[str] = []
     for one in printable(list(found)):
         lines += [one.nodeid, f"  range       {one.name}"]
-        lines += [f"  {tool:10}  {text}" for tool, text in filters(one.name, measures=one.measures).items()]
+        lines += [f"  {tool:10}  {text}" for tool, text in tools.filters(one.name, measures=one.measures).items()]
     return "\n".join(lines)
 
 
 def to_json(found: Sequence[SelectedTest]) -> list[dict[str, object]]:
     """The same as plain values."""
     return [
-        {"nodeid": one.nodeid, "range": one.name, "measures": one.measures, "filters": filters(one.name, measures=one.measures)}
+        {"nodeid": one.nodeid, "range": one.name, "measures": one.measures, "filters": tools.filters(one.name, measures=one.measures)}
         for one in found
     ]
 
@@ -127,7 +112,7 @@ def under_tool(
     try:
         return child.run(command, environment, echo, folder=folder)
     except OSError as error:
-        raise NothingRecorded(f"{command[0]} cannot be started: {error}") from None
+        raise tools.NothingRecorded(f"{command[0]} cannot be started: {error}") from None
 
 
 def results_of(results: Path, finished: child.Finished, *, problem: str | None = None, under: str = "") -> Document:
@@ -138,10 +123,10 @@ def results_of(results: Path, finished: child.Finished, *, problem: str | None =
     try:
         found = load(results) if results.exists() else None
     except FileError as error:
-        raise NothingRecorded(problem or f"pytest's results cannot be read: {error}") from None
+        raise tools.NothingRecorded(problem or f"pytest's results cannot be read: {error}") from None
     if found is None:
         where = f" under {under}" if under else ""
-        raise NothingRecorded(problem or f"pytest measured nothing{where} ({finished.how}); its output is above")
+        raise tools.NothingRecorded(problem or f"pytest measured nothing{where} ({finished.how}); its output is above")
     return found
 
 
@@ -184,9 +169,9 @@ def systems(
 
     def command(program: Path, pytest_command: Sequence[str], file: Path, tests: Sequence[SelectedTest]) -> list[str]:
         faults = any(one.managed for one in tests) if managed is None else managed
-        return nsys_command(program, pytest_command, file, name=_only_name(tests), managed=faults)
+        return tools.nsys_command(program, pytest_command, file, name=_only_name(tests), managed=faults)
 
-    return _profile(NSYS, NSYS_REPORT, request, environment, echo, command)
+    return _profile(tools.NSYS, tools.NSYS_REPORT, request, environment, echo, command)
 
 
 def compute(request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object], **options: Any) -> ProfileReport:
@@ -194,13 +179,13 @@ def compute(request: ProfileRequest, environment: Mapping[str, str], echo: Calla
 
     def command(program: Path, pytest_command: Sequence[str], file: Path, tests: Sequence[SelectedTest]) -> list[str]:
         names = [one.name for one in tests] if request.tests else []
-        return ncu_command(program, pytest_command, file, names=names, **options)
+        return tools.ncu_command(program, pytest_command, file, names=names, **options)
 
-    return _profile(NCU, NCU_REPORT, request, environment, echo, command)
+    return _profile(tools.NCU, tools.NCU_REPORT, request, environment, echo, command)
 
 
 def _profile(
-    tool: Tool,
+    tool: tools.Tool,
     ending: str,
     request: ProfileRequest,
     environment: Mapping[str, str],
@@ -210,13 +195,13 @@ def _profile(
     _check(request, environment)
     if request.file is not None:
         _check_file(_with_ending(request.file, ending), request.overwrite)
-    program = find(tool, environment)
-    version = check_version(tool, program, environment)
+    program = tools.find(tool, environment)
+    version = tools.check_version(tool, program, environment)
     tests = select(request.arguments, request.tests, environment, echo)
     file = _with_ending(request.file or Path(_only_name(tests) or WHOLE_RUN), ending).absolute()
     _check_file(file, request.overwrite)
     command = command_of(program, child.pytest_command(request.arguments, options=gpu(environment), tests=request.tests), file, tests)
-    written, collected = _Watched(file), _Watched(file.with_suffix(COLLECTED))
+    written, collected = _Watched(file), _Watched(file.with_suffix(tools.COLLECTED))
     echo(f"gpumem: {child.shown(command)}")
     finished = under_tool(command, child.for_a_part(environment), echo)
     if finished.exit_code == Exit.USAGE:
@@ -225,8 +210,12 @@ def _profile(
         file.unlink()  # so that the next call need not replace it
     if not written.anew:
         output = finished.output
-        cause = nsys_trouble(output, file, _only_name(tests), collected=collected.anew) if tool is NSYS else ncu_trouble(output)
-        raise NothingRecorded(cause or f"{tool.program} wrote no report ({finished.how}); its output is above")
+        cause = (
+            tools.nsys_trouble(output, file, _only_name(tests), collected=collected.anew)
+            if tool is tools.NSYS
+            else tools.ncu_trouble(output)
+        )
+        raise tools.NothingRecorded(cause or f"{tool.program} wrote no report ({finished.how}); its output is above")
     return ProfileReport(file, program, version, tuple(command), tests, finished.exit_code)
 
 

@@ -19,23 +19,8 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.groups import COALESCED, function_of
+from pytest_gpumem.reporting.plots import svg
 from pytest_gpumem.reporting.plots.runs import MOST_INTERVAL
-from pytest_gpumem.reporting.plots.svg import (
-    COLOURS,
-    Frame,
-    Unit,
-    dot,
-    drawing,
-    fitted,
-    from_zero,
-    line,
-    path,
-    rate_unit,
-    short,
-    spanned,
-    text,
-    time_unit,
-)
 from pytest_gpumem.units import MiB, format_bytes, format_rate, format_time, parse_bytes
 
 _HEIGHT = 250.0
@@ -78,47 +63,47 @@ def colours(series: Sequence[Series]) -> list[str]:
         if one.predicted and found:
             found.append(found[-1])
         else:
-            found.append(f"s{measured % COLOURS}")
+            found.append(f"s{measured % svg.COLOURS}")
             measured += 1
     return found
 
 
-def curve(series: Sequence[Series], x_unit: str, unit: Unit, ceilings: Sequence[Ceiling], description: str, y_name: str = "") -> Markup:
+def curve(series: Sequence[Series], x_unit: str, unit: svg.Unit, ceilings: Sequence[Ceiling], description: str, y_name: str = "") -> Markup:
     """The plot, without its legend, for which a page has more room.
     `series`: each of at least one point.
     `ceilings`: lines across.
     `description`: for screen readers.
     """
-    frame = Frame(_HEIGHT)
+    frame = svg.Frame(_HEIGHT)
     xs = sorted({point.x for one in series for point in one.points})
     if xs[0] > 0 and xs[-1] / xs[0] >= _LOG_FROM:
         pad = (xs[-1] / xs[0]) ** 0.04
-        x = frame.x(xs[0] / pad, xs[-1] * pad, Unit(x_unit), log=True)
+        x = frame.x(xs[0] / pad, xs[-1] * pad, svg.Unit(x_unit), log=True)
     else:
-        x = frame.x(*spanned(xs, margin=0.04, least=1e-9), Unit(x_unit))
+        x = frame.x(*svg.spanned(xs, margin=0.04, least=1e-9), svg.Unit(x_unit))
     # Where an interval is wider than all figures, its upper end is not drawn: the figures would have no room.
     figures = [point.y for one in series for point in one.points]
     most = MOST_INTERVAL * max(figures)
     figures += [min(point.high, most) for one in series for point in one.points if point.high is not None]
-    y = frame.y(*from_zero([*figures, *(ceiling.value for ceiling in ceilings)]), unit)
+    y = frame.y(*svg.from_zero([*figures, *(ceiling.value for ceiling in ceilings)]), unit)
     parts = [frame.y_axis(y, y_name), frame.x_axis(x, ticks=xs if len(xs) <= 14 else None)]
     for ceiling in ceilings:
         level = y(ceiling.value)
-        parts.append(line(frame.left, level, frame.right, level, "ceiling"))
+        parts.append(svg.line(frame.left, level, frame.right, level, "ceiling"))
         right = _free_side([(x(point.x), y(point.y)) for one in series for point in one.points], level - 8, frame)
-        name = fitted(f"{ceiling.name} {unit.text(ceiling.value)}", 300)
-        parts.append(text(frame.right if right else frame.left + 4, level - 4, name, anchor="end" if right else "start", style="unit"))
+        name = svg.fitted(f"{ceiling.name} {unit.text(ceiling.value)}", 300)
+        parts.append(svg.text(frame.right if right else frame.left + 4, level - 4, name, anchor="end" if right else "start", style="unit"))
     for one, colour in zip(series, colours(series), strict=True):
-        parts.append(path([(x(point.x), y(point.y)) for point in one.points], f"{colour} curve{' predicted' if one.predicted else ''}"))
+        parts.append(svg.path([(x(point.x), y(point.y)) for point in one.points], f"{colour} curve{' predicted' if one.predicted else ''}"))
         for point in () if one.predicted else one.points:
             if point.low is not None and point.high is not None:
-                parts.append(line(x(point.x), y(max(point.low, y.low)), x(point.x), y(min(point.high, y.high)), f"{colour} whisker"))
-            tip = point.tip or f"{one.name}: {short(point.x)} {x_unit}, {unit.text(point.y)} {unit.name}"
-            parts.append(dot(x(point.x), y(point.y), 3.2, f"{colour} dot", tip))
-    return drawing(_HEIGHT, parts, description)
+                parts.append(svg.line(x(point.x), y(max(point.low, y.low)), x(point.x), y(min(point.high, y.high)), f"{colour} whisker"))
+            tip = point.tip or f"{one.name}: {svg.short(point.x)} {x_unit}, {unit.text(point.y)} {unit.name}"
+            parts.append(svg.dot(x(point.x), y(point.y), 3.2, f"{colour} dot", tip))
+    return svg.drawing(_HEIGHT, parts, description)
 
 
-def _free_side(points: Sequence[tuple[float, float]], height: float, frame: Frame) -> bool:
+def _free_side(points: Sequence[tuple[float, float]], height: float, frame: svg.Frame) -> bool:
     """True if a text at a height is farther from all points on the right than on the left."""
     middle = (frame.left + frame.right) / 2
     left = min((abs(y - height) for x, y in points if x <= middle), default=frame.height)
@@ -137,10 +122,10 @@ _PEAK_SHOWN = 0.15
 """Share of the peak that a curve must reach for the peak to be drawn. A lower curve would be flat at the bottom."""
 
 _FIGURES = (
-    ("latency per access", attrgetter("latency_per_access"), time_unit, format_time),
-    ("asked bandwidth", attrgetter("asked_bandwidth"), rate_unit, format_rate),
-    ("bandwidth", attrgetter("bandwidth"), rate_unit, format_rate),
-    ("latency", attrgetter("latency"), time_unit, format_time),
+    ("latency per access", attrgetter("latency_per_access"), svg.time_unit, format_time),
+    ("asked bandwidth", attrgetter("asked_bandwidth"), svg.rate_unit, format_rate),
+    ("bandwidth", attrgetter("bandwidth"), svg.rate_unit, format_rate),
+    ("latency", attrgetter("latency"), svg.time_unit, format_time),
 )
 """Name, value, unit of an axis and text of the figures that a plot may show. It shows the first that all its rows have."""
 
@@ -152,7 +137,7 @@ class Family:
     function: str  # id of the test function
     x_unit: str  # of the number, such as "MiB", "stride" or "of L2"
     y_name: str  # name of the figures: "bandwidth", "asked bandwidth", "latency per access" or "latency"
-    unit: Unit  # of the figures
+    unit: svg.Unit  # of the figures
     series: tuple[Series, ...]
     ceilings: tuple[Ceiling, ...]
 
@@ -182,17 +167,17 @@ def _read(row: Row, measurement: Measurement) -> _Read:
     parameters = row.nodeid[len(function_of(row)) :].removeprefix("[").removesuffix("]")
     # A dash after a letter or a digit separates two parameters, or is a hyphen; any other is a sign.
     parameters = re.sub(r"(?<=[\w.\])])-", ", ", parameters)
-    text = ", ".join(part for part in (parameters, row.label) if part)
+    described = ", ".join(part for part in (parameters, row.label) if part)
     words, numbers, values, sizes, end = [], [], [], [], 0
-    for match in _NUMBER.finditer(text):
+    for match in _NUMBER.finditer(described):
         written, start = match[1], match.start()
-        words.append(text[end:start])
-        numbers.append(text[start : match.end()])
+        words.append(described[end:start])
+        numbers.append(described[start : match.end()])
         value = float(Fraction(written))
         values.append(value * parse_bytes(f"1 {match[2]}") / MiB if match[2] else value)
         sizes.append(match[2] is not None)
         end = match.end()
-    return _Read(row, measurement, (*words, text[end:]), tuple(numbers), tuple(values), tuple(sizes))
+    return _Read(row, measurement, (*words, described[end:]), tuple(numbers), tuple(values), tuple(sizes))
 
 
 def _family(function: str, reads: list[_Read], facts: DeviceFacts) -> Family | None:
@@ -211,12 +196,12 @@ def _family(function: str, reads: list[_Read], facts: DeviceFacts) -> Family | N
     if longest < LEAST or len(found) > MOST_SERIES:
         return None
     measured = [read.measurement for points in found.values() for _, read in points]
-    y_name, value, unit_of, text = next(figure for figure in _FIGURES if all(figure[1](one) for one in measured))
+    y_name, value, unit_of, figure_text = next(figure for figure in _FIGURES if all(figure[1](one) for one in measured))
     unit = unit_of([value(one) for one in measured])
     x_unit = units.most_common(1)[0][0]
     series = []
     for name, points in sorted(found.items()):  # sorted, so that series have the same colours in the plots of several tests
-        drawn = tuple(_point(x, read, value, text, rate="bandwidth" in y_name) for x, read in points)
+        drawn = tuple(_point(x, read, value, figure_text, rate="bandwidth" in y_name) for x, read in points)
         # A single series has the name of the figure.
         series.append(Series((name or y_name) if len(found) > 1 else y_name, drawn))
         if "bandwidth" in y_name and (predicted := _predicted(points, drawn)) is not None:
@@ -259,7 +244,7 @@ def _unit_of(read: _Read, place: int) -> str:
     return words or _UNNAMED
 
 
-def _point(x: float, read: _Read, value: Callable[[Measurement], float], text: Callable[[float], str], *, rate: bool) -> Point:
+def _point(x: float, read: _Read, value: Callable[[Measurement], float], figure_text: Callable[[float], str], *, rate: bool) -> Point:
     y, noise, sectors = value(read.measurement), read.measurement.noise or 0.0, read.measurement.sectors_per_request
     low = high = None
     if noise and rate:
@@ -269,7 +254,7 @@ def _point(x: float, read: _Read, value: Callable[[Measurement], float], text: C
         low, high = y * (1 - noise), y * (1 + noise)
     pattern = f", {sectors:.3g} sectors a request" if sectors else ""
     apart = read.row.key[len(function_of(read.row)) :]
-    return Point(x, y, low, high, f"{apart}: {text(y)}{pattern}")
+    return Point(x, y, low, high, f"{apart}: {figure_text(y)}{pattern}")
 
 
 def _predicted(points: Sequence[tuple[float, _Read]], drawn: Sequence[Point]) -> tuple[Point, ...] | None:
@@ -306,5 +291,5 @@ def caption_of(family: Family) -> str:
     if family.x_unit == _BYTES_NAME:
         return f"{family.y_name} over {format_bytes(round(low * MiB))} to {format_bytes(round(high * MiB))}"
     if family.x_unit == _UNNAMED:
-        return f"{family.y_name} by its parameter, {short(low)} to {short(high)}"
-    return f"{family.y_name} over {short(low)} to {short(high)} {family.x_unit}"
+        return f"{family.y_name} by its parameter, {svg.short(low)} to {svg.short(high)}"
+    return f"{family.y_name} over {svg.short(low)} to {svg.short(high)} {family.x_unit}"

@@ -8,23 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from pytest_gpumem.records.overlap import Overlap
-from pytest_gpumem.reporting.plots.svg import (
-    BOTTOM,
-    CHARACTER,
-    COLOURS,
-    WIDTH,
-    Frame,
-    Unit,
-    box,
-    dot,
-    drawing,
-    fitted,
-    from_zero,
-    line,
-    link,
-    text,
-    time_unit,
-)
+from pytest_gpumem.reporting.plots import svg
 from pytest_gpumem.units import format_time
 
 MOST = 40  # changes that are drawn: the largest
@@ -55,9 +39,9 @@ class Rung:
     half_width: float | None = None  # half of its 95 % interval, in seconds
 
 
-def _frame(count: int, step: float, names: float, top: float = 8.0) -> Frame:
+def _frame(count: int, step: float, names: float, top: float = 8.0) -> svg.Frame:
     """The frame of so many lines, each of `step` units."""
-    return Frame(step * count + top + BOTTOM + 8, left=names, top=top)
+    return svg.Frame(step * count + top + svg.BOTTOM + 8, left=names, top=top)
 
 
 def largest(deltas: Sequence[Delta]) -> list[Delta]:
@@ -75,40 +59,40 @@ def forest(deltas: Sequence[Delta]) -> Markup:
     # A limit far beyond all changes would leave them no room: it is named at the edge.
     high = max([high, *(one.margin for one in drawn if one.margin is not None and one.margin <= 4 * (high - low))])
     pad = 0.05 * (high - low)
-    x = frame.x(low - pad, high + pad, Unit("% slower than the baseline", 0.01))
-    parts = [frame.x_axis(x), line(x(0), frame.top - 6, x(0), frame.bottom, "axis")]
+    x = frame.x(low - pad, high + pad, svg.Unit("% slower than the baseline", 0.01))
+    parts = [frame.x_axis(x), svg.line(x(0), frame.top - 6, x(0), frame.bottom, "axis")]
     for index, one in enumerate(drawn):
         y = frame.top + (index + 0.5) * step
         tip = f"{one.name}: {100 * one.delta:+.2f} %, {100 * one.low:+.2f} to {100 * one.high:+.2f} %"
         if one.margin is not None and x.low < one.margin < x.high:
-            parts.append(line(x(one.margin), y - 5, x(one.margin), y + 5, "margin"))
+            parts.append(svg.line(x(one.margin), y - 5, x(one.margin), y + 5, "margin"))
         elif one.margin is not None and one.margin >= x.high:
-            parts.append(text(frame.right, y + 4, f"allowed {100 * one.margin:.3g} % >", anchor="end", style="unit"))
-        parts.append(link(one.target, text(0, y + 4, fitted(one.name, _NAMES - 8))))
-        parts.append(box(x(one.low), y - 2, x(one.high) - x(one.low), 4, f"{one.style} interval", tip))
-        parts.append(dot(x(one.delta), y, 3.6, f"{one.style} dot", tip))
+            parts.append(svg.text(frame.right, y + 4, f"allowed {100 * one.margin:.3g} % >", anchor="end", style="unit"))
+        parts.append(svg.link(one.target, svg.text(0, y + 4, svg.fitted(one.name, _NAMES - 8))))
+        parts.append(svg.box(x(one.low), y - 2, x(one.high) - x(one.low), 4, f"{one.style} interval", tip))
+        parts.append(svg.dot(x(one.delta), y, 3.6, f"{one.style} dot", tip))
     if any(one.margin is not None for one in drawn):
-        parts.append(text(WIDTH - 12, frame.top - 9, "| allowed", anchor="end", style="unit"))
-    return drawing(frame.height, parts, f"changes of {len(drawn)} rows against the baseline")
+        parts.append(svg.text(svg.WIDTH - 12, frame.top - 9, "| allowed", anchor="end", style="unit"))
+    return svg.drawing(frame.height, parts, f"changes of {len(drawn)} rows against the baseline")
 
 
 def ladder(rungs: Sequence[Rung]) -> Markup:
     """Latencies per access on a logarithmic scale, quickest first: L2, DRAM, the host's memory. At least one latency."""
     step, drawn = 22.0, sorted(rungs, key=lambda rung: rung.seconds)
     frame = _frame(len(drawn), step, _NAMES)
-    unit = time_unit([drawn[0].seconds])
+    unit = svg.time_unit([drawn[0].seconds])
     x = frame.x(drawn[0].seconds / 2, drawn[-1].seconds * 2.2, unit, log=True)
     parts = [frame.x_axis(x, f"{unit.name} an access, logarithmic")]
     for index, rung in enumerate(drawn):
         y, end = frame.top + (index + 0.5) * step, x(rung.seconds)
         tip = f"{rung.name}: {format_time(rung.seconds)}" + (f" ± {format_time(rung.half_width)}" if rung.half_width else "")
-        parts.append(link(rung.target, text(0, y + 4, fitted(rung.name, _NAMES - 8))))
-        parts.append(box(frame.left, y - 7, end - frame.left, 14, "s0 bar", tip))
+        parts.append(svg.link(rung.target, svg.text(0, y + 4, svg.fitted(rung.name, _NAMES - 8))))
+        parts.append(svg.box(frame.left, y - 7, end - frame.left, 14, "s0 bar", tip))
         if rung.half_width:
             left, right = (x(max(rung.seconds + sign * rung.half_width, rung.seconds / 2)) for sign in (-1, 1))
-            parts.append(line(left, y, right, y, "s1 whisker"))
-        parts.append(text(end + 6, y + 4, format_time(rung.seconds)))
-    return drawing(frame.height, parts, f"latency per access of {len(drawn)} rows")
+            parts.append(svg.line(left, y, right, y, "s1 whisker"))
+        parts.append(svg.text(end + 6, y + 4, format_time(rung.seconds)))
+    return svg.drawing(frame.height, parts, f"latency per access of {len(drawn)} rows")
 
 
 def timeline(overlap: Overlap, latency: float) -> Markup:
@@ -125,20 +109,20 @@ def timeline(overlap: Overlap, latency: float) -> Markup:
         bars.append(("guide's estimate", overlap.estimate, "s3 bar"))
     frame = _frame(len(bars) + 1, step, _PARTS)
     longest = [sum(part.seconds for part in overlap.parts), *(seconds for _, seconds, _ in bars)]
-    x = frame.x(*from_zero(longest), time_unit(longest))
-    parts = [frame.x_axis(x), text(0, frame.top + 16, "parts, each alone")]
+    x = frame.x(*svg.from_zero(longest), svg.time_unit(longest))
+    parts = [frame.x_axis(x), svg.text(0, frame.top + 16, "parts, each alone")]
     start = 0.0
     for index, part in enumerate(overlap.parts):
         left, right = x(start), x(start + part.seconds)
         tip = f"{part.name}: {format_time(part.seconds)}"
-        parts.append(box(left, frame.top + 3, right - left - 1, step - 8, f"s{index % COLOURS} bar", tip))
-        if right - left > 5 * CHARACTER:
-            parts.append(text(left + 4, frame.top + 16, fitted(part.name, right - left - 8), style="onbar"))
+        parts.append(svg.box(left, frame.top + 3, right - left - 1, step - 8, f"s{index % svg.COLOURS} bar", tip))
+        if right - left > 5 * svg.CHARACTER:
+            parts.append(svg.text(left + 4, frame.top + 16, svg.fitted(part.name, right - left - 8), style="onbar"))
         start += part.seconds
     for index, (name, seconds, style) in enumerate(bars):
         y = frame.top + (index + 1) * step
-        parts.append(text(0, y + 16, fitted(name, _PARTS)))
-        parts.append(box(frame.left, y + 3, x(seconds) - frame.left, step - 8, style, f"{name}: {format_time(seconds)}"))
-        parts.append(text(frame.left + 6, y + 16, format_time(seconds), style="onbar"))
-    parts.append(line(x(latency), frame.top, x(latency), frame.bottom, "ceiling"))
-    return drawing(frame.height, parts, f"overlap of {len(overlap.parts)} parts: {format_time(latency)}")
+        parts.append(svg.text(0, y + 16, svg.fitted(name, _PARTS)))
+        parts.append(svg.box(frame.left, y + 3, x(seconds) - frame.left, step - 8, style, f"{name}: {format_time(seconds)}"))
+        parts.append(svg.text(frame.left + 6, y + 16, format_time(seconds), style="onbar"))
+    parts.append(svg.line(x(latency), frame.top, x(latency), frame.bottom, "ceiling"))
+    return svg.drawing(frame.height, parts, f"overlap of {len(overlap.parts)} parts: {format_time(latency)}")

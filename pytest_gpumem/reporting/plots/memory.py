@@ -8,22 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from pytest_gpumem.records.footprint import Course, Footprint, Phase
-from pytest_gpumem.reporting.plots.svg import (
-    COLOURS,
-    WIDTH,
-    Frame,
-    Scale,
-    Unit,
-    box,
-    drawing,
-    fitted,
-    from_zero,
-    line,
-    link,
-    number,
-    text,
-    time_unit,
-)
+from pytest_gpumem.reporting.plots import svg
 from pytest_gpumem.units import GiB, KiB, MiB, TiB, short_bytes
 
 MOST = 10  # tests in a plot of the largest
@@ -33,10 +18,10 @@ _UNITS = (("TiB", TiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB), ("B", 1))
 Points = Sequence[tuple[float, float]]
 
 
-def memory_unit(values: Sequence[float]) -> Unit:
+def memory_unit(values: Sequence[float]) -> svg.Unit:
     """The binary unit in which the largest of some bytes has one to four digits before the point."""
     most = max(values, default=0.0)
-    return Unit(*next(((name, float(factor)) for name, factor in _UNITS if most >= factor), ("B", 1.0)))
+    return svg.Unit(*next(((name, float(factor)) for name, factor in _UNITS if most >= factor), ("B", 1.0)))
 
 
 def series(footprint: Footprint) -> tuple[tuple[str, Points], ...]:
@@ -49,7 +34,7 @@ def series(footprint: Footprint) -> tuple[tuple[str, Points], ...]:
 
 def legend(footprint: Footprint) -> tuple[tuple[str, str], ...]:
     """Class and name of each line of `memory_course`."""
-    return tuple((f"s{place % COLOURS}", name) for place, (name, _) in enumerate(series(footprint)))
+    return tuple((f"s{place % svg.COLOURS}", name) for place, (name, _) in enumerate(series(footprint)))
 
 
 def memory_course(footprint: Footprint) -> Markup:
@@ -57,42 +42,42 @@ def memory_course(footprint: Footprint) -> Markup:
     lines = series(footprint)
     values = [float(footprint.peak), *(nbytes for _, points in lines for _, nbytes in points)]
     end = max(footprint.seconds, *(at for _, points in lines for at, _ in points), 1e-9)
-    frame = Frame(_HEIGHT)
-    x, y = frame.x(0.0, end, time_unit([end])), frame.y(min(0.0, *values), from_zero(values)[1], memory_unit(values))
+    frame = svg.Frame(_HEIGHT)
+    x, y = frame.x(0.0, end, svg.time_unit([end])), frame.y(min(0.0, *values), svg.from_zero(values)[1], memory_unit(values))
     parts = [*_phases(footprint, frame, x), frame.y_axis(y)]
     if footprint.peak > 0:
-        parts.append(line(frame.left, y(footprint.peak), frame.right, y(footprint.peak), "ceiling"))
+        parts.append(svg.line(frame.left, y(footprint.peak), frame.right, y(footprint.peak), "ceiling"))
     for place, (_, points) in enumerate(lines):
-        parts.append(f'<path class="s{place % COLOURS} curve" d="{_steps(points, x, y, end)}"/>')
+        parts.append(f'<path class="s{place % svg.COLOURS} curve" d="{_steps(points, x, y, end)}"/>')
     parts.append(frame.x_axis(x))
-    return drawing(_HEIGHT, parts, f"bytes in use over {len(lines)} lines; peak {short_bytes(footprint.peak)}")
+    return svg.drawing(_HEIGHT, parts, f"bytes in use over {len(lines)} lines; peak {short_bytes(footprint.peak)}")
 
 
-def _phases(footprint: Footprint, frame: Frame, x: Scale) -> Iterator[str]:
+def _phases(footprint: Footprint, frame: svg.Frame, x: svg.Scale) -> Iterator[str]:
     """The phases of the test above the plot, every second one shaded, and its labelled parts, which lie in them, inside."""
     parts = {id(one) for one in footprint.phases if any(_within(one, other) for other in footprint.phases)}
     for index, phase in enumerate(sorted(footprint.phases, key=lambda one: (id(one) in parts, one.begin))):
         left, right = x(phase.begin), x(phase.end)
         if id(phase) in parts:
-            yield line(left, frame.top + 2, right, frame.top + 2, "axis")
+            yield svg.line(left, frame.top + 2, right, frame.top + 2, "axis")
         elif index % 2:
-            shade = f"M{number(left)} {number(frame.top)}H{number(right)}V{number(frame.bottom)}H{number(left)}z"
+            shade = f"M{svg.number(left)} {svg.number(frame.top)}H{svg.number(right)}V{svg.number(frame.bottom)}H{svg.number(left)}z"
             yield f'<path class="shade" d="{shade}"/>'
-        name = fitted(phase.name, right - left)
+        name = svg.fitted(phase.name, right - left)
         if right - left > 24:
             above = frame.top + 14 if id(phase) in parts else frame.top - 4
-            yield text((left + right) / 2, above, name, anchor="middle", style="unit")
+            yield svg.text((left + right) / 2, above, name, anchor="middle", style="unit")
 
 
 def _within(one: Phase, other: Phase) -> bool:
     return one is not other and other.begin <= one.begin and one.end <= other.end and one.end - one.begin < other.end - other.begin
 
 
-def _steps(points: Points, x: Scale, y: Scale, end: float) -> str:
+def _steps(points: Points, x: svg.Scale, y: svg.Scale, end: float) -> str:
     """A path that stays at a value until the next."""
-    drawn = [f"M{number(x(0.0))} {number(y(0.0))}"]
-    drawn += [f"H{number(x(at))}V{number(y(nbytes))}" for at, nbytes in points]
-    return "".join([*drawn, f"H{number(x(end))}"])
+    drawn = [f"M{svg.number(x(0.0))} {svg.number(y(0.0))}"]
+    drawn += [f"H{svg.number(x(at))}V{svg.number(y(nbytes))}" for at, nbytes in points]
+    return "".join([*drawn, f"H{svg.number(x(end))}"])
 
 
 def _together(courses: Sequence[Course]) -> Points:
@@ -124,18 +109,18 @@ class Taken:
 def memory_bars(tests: Sequence[Taken]) -> Markup:
     """A bar for each test, the largest first, with a mark at the bytes of the baseline where they differ; at most `MOST` tests."""
     shown = sorted(tests, key=lambda one: -one.nbytes)[:MOST]
-    height, room = 30.0 * len(shown) + 8, WIDTH - (90.0 if all(one.before in (None, one.nbytes) for one in shown) else 160.0)
+    height, room = 30.0 * len(shown) + 8, svg.WIDTH - (90.0 if all(one.before in (None, one.nbytes) for one in shown) else 160.0)
     most = max(max(one.nbytes, one.before or 0) for one in shown)
     parts = []
     for index, one in enumerate(shown):
         top = 30.0 * index + 4
         width = room * one.nbytes / most
-        parts.append(link(one.target, text(0, top + 10, fitted(one.name, WIDTH))))
-        parts.append(box(0, top + 14, width, 9, "s0 bar"))
+        parts.append(svg.link(one.target, svg.text(0, top + 10, svg.fitted(one.name, svg.WIDTH))))
+        parts.append(svg.box(0, top + 14, width, 9, "s0 bar"))
         if one.before is None or one.before == one.nbytes:
-            parts.append(text(width + 5, top + 22, short_bytes(one.nbytes)))
+            parts.append(svg.text(width + 5, top + 22, short_bytes(one.nbytes)))
             continue
         mark = room * one.before / most
-        parts.append(line(mark, top + 12, mark, top + 25, "ceiling"))
-        parts.append(text(max(width, mark) + 5, top + 22, f"{short_bytes(one.nbytes)}, was {short_bytes(one.before)}"))
-    return drawing(height, parts, f"bytes of {len(shown)} tests, the largest first")
+        parts.append(svg.line(mark, top + 12, mark, top + 25, "ceiling"))
+        parts.append(svg.text(max(width, mark) + 5, top + 22, f"{short_bytes(one.nbytes)}, was {short_bytes(one.before)}"))
+    return svg.drawing(height, parts, f"bytes of {len(shown)} tests, the largest first")

@@ -11,24 +11,7 @@ from datetime import datetime
 from markupsafe import Markup
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.reporting.plots.svg import (
-    WIDTH,
-    Frame,
-    Scale,
-    Unit,
-    dot,
-    drawing,
-    from_zero,
-    line,
-    number,
-    path,
-    points,
-    rate_unit,
-    spanned,
-    text,
-    time_unit,
-    tips,
-)
+from pytest_gpumem.reporting.plots import svg
 from pytest_gpumem.units import format_bytes, format_rate, format_time
 
 MOST = 96
@@ -46,26 +29,26 @@ def strip(placements: Sequence[Sequence[float]], medians: Sequence[float]) -> Ma
     `medians`: of each placement.
     """
     samples = [sample for placement in placements for sample in placement]
-    frame = Frame(_HEIGHT, top=16.0, right=WIDTH - _HISTOGRAM)
-    unit = time_unit(samples)
-    y, x = frame.y(*spanned(samples), unit), frame.x(-0.5, len(samples) - 0.5)
+    frame = svg.Frame(_HEIGHT, top=16.0, right=svg.WIDTH - _HISTOGRAM)
+    unit = svg.time_unit(samples)
+    y, x = frame.y(*svg.spanned(samples), unit), frame.x(-0.5, len(samples) - 0.5)
     dots: list[tuple[float, float]] = []
     lines, shades, first = [], [], 0
     each = max(2, MOST // len(placements))
     for index, (placement, median) in enumerate(zip(placements, medians, strict=True)):
         left, right = x(first - 0.5), x(first + len(placement) - 0.5)
         if index % 2:
-            shades.append(f"M{number(left)} {number(frame.top)}H{number(right)}V{number(frame.bottom)}H{number(left)}z")
+            shades.append(f"M{svg.number(left)} {svg.number(frame.top)}H{svg.number(right)}V{svg.number(frame.bottom)}H{svg.number(left)}z")
         dots += [(x(first + place), y(sample)) for place, sample in thinned(placement, each)]
-        lines.append(f"M{number(left)} {number(y(median))}H{number(right)}")
+        lines.append(f"M{svg.number(left)} {svg.number(y(median))}H{svg.number(right)}")
         first += len(placement)
     parts = [f'<path class="shade" d="{"".join(shades)}"/>' if shades else "", frame.y_axis(y, "latency")]
     few = " few" if len(dots) <= _FEW else ""
-    parts.append(f'<path class="s1 median" d="{"".join(lines)}"/><path class="s0 sample{few}" d="{points(dots)}"/>')
+    parts.append(f'<path class="s1 median" d="{"".join(lines)}"/><path class="s0 sample{few}" d="{svg.points(dots)}"/>')
     parts.append(_histogram(samples, frame, y))
     many = f"{len(samples)} samples" + (f" on {len(placements)} placements" if len(placements) > 1 else "")
-    parts.append(text((frame.left + frame.right) / 2, frame.bottom + 16, f"{many}, in the order taken", anchor="middle", style="unit"))
-    return drawing(_HEIGHT - 12, parts, f"{many} in {unit.name}")
+    parts.append(svg.text((frame.left + frame.right) / 2, frame.bottom + 16, f"{many}, in the order taken", anchor="middle", style="unit"))
+    return svg.drawing(_HEIGHT - 12, parts, f"{many} in {unit.name}")
 
 
 def thinned(samples: Sequence[float], most: int) -> list[tuple[int, float]]:
@@ -81,7 +64,7 @@ def thinned(samples: Sequence[float], most: int) -> list[tuple[int, float]]:
     return kept
 
 
-def _histogram(samples: Sequence[float], frame: Frame, y: Scale) -> str:
+def _histogram(samples: Sequence[float], frame: svg.Frame, y: svg.Scale) -> str:
     counts = [0] * _BINS
     for sample in samples:
         counts[min(_BINS - 1, int((sample - y.low) / (y.high - y.low) * _BINS))] += 1
@@ -90,7 +73,7 @@ def _histogram(samples: Sequence[float], frame: Frame, y: Scale) -> str:
     for index, count in enumerate(counts):
         if count:
             middle = frame.bottom - (index + 0.5) * step
-            bars.append(f"M{left} {number(middle)}h{max(1, round(room * count / max(counts)))}")
+            bars.append(f"M{left} {svg.number(middle)}h{max(1, round(room * count / max(counts)))}")
     return f'<path class="s0 bins" d="{"".join(bars)}"/>'
 
 
@@ -119,29 +102,29 @@ def history(past: Sequence[Past], now: float, half_width: float | None) -> Marku
     `now`: seconds, measured in this run.
     `half_width`: of its 95 % interval, in seconds.
     """
-    frame = Frame(_HEIGHT, top=16.0)
+    frame = svg.Frame(_HEIGHT, top=16.0)
     values = [*(one.latency for one in past), now]
     most = MOST_INTERVAL * max(values)
     halves = [*(one.half_width or 0.0 for one in past), half_width or 0.0]
     ends = [(max(value - half, 0.0), min(value + half, max(most, value))) for value, half in zip(values, halves, strict=True)]
-    unit = time_unit(values)
-    y = frame.y(*spanned([end for pair in ends for end in pair], least=0.002 * now), unit)
+    unit = svg.time_unit(values)
+    y = frame.y(*svg.spanned([end for pair in ends for end in pair], least=0.002 * now), unit)
     x = frame.x(-0.5, len(past) + 0.5)
     parts = [frame.y_axis(y, "latency")]
     if whiskers := [f"M{x(index):.0f} {y(low):.0f}V{y(high):.0f}" for index, (low, high) in enumerate(ends[:-1]) if high > low]:
         parts.append(f'<path class="s0 whisker" d="{"".join(whiskers)}"/>')
     thread = "L".join(f"{x(index):.0f} {y(value):.0f}" for index, value in enumerate(values))
-    parts.append(f'<path class="s0 thread" d="M{thread}"{tips(_tip(one) for one in past)}/>')
+    parts.append(f'<path class="s0 thread" d="M{thread}"{svg.tips(_tip(one) for one in past)}/>')
     right, (low, high) = x(len(past)), ends[-1]
     if high > low:
-        parts.append(line(right, y(low), right, y(high), "s1 whisker"))
-    parts.append(dot(right, y(now), 4, "s1 dot", f"this run {format_time(now)}"))
+        parts.append(svg.line(right, y(low), right, y(high), "s1 whisker"))
+    parts.append(svg.dot(right, y(now), 4, "s1 dot", f"this run {format_time(now)}"))
     first, last = f"{past[0].utc:%Y-%m-%d}", f"{past[-1].utc:%Y-%m-%d}"
-    parts.append(text(frame.left, frame.bottom + 16, first))
+    parts.append(svg.text(frame.left, frame.bottom + 16, first))
     if last != first:
-        parts.append(text(min(x(len(past) - 1), frame.right - 64), frame.bottom + 16, last, anchor="end"))
-    parts.append(text(frame.right, frame.bottom + 16, "this run", anchor="end", style="unit"))
-    return drawing(_HEIGHT - 12, parts, f"latency over {origin(past)}, in {unit.name}")
+        parts.append(svg.text(min(x(len(past) - 1), frame.right - 64), frame.bottom + 16, last, anchor="end"))
+    parts.append(svg.text(frame.right, frame.bottom + 16, "this run", anchor="end", style="unit"))
+    return svg.drawing(_HEIGHT - 12, parts, f"latency over {origin(past)}, in {unit.name}")
 
 
 def _tip(one: Past) -> str:
@@ -182,23 +165,23 @@ def turns(past: Mapping[str, Sequence[Past]], now: Mapping[str, float]) -> list[
 
 def trend(past: Sequence[Turn], rows: int) -> Markup:
     """Earlier runs against this one, which is at zero on the right. At least one earlier run."""
-    frame = Frame(_SUITE_HEIGHT)
+    frame = svg.Frame(_SUITE_HEIGHT)
     ends = [end for one in past for end in (one.low, one.high)]
-    y = frame.y(*spanned([*ends, 0.0], least=0.002), Unit("%", 0.01))
+    y = frame.y(*svg.spanned([*ends, 0.0], least=0.002), svg.Unit("%", 0.01))
     x = frame.x(-0.5, len(past) + 0.5)
-    parts = [frame.y_axis(y, "latency against this run"), line(frame.left, y(0.0), frame.right, y(0.0), "axis")]
-    parts += [line(x(index), y(one.low), x(index), y(one.high), "s0 whisker") for index, one in enumerate(past)]
-    parts.append(path([(x(index), y(value)) for index, value in enumerate([*(one.middle for one in past), 0.0])], "s0 curve"))
+    parts = [frame.y_axis(y, "latency against this run"), svg.line(frame.left, y(0.0), frame.right, y(0.0), "axis")]
+    parts += [svg.line(x(index), y(one.low), x(index), y(one.high), "s0 whisker") for index, one in enumerate(past)]
+    parts.append(svg.path([(x(index), y(value)) for index, value in enumerate([*(one.middle for one in past), 0.0])], "s0 curve"))
     for index, one in enumerate(past):
         revision = f" {one.revision[:7]}" if one.revision else ""
         spread = f"{100 * one.low:+.2f} to {100 * one.high:+.2f} %"
         tip = f"{one.utc:%Y-%m-%d}{revision}: median {100 * one.middle:+.2f} %, {spread}, {one.rows} rows"
-        parts.append(dot(x(index), y(one.middle), 3.6, "s0 dot", tip))
-    parts.append(dot(x(len(past)), y(0.0), 4, "s1 dot", f"this run, {rows} rows"))
-    parts.append(text(frame.left, frame.bottom + 16, f"{past[0].utc:%Y-%m-%d}"))
-    parts.append(text((frame.left + frame.right) / 2, frame.bottom + 16, "runs, oldest first", anchor="middle", style="unit"))
-    parts.append(text(frame.right, frame.bottom + 16, "this run", anchor="end", style="unit"))
-    return drawing(_SUITE_HEIGHT - 12, parts, f"latency of {rows} rows over {counted(len(past), 'earlier run')}")
+        parts.append(svg.dot(x(index), y(one.middle), 3.6, "s0 dot", tip))
+    parts.append(svg.dot(x(len(past)), y(0.0), 4, "s1 dot", f"this run, {rows} rows"))
+    parts.append(svg.text(frame.left, frame.bottom + 16, f"{past[0].utc:%Y-%m-%d}"))
+    parts.append(svg.text((frame.left + frame.right) / 2, frame.bottom + 16, "runs, oldest first", anchor="middle", style="unit"))
+    parts.append(svg.text(frame.right, frame.bottom + 16, "this run", anchor="end", style="unit"))
+    return svg.drawing(_SUITE_HEIGHT - 12, parts, f"latency of {rows} rows over {counted(len(past), 'earlier run')}")
 
 
 @dataclass(frozen=True)
@@ -216,23 +199,23 @@ def roofline(loads: Sequence[Load], peak: float | None) -> Markup:
     `loads`: of rows whose bytes do not cross the host link.
     `peak`: of the datasheet, bytes per second; None if it is unknown.
     """
-    frame = Frame(_SUITE_HEIGHT + 30)
-    sizes, unit = [one.nbytes for one in loads], rate_unit([one.bandwidth for one in loads])
+    frame = svg.Frame(_SUITE_HEIGHT + 30)
+    sizes, unit = [one.nbytes for one in loads], svg.rate_unit([one.bandwidth for one in loads])
     ceilings = list(_ceilings(loads, peak))
-    y = frame.y(*from_zero([*(one.bandwidth for one in loads), *(value for value, _ in ceilings)]), unit)
-    x = frame.x(min(sizes) / 1.5, max(sizes) * 1.5, Unit("MiB", 2.0**20), log=True)
+    y = frame.y(*svg.from_zero([*(one.bandwidth for one in loads), *(value for value, _ in ceilings)]), unit)
+    x = frame.x(min(sizes) / 1.5, max(sizes) * 1.5, svg.Unit("MiB", 2.0**20), log=True)
     axis = frame.x_axis(x, "MiB that a launch moves, logarithmic")
     parts = [frame.y_axis(y, "bandwidth"), axis]
     for index, (value, name) in enumerate(ceilings):
-        parts.append(line(frame.left, y(value), frame.right, y(value), "ceiling"))
+        parts.append(svg.line(frame.left, y(value), frame.right, y(value), "ceiling"))
         # The lower line has its name below it, so that the names of near lines stay apart.
         below = 12 if value < max(of for of, _ in ceilings) else -4
         side = ("start", frame.left + 4) if index == 0 else ("end", frame.right)
-        parts.append(text(side[1], y(value) + below, f"{name} {unit.text(value)}", anchor=side[0], style="unit"))
+        parts.append(svg.text(side[1], y(value) + below, f"{name} {unit.text(value)}", anchor=side[0], style="unit"))
     for one in loads:
         tip = f"{one.name}: {format_rate(one.bandwidth)} of {format_bytes(one.nbytes)}"
-        parts.append(dot(x(one.nbytes), y(one.bandwidth), 3.2, f"{'s0' if one.dram else 's1'} dot", tip))
-    return drawing(frame.height, parts, f"bandwidth of {len(loads)} rows over the bytes of a launch")
+        parts.append(svg.dot(x(one.nbytes), y(one.bandwidth), 3.2, f"{'s0' if one.dram else 's1'} dot", tip))
+    return svg.drawing(frame.height, parts, f"bandwidth of {len(loads)} rows over the bytes of a launch")
 
 
 def _ceilings(loads: Sequence[Load], peak: float | None) -> Iterator[tuple[float, str]]:
