@@ -9,14 +9,10 @@ from enum import Enum, IntEnum
 class Outcome(str, Enum):
     """The result of judging one measurement against its limits."""
 
-    PASS = "PASS"
-    """Within every limit."""
-    FAIL = "FAIL"
-    """Outside a limit beyond doubt, or wrong."""
-    UNDECIDED = "UNDECIDED"
-    """Neither; `Verdict.code` names the reason."""
-    NEW = "NEW"
-    """The baseline has no row to compare with."""
+    PASS = "PASS"  # within every limit
+    FAIL = "FAIL"  # outside a limit beyond doubt, or wrong
+    UNDECIDED = "UNDECIDED"  # neither; `Verdict.code` names the reason
+    NEW = "NEW"  # the baseline has no row to compare with
 
     @property
     def rank(self) -> int:
@@ -36,34 +32,22 @@ _STYLES = {Outcome.FAIL: "bold red", Outcome.UNDECIDED: "yellow", Outcome.NEW: "
 class Code(str, Enum):
     """Why an outcome is what it is, for programs and for grouping."""
 
-    SLOWER = "slower"
-    """FAIL: above `max_regression`, beyond doubt."""
-    CREPT = "crept"
-    """FAIL: above `max_regression` against the first accepted run, by steps that each passed."""
-    FASTER = "faster"
-    """FAIL: beyond `fail_if_faster`, beyond doubt."""
-    TOO_MUCH_MEMORY = "too much memory"
-    """FAIL: above a limit on the memory of a test."""
-    NOISY = "noisy"
-    """UNDECIDED: the interval of the change holds the limit."""
-    LOOKS_SLOWER = "looks slower"
-    """UNDECIDED: measured above the limit, not beyond doubt."""
-    CONDITIONS = "conditions"
-    """UNDECIDED: throttling, another process, a profiler or a changed device forbids a judgement."""
+    SLOWER = "slower"  # FAIL: above `max_regression`, beyond doubt
+    CREPT = "crept"  # FAIL: above `max_regression` against the first accepted run, by steps that each passed
+    FASTER = "faster"  # FAIL: beyond `fail_if_faster`, beyond doubt
+    TOO_MUCH_MEMORY = "too much memory"  # FAIL: above a limit on the memory of a test
+    NOISY = "noisy"  # UNDECIDED: the interval of the change holds the limit
+    LOOKS_SLOWER = "looks slower"  # UNDECIDED: measured above the limit, not beyond doubt
+    CONDITIONS = "conditions"  # UNDECIDED: throttling, another process, a profiler or a changed device forbids a judgement
     MEASURED_DIFFERENTLY = "measured differently"
     """UNDECIDED: the baseline measured another kernel, in another mode or by another sampler, or moved another number of bytes."""
-    TOO_FEW_RUNS = "too few runs"
-    """UNDECIDED: the baseline has too few runs to know how they differ."""
-    OTHER_CARD_VARIANT = "other card variant"
-    """UNDECIDED: all of the baseline is of another variant of this card."""
-    NOT_MEASURED = "not measured"
-    """UNDECIDED: this run has no measurement of the row."""
+    TOO_FEW_RUNS = "too few runs"  # UNDECIDED: the baseline has too few runs to know how they differ
+    OTHER_CARD_VARIANT = "other card variant"  # UNDECIDED: all of the baseline is of another variant of this card
+    NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row
     SAME_CODE = "same code"
     """PASS: noisy, but each run that it is compared with ran the same machine code in the same way, and it does not look slower."""
-    NO_BASELINE = "no baseline"
-    """NEW: the baseline holds no such row."""
-    ACCEPTED = "accepted"
-    """NEW: a change of the row was accepted (`gpumem accept`), and no run since."""
+    NO_BASELINE = "no baseline"  # NEW: the baseline holds no such row
+    ACCEPTED = "accepted"  # NEW: a change of the row was accepted (`gpumem accept`), and no run since
 
 
 class Exit(IntEnum):

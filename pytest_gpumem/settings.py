@@ -44,10 +44,8 @@ SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"
 """Variable that a command sets for the pytest that it runs: see `switch_off`. Other versions of the plugin ignore it: they refuse unknown
 variables that start with GPUMEM."""
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
-EVIDENCE = "evidence"
-"""No option, but switched off as one: the record of what a launch ran, which one process of a run takes for all."""
-DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"
-"""Variable that a gate sets for its screen: a duet decides what few processes leave undecided."""
+EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
+DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"  # variable that a gate sets for its screen: a duet decides what few processes leave undecided
 WAYS = "_GPUMEM_WAYS"  # variable that a duet sets for its processes: a JSON object; see `imposed`
 
 _YES = ("1", "true", "yes", "on")
@@ -201,8 +199,7 @@ class Option(NamedTuple):
 
     repeats: bool = False  # may be given several times; an ini file and the environment give a value a line
 
-    bare: str | None = None
-    """The value that the option has on the command line if none follows it; None: it needs one."""
+    bare: str | None = None  # the value that the option has on the command line if none follows it; None: it needs one
 
     gate_file: str | None = None  # of an output: the file's name in the folder that `gpumem gate` writes
 
@@ -447,8 +444,7 @@ OPTIONS: tuple[Option, ...] = (
 _BY_NAME = {option.name: option for option in OPTIONS}
 CALL_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *LIMITS)))
 """Keywords of a single measurement."""
-MARKER_KEYWORDS = (*CALL_KEYWORDS, "gpus")
-"""Keywords of `@pytest.mark.gpumem`: also the number of GPUs that the test has for itself."""
+MARKER_KEYWORDS = (*CALL_KEYWORDS, "gpus")  # keywords of `@pytest.mark.gpumem`: also the number of GPUs that the test has for itself
 
 
 def of_role(*roles: Role) -> tuple[Option, ...]:

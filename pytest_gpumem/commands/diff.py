@@ -78,8 +78,7 @@ class Pair:
     """A row that both sides have."""
 
     key: str
-    figures: dict[str, tuple[_Value, _Value]]
-    """By the names of `FIGURES`, base and head; without those that neither side knows."""
+    figures: dict[str, tuple[_Value, _Value]]  # by the names of `FIGURES`, base and head; without those that neither side knows
     ran: tuple[str, ...]  # what ran differently, in words
 
     @property

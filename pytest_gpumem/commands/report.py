@@ -70,8 +70,7 @@ class _Found:
     utc: datetime
     mode: str = ""
     past: Past | None = None
-    footprint: Footprint | msgspec.Raw | None = None
-    """As it is in the file: decoding takes time, and only the newest is shown."""
+    footprint: Footprint | msgspec.Raw | None = None  # as it is in the file: decoding takes time, and only the newest is shown
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,7 @@ def shown_path(file: str, root: Path) -> str:
     return path.relative_to(root).as_posix() if file and path.is_relative_to(root) else file
 
 
-DEEPEST = 12
-"""References that are followed from an array to a name. Each costs a pass over all objects: 10 to 50 ms."""
+DEEPEST = 12  # references that are followed from an array to a name. Each costs a pass over all objects: 10 to 50 ms.
 MOST = 3  # references to one object that are named
 _WIDEST = 100  # objects that are followed at once: an object that everything refers to says nothing
 
@@ -144,8 +143,7 @@ class _Way(NamedTuple):
 
     begin: Any  # the object
     path: str  # from it to the array: ".weights['w'][3]"
-    key: Any = _NO_KEY
-    """Of a dictionary, the key that the way begins with, and `path` lacks: whose attributes it holds is not known yet."""
+    key: Any = _NO_KEY  # of a dictionary, the key that the way begins with, and `path` lacks: whose attributes it holds is not known yet
 
 
 def referrers_of(target: Any, ignored: Collection[int] = ()) -> tuple[str, ...]:

@@ -32,8 +32,7 @@ from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryP
 
 _NONE = Figures(0, 0)
 
-MOST_LOOKED_AT = 10
-"""Arrays whose referrers are looked for: each takes some passes over all objects of the process."""
+MOST_LOOKED_AT = 10  # arrays whose referrers are looked for: each takes some passes over all objects of the process
 
 
 def _minus(one: Figures, other: Figures) -> Figures:

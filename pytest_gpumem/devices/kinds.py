@@ -32,11 +32,9 @@ class MemoryKind(str, Enum):
     """Device memory of a pool: the driver's stream-ordered one, or a library's."""
     MANAGED = "managed", Traits("managed")
     PINNED = "pinned", Traits("host", locked=True, fixed=_BEHIND_LINK)
-    REGISTERED = "registered", Traits("host", locked=True, adopted=True, fixed=_BEHIND_LINK)
-    """Pageable host memory, page-locked afterwards."""
+    REGISTERED = "registered", Traits("host", locked=True, adopted=True, fixed=_BEHIND_LINK)  # pageable host memory, page-locked afterwards
     PAGEABLE = "pageable", Traits("host", adopted=True, fixed=_BEHIND_LINK)
-    PEER = "peer", Traits("peer", fixed=_BEHIND_LINK)
-    """Device memory of another GPU."""
+    PEER = "peer", Traits("peer", fixed=_BEHIND_LINK)  # device memory of another GPU
 
     def __new__(cls, name: str, traits: Traits) -> MemoryKind:
         kind = str.__new__(cls, name)

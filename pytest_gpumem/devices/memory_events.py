@@ -15,18 +15,13 @@ from typing import Literal, NamedTuple
 from pytest_gpumem.records.footprint import Course, MemoryPlace, MemoryUse, SizeCount
 
 Layer = Literal["use", "segment", "driver", "fixture"]
-Frame = tuple[str, int, str]
-"""File, line and function."""
-Series = tuple[str, MemoryPlace]
-"""Library and kind of memory."""
+Frame = tuple[str, int, str]  # file, line and function
+Series = tuple[str, MemoryPlace]  # library and kind of memory
 
-Growth = dict[Series, int]
-"""Bytes by which libraries use more than before."""
+Growth = dict[Series, int]  # bytes by which libraries use more than before
 
-POINTS = 200
-"""Most points of one course."""
-SEGMENT_DELAY = 1e-3
-"""Seconds by which the clocks of two sources may differ: a pool reports its segment after the driver made it."""
+POINTS = 200  # most points of one course
+SEGMENT_DELAY = 1e-3  # seconds by which the clocks of two sources may differ: a pool reports its segment after the driver made it
 
 
 class MemoryEvent(NamedTuple):

@@ -31,12 +31,10 @@ class Chosen:
     facts: DeviceFacts
     open: Callable[[], Device]  # create the context (or the model) and give the device
     fallback_reason: str | None = None  # why `auto` chose the simulated device
-    conditions: Callable[[], Conditions] = Conditions
-    """Reads clocks and throttle reasons without a context; by default all are unknown."""
+    conditions: Callable[[], Conditions] = Conditions  # reads clocks and throttle reasons without a context; by default all are unknown
     prepare: Callable[[], object] = lambda: None
     """Imports the modules that `open` needs, without a context: a process that waits for its turn does so beforehand."""
-    gpus: tuple[str, ...] = ()
-    """UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the simulated device."""
+    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the simulated device
     alike: tuple[str, ...] = ()  # those of them that have the same key: their rows belong to one baseline
     follow: Callable[[], object] = lambda: None
     """Follows the machine code that this process loads from now on, so that `Counters.what_ran` knows it; without a context."""

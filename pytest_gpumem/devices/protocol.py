@@ -72,12 +72,9 @@ class HostMemory:
 class Advice(str, Enum):
     """A hint to the driver on the use of managed memory (`cudaMemAdvise`; CUDA C++ Programming Guide, Data Usage Hints)."""
 
-    READ_MOSTLY = "read_mostly"
-    """Mostly read: each reader gets its own copy, and a write drops the other copies. This advice has no place."""
-    PREFERRED_LOCATION = "preferred_location"
-    """Pages stay at this place where they can, and are mapped from elsewhere."""
-    ACCESSED_BY = "accessed_by"
-    """This place has the pages mapped wherever they are, so that its accesses do not fault."""
+    READ_MOSTLY = "read_mostly"  # mostly read: each reader gets its own copy, and a write drops the other copies. This advice has no place.
+    PREFERRED_LOCATION = "preferred_location"  # pages stay at this place where they can, and are mapped from elsewhere
+    ACCESSED_BY = "accessed_by"  # this place has the pages mapped wherever they are, so that its accesses do not fault
 
 
 @dataclass(eq=False)
@@ -95,8 +92,7 @@ class Allocation:
 class AccessProperty(str, Enum):
     """How L2 treats the lines of an access (`cudaAccessProperty`; CUDA C++ Programming Guide, L2 Access Properties)."""
 
-    NORMAL = "normal"
-    """No preference. It also turns a persisting line back to normal."""
+    NORMAL = "normal"  # no preference. It also turns a persisting line back to normal.
     STREAMING = "streaming"  # first to be evicted
     PERSISTING = "persisting"  # kept in the set-aside
 
@@ -107,11 +103,9 @@ class WindowSpec:
 
     address: int  # first byte, as a device address
     nbytes: int  # length, at most `accessPolicyMaxWindowSize`
-    hit_ratio: float
-    """Share of the accesses in the window that get the hit property, in [0, 1]; the others get the miss property."""
+    hit_ratio: float  # share of the accesses in the window that get the hit property, in [0, 1]; the others get the miss property
     hit: AccessProperty = AccessProperty.PERSISTING
-    miss: AccessProperty = AccessProperty.STREAMING
-    """Streaming or normal: CUDA takes no other (CUDA Runtime API, cudaAccessPolicyWindow)."""
+    miss: AccessProperty = AccessProperty.STREAMING  # streaming or normal: CUDA takes no other (CUDA Runtime API, cudaAccessPolicyWindow)
 
     @property
     def words(self) -> str:
@@ -136,8 +130,7 @@ class Foreign:
     function: Callable[[], object]  # launches on the current stream
     reference: Callable[[], object] | None = None
     """Does the work of `function` on the host views of the buffers. The simulated device runs this one."""
-    accesses: tuple[Access, ...] = ()
-    """Accesses of one run, for the simulated device's model of the time. Argument names do not matter."""
+    accesses: tuple[Access, ...] = ()  # accesses of one run, for the simulated device's model of the time. Argument names do not matter.
     allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access where known
 
 
@@ -273,8 +266,7 @@ class Kernels(Protocol):
         """
 
 
-PLENTY = 0.75
-"""Share of the device's memory that is free for code of other libraries while memory is kept for the next kernel."""
+PLENTY = 0.75  # share of the device's memory that is free for code of other libraries while memory is kept for the next kernel
 
 
 class Memory(Protocol):

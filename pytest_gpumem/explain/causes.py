@@ -20,12 +20,10 @@ from pytest_gpumem.explain.what_ran import Difference, compared
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.records.measurement import Measurement
 
-RULES = (*rules_memory.WINDOW_RULES, *rules_link.RULES, *rules_memory.RULES)
-"""All rules, in the order in which they are applied."""
+RULES = (*rules_memory.WINDOW_RULES, *rules_link.RULES, *rules_memory.RULES)  # all rules, in the order in which they are applied
 
 UNEXPLAINED = "unexplained"  # name of the part without a cause
-LEAST = 0.01
-"""Share of the slow-down below which a cause is left out, and by which estimates may be scaled without "up to"."""
+LEAST = 0.01  # share of the slow-down below which a cause is left out, and by which estimates may be scaled without "up to"
 LARGE = 0.5  # share of the slow-down above which the unexplained part gets a note
 SMALL = 0.1  # share of the slow-down below which the kernels count as not slower
 CONFIDENCE = 0.95  # of the interval, two-sided

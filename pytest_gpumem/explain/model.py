@@ -83,8 +83,7 @@ def _two(was: float | None, now: float | None) -> Two | None:
 
 
 SLOWEST = 0.2  # share of the DRAM peak below which no rate is assumed for further bytes
-L2_OVER_DRAM = 2.0
-"""Bandwidth of L2 over that of DRAM: 1.9 to 2.2 on an H200, by footprint (`l2_read`, ci/records/nvidia-h200/suite.json)."""
+L2_OVER_DRAM = 2.0  # bandwidth of L2 over that of DRAM: 1.9 to 2.2 on an H200, by footprint (`l2_read`, ci/records/nvidia-h200/suite.json)
 SAME_WORK = 0.05  # change of declared bytes that counts as none
 
 

@@ -118,8 +118,7 @@ class KernelPairs:
     pairs: tuple[tuple[KernelGroup, KernelGroup], ...]
     """Base's and head's kernels of the same work: one of each, or several if they cannot be told apart."""
     added: tuple[KernelFigures, ...]  # kernels of head, or further launches of one, without a counterpart in base
-    replaced: tuple[KernelFigures, ...]
-    """Kernels of base that `added` replaces, such as a fused one that was split; empty if none went."""
+    replaced: tuple[KernelFigures, ...]  # kernels of base that `added` replaces, such as a fused one that was split; empty if none went
 
     @property
     def alike(self) -> tuple[tuple[KernelFigures, KernelFigures], ...]:

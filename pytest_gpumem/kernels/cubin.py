@@ -51,8 +51,7 @@ class MachineCode:
     depend on paths, line numbers, comments or debug information."""
     code_bytes: int
     registers: int | None  # registers of a thread
-    local_bytes: int | None
-    """Stack frame of a thread in local memory: spilled registers, and arrays that are indexed at run time."""
+    local_bytes: int | None  # stack frame of a thread in local memory: spilled registers, and arrays that are indexed at run time
     shared_bytes: int  # static shared memory of a block
 
 

@@ -27,13 +27,11 @@ class Declared:
 
     source: str | None  # a CUDA file, relative to the folder of `pyproject.toml`
     triton: str | None  # a kernel of Triton: "module:function"
-    entries: tuple[str, ...] = ()
-    """C++ name expressions such as "scale<float>"; empty: all kernels of the file that are no templates."""
+    entries: tuple[str, ...] = ()  # C++ name expressions such as "scale<float>"; empty: all kernels of the file that are no templates
     options: tuple[str, ...] = ()  # options of NVRTC; of a Triton kernel none
     signature: str = ""
     """Types and constants of a Triton kernel's parameters in order, as its ahead-of-time compiler takes them: "*fp32:16, i32, 1024"."""
-    triton_options: Mapping[str, int] = field(default_factory=dict)
-    """`num_warps` and `num_stages`, where they are given."""
+    triton_options: Mapping[str, int] = field(default_factory=dict)  # `num_warps` and `num_stages`, where they are given
     limits: Mapping[str, float] = field(default_factory=dict)  # the most of each figure of `FIGURES`
 
 

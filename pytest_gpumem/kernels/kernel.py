@@ -57,8 +57,7 @@ class LaunchShape:
     blocks: int
     threads: int
     shared_bytes: int = 0
-    vectors: int = 1
-    """Value of `{vectors}` in the kernel's entry: 16-byte vectors of each array that one thread handles at once."""
+    vectors: int = 1  # value of `{vectors}` in the kernel's entry: 16-byte vectors of each array that one thread handles at once
 
 
 @dataclass(frozen=True)
@@ -69,17 +68,14 @@ class Access:
     direction: Literal["read", "write"]
     footprint: int  # distinct bytes touched
     requested: int  # bytes that the threads ask for, repeats counted: above `footprint` where lines are used again
-    sectors_per_request: float = 4.0
-    """32-byte sectors that one warp-wide request of 4-byte words touches: 4 when coalesced, up to 32."""
+    sectors_per_request: float = 4.0  # 32-byte sectors that one warp-wide request of 4-byte words touches: 4 when coalesced, up to 32
     dependent: bool = False  # each access waits for the one before (pointer chase): latency, not bandwidth, decides
     random: bool = False  # lines are touched in no order that a page or a row buffer could use
     nearby: bool = False
     """Other requests for the sectors of one follow at once, by neighbouring warps: they find them in L2 however large the array is, so
     that sectors beyond the coalesced four cost bandwidth of L2, not of DRAM."""
-    onward: bool = False
-    """A launch touches other lines than the launches before, until it has been through the whole array."""
-    through_l1: bool = False
-    """Repeated loads of a pointer chase find their lines in L1 while the whole array fits into it."""
+    onward: bool = False  # a launch touches other lines than the launches before, until it has been through the whole array
+    through_l1: bool = False  # repeated loads of a pointer chase find their lines in L1 while the whole array fits into it
     wrapping: bool = False
     """The threads of a grid-stride loop read element i modulo the array's size: those of a block may come to the same few again and again,
     and find them in L1. All other loads are modelled as going to L2."""
@@ -125,11 +121,9 @@ class Kernel:
     loads_in_flight: int = 1
     """Independent loads that one thread has in flight before the first is used, for each of its launch shape's vectors."""
     load_bytes: int | None = None  # bytes of one load of a thread; None: one element
-    check: Callable[[Call], str | None] | None = None
-    """Says what is wrong with a call (sizes that do not fit together), or None."""
+    check: Callable[[Call], str | None] | None = None  # says what is wrong with a call (sizes that do not fit together), or None
     relative_tolerance: float = 0.0  # largest relative difference to the reference; 0 for exact kernels
-    accesses_per_launch: Callable[[Call], int] | None = None
-    """Dependent accesses of one launch, for a latency per access."""
+    accesses_per_launch: Callable[[Call], int] | None = None  # dependent accesses of one launch, for a latency per access
     on_chip_cycles: Callable[[Call], float] | None = None
     """Cycles for which one SM's L1 and shared memory are busy with all requests of a launch, where they can decide its time: one for each
     line of 128 bytes that a request to global memory touches, one for each access to shared memory and bank conflict. Of a kernel that

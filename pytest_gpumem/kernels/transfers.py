@@ -13,8 +13,7 @@ _COMPUTED = ("f4", "f8")
 _REREAD = ("f4", "i4")  # the sectors of a strided read hold for 4-byte words
 _THREADS = 256
 _BLOCKS_PER_SM = 8
-_LANES = 128
-"""Single-precision operations that an SM does in a cycle (CUDA C++ Programming Guide, Arithmetic Instructions, 8.6 and 9.0)."""
+_LANES = 128  # single-precision operations that an SM does in a cycle (CUDA C++ Programming Guide, Arithmetic Instructions, 8.6 and 9.0)
 
 
 def _no_grid_chosen(call: Call) -> str | None:

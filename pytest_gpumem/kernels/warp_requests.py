@@ -22,8 +22,7 @@ _ROUNDS = 20  # passes over the instructions at most; registers of a loop in a l
 class Requests:
     """The requests of a kernel to global memory."""
 
-    worst: float | None
-    """Largest ratio of touched sectors to the fewest that hold the same bytes; None if no access is known."""
+    worst: float | None  # largest ratio of touched sectors to the fewest that hold the same bytes; None if no access is known
     unknown: int  # loads and stores whose pattern is not known
 
 

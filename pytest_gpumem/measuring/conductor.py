@@ -267,8 +267,7 @@ def worst(seen: Sequence[Conditions]) -> Conditions | None:
     )
 
 
-PART_SHARE = 0.25
-"""Share of a measurement's budget that each part of overlapping work, and their sequence, is measured with."""
+PART_SHARE = 0.25  # share of a measurement's budget that each part of overlapping work, and their sequence, is measured with
 AGREE = 0.1
 """Largest difference between the sequence and the sum of its parts, as a share of the sum. Other traffic on a host's link makes copies up
 to twice as long, for some milliseconds: on an H100 a sequence read 2.43 ms, its parts 1.22 and 0.37 ms."""

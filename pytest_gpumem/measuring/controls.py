@@ -59,10 +59,8 @@ READINGS = 24  # batches of each read, one launch for each array, and readings o
 LATENCY_MULTIPLES = 4
 """Size over L2 of the nodes of a pointer chase. Its placement then changes the latency by 0.2 % (standard deviation on an H200,
 test_latency.py in ci/records/nvidia-h200/suite.json), a seventh of the difference between variants of a card."""
-LATENCY_STEPS = 4000
-"""Nodes of one walk; each walk continues where the last one ended. The launch itself takes a thousandth of the time."""
-LATENCY_SPARE = 2
-"""Nodes of the cycle over those that the walks visit: the other nodes of the memory need no place on it."""
+LATENCY_STEPS = 4000  # nodes of one walk; each walk continues where the last one ended. The launch itself takes a thousandth of the time.
+LATENCY_SPARE = 2  # nodes of the cycle over those that the walks visit: the other nodes of the memory need no place on it
 DIGITS = 16  # hexadecimal digits of the digest of the kernels' source
 
 

@@ -16,8 +16,7 @@ from pytest_gpumem.measuring.stopping import steady
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import Ranges
 
-FLUSH_FACTOR = 2
-"""Size over L2: nothing of the sample before survives least-recently-used eviction, an eighth survives random eviction."""
+FLUSH_FACTOR = 2  # size over L2: nothing of the sample before survives least-recently-used eviction, an eighth survives random eviction
 
 
 class Flush:

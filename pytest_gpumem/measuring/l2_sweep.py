@@ -18,8 +18,7 @@ Measure = Callable[[int, float], tuple[float, "float | None"]]
 HIT_RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)  # hit ratios of the full grid
 GRID_SHARE = 0.25  # largest share of the full grid's settings that a search measures
 APART = 0.05  # hit ratios that differ by less count as the same
-ROOM = 0.85
-"""Share of a set-aside that a setting with room fills: lines of the same sets evict each other before it is full."""
+ROOM = 0.85  # share of a set-aside that a setting with room fills: lines of the same sets evict each other before it is full
 ROOMY = (0.75, 0.92)
 """Shares that count as room: a hit ratio of the grid that fills as much is preferred. Above, the set-aside counts as full."""
 COARSE = (8, 4, 2)
@@ -28,14 +27,12 @@ ALIKE = 0.003
 """Latencies that differ by at most this share, and by no more than their noise, are the same: the smaller set-aside is then better."""
 NEAR = 2
 """Steps over which a comparison of full and with room holds: next to it, the search follows the better one before it tries the other."""
-CLOSE = 0.03
-"""Share by which the second-best may be slower than the best and still be refined in turn with it; otherwise it comes after."""
+CLOSE = 0.03  # share by which the second-best may be slower than the best and still be refined in turn with it; otherwise it comes after
 ROUNDS = 4  # fresh measurements of each setting that the search confirms
 LEAST_ROUNDS = 3  # fewest of them, where the time is up: with two, Student's quantile makes every interval useless
 FIRST = 3  # settings that are measured whatever their time: off, fitted, maximum
 SEARCH_SECONDS = 4.5  # seconds after which the search ends
-SECONDS = 8.0
-"""Seconds after which no further round begins; with the fewest rounds of a kernel of milliseconds, a sweep stays below 10 s."""
+SECONDS = 8.0  # seconds after which no further round begins; with the fewest rounds of a kernel of milliseconds, a sweep stays below 10 s
 
 
 def grid(facts: DeviceFacts) -> list[Setting]:

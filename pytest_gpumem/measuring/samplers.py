@@ -29,8 +29,7 @@ class Shot:
     ranges: Ranges
     name: str  # name of the test's NVTX range
     category: str | None = None  # part of the memory system that a launch exercises: the NVTX category of its range
-    random: np.random.Generator = field(default_factory=np.random.default_rng)
-    """Order of the placements within a round."""
+    random: np.random.Generator = field(default_factory=np.random.default_rng)  # order of the placements within a round
     untimed: int = 0
     """Launches before the interval, on the placement that is timed: it is hot then, although other placements were launched meanwhile."""
 
@@ -146,8 +145,7 @@ class BlockedSampler:
 
 LEAST_BATCH = 20
 MOST_BATCH = 400
-BATCH_SECONDS = 400e-6
-"""Length of a batch: the extra microsecond of its first launch is a quarter of a per cent of it."""
+BATCH_SECONDS = 400e-6  # length of a batch: the extra microsecond of its first launch is a quarter of a per cent of it
 SLOW_BATCH_SECONDS = 2e-3
 """Length from which a batch has fewer than the least launches, down to one: a launch more or less then changes a reading by 0.025 %."""
 FOREIGN_BATCH = (5, 50)

@@ -46,8 +46,7 @@ class Plan:
     mode: str = "clean-cold"
     sampler: str = "auto"
     placements: int = 8
-    precision: float = 0.001
-    """Wanted half-width of the confidence interval over placements, as a share of the latency."""
+    precision: float = 0.001  # wanted half-width of the confidence interval over placements, as a share of the latency
     budget: float = 1.0  # seconds for one measurement
 
 

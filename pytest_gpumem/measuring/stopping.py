@@ -12,17 +12,13 @@ from itertools import groupby
 import numpy as np
 
 LEAST_SAMPLES = 3  # samples of one placement of a launch that is slow for the budget
-FEW_SAMPLES = 512
-"""Samples of a measurement from which its own estimate of noise is used, where they cost next to nothing."""
+FEW_SAMPLES = 512  # samples of a measurement from which its own estimate of noise is used, where they cost next to nothing
 NOTHING = 0.12  # share of the budget that counts as next to nothing
-MOST_SAMPLES = 1000
-"""Samples of a measurement: placements and processes differ by more than further samples would resolve."""
+MOST_SAMPLES = 1000  # samples of a measurement: placements and processes differ by more than further samples would resolve
 MOST_PLACEMENTS_FACTOR = 4
 """Placements may grow to this many times the wanted number: while the interval is too wide, or at once where they are small."""
-ENOUGH_SAMPLES = 25
-"""Samples that each placement may take however many placements there are, where these follow each other."""
-NEGLIGIBLE = 0.5
-"""Standard error from samples over standard error from placements, below which more samples do not help."""
+ENOUGH_SAMPLES = 25  # samples that each placement may take however many placements there are, where these follow each other
+NEGLIGIBLE = 0.5  # standard error from samples over standard error from placements, below which more samples do not help
 FEW_IN_TURN = 12
 """Samples of one placement of several that follow each other, from which their own noise decides. In the rows of an H200's and an H100's
 suite that have such placements, it widens the interval by 2 % in the median and saves two of three samples."""
@@ -174,8 +170,7 @@ def go_on(medians: Sequence[float], *, wanted: float, placements: int, most: int
 
 
 WINDOW = 12  # fewest samples of the test for a trend: enough for a rank correlation to show a drift in quiet samples
-MOST_WINDOW = 100
-"""Most samples of the test: launches that need so many are short, and a hundred of them cost some milliseconds."""
+MOST_WINDOW = 100  # most samples of the test: launches that need so many are short, and a hundred of them cost some milliseconds
 RESOLVED = 0.0075
 """Largest standard error of the drift within the window, as a share of the median. On an H200 the first hundred samples of a triad of 2 MiB
 arrays fall by 5 % while they vary by 3 %: twelve of them show no trend, and the next fifty read 3 % too much."""

@@ -33,28 +33,23 @@ class Target:
     """One thing to measure, where it is now."""
 
     name: str
-    kind: Literal["kernel", "callable", "case", "work"]
-    """A kernel of the catalogue, any function, a `Case`, or work of `gpu_work`."""
+    kind: Literal["kernel", "callable", "case", "work"]  # a kernel of the catalogue, any function, a `Case`, or work of `gpu_work`
     stream: Stream  # where it runs
     launch: Callable[[int, Stream], None]  # queues one launch on the buffers of one placement
     places: int = 1  # placements of its buffers that live side by side
     traffic: Traffic | None = None  # compulsory bytes of one launch, if known
     footprint: int | None = None  # distinct bytes touched by one launch, if known
     accesses_per_launch: int | None = None  # dependent accesses of one launch
-    sectors_per_request: float | None = None
-    """Mean sectors of one launch's warp-wide requests, if it makes any and their pattern is known."""
-    requested: int | None = None
-    """Bytes that the threads of one launch request, repeats counted; None where `sectors_per_request` is."""
+    sectors_per_request: float | None = None  # mean sectors of one launch's warp-wide requests, if it makes any and their pattern is known
+    requested: int | None = None  # bytes that the threads of one launch request, repeats counted; None where `sectors_per_request` is
     kernel_source: str | None = None  # SHA-256 of the source file of a catalogue kernel
     host_memory: tuple[tuple[str, str], ...] = ()
     """Name and kind of memory of each argument that is not plain device memory; empty where arguments are not known by name."""
     managed: tuple[Buffer, ...] = ()  # managed buffers whose pages are put back before every sample
     window: PersistingStream | None = None  # the persisting stream, if it runs on one
     notes: tuple[str, ...] = ()  # what a reader of the result must know
-    waits: bool = False
-    """The host takes part in every launch, as in a copy of pageable memory: no held stream can show its time."""
-    restores: bool = False
-    """Something comes before every launch, so that launches do not follow each other in a batch."""
+    waits: bool = False  # the host takes part in every launch, as in a copy of pageable memory: no held stream can show its time
+    restores: bool = False  # something comes before every launch, so that launches do not follow each other in a batch
     prepare: Callable[[Stream], None] = nothing  # queues what restores changed inputs, untimed
     check: Callable[[], None] | None = None
     """Launches once on poisoned outputs and restored inputs and compares. Raises `WrongResult`, or `NotChecked` where memory is short."""
@@ -97,8 +92,7 @@ def declared_bytes(name: str, moved: object) -> int | None:
 
 PADDING_STEP = 2 * MiB  # device memory is mapped in pages of 2 MiB: less padding moves nothing
 MOST_PADDING = 64  # steps of padding at most, 128 MiB
-SMALL_BYTES = 16 * GiB
-"""Memory up to which placements beyond the wanted number are made at once: copying their content takes milliseconds."""
+SMALL_BYTES = 16 * GiB  # memory up to which placements beyond the wanted number are made at once: copying their content takes milliseconds
 MEMORY_SHARE = 0.5  # share of the free memory that placements side by side may take
 
 

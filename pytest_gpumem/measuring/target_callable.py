@@ -128,8 +128,7 @@ LOOKS = 2
 time."""
 LONG = 0.025  # seconds of work from which delays by other streams, of microseconds, do not matter
 LONG_SHARE = 0.1  # share of the whole time for which a stream must be busy with long work
-FILLED = 0.9
-"""Share of the whole time for which a stream is busy with long work that is timed there without a look at other streams."""
+FILLED = 0.9  # share of the whole time for which a stream is busy with long work that is timed there without a look at other streams
 BESIDE = 20e-6
 """Seconds for which the device may be busy after the timed stream is done, beyond the cost of asking; above, something runs beside it."""
 BESIDE_SHARE = 1e-3
@@ -150,8 +149,7 @@ class NoWork(Elsewhere):
     """The device did nothing: the time by the host's clock may be the host's alone."""
 
 
-Queues = Callable[[Stream], object]
-"""A function that queues work with the given stream as the current one of every library."""
+Queues = Callable[[Stream], object]  # a function that queues work with the given stream as the current one of every library
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.units import MiB
 
-PIECE_BYTES = 256 * MiB
-"""Bytes of each array that are compared at once where memory is too short for the reference of the whole."""
+PIECE_BYTES = 256 * MiB  # bytes of each array that are compared at once where memory is too short for the reference of the whole
 
 
 def kernel_target(

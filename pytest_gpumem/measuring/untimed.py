@@ -17,8 +17,7 @@ from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.records.what_ran import WhatRan, what_ran
 from pytest_gpumem.units import format_bytes
 
-PASSES = 3
-"""Passes until two that follow each other are equal. The first may still set something up."""
+PASSES = 3  # passes until two that follow each other are equal. The first may still set something up.
 
 LONG = 0.1  # seconds of a launch that is not repeated to see that it runs the same
 

@@ -20,8 +20,7 @@ Home = Literal["host", "device", "prefetched", "as left"]
 """Where the pages of managed memory are put back to before every sample. "prefetched" is from the host to the device, each time: pages
 that a kernel faulted in would otherwise stay, and a prefetch that does nothing would not show."""
 
-ALIGNMENT = 256
-"""Bytes; cudaMalloc guarantees it (CUDA C++ Best Practices Guide, 9.2.1.2), and vectorised kernels rely on it."""
+ALIGNMENT = 256  # bytes; cudaMalloc guarantees it (CUDA C++ Best Practices Guide, 9.2.1.2), and vectorised kernels rely on it
 
 
 Args = ParamSpec("Args")

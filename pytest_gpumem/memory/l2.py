@@ -20,8 +20,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_share
 
-Where = Literal["stream", "graph", "launch"]
-"""The carrier of the window: the stream, the kernels of a captured graph, or each launch."""
+Where = Literal["stream", "graph", "launch"]  # the carrier of the window: the stream, the kernels of a captured graph, or each launch
 
 _WHERE = ("stream", "graph", "launch")
 _MISS = (AccessProperty.STREAMING.value, AccessProperty.NORMAL.value)
@@ -40,8 +39,7 @@ class Asked:
 
     nbytes: int  # bytes under the window
     offset: int  # bytes of the buffer before the window
-    hit_ratio: float | None
-    """None: as much as the set-aside holds; all of it where the hit property is not persisting."""
+    hit_ratio: float | None  # None: as much as the set-aside holds; all of it where the hit property is not persisting
     set_aside: Literal["fit", "max", "off"] | int
     hit: AccessProperty
     miss: AccessProperty | None  # None: normal under a fitted hit ratio below 1, else streaming
@@ -443,8 +441,7 @@ class _Ledger:
         return f"thrashing: hit ratio x bytes is {terms} = {format_bytes(round(demand))}, {room}: {evict}"
 
 
-_LEDGERS: WeakKeyDictionary[Device, _Ledger] = WeakKeyDictionary()
-"""Of each device on which a persisting stream is open."""
+_LEDGERS: WeakKeyDictionary[Device, _Ledger] = WeakKeyDictionary()  # of each device on which a persisting stream is open
 
 
 def open_streams(device: Device) -> tuple[PersistingStream, ...]:

@@ -17,8 +17,7 @@ from pytest_gpumem.units import format_bytes
 _LIMIT = "set-aside"
 
 _Value = int | WindowSpec | None
-State = dict[int | str, _Value]
-"""The set-aside in bytes, and the window of each stream that can be seen, by its handle; None: it has none."""
+State = dict[int | str, _Value]  # the set-aside in bytes, and the window of each stream that can be seen, by its handle; None: it has none
 
 _DEFAULT_STREAMS = ("the legacy default stream", "the per-thread default stream")
 
@@ -27,8 +26,7 @@ _DEFAULT_STREAMS = ("the legacy default stream", "the per-thread default stream"
 class Leftover:
     """A change that a test left, and whether it was undone."""
 
-    text: str
-    """The change, the state before, and the repair. The sentence's subject, the test, is missing."""
+    text: str  # the change, the state before, and the repair. The sentence's subject, the test, is missing.
     repaired: bool
 
 

@@ -77,12 +77,9 @@ class ManagedBuffer(Buffer):
     """
 
     _wanted = Advised()
-    _advised: tuple[Allocation | None, Advised] = (None, Advised())
-    """The allocation that was advised, and its advice."""
-    discards = False
-    """Drop the content before every sample, after the pages were put back."""
-    oversubscribed = False
-    """It is larger than the device's free memory."""
+    _advised: tuple[Allocation | None, Advised] = (None, Advised())  # the allocation that was advised, and its advice
+    discards = False  # drop the content before every sample, after the pages were put back
+    oversubscribed = False  # it is larger than the device's free memory
 
     @property
     def advice(self) -> Advised:

@@ -27,8 +27,7 @@ from pytest_gpumem.records.schema import SchemaError, device_to_json, from_plain
 from pytest_gpumem.result_files import FileError, content, parsed
 from pytest_gpumem.runs import child
 
-SCHEMA = 1
-"""Version of the file's layout. A reader refuses any other."""
+SCHEMA = 1  # version of the file's layout. A reader refuses any other.
 
 
 class BadFile(ValueError):
@@ -40,10 +39,8 @@ class CountedRun:
     """The counts of one run."""
 
     facts: DeviceFacts  # the device
-    rows: tuple[Row, ...]
-    """The run's rows. Each measurement with kernels has its `counted`."""
-    kernels: Mapping[str, tuple[CountedKernel, ...]]
-    """By `Row.key`, the kernels of all launches of a measurement, in their order."""
+    rows: tuple[Row, ...]  # the run's rows. Each measurement with kernels has its `counted`.
+    kernels: Mapping[str, tuple[CountedKernel, ...]]  # by `Row.key`, the kernels of all launches of a measurement, in their order
     command: tuple[str, ...]
 
 

@@ -29,8 +29,7 @@ _MEMORY = dict(enumerate(("PAGEABLE", "PINNED", "DEVICE", "ARRAY", "MANAGED", "D
 """Kinds of memory ("CUDA Memory Operations Memory Kind" of the SQLite schema). CUPTI numbers them otherwise."""
 _CAUSES = {1: "prefetch", 2: "fault", 3: "speculation", 4: "eviction", 5: "access counters"}
 """Causes of migrations (CUPTI, `CUpti_ActivityUnifiedMemoryMigrationCause`), as in `migrations.CAUSES`."""
-_ACCESSES = {1: "read", 2: "write", 3: "atomic", 4: "prefetch"}
-"""Accesses that fault (CUPTI, `CUpti_ActivityUnifiedMemoryAccessType`)."""
+_ACCESSES = {1: "read", 2: "write", 3: "atomic", 4: "prefetch"}  # accesses that fault (CUPTI, `CUpti_ActivityUnifiedMemoryAccessType`)
 
 
 def read_sqlite(tables: Tables) -> Recording:

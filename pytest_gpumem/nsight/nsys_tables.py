@@ -19,8 +19,7 @@ from typing import Any
 from pytest_gpumem.nsight.recording import BadReport, RangePlace, place_of
 from pytest_gpumem.ranges import DOMAIN, MEASURE, NODEID_CATEGORY
 
-NEWEST_SCHEMA = 3
-"""Major version of the newest known schema; 3.24 is of Nsight Systems 2026.1. A minor version only adds."""
+NEWEST_SCHEMA = 3  # major version of the newest known schema; 3.24 is of Nsight Systems 2026.1. A minor version only adds.
 
 PROCESS = ~0xFFFFFF
 """Mask of the bits that a serialised thread id (`globalTid`) shares with that of its process (`globalPid`), whatever their sign."""
@@ -152,8 +151,7 @@ def _reason(error: sqlite3.Error) -> str:
     return f"cannot be read: {text}"
 
 
-CATEGORY, MARK, PUSH_POP, NEW_DOMAIN = 33, 34, 59, 75
-"""Types of NVTX events that are read ("NVTX Event Type Values" of the SQLite schema)."""
+CATEGORY, MARK, PUSH_POP, NEW_DOMAIN = 33, 34, 59, 75  # types of NVTX events that are read ("NVTX Event Type Values" of the SQLite schema)
 
 
 @dataclass(eq=False)

@@ -153,8 +153,7 @@ class ProfileReport:
     version: str
     command: tuple[str, ...]
     tests: tuple[SelectedTest, ...]
-    exit_code: int
-    """pytest's. A report with failed tests is complete too."""
+    exit_code: int  # pytest's. A report with failed tests is complete too.
 
 
 def systems(

@@ -9,57 +9,40 @@ from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
 MemoryPlace = Literal["device", "managed", "pinned"]
 """Memory of the GPU, managed memory, and page-locked memory of the host, allocated or registered."""
 
-FIXTURES = "gpumem"
-"""`MemoryUse.library` of the buffers that a test gets from fixtures of pytest-gpumem."""
-DRIVER = "CUDA"
-"""`MemoryUse.library` of allocations of the driver that no pool of a library made: raw CUDA, Numba, cuda.core."""
-GRAPHS = "CUDA graphs"
-"""`MemoryUse.library` of the memory that CUDA graphs allocate when they run."""
+FIXTURES = "gpumem"  # `MemoryUse.library` of the buffers that a test gets from fixtures of pytest-gpumem
+DRIVER = "CUDA"  # `MemoryUse.library` of allocations of the driver that no pool of a library made: raw CUDA, Numba, cuda.core
+GRAPHS = "CUDA graphs"  # `MemoryUse.library` of the memory that CUDA graphs allocate when they run
 
 
 class SizeCount(Record, frozen=True):
     """Allocations of similar size."""
 
-    up_to: Bytes
-    """Largest size among them, a power of two: the others are larger than half of it."""
-    count: Count
-    """Number of allocations."""
+    up_to: Bytes  # Largest size among them, a power of two: the others are larger than half of it
+    count: Count  # Number of allocations
 
 
 class MemoryUse(Record, frozen=True):
     """Memory of one kind that one library took. Memory inside a pool counts once: where it is used, and else as reserved."""
 
-    library: str
-    """Who allocated: "CuPy", "PyTorch", "CUDA" for the driver itself, "gpumem" for buffers of the fixtures."""
-    kind: MemoryPlace
-    """Where the memory lies."""
-    peak: Bytes = 0
-    """Most bytes in use at once, above those before the test."""
-    at_peak: Bytes = 0
-    """Bytes in use when the device memory of all libraries together was at its peak."""
+    library: str  # Who allocated: "CuPy", "PyTorch", "CUDA" for the driver itself, "gpumem" for buffers of the fixtures
+    kind: MemoryPlace  # Where the memory lies
+    peak: Bytes = 0  # Most bytes in use at once, above those before the test
+    at_peak: Bytes = 0  # Bytes in use when the device memory of all libraries together was at its peak
     kept: int = 0
     """Bytes in use at the end, above those before the test, after the test's references are gone. Below 0 if it freed earlier memory."""
-    reserved: int = 0
-    """Bytes that the library's pool holds at the end and nobody uses, above those before the test."""
-    allocations: Count = 0
-    """Number of allocations."""
-    allocated: Bytes = 0
-    """Bytes of all allocations together."""
-    largest: Bytes = 0
-    """Bytes of the largest allocation."""
-    sizes: tuple[SizeCount, ...] = ()
-    """Number of allocations by size, smallest first."""
-    source: str = ""
-    """Where the figures come from: "CUPTI", "memory hook", "allocator history", "allocator statistics", "fixtures"."""
+    reserved: int = 0  # Bytes that the library's pool holds at the end and nobody uses, above those before the test
+    allocations: Count = 0  # Number of allocations
+    allocated: Bytes = 0  # Bytes of all allocations together
+    largest: Bytes = 0  # Bytes of the largest allocation
+    sizes: tuple[SizeCount, ...] = ()  # Number of allocations by size, smallest first
+    source: str = ""  # Where the figures come from: "CUPTI", "memory hook", "allocator history", "allocator statistics", "fixtures"
 
 
 class Course(Record, frozen=True):
     """Bytes in use over the time of a test, of one library and kind."""
 
-    library: str
-    """As `MemoryUse.library`."""
-    kind: MemoryPlace
-    """As `MemoryUse.kind`."""
+    library: str  # As `MemoryUse.library`
+    kind: MemoryPlace  # As `MemoryUse.kind`
     points: tuple[tuple[Seconds, int], ...]
     """Seconds since the test began, and the bytes in use from then on, above those before the test. Thinned out; each stretch keeps its
     highest point."""
@@ -68,77 +51,52 @@ class Course(Record, frozen=True):
 class Phase(Record, frozen=True):
     """A part of a test's time."""
 
-    name: str
-    """Phase of the test such as "setup", "call" and "teardown", or the label of a part."""
-    begin: Seconds
-    """Seconds since the test began."""
-    end: Seconds
-    """Seconds since the test began."""
+    name: str  # Phase of the test such as "setup", "call" and "teardown", or the label of a part
+    begin: Seconds  # Seconds since the test began
+    end: Seconds  # Seconds since the test began
 
 
 class Site(Record, frozen=True):
     """A line of the user's code that allocates, with what one library allocated there of one kind of memory."""
 
-    file: str
-    """Relative to pytest's root folder where it lies in it; empty where no Python code ran in the thread that allocated."""
-    line: Count
-    """Number of the line."""
-    function: str
-    """Name of the function."""
-    code: str
-    """Text of the line; empty if it cannot be read."""
-    library: str
-    """As `MemoryUse.library`."""
-    kind: MemoryPlace
-    """As `MemoryUse.kind`."""
-    at_peak: Bytes = 0
-    """Bytes of it that were in use at the test's peak."""
-    at_peak_count: Count = 0
-    """Allocations that make them up."""
-    kept: Bytes = 0
-    """Bytes of it that are in use at the end."""
-    kept_count: Count = 0
-    """Allocations that make them up."""
+    file: str  # Relative to pytest's root folder where it lies in it; empty where no Python code ran in the thread that allocated
+    line: Count  # Number of the line
+    function: str  # Name of the function
+    code: str  # Text of the line; empty if it cannot be read
+    library: str  # As `MemoryUse.library`
+    kind: MemoryPlace  # As `MemoryUse.kind`
+    at_peak: Bytes = 0  # Bytes of it that were in use at the test's peak
+    at_peak_count: Count = 0  # Allocations that make them up
+    kept: Bytes = 0  # Bytes of it that are in use at the end
+    kept_count: Count = 0  # Allocations that make them up
     stack: tuple[str, ...] = ()
     """The lines of the user's code that led there, as "file:line in function", the outermost first; of its largest allocation."""
-    referrers: tuple[str, ...] = ()
-    """What refers to what is kept, as far as Python knows, such as "`cache` of the module app"."""
+    referrers: tuple[str, ...] = ()  # What refers to what is kept, as far as Python knows, such as "`cache` of the module app"
 
 
 class Footprint(Record, frozen=True):
     """The memory that a test took, or a labelled part of it. Work of the harness does not count: flushes, placements, references."""
 
-    peak: Bytes
-    """Most bytes of device memory in use at once, over all libraries, above those before the test."""
-    uses: tuple[MemoryUse, ...] = ()
-    """By library and kind; what was not touched is missing."""
+    peak: Bytes  # Most bytes of device memory in use at once, over all libraries, above those before the test
+    uses: tuple[MemoryUse, ...] = ()  # By library and kind; what was not touched is missing
     driver_peak: Bytes | None = None
     """Most bytes of device memory that the driver gave out at once, pools' reserves included, above those before the test: what the GPU
     must have free. None where the driver was not watched."""
-    peak_bound: Bytes | None = None
-    """The most that the peak can be, where that of a library is not known."""
+    peak_bound: Bytes | None = None  # The most that the peak can be, where that of a library is not known
     bound: Bytes | None = None
     """Where the driver was not watched: bytes by which the free memory of the GPU shrank from begin to end, beyond what is known. Whole
     pages of 2 MiB, other processes included."""
-    watched: tuple[str, ...] = ()
-    """Sources that were read, such as "CUPTI", "CuPy", "PyTorch"."""
-    not_watched: tuple[str, ...] = ()
-    """What was not seen, each with the reason."""
-    seconds: Seconds = 0.0
-    """Length of the test."""
-    phases: tuple[Phase, ...] = ()
-    """Setup, body and teardown, and the labelled parts."""
-    timeline: tuple[Course, ...] = ()
-    """Bytes in use over the test's time."""
+    watched: tuple[str, ...] = ()  # Sources that were read, such as "CUPTI", "CuPy", "PyTorch"
+    not_watched: tuple[str, ...] = ()  # What was not seen, each with the reason
+    seconds: Seconds = 0.0  # Length of the test
+    phases: tuple[Phase, ...] = ()  # Setup, body and teardown, and the labelled parts
+    timeline: tuple[Course, ...] = ()  # Bytes in use over the test's time
     sites: tuple[Site, ...] = ()
     """Lines that allocated what was in use at the peak or is kept, largest first; with `--gpumem-footprint=trace`. Small ones are left
     out."""
-    further_peaks: tuple[Bytes, ...] = ()
-    """`peak` in further processes of the same run (`--gpumem-processes`)."""
-    ended: bool = True
-    """False while the test still runs: what it keeps and reserves is not known yet."""
-    notes: tuple[str, ...] = ()
-    """Remarks for the reader."""
+    further_peaks: tuple[Bytes, ...] = ()  # `peak` in further processes of the same run (`--gpumem-processes`)
+    ended: bool = True  # False while the test still runs: what it keeps and reserves is not known yet
+    notes: tuple[str, ...] = ()  # Remarks for the reader
 
     def _sum(self, name: str, kinds: tuple[MemoryPlace, ...] = ("device", "managed", "pinned")) -> int:
         return sum(getattr(use, name) for use in self.uses if use.kind in kinds)

@@ -6,38 +6,31 @@ from typing import NamedTuple
 
 from pytest_gpumem.records.record import LaunchTime, Record
 
-LEAST_GAIN = 0.01
-"""Least gain at which persistence is recommended: the L2 that is set aside is missing for all other work."""
+LEAST_GAIN = 0.01  # Least gain at which persistence is recommended: the L2 that is set aside is missing for all other work
 
 
 class Setting(NamedTuple):
     """One place of the map."""
 
-    set_aside: int
-    """Bytes of L2 set aside; 0 without a set-aside and a window."""
-    hit_ratio: float
-    """Share of the window's accesses with the persisting property; 0 without a window."""
+    set_aside: int  # Bytes of L2 set aside; 0 without a set-aside and a window
+    hit_ratio: float  # Share of the window's accesses with the persisting property; 0 without a window
 
 
-OFF = Setting(0, 0.0)
-"""No set-aside and no window."""
+OFF = Setting(0, 0.0)  # No set-aside and no window
 
 
 class Point(Record, frozen=True):
     """One measured setting."""
 
     setting: Setting
-    latency: LaunchTime
-    """Seconds of one launch."""
-    half_width: float | None
-    """Half of the 95 % confidence interval of `latency`, in seconds; None where it is unknown."""
+    latency: LaunchTime  # Seconds of one launch
+    half_width: float | None  # Half of the 95 % confidence interval of `latency`, in seconds; None where it is unknown
 
 
 class Change(Record, frozen=True):
     """Latency of one setting against another, with its 95 % confidence interval."""
 
-    share: float
-    """0.25: the latency of the one is 1.25 times the other's."""
+    share: float  # 0.25: the latency of the one is 1.25 times the other's
     low: float
     high: float
 
@@ -45,39 +38,26 @@ class Change(Record, frozen=True):
 class Textbook(Record, frozen=True):
     """A setting that guides recommend for every kernel, measured beside the best."""
 
-    name: str
-    """The guide's name for it: "the maximum", "the maximum (3/4 of L2)", or "3/4 of L2"."""
-    point: Point
-    """Measured on the fresh samples."""
-    loss: Change
-    """Its latency against the recommended setting's; negative where it is faster."""
+    name: str  # The guide's name for it: "the maximum", "the maximum (3/4 of L2)", or "3/4 of L2"
+    point: Point  # Measured on the fresh samples
+    loss: Change  # Its latency against the recommended setting's; negative where it is faster
 
 
 class Sweep(Record, frozen=True):
     """Search for the set-aside and hit ratio of least latency, for one kernel and window."""
 
-    target: str
-    """Name of the kernel or the callable."""
-    device: str
-    """Name of the device."""
-    simulated: bool
-    """The device is simulated: the result says nothing about a GPU."""
-    window_bytes: int
-    """Bytes under the window."""
-    points: tuple[Point, ...]
-    """The measured settings, in the order of the search."""
-    grid: int
-    """Settings of the full grid: every step of L2/16 up to the maximum at each of five hit ratios, and off."""
-    off: Point
-    """No set-aside and no window, on the fresh samples."""
-    best: Point
-    """The best setting with a set-aside, on the fresh samples."""
-    gain: Change
-    """Latency of `off` against `best`: 0.25 is 1.25 times as fast with persistence."""
+    target: str  # Name of the kernel or the callable
+    device: str  # Name of the device
+    simulated: bool  # The device is simulated: the result says nothing about a GPU
+    window_bytes: int  # Bytes under the window
+    points: tuple[Point, ...]  # The measured settings, in the order of the search
+    grid: int  # Settings of the full grid: every step of L2/16 up to the maximum at each of five hit ratios, and off
+    off: Point  # No set-aside and no window, on the fresh samples
+    best: Point  # The best setting with a set-aside, on the fresh samples
+    gain: Change  # Latency of `off` against `best`: 0.25 is 1.25 times as fast with persistence
     textbook: tuple[Textbook, ...]
     """Settings that guides recommend: the maximum, and 3/4 of L2 where the maximum allows it; at the fitted hit ratio."""
-    notes: tuple[str, ...] = ()
-    """Remarks for the reader."""
+    notes: tuple[str, ...] = ()  # Remarks for the reader
 
     @property
     def pays(self) -> bool:

@@ -29,16 +29,11 @@ from pytest_gpumem.records.record import (
 from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.records.what_ran import WhatRan
 
-REPEATED = 3
-"""Requested over compulsory bytes from which on the compulsory bytes are no measure of the traffic of caches and memory."""
-L2_MULTIPLES = 4
-"""Footprint over L2 from which on bytes must come from DRAM; below, output may stay dirty in L2 after the last event."""
-MODES_APART = 0.01
-"""Least gap between two modes of placements, as a share of the latency."""
-SCATTERS_APART = 6
-"""The same in shortest intervals that hold half of the placements."""
-LEAST_FOR_MODES = 6
-"""Fewest placements that can have modes."""
+REPEATED = 3  # Requested over compulsory bytes from which on the compulsory bytes are no measure of the traffic of caches and memory
+L2_MULTIPLES = 4  # Footprint over L2 from which on bytes must come from DRAM; below, output may stay dirty in L2 after the last event
+MODES_APART = 0.01  # Least gap between two modes of placements, as a share of the latency
+SCATTERS_APART = 6  # The same in shortest intervals that hold half of the placements
+LEAST_FOR_MODES = 6  # Fewest placements that can have modes
 MOST, MOST_OF_MANY, MANY = 0.75, 0.6, 16
 """Share of the placements that are in one mode, from which on the others are exceptions; the same of many, and how many are many. Two
 processes must not count different modes: where 3 of 10 placements are exceptions, 10 of 16 are so by chance once in a hundred processes."""
@@ -75,14 +70,10 @@ def without_exceptions(medians: Sequence[float]) -> tuple[float, ...]:
 class Traffic(Record, frozen=True):
     """Compulsory bytes of one launch: every distinct byte that must be read or written, once."""
 
-    reads: Bytes
-    """Distinct bytes read."""
-    writes: Bytes
-    """Distinct bytes written."""
-    link: bool = False
-    """True if the bytes cross the host link; a copy of N bytes then counts N, as link bandwidth is quoted."""
-    declared: Bytes | None = None
-    """Total bytes that the user declares, where reads and writes are not known apart."""
+    reads: Bytes  # Distinct bytes read
+    writes: Bytes  # Distinct bytes written
+    link: bool = False  # True if the bytes cross the host link; a copy of N bytes then counts N, as link bandwidth is quoted
+    declared: Bytes | None = None  # Total bytes that the user declares, where reads and writes are not known apart
 
     @property
     def total(self) -> int:
@@ -95,22 +86,15 @@ class Traffic(Record, frozen=True):
 class Counted(Record, frozen=True):
     """Bytes that one launch moves according to the hardware's counters: the mean over `launches`."""
 
-    reads: Bytes
-    """Bytes read from DRAM."""
-    writes: Bytes
-    """Bytes written to DRAM, without those that are still dirty in L2 when the launch ends."""
-    l2_reads: Bytes | None
-    """Bytes that the SMs read from L2, in whole sectors of 32 bytes; None where they were not counted."""
-    l2_writes: Bytes | None
-    """Bytes that the SMs wrote to L2, in whole sectors of 32 bytes; None where they were not counted."""
-    launches: Launches
-    """Launches that were counted."""
-    source: str
-    """Source of the counts, such as "ncu"."""
+    reads: Bytes  # Bytes read from DRAM
+    writes: Bytes  # Bytes written to DRAM, without those that are still dirty in L2 when the launch ends
+    l2_reads: Bytes | None  # Bytes that the SMs read from L2, in whole sectors of 32 bytes; None where they were not counted
+    l2_writes: Bytes | None  # Bytes that the SMs wrote to L2, in whole sectors of 32 bytes; None where they were not counted
+    launches: Launches  # Launches that were counted
+    source: str  # Source of the counts, such as "ncu"
     sectors_per_request: Sectors | None = None
     """Sectors of 32 bytes that one load of a warp from global memory touches, of the kernel with most; None where it was not counted."""
-    l2_hit_rate: float | None = None
-    """L2 hit rate of all sectors, 0 to 1, of the kernel with the lowest; None where it was not counted."""
+    l2_hit_rate: float | None = None  # L2 hit rate of all sectors, 0 to 1, of the kernel with the lowest; None where it was not counted
 
     @property
     def total(self) -> int:
@@ -121,74 +105,52 @@ class Counted(Record, frozen=True):
 class Conditions(Record, frozen=True):
     """State of the device at one moment, from NVML or the simulated clock."""
 
-    sm_clock_hz: NotNegative | None = None
-    """SM clock in hertz."""
-    memory_clock_hz: NotNegative | None = None
-    """Memory clock in hertz."""
-    temperature_c: float | None = None
-    """GPU temperature in degrees Celsius."""
-    power_w: NotNegative | None = None
-    """Board power in watts."""
+    sm_clock_hz: NotNegative | None = None  # SM clock in hertz
+    memory_clock_hz: NotNegative | None = None  # Memory clock in hertz
+    temperature_c: float | None = None  # GPU temperature in degrees Celsius
+    power_w: NotNegative | None = None  # Board power in watts
     throttle_reasons: tuple[str, ...] = ()
     """Active clock event reasons that slow the device, such as "sw_power_cap", without idle and application clocks."""
-    other_processes: Count | None = None
-    """Other compute processes on the device; None where the driver does not report them."""
+    other_processes: Count | None = None  # Other compute processes on the device; None where the driver does not report them
 
 
 class Window(Record, frozen=True):
     """The active access-policy window, as the driver reports it; of a single launch, as the driver received it."""
 
-    nbytes: Bytes
-    """Bytes under the window."""
-    hit_ratio: Share
-    """Share of the window's accesses with the property `hit`."""
-    set_aside: Bytes
-    """Bytes of L2 set aside, as granted."""
-    where: str = "stream"
-    """Carrier of the window: "stream", "graph" (its kernels) or "launch"."""
-    hit: str = "persisting"
-    """L2 property of that share of the accesses: "persisting", "streaming" or "normal"."""
-    miss: str = "streaming"
-    """L2 property of the other accesses: "streaming" or "normal"."""
-    offset: Bytes = 0
-    """Bytes of the buffer before the window."""
+    nbytes: Bytes  # Bytes under the window
+    hit_ratio: Share  # Share of the window's accesses with the property `hit`
+    set_aside: Bytes  # Bytes of L2 set aside, as granted
+    where: str = "stream"  # Carrier of the window: "stream", "graph" (its kernels) or "launch"
+    hit: str = "persisting"  # L2 property of that share of the accesses: "persisting", "streaming" or "normal"
+    miss: str = "streaming"  # L2 property of the other accesses: "streaming" or "normal"
+    offset: Bytes = 0  # Bytes of the buffer before the window
 
 
 class Controls(Record, frozen=True):
     """Readings of the control kernels, which run no code of the project under test: a drift between two readings is the device's."""
 
-    dram: LaunchTime | None = None
-    """Seconds of a read from DRAM; None where it was not measured."""
-    l2: LaunchTime | None = None
-    """Seconds of a read from L2; None where it was not measured."""
-    launch: LaunchTime | None = None
-    """Seconds between two events with an idle launch between them; None where it was not measured."""
+    dram: LaunchTime | None = None  # Seconds of a read from DRAM; None where it was not measured
+    l2: LaunchTime | None = None  # Seconds of a read from L2; None where it was not measured
+    launch: LaunchTime | None = None  # Seconds between two events with an idle launch between them; None where it was not measured
     latency: LaunchTime | None = None
     """Seconds of one of many dependent accesses to DRAM: cards of one model come with different memory; None where it was not measured."""
-    source: str = ""
-    """Digest of the control kernels' source and of the arrays that they read; readings of different sources do not compare."""
+    source: str = ""  # Digest of the control kernels' source and of the arrays that they read; readings of different sources do not compare
 
 
 class Provenance(Record, frozen=True):
     """When and where a process measured: processes of one session agree better than those of another hour or another card."""
 
-    utc: str
-    """Start of the process's session, ISO 8601."""
-    card: str | None = None
-    """UUID of the GPU; None where it has none."""
-    controls: Controls | None = None
-    """Readings of the control kernels at the session's start; None where they did not run."""
+    utc: str  # Start of the process's session, ISO 8601
+    card: str | None = None  # UUID of the GPU; None where it has none
+    controls: Controls | None = None  # Readings of the control kernels at the session's start; None where they did not run
 
 
 class Repeat(Record, frozen=True):
     """The same measurement in another process of the same run (`--gpumem-processes`)."""
 
-    medians: LaunchTimes
-    """Seconds: median of each buffer placement."""
-    overhead: Seconds | None = None
-    """Seconds of launch overhead in that process, as `Measurement.overhead`."""
-    controls: Controls | None = None
-    """Readings of the control kernels in that process; None where they did not run."""
+    medians: LaunchTimes  # Seconds: median of each buffer placement
+    overhead: Seconds | None = None  # Seconds of launch overhead in that process, as `Measurement.overhead`
+    controls: Controls | None = None  # Readings of the control kernels in that process; None where they did not run
 
 
 class NoShare(str, Enum):
@@ -380,51 +342,28 @@ class Measurement(Record, frozen=True):
 class Limits(Record, frozen=True):
     """Limits of a measurement and of the memory of a test, as written; None is no limit."""
 
-    min_bandwidth: str | None = None
-    """Least bandwidth: "2.4 TB/s" or "85% of peak"."""
-    max_latency: str | None = None
-    """Longest latency: "12 us"."""
-    max_gpu_page_faults: str | None = None
-    """Most page faults of the GPU during one launch: "0"."""
-    max_migrated: str | None = None
-    """Most bytes of managed memory that move during one launch: "64 MiB"."""
-    max_kernels: str | None = None
-    """Most kernels in one launch: "3"."""
-    max_copies: str | None = None
-    """Most copies in one launch: "1"."""
-    max_copied_bytes: str | None = None
-    """Most bytes that copies move in one launch: "64 MiB"."""
-    max_syncs: str | None = None
-    """Most times that the host waits for the device in one launch: "0"."""
-    max_registers: str | None = None
-    """Most registers of a thread, over the kernels of one launch: "64"."""
-    max_spill: str | None = None
-    """Most bytes of local memory of a thread, over the kernels of one launch: "0 B"."""
-    same_kernels: str | None = None
-    """ "true": the kernels of one launch and their shapes are those of the baseline."""
-    max_dram_bytes: str | None = None
-    """Most bytes of DRAM in one launch, by the hardware's counters: "512 MiB"."""
-    max_sectors_per_request: str | None = None
-    """Most sectors that a load of a warp touches, by the hardware's counters: "4"."""
-    min_l2_hit_rate: str | None = None
-    """Least L2 hit rate, by the hardware's counters: "80%"."""
-    min_overlap: str | None = None
-    """Least hidden share of the time that overlap can hide: "80%"."""
-    max_regression: str | None = None
-    """Largest slow-down against the baseline: "1%" or "1% + 0.2 us"."""
-    fail_if_faster: str | None = None
-    """Gain against the baseline from which on the baseline is stale: "5%"."""
-    faster_than: str | None = None
-    """Another measurement of the same test that must be slower: "faulting", or "20 x faulting"."""
-    max_peak: str | None = None
-    """Most bytes of device memory in use at once: "2 GiB"."""
-    max_kept: str | None = None
-    """Most bytes still in use after the test: "0 B"."""
-    max_reserved: str | None = None
-    """Most bytes by which the unused memory of pools grows: "512 MiB"."""
-    max_allocations: str | None = None
-    """Most allocations: "100"."""
-    max_peak_regression: str | None = None
-    """Largest growth of the peak against the baseline: "0 B" or "5%"."""
+    min_bandwidth: str | None = None  # Least bandwidth: "2.4 TB/s" or "85% of peak"
+    max_latency: str | None = None  # Longest latency: "12 us"
+    max_gpu_page_faults: str | None = None  # Most page faults of the GPU during one launch: "0"
+    max_migrated: str | None = None  # Most bytes of managed memory that move during one launch: "64 MiB"
+    max_kernels: str | None = None  # Most kernels in one launch: "3"
+    max_copies: str | None = None  # Most copies in one launch: "1"
+    max_copied_bytes: str | None = None  # Most bytes that copies move in one launch: "64 MiB"
+    max_syncs: str | None = None  # Most times that the host waits for the device in one launch: "0"
+    max_registers: str | None = None  # Most registers of a thread, over the kernels of one launch: "64"
+    max_spill: str | None = None  # Most bytes of local memory of a thread, over the kernels of one launch: "0 B"
+    same_kernels: str | None = None  # "true": the kernels of one launch and their shapes are those of the baseline
+    max_dram_bytes: str | None = None  # Most bytes of DRAM in one launch, by the hardware's counters: "512 MiB"
+    max_sectors_per_request: str | None = None  # Most sectors that a load of a warp touches, by the hardware's counters: "4"
+    min_l2_hit_rate: str | None = None  # Least L2 hit rate, by the hardware's counters: "80%"
+    min_overlap: str | None = None  # Least hidden share of the time that overlap can hide: "80%"
+    max_regression: str | None = None  # Largest slow-down against the baseline: "1%" or "1% + 0.2 us"
+    fail_if_faster: str | None = None  # Gain against the baseline from which on the baseline is stale: "5%"
+    faster_than: str | None = None  # Another measurement of the same test that must be slower: "faulting", or "20 x faulting"
+    max_peak: str | None = None  # Most bytes of device memory in use at once: "2 GiB"
+    max_kept: str | None = None  # Most bytes still in use after the test: "0 B"
+    max_reserved: str | None = None  # Most bytes by which the unused memory of pools grows: "512 MiB"
+    max_allocations: str | None = None  # Most allocations: "100"
+    max_peak_regression: str | None = None  # Largest growth of the peak against the baseline: "0 B" or "5%"
     origin: dict[str, str] = field(default_factory=dict)
     """Source of each limit: "marker", "--gpumem-max-regression", "gpumem_max_latency in pytest.ini", "call"."""

@@ -9,8 +9,7 @@ from msgspec import field
 
 from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
 
-SHOWN_GROUPS = 32
-"""Groups of GPU page faults that are kept with their addresses; the totals count all groups."""
+SHOWN_GROUPS = 32  # Groups of GPU page faults that are kept with their addresses; the totals count all groups
 
 CAUSES = ("prefetch", "fault", "speculation", "eviction", "access counters", "unknown")
 """Why pages move (CUPTI, `CUpti_ActivityUnifiedMemoryMigrationCause`): a call of `cudaMemPrefetchAsync`; a page fault; the driver fetches
@@ -20,39 +19,25 @@ neighbours of a page that faulted; the device needs room; the hardware's access 
 class FaultGroup(Record, frozen=True):
     """GPU page faults that the driver handles together, as one line of nvprof's trace shows them (Unified memory, 2.7.2)."""
 
-    address: int
-    """Page that faults."""
-    faults: int
-    """Faults on it. All but one are duplicates, which the driver filters."""
-    access: str
-    """Access that faults: "read", "write", "atomic", "prefetch" or "unknown"."""
+    address: int  # Page that faults
+    faults: int  # Faults on it. All but one are duplicates, which the driver filters.
+    access: str  # Access that faults: "read", "write", "atomic", "prefetch" or "unknown"
 
 
 class PageCounts(Record, frozen=True):
     """Counts between two moments."""
 
-    gpu_faults: Count = 0
-    """Page faults of the GPU, duplicates included."""
-    gpu_groups: Count = 0
-    """Groups in which the driver handled them."""
-    gpu_pages: Count = 0
-    """Distinct pages that faulted on the GPU; the other faults are duplicates."""
-    cpu_faults: Count = 0
-    """Page faults of the host."""
-    to_device: Bytes = 0
-    """Bytes that moved from the host to the device."""
-    to_host: Bytes = 0
-    """Bytes that moved from the device to the host."""
-    between_devices: Bytes = 0
-    """Bytes that moved from one device to another."""
-    mapped: Bytes | None = None
-    """Bytes that the device mapped in place, without moving them; None where mappings are not counted."""
-    causes: dict[str, Bytes] = field(default_factory=dict)
-    """Bytes that moved, by cause: the keys are `CAUSES`."""
-    to_device_seconds: Seconds = 0.0
-    """Seconds in which at least one copy to the device was in progress."""
-    to_host_seconds: Seconds = 0.0
-    """Seconds in which at least one copy to the host was in progress."""
+    gpu_faults: Count = 0  # Page faults of the GPU, duplicates included
+    gpu_groups: Count = 0  # Groups in which the driver handled them
+    gpu_pages: Count = 0  # Distinct pages that faulted on the GPU; the other faults are duplicates
+    cpu_faults: Count = 0  # Page faults of the host
+    to_device: Bytes = 0  # Bytes that moved from the host to the device
+    to_host: Bytes = 0  # Bytes that moved from the device to the host
+    between_devices: Bytes = 0  # Bytes that moved from one device to another
+    mapped: Bytes | None = None  # Bytes that the device mapped in place, without moving them; None where mappings are not counted
+    causes: dict[str, Bytes] = field(default_factory=dict)  # Bytes that moved, by cause: the keys are `CAUSES`
+    to_device_seconds: Seconds = 0.0  # Seconds in which at least one copy to the device was in progress
+    to_host_seconds: Seconds = 0.0  # Seconds in which at least one copy to the host was in progress
     groups: tuple[FaultGroup, ...] = ()
     """The first groups of GPU page faults, at most `SHOWN_GROUPS`, in the order in which the driver handled them."""
 
@@ -80,14 +65,10 @@ class PageCounts(Record, frozen=True):
 class Migrations(Record, frozen=True):
     """One untimed counting pass of a measurement: pages are put back, then one launch runs."""
 
-    before: PageCounts | None = None
-    """Counts while inputs and pages are put back, which is not timed."""
-    launch: PageCounts | None = None
-    """Counts during the launch."""
-    source: str = ""
-    """Source of the counts, such as "CUPTI"."""
-    not_counted: str | None = None
-    """Why nothing was counted; `before` and `launch` are None then."""
+    before: PageCounts | None = None  # Counts while inputs and pages are put back, which is not timed
+    launch: PageCounts | None = None  # Counts during the launch
+    source: str = ""  # Source of the counts, such as "CUPTI"
+    not_counted: str | None = None  # Why nothing was counted; `before` and `launch` are None then
 
 
 TO_DEVICE, TO_HOST, BETWEEN_DEVICES = "to device", "to host", "between devices"
@@ -97,18 +78,12 @@ GPU_FAULT, CPU_FAULT, MAPPED = "GPU fault", "CPU fault", "mapped"
 class PageEvent(NamedTuple):
     """One event."""
 
-    kind: str
-    """`TO_DEVICE`, `TO_HOST` or `BETWEEN_DEVICES` for pages that moved, `GPU_FAULT`, `CPU_FAULT` or `MAPPED`."""
-    value: int
-    """Bytes that moved or were mapped; faults on one page that the driver handled together; of a CPU fault it means nothing."""
-    start: int
-    """Nanoseconds."""
-    end: int
-    """Nanoseconds."""
-    address: int
-    """First page."""
-    why: str
-    """Cause of a migration, one of `records.migrations.CAUSES`, or access that faulted, as `FaultGroup.access`."""
+    kind: str  # `TO_DEVICE`, `TO_HOST` or `BETWEEN_DEVICES` for pages that moved, `GPU_FAULT`, `CPU_FAULT` or `MAPPED`
+    value: int  # Bytes that moved or were mapped; faults on one page that the driver handled together; of a CPU fault it means nothing
+    start: int  # Nanoseconds
+    end: int  # Nanoseconds
+    address: int  # First page
+    why: str  # Cause of a migration, one of `records.migrations.CAUSES`, or access that faulted, as `FaultGroup.access`
 
 
 def page_counts(events: Sequence[PageEvent], *, maps: bool) -> PageCounts:

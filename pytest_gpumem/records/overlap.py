@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from pytest_gpumem.records.record import Record
 
-NOTHING_TO_HIDE = 0.02
-"""Share of the sequential time; where overlap can hide no more than this, the hidden share is noise."""
+NOTHING_TO_HIDE = 0.02  # Share of the sequential time; where overlap can hide no more than this, the hidden share is noise
 
 
 class Part(Record, frozen=True):
     """One part, measured alone."""
 
-    name: str
-    """Such as "host to device"."""
-    seconds: float
-    """Its latency alone, in seconds."""
+    name: str  # Such as "host to device"
+    seconds: float  # Its latency alone, in seconds
 
 
 class Overlap(Record, frozen=True):

@@ -21,8 +21,7 @@ class Besides(Record, frozen=True):
     kernels: tuple[KernelUse, ...] = ()
     copies: tuple[CopyUse, ...] = ()
     memsets: tuple[CopyUse, ...] = ()
-    migrations: PageCounts | None = None
-    """None where nothing was recorded of managed memory."""
+    migrations: PageCounts | None = None  # None where nothing was recorded of managed memory
 
 
 class TestProfile(Record, frozen=True):
@@ -30,38 +29,23 @@ class TestProfile(Record, frozen=True):
 
     __test__ = False  # pytest collects classes called Test...
 
-    name: str
-    """Name of the test's NVTX range, `Row.range_name`."""
-    nodeid: str | None
-    """pytest's id of the test; None where the tool did not record it."""
-    label: str
-    """Label of the measurement as it stands in the name of its range (`ranges.labelled`); empty for an unlabelled one."""
-    launches: Launches | None
-    """Measured launches; None where the tool does not tell them from the kernels that they consist of."""
-    kernels: tuple[KernelUse, ...]
-    """Kernels of the measured launches, the longest first."""
-    copies: tuple[CopyUse, ...] = ()
-    """Copies of the measured launches, the longest first."""
-    memsets: tuple[CopyUse, ...] = ()
-    """Memsets of the measured launches, the longest first."""
+    name: str  # Name of the test's NVTX range, `Row.range_name`
+    nodeid: str | None  # pytest's id of the test; None where the tool did not record it
+    label: str  # Label of the measurement as it stands in the name of its range (`ranges.labelled`); empty for an unlabelled one
+    launches: Launches | None  # Measured launches; None where the tool does not tell them from the kernels that they consist of
+    kernels: tuple[KernelUse, ...]  # Kernels of the measured launches, the longest first
+    copies: tuple[CopyUse, ...] = ()  # Copies of the measured launches, the longest first
+    memsets: tuple[CopyUse, ...] = ()  # Memsets of the measured launches, the longest first
     migrations: PageCounts | None = None
     """Page faults and migrations of managed memory during all measured launches; None where they were not recorded."""
-    rest: Besides = field(default_factory=Besides)
-    """Activity of the test outside of its measured launches."""
-    sm_clock_hz: float | None = None
-    """SM clock in hertz, the mean over the kernels weighted by their time."""
-    memory_clock_hz: float | None = None
-    """Memory clock in hertz, the mean over the kernels weighted by their time."""
-    set_aside: int | None = None
-    """Bytes of L2 set aside for persisting accesses, where the tool gives them."""
-    window: Window | None = None
-    """Access-policy window, where it is known."""
-    process: int | None = None
-    """Process id; None where the tool does not give it."""
-    tool: str = ""
-    """Tool that recorded it: "nsys" or "ncu"."""
-    tool_version: str = ""
-    """Version of the tool."""
+    rest: Besides = field(default_factory=Besides)  # Activity of the test outside of its measured launches
+    sm_clock_hz: float | None = None  # SM clock in hertz, the mean over the kernels weighted by their time
+    memory_clock_hz: float | None = None  # Memory clock in hertz, the mean over the kernels weighted by their time
+    set_aside: int | None = None  # Bytes of L2 set aside for persisting accesses, where the tool gives them
+    window: Window | None = None  # Access-policy window, where it is known
+    process: int | None = None  # Process id; None where the tool does not give it
+    tool: str = ""  # Tool that recorded it: "nsys" or "ncu"
+    tool_version: str = ""  # Version of the tool
 
     @property
     def key(self) -> str:

@@ -12,8 +12,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
 
-ENOUGH = 3
-"""Number of runs, or of processes, whose own spread counts."""
+ENOUGH = 3  # Number of runs, or of processes, whose own spread counts
 GROSS = 0.1
 """Share beyond the limit that fewer processes can prove. On H200 cards 5 of 2475 single measurements of unchanged code were 2 to 3 % slow
 at all placements, for no visible reason (ci/records/nvidia-h200/gate_validation_short.json)."""
@@ -22,62 +21,42 @@ at all placements, for no visible reason (ci/records/nvidia-h200/gate_validation
 class Comparison(Record, frozen=True):
     """A row against its baseline, as shares of the baseline's latency: +0.01 is 1 % slower."""
 
-    delta: float
-    """Measured change."""
-    low: float
-    """Lower bound of the change, one-sided at 99.9 %: what FAIL rests on."""
-    high: float
-    """Upper bound of the change, one-sided at 99.5 %: what PASS rests on."""
-    catches: float
-    """Smallest slow-down that this comparison fails in 99 % of runs."""
-    processes: int
-    """Accepted processes of the baseline."""
-    runs: int = 1
-    """Accepted runs that those processes are of."""
-    measured: int = 1
-    """Processes of this run behind the change."""
-    p_value: float | None = None
-    """Probability that a change of no more than the limit shows such a slow-down or a larger one."""
+    delta: float  # Measured change
+    low: float  # Lower bound of the change, one-sided at 99.9 %: what FAIL rests on
+    high: float  # Upper bound of the change, one-sided at 99.5 %: what PASS rests on
+    catches: float  # Smallest slow-down that this comparison fails in 99 % of runs
+    processes: int  # Accepted processes of the baseline
+    runs: int = 1  # Accepted runs that those processes are of
+    measured: int = 1  # Processes of this run behind the change
+    p_value: float | None = None  # Probability that a change of no more than the limit shows such a slow-down or a larger one
 
 
 class Verdict(Record, frozen=True):
     """The outcome of one row, with its reason."""
 
-    outcome: Outcome
-    """The result."""
-    reason: str
-    """One sentence with the figure, the limit and the margin."""
-    comparison: Comparison | None = None
-    """Change against the baseline, where there is one."""
-    simulated: bool = False
-    """Every verdict about a simulated device says so."""
-    code: Code | None = None
-    """Why; None for a PASS by the figures, and for a FAIL by an absolute limit."""
+    outcome: Outcome  # The result
+    reason: str  # One sentence with the figure, the limit and the margin
+    comparison: Comparison | None = None  # Change against the baseline, where there is one
+    simulated: bool = False  # Every verdict about a simulated device says so
+    code: Code | None = None  # Why; None for a PASS by the figures, and for a FAIL by an absolute limit
 
 
 class Row(Record, frozen=True):
     """One row of the table and of the JSON."""
 
-    nodeid: str
-    """pytest's id of the test."""
-    limits: Limits
-    """Its limits."""
-    verdict: Verdict
-    """Its verdict."""
+    nodeid: str  # pytest's id of the test
+    limits: Limits  # Its limits
+    verdict: Verdict  # Its verdict
     measurement: Measurement | None = None
     """None if the test failed before anything was measured, and in a row that is of its footprint alone."""
-    label: str = ""
-    """Label of the measurement inside its test."""
-    failed: bool = False
-    """The test failed, for any reason: such a row never enters a baseline."""
-    range_name: str = ""
-    """Name of the test's NVTX range in the domain `gpumem`."""
+    label: str = ""  # Label of the measurement inside its test
+    failed: bool = False  # The test failed, for any reason: such a row never enters a baseline
+    range_name: str = ""  # Name of the test's NVTX range in the domain `gpumem`
     test_source: str | None = None
     """SHA-256 of the text of the test's function, without functions that it calls and fixtures; None where it has no text."""
     test_error: bool | UnsetType = UNSET
     """True if the test failed by an assertion or an error of its own, whatever its verdicts. Written only then."""
-    changed: tuple[str, ...] = ()
-    """Differences from the processes of the baseline, such as "driver 580.95.05 -> 590.10"."""
+    changed: tuple[str, ...] = ()  # Differences from the processes of the baseline, such as "driver 580.95.05 -> 590.10"
     extra: dict[str, float] = field(default_factory=dict)
     """Further figures that the test gave for this measurement, by name and unit, such as "elements/s"."""
     footprint: Footprint | None = None
@@ -101,14 +80,11 @@ NOT_RUN: Final = "not run"
 class Missing(Record, frozen=True):
     """A measurement of the baseline that this run did not take."""
 
-    nodeid: str
-    """pytest's id of the test."""
-    label: str
-    """Label of the measurement inside its test."""
+    nodeid: str  # pytest's id of the test
+    label: str  # Label of the measurement inside its test
     status: Status
     """`lost`; `allowed`, if --gpumem-allow-lost names it; or `not run`, if its test was deselected or the session ended first."""
-    reason: str
-    """Why it was not taken."""
+    reason: str  # Why it was not taken
 
     @property
     def key(self) -> str:

@@ -14,6 +14,7 @@ import re
 import reprlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
@@ -27,8 +28,7 @@ from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import Missing, Row
 
-SCHEMA = 2
-"""Version of the layout that is written."""
+SCHEMA = 2  # Version of the layout that is written
 _FIRST = 1
 _OUTCOMES_OF_FIRST = {
     "SUSPECT": (Outcome.UNDECIDED, Code.LOOKS_SLOWER),
@@ -37,10 +37,8 @@ _OUTCOMES_OF_FIRST = {
     "NO BASELINE": (Outcome.NEW, Code.NO_BASELINE),
 }
 """Outcomes of schema 1 and their names in schema 2."""
-PROFILE_SCHEMA = 1
-"""Version of the layout of profiles; no other is read."""
-SWEEPS_KEY = "gpumem_l2_sweeps"
-"""Key of the sweeps in pytest-benchmark's file, beside the run."""
+PROFILE_SCHEMA = 1  # Version of the layout of profiles; no other is read
+SWEEPS_KEY = "gpumem_l2_sweeps"  # Key of the sweeps in pytest-benchmark's file, beside the run
 
 DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Row: ("key",),
@@ -63,14 +61,10 @@ class SchemaError(ValueError):
 class Document(msgspec.Struct, frozen=True):
     """The value of the key `gpumem` in a file that pytest --gpumem --benchmark-json=FILE wrote. SI units."""
 
-    device: DeviceFacts
-    """The measured device."""
-    settings: dict[str, Any]
-    """Settings of the run by the names of the options, as plain values."""
-    rows: tuple[Row, ...]
-    """A row for each measurement."""
-    missing: tuple[Missing, ...] = ()
-    """Measurements of the baseline that the run did not take."""
+    device: DeviceFacts  # The measured device
+    settings: dict[str, Any]  # Settings of the run by the names of the options, as plain values
+    rows: tuple[Row, ...]  # A row for each measurement
+    missing: tuple[Missing, ...] = ()  # Measurements of the baseline that the run did not take
 
 
 def to_plain(record: object, path: str = "$") -> Any:
@@ -313,13 +307,18 @@ def _describe(definition: dict[str, Any], kind: type[msgspec.Struct]) -> None:
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """The text below each field. Python keeps none for fields, so they are read from the source."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    """The text behind each field, or below it. Python keeps none for fields, so they are read from the source."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    (body,) = ast.parse(source).body
     assert isinstance(body, ast.ClassDef)
-    found = {}
-    for one, text in zip(body.body, body.body[1:], strict=False):
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(text, ast.Expr):
-            found[one.target.id] = _one_line(ast.literal_eval(text.value))
+    lines, found = source.splitlines(), {}
+    for one, below in zip_longest(body.body, body.body[1:]):
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            assert one.end_lineno is not None
+            behind = lines[one.end_lineno - 1].encode()[one.end_col_offset :].decode().partition("#")[2]
+            text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else behind
+            if text.strip():
+                found[one.target.id] = _one_line(text).rstrip(".") + "."
     return found
 
 

@@ -16,27 +16,18 @@ from pytest_gpumem.records.record import Bytes, Count, Record, Sectors
 class CompiledKernel(Record, frozen=True):
     """One kernel, compiled for one architecture."""
 
-    source: str
-    """Its file, or "module:function" of a Triton kernel."""
-    name: str
-    """As declared: a C++ name expression, or the signature of a Triton kernel."""
-    architecture: str
-    """Such as "sm_90"."""
-    digest: str
-    """Digest of the machine code: equal for equal code (`kernels.cubin`)."""
-    registers: Count | None
-    """Registers of a thread."""
-    spill: Bytes | None
-    """Local memory of a thread: spilled registers, and arrays that are indexed at run time."""
-    shared: Bytes
-    """Shared memory of a block: static, and of a Triton kernel also the dynamic one."""
-    code: Bytes
-    """Machine code."""
+    source: str  # Its file, or "module:function" of a Triton kernel
+    name: str  # As declared: a C++ name expression, or the signature of a Triton kernel
+    architecture: str  # Such as "sm_90"
+    digest: str  # Digest of the machine code: equal for equal code (`kernels.cubin`)
+    registers: Count | None  # Registers of a thread
+    spill: Bytes | None  # Local memory of a thread: spilled registers, and arrays that are indexed at run time
+    shared: Bytes  # Shared memory of a block: static, and of a Triton kernel also the dynamic one
+    code: Bytes  # Machine code
     sectors: Sectors | None = None
     """Sectors of 32 bytes that a warp's request to global memory touches, over the fewest that hold the same bytes, of the worst access: 1
     if all are coalesced. None if the pattern of no access is known (`kernels.warp_requests`)."""
-    unknown: Count = 0
-    """Loads and stores of global memory whose pattern is not known."""
+    unknown: Count = 0  # Loads and stores of global memory whose pattern is not known
 
 
 class CompiledKernels(Record, frozen=True):
@@ -56,66 +47,45 @@ class StepKind(str, Enum):
     MEMSET = "memset"
     ALLOCATION = "allocation"
     FREE = "free"
-    SYNCHRONISATION = "synchronisation"
-    """The host waits: for the device, a stream or an event."""
-    JOIN = "join"
-    """A stream waits for an event; the host does not."""
+    SYNCHRONISATION = "synchronisation"  # The host waits: for the device, a stream or an event
+    JOIN = "join"  # A stream waits for an event; the host does not
 
 
 class Step(Record, frozen=True, omit_defaults=True):
     """One step of a launch. A figure that its kind does not have, or that is unknown, is None."""
 
-    kind: StepKind
-    """What it does."""
+    kind: StepKind  # What it does
     name: str = ""
     """A kernel's name as CUDA reports it; a copy's direction, one of `uses.COPY_KINDS`; what a synchronisation waits for: "device",
     "stream" or "event"."""
-    code: str | None = None
-    """Digest of a kernel's machine code (`kernels.cubin`), or of its source and model on the simulated device."""
-    grid: tuple[int, int, int] | None = None
-    """Blocks in x, y and z."""
-    block: tuple[int, int, int] | None = None
-    """Threads of a block in x, y and z."""
-    cluster: tuple[int, int, int] | None = None
-    """Blocks of a cluster in x, y and z; None for a kernel without clusters."""
-    shared: Bytes | None = None
-    """Static shared memory of a block."""
-    dynamic_shared: Bytes | None = None
-    """Dynamic shared memory of a block."""
-    registers: Count | None = None
-    """Registers of a thread."""
-    local: Bytes | None = None
-    """Local memory of a thread: spilled registers and stack."""
-    source: str | None = None
-    """Memory that a copy reads, one of `uses.MEMORY_KINDS`."""
-    memory: str | None = None
-    """Memory that a copy or memset writes, or that is allocated or freed, one of `uses.MEMORY_KINDS`."""
-    nbytes: Bytes | None = None
-    """Bytes that are copied, set, allocated or freed."""
-    window: str | None = None
-    """Access-policy window that the launch carried, without its address."""
-    stream: Count | None = None
-    """Stream, numbered by first use in the launch; None for what is in no stream."""
-    priority: int | None = None
-    """Priority of the stream, where it is not 0."""
+    code: str | None = None  # Digest of a kernel's machine code (`kernels.cubin`), or of its source and model on the simulated device
+    grid: tuple[int, int, int] | None = None  # Blocks in x, y and z
+    block: tuple[int, int, int] | None = None  # Threads of a block in x, y and z
+    cluster: tuple[int, int, int] | None = None  # Blocks of a cluster in x, y and z; None for a kernel without clusters
+    shared: Bytes | None = None  # Static shared memory of a block
+    dynamic_shared: Bytes | None = None  # Dynamic shared memory of a block
+    registers: Count | None = None  # Registers of a thread
+    local: Bytes | None = None  # Local memory of a thread: spilled registers and stack
+    source: str | None = None  # Memory that a copy reads, one of `uses.MEMORY_KINDS`
+    memory: str | None = None  # Memory that a copy or memset writes, or that is allocated or freed, one of `uses.MEMORY_KINDS`
+    nbytes: Bytes | None = None  # Bytes that are copied, set, allocated or freed
+    window: str | None = None  # Access-policy window that the launch carried, without its address
+    stream: Count | None = None  # Stream, numbered by first use in the launch; None for what is in no stream
+    priority: int | None = None  # Priority of the stream, where it is not 0
 
 
 class WhatRan(Record, frozen=True):
     """What one launch ran, from an untimed pass."""
 
-    digest: str | None = None
-    """Of everything below; equal digests mean that the same ran. None if something was not watched."""
-    steps: tuple[Step, ...] = ()
-    """The distinct steps, in the order of their first use."""
-    order: tuple[Count, ...] = ()
-    """The launch: indices into `steps`."""
+    digest: str | None = None  # Of everything below; equal digests mean that the same ran. None if something was not watched.
+    steps: tuple[Step, ...] = ()  # The distinct steps, in the order of their first use
+    order: tuple[Count, ...] = ()  # The launch: indices into `steps`
     calls: dict[str, Count] = field(default_factory=dict)
     """Calls of the CUDA runtime and driver by name, without queries: launches, copies, advice, prefetches."""
     state: dict[str, str] = field(default_factory=dict)
     """State of memory around the launch: the window of the stream, the set-aside, and kind and advice of each argument that is not plain
     device memory."""
-    not_watched: str | None = None
-    """Why something was not watched."""
+    not_watched: str | None = None  # Why something was not watched
 
     @property
     def launch(self) -> tuple[Step, ...]:

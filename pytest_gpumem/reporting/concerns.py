@@ -17,8 +17,7 @@ from pytest_gpumem.reporting.row_facts import verdict_text
 
 MOST = 10  # annotations of each level that GitHub shows of one step; it drops further ones silently
 VARIABLE = "GITHUB_STEP_SUMMARY"  # environment variable that names the file of GitHub's job summary
-LIMIT = 1 << 20
-"""Bytes of that file; GitHub shows nothing of a larger one ("Workflow commands", step isolation and limits)."""
+LIMIT = 1 << 20  # bytes of that file; GitHub shows nothing of a larger one ("Workflow commands", step isolation and limits)
 
 
 class Level(Enum):

@@ -112,14 +112,12 @@ def _free_side(points: Sequence[tuple[float, float]], height: float, frame: svg.
 
 
 LEAST = 3  # values of the number that a curve needs
-MOST_SERIES = 12
-"""Curves in one plot. With more, nobody can tell them apart."""
+MOST_SERIES = 12  # curves in one plot. With more, nobody can tell them apart.
 _SIZE = r"(?:[KMGT]iB|[kKMGT]?B)"
 _NUMBER = re.compile(rf"(?<![\w.])(-?\d{{1,15}}(?:\.\d{{1,15}})?(?:/[1-9]\d{{0,8}})?)(?:\s?({_SIZE}))?(?![\w.])")
 _BYTES_NAME = "MiB"
 _UNNAMED = "parameter"
-_PEAK_SHOWN = 0.15
-"""Share of the peak that a curve must reach for the peak to be drawn. A lower curve would be flat at the bottom."""
+_PEAK_SHOWN = 0.15  # share of the peak that a curve must reach for the peak to be drawn. A lower curve would be flat at the bottom.
 
 _FIGURES = (
     ("latency per access", attrgetter("latency_per_access"), svg.time_unit, format_time),

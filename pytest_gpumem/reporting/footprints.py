@@ -66,8 +66,7 @@ def _library(use: MemoryUse) -> str:
     return use.library if use.kind == "device" else f"{use.library} {use.kind}"
 
 
-ALIKE = 0.5
-"""Two lines of one function with at least this similarity (`SequenceMatcher.ratio`) count as one changed line."""
+ALIKE = 0.5  # two lines of one function with at least this similarity (`SequenceMatcher.ratio`) count as one changed line
 
 _Key = tuple[str, str, str, str, str]
 

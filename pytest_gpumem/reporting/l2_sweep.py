@@ -57,8 +57,7 @@ WIDE = 110  # columns of a terminal from which on gains have a decimal
 _NAMES = 62.0
 _CELL = 28.0
 _TOP = 20.0
-_SHADES = (1, 5, 20)
-"""Gains and losses in percent from which on a cell has the next darker shade: classes up1, up2, up3, down1 ..."""
+_SHADES = (1, 5, 20)  # gains and losses in percent from which on a cell has the next darker shade: classes up1, up2, up3, down1 ..
 
 
 class _Map:

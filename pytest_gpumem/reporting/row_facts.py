@@ -25,8 +25,7 @@ from pytest_gpumem.units import format_bytes, format_rate, format_share, format_
 ALWAYS = ("latency", "bandwidth", "of peak", "noise")  # headings that a page has also where no row has a figure
 OF_MEMORY = ("peak memory", "kept")  # headings of bytes
 HEADINGS = (*ALWAYS, *OF_MEMORY, "change")  # of `RowFacts.figures`, in their order
-LEAST_NOISE = 1e-5
-"""Share below which a noise is shown as "< 0.00100 %": the medians of all placements are on the same tick of the clock."""
+LEAST_NOISE = 1e-5  # share below which a noise is shown as "< 0.00100 %": the medians of all placements are on the same tick of the clock
 _MEDIANS = 24  # placements whose medians are listed
 
 
@@ -47,8 +46,7 @@ class RowFacts:
     device: DeviceFacts
     name: str  # the key without what all rows of the report share
     function: str  # the part of the name before its parameters and its label
-    apart: str
-    """Parameters and label, such as "4, pinned": what tells the rows of one test function apart. Empty if there are none."""
+    apart: str  # parameters and label, such as "4, pinned": what tells the rows of one test function apart. Empty if there are none.
 
     @property
     def outcome(self) -> Outcome:

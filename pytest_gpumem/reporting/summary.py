@@ -20,8 +20,7 @@ from pytest_gpumem.reporting.footprints import totals
 from pytest_gpumem.reporting.groups import function_of, ordered
 from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row_facts
 
-MOST = 20
-"""Lines of tests without a failure or a doubt. More tests than that are folded into a line for each kind of test."""
+MOST = 20  # lines of tests without a failure or a doubt. More tests than that are folded into a line for each kind of test.
 _ROWS = "rows"
 _INTERVALS = "intervals"
 _LEFT_OUT = (("noise", 30), ("of peak", 30), ("bandwidth", 24), (_INTERVALS, 20))

@@ -16,8 +16,7 @@ from pytest_gpumem.reporting.row_facts import conditions_text
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 
-MOST = 20
-"""Lost measurements that are listed. The results hold all."""
+MOST = 20  # lost measurements that are listed. The results hold all.
 _ON = {True: "on", False: "off", None: "unknown"}
 
 

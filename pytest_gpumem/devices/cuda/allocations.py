@@ -22,8 +22,7 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, OutOfMemory, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
-ALIGNMENT = 256
-"""Bytes that every allocation is aligned to; cudaMalloc promises it (CUDA Programming Guide, device memory accesses)."""
+ALIGNMENT = 256  # bytes that every allocation is aligned to; cudaMalloc promises it (CUDA Programming Guide, device memory accesses)
 
 RESERVE = 256 * 2**20
 """Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack memory, and the libraries' own workspaces
@@ -43,8 +42,7 @@ SCRUB_RATE = 250e9
 triad takes 11 % longer meanwhile (ci/records/nvidia-h200/freed_memory.json)."""
 
 _SPARE_SHARE = 6  # a region is kept for the next scatter if it takes no more than this part of the device's memory
-_LEAST_REGION = 20 * 2**30
-"""Bytes of a region, where there is as much to spare: so that the next, larger set of buffers finds room in it."""
+_LEAST_REGION = 20 * 2**30  # bytes of a region, where there is as much to spare: so that the next, larger set of buffers finds room in it
 
 
 @dataclass(eq=False)

@@ -19,8 +19,7 @@ from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
 
-_OPTIONS = (*sources.COMPILE_OPTIONS, "-ftz=true")
-"""As CuPy compiles a user's kernels: denormal numbers are flushed to zero."""
+_OPTIONS = (*sources.COMPILE_OPTIONS, "-ftz=true")  # as CuPy compiles a user's kernels: denormal numbers are flushed to zero
 _DEFAULT_SHARED_BYTES = 48 * 1024  # above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)
 
 

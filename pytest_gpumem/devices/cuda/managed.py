@@ -23,8 +23,7 @@ from pytest_gpumem.devices.protocol import (
 )
 from pytest_gpumem.records.device import DeviceFacts
 
-BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])
-"""Of cuda-bindings, which names places as its own CUDA does."""
+BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])  # of cuda-bindings, which names places as its own CUDA does
 _CPU = -1  # cudaCpuDeviceId
 _WORDS = {Advice.READ_MOSTLY: "ReadMostly", Advice.PREFERRED_LOCATION: "PreferredLocation", Advice.ACCESSED_BY: "AccessedBy"}
 BEACON_BYTES = 2 * 2**20  # size of one block of the driver's: no other pages share it, so no fault beside it moves it

@@ -13,8 +13,7 @@ from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.settings import FURTHER_PROCESS
 
-XDIST_WORKER = "PYTEST_XDIST_WORKER"
-"""Set by pytest-xdist in its workers. Those of one GPU take turns."""
+XDIST_WORKER = "PYTEST_XDIST_WORKER"  # set by pytest-xdist in its workers. Those of one GPU take turns.
 
 T = TypeVar("T")
 

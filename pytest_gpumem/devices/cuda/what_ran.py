@@ -38,8 +38,7 @@ _WAITS = {
 }
 """CUpti_ActivitySynchronizationType in our words."""
 _WINDOW = struct.Struct("<QQfii")  # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
-_PROPERTIES = {0: AccessProperty.NORMAL, 1: AccessProperty.STREAMING, 2: AccessProperty.PERSISTING}
-"""CUaccessProperty."""
+_PROPERTIES = {0: AccessProperty.NORMAL, 1: AccessProperty.STREAMING, 2: AccessProperty.PERSISTING}  # CUaccessProperty
 
 
 class _Codes(Protocol):

@@ -31,8 +31,7 @@ from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.streams import ALLOCATE, Timeline
 from pytest_gpumem.records.what_ran import Step, StepKind
 
-SMALL_BYTES = 2**20
-"""Below this an allocation shares a 2 MiB page with others; from here on it starts on a page of its own."""
+SMALL_BYTES = 2**20  # below this an allocation shares a 2 MiB page with others; from here on it starts on a page of its own
 SMALL_ALIGNMENT = 512
 PAGE_BYTES = 2 * 2**20
 
@@ -94,8 +93,7 @@ class Cost:
     kind: MemoryKind
     by_driver: bool  # every cycle goes to the driver, as `allocate` and `free` of the device do
     call: float = 0.0  # where it does not: the calls themselves
-    first: float = 0.0
-    """Where it does not: growing the pool, once for each size, or after every synchronisation that empties it."""
+    first: float = 0.0  # where it does not: growing the pool, once for each size, or after every synchronisation that empties it
     keeps: bool = False  # memory stays in the pool across synchronisations
 
 

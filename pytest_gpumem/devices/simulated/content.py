@@ -271,8 +271,7 @@ class Computation:
         return tuple(a.content.token() for a in self._arguments)
 
 
-_WRITE_COMBINED_READ = 0.02
-"""Speed of host reads of write-combined memory over cached memory: each one bypasses the caches."""
+_WRITE_COMBINED_READ = 0.02  # speed of host reads of write-combined memory over cached memory: each one bypasses the caches
 
 
 class SimulatedContent:

@@ -39,32 +39,26 @@ class Fit:
     read_efficiency: float  # share of the peak that pure reads reach
     write_efficiency: float  # share of the peak that pure writes reach
     turnaround: float  # share of the peak lost where reads and writes mix one to one (the bus turns around)
-    l2_hit_time: float
-    """Time of one loop iteration of a thread whose load hits L2: latency, index arithmetic and the store's issue."""
+    l2_hit_time: float  # time of one loop iteration of a thread whose load hits L2: latency, index arithmetic and the store's issue
     l2_miss_time: float  # latency that a load from DRAM adds
     shared_l2: float
     """Share of L2 that serves as one cache for lines which all SMs read: 1/2 where L2 has two partitions that each keep a copy."""
-    sharpness: float
-    """Slope of the miss curve at capacity: low associativity and hashing blur the step of an ideal LRU cache."""
+    sharpness: float  # slope of the miss curve at capacity: low associativity and hashing blur the step of an ideal LRU cache
     knee: float  # reuse distance, in capacities, at which half of the accesses miss
     persisting_knee: float  # the same for persisting lines in their set-aside
     persisting_sharpness: float  # the same for persisting lines
     write_pressure: float  # share of the cache that dirty lines take from reads when writes saturate the memory
     thrash: float  # extra cost of a miss that replaces a persisting line
     streaming_retention: float  # chance of a line with the streaming property to survive where a normal line would
-    streaming_update: float
-    """Extra cost of a miss on a streaming line that is read and written: it may be evicted in between."""
-    squeeze_share: float
-    """Share of L2 outside the set-aside below which a saturated write stream slows down; 0: it never does."""
+    streaming_update: float  # extra cost of a miss on a streaming line that is read and written: it may be evicted in between
+    squeeze_share: float  # share of L2 outside the set-aside below which a saturated write stream slows down; 0: it never does
     squeeze_slope: float  # share of the write bandwidth lost for each unit of L2 below that
     turnover: float
     """Time in which the place of a block that ends is taken by the next one, over the root of its threads: the slowest warp decides."""
-    l1_knee: float
-    """Bytes that an SM reads over and over, over its L1 and shared memory, at which half of the loads miss L1."""
+    l1_knee: float  # bytes that an SM reads over and over, over its L1 and shared memory, at which half of the loads miss L1
     l1_sharpness: float  # slope of the miss curve of L1
     sparsity: float  # exponent of the bandwidth lost where only a share of the sectors is used
-    merging: float
-    """Cost of a written sector that several requests fill, over that of one that a single request fills."""
+    merging: float  # cost of a written sector that several requests fill, over that of one that a single request fills
 
 
 @dataclass(frozen=True)
@@ -97,62 +91,40 @@ class Datasheet:
     fit: Fit
 
     access_policy_max_window_bytes: int = 128 * MIB  # seen on H100 and H200
-    dirty_share: float = 0.5
-    """Share of L2 that may be dirty. Fit set: the rows "flush" of H100."""
+    dirty_share: float = 0.5  # share of L2 that may be dirty. Fit set: the rows "flush" of H100.
     overlap: float = 3.0
     """Exponent of the norm that joins the bounds of a kernel: no bound hides another one wholly. Fit set: "264 blocks" rows of H100."""
-    launch: float = 0.8e-6
-    """Least time of a kernel on the device. Fit set: rows "floor" of H100."""
-    record: float = 1.28e-6
-    """Between two events with nothing between. Fit set: rows "floor" of H100."""
-    visibility: float = 1.2e-6
-    """Added to an event behind a kernel. Fit set: rows "floor" of H100."""
-    ramp: float = 1.3e-6
-    """First loads from DRAM until bandwidth is reached. Fit set: rows "flush" of H100."""
-    tick: float = 32e-9
-    """Resolution of events. Fit set: rows "floor" of H100."""
-    random_efficiency: float = 0.5
-    """Share of the bandwidth left where lines are touched in no order. An assumption, not fitted."""
-    l1_latency_cycles: float = 43.0
-    """Of a dependent load that hits L1. Fit set: the suite's latencies of H100."""
-    shared_latency_cycles: float = 30.0
-    """Of a dependent load from shared memory. An assumption, not fitted."""
+    launch: float = 0.8e-6  # least time of a kernel on the device. Fit set: rows "floor" of H100.
+    record: float = 1.28e-6  # between two events with nothing between. Fit set: rows "floor" of H100.
+    visibility: float = 1.2e-6  # added to an event behind a kernel. Fit set: rows "floor" of H100.
+    ramp: float = 1.3e-6  # first loads from DRAM until bandwidth is reached. Fit set: rows "flush" of H100.
+    tick: float = 32e-9  # resolution of events. Fit set: rows "floor" of H100.
+    random_efficiency: float = 0.5  # share of the bandwidth left where lines are touched in no order. An assumption, not fitted.
+    l1_latency_cycles: float = 43.0  # of a dependent load that hits L1. Fit set: the suite's latencies of H100.
+    shared_latency_cycles: float = 30.0  # of a dependent load from shared memory. An assumption, not fitted.
     edge_cost: float = 4 / 9
     """Share of a fifth sector's cost that neighbouring warps do not hide: 9/10 of the throughput remains. [BPG 9.2.1.3]"""
-    zero_copy_share: float = 0.95
-    """Bandwidth of kernels that read host memory over that of copies. An assumption, not fitted."""
+    zero_copy_share: float = 0.95  # bandwidth of kernels that read host memory over that of copies. An assumption, not fitted.
     sector_packets: float = 2.35
     """Cost of a sector that crosses the link alone, over that of one of four. Fit set: H100's row "mapped, stride 32"."""
-    link_latency: float = 1.2e-6
-    """Of a dependent load from mapped host memory. Fit set: the suite's latencies of H100."""
-    fault_group_bytes: int = 645 * KIB
-    """Bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100."""
+    link_latency: float = 1.2e-6  # of a dependent load from mapped host memory. Fit set: the suite's latencies of H100.
+    fault_group_bytes: int = 645 * KIB  # bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100.
     fault_group_time: float = 58e-6
     """Time of one group of page faults, which the host's driver serves. Fit set: rows of faulting kernels of each machine."""
-    collapse_time: float = 200e-6
-    """Time in which a written page loses its copy on the other side. Fit set: H100's row "written"."""
-    faults_per_group: float = 159 / 26
-    """Page faults of the GPU in one group: 159 in 26 groups, in the same profile of 16 MiB as above."""
-    cpu_fault_bytes: int = 16 * MIB // 48
-    """Bytes that one page fault of the host brings: 48 faults for 16 MiB, likewise."""
+    collapse_time: float = 200e-6  # time in which a written page loses its copy on the other side. Fit set: H100's row "written".
+    faults_per_group: float = 159 / 26  # page faults of the GPU in one group: 159 in 26 groups, in the same profile of 16 MiB as above
+    cpu_fault_bytes: int = 16 * MIB // 48  # bytes that one page fault of the host brings: 48 faults for 16 MiB, likewise
     populate_bytes: int = 2 * MIB  # page size of a first touch by the device
-    populate_time: float = 4e-6
-    """Time of mapping one such page. An assumption, not fitted."""
-    migration_share: float = 0.75
-    """Share of the link that prefetches and migrations reach. An assumption, not fitted."""
+    populate_time: float = 4e-6  # time of mapping one such page. An assumption, not fitted.
+    migration_share: float = 0.75  # share of the link that prefetches and migrations reach. An assumption, not fitted.
     host_memory_bytes: int = 128 * GIB  # memory of the modelled host
-    host_bandwidth: float = 13e9
-    """Host code that reads or writes host memory. Fit set: H100's row "packed on the host"."""
-    page_locking: float = 2.35e9
-    """Bytes that the driver allocates and locks in a second. Fit set: H100's rows "cudaHostAlloc"."""
-    registering: float = 28.5e9
-    """Bytes of existing pages that it locks. Fit set: H100's rows "cudaHostRegister"."""
+    host_bandwidth: float = 13e9  # host code that reads or writes host memory. Fit set: H100's row "packed on the host".
+    page_locking: float = 2.35e9  # bytes that the driver allocates and locks in a second. Fit set: H100's rows "cudaHostAlloc".
+    registering: float = 28.5e9  # bytes of existing pages that it locks. Fit set: H100's rows "cudaHostRegister".
     copy_start: float = 3.3e-6
     """From the start of a copy until its first byte moves, which the host's bridges decide. Fit set: row "4 KiB" of each machine."""
-    duplex_loss: float = 0.12
-    """Share of a copy's time lost while another runs the other way. Fit set: H100's row "both ways"."""
-    context_bytes: int = 512 * MIB
-    """Device memory that a context takes. An assumption, not fitted."""
+    duplex_loss: float = 0.12  # share of a copy's time lost while another runs the other way. Fit set: H100's row "both ways".
+    context_bytes: int = 512 * MIB  # device memory that a context takes. An assumption, not fitted.
 
     @property
     def peak_bandwidth(self) -> float:

@@ -77,10 +77,8 @@ class SimulatedStream:
 
     handle: int
     ready: float = 0.0  # virtual time at which the last finished item ended
-    queue: deque[tuple[float, Item]] = field(default_factory=deque)
-    """Items that wait, each with the host's time of issue."""
-    after_work: bool = False
-    """The last item was work: a record behind it also waits for the work's writes to be visible."""
+    queue: deque[tuple[float, Item]] = field(default_factory=deque)  # items that wait, each with the host's time of issue
+    after_work: bool = False  # the last item was work: a record behind it also waits for the work's writes to be visible
     expired: bool = False  # a hold timed out since the last synchronisation
 
 

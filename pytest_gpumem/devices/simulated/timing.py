@@ -18,11 +18,9 @@ from pytest_gpumem.devices.simulated.pages import PageLog, Pages
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 
 _SECTORS = 4.0  # sectors of a coalesced warp-wide request of 4-byte words
-_WORDS = 8.0
-"""Words of 4 bytes in a sector: a request that moves eight times what it asks for has a sector for each word."""
+_WORDS = 8.0  # words of 4 bytes in a sector: a request that moves eight times what it asks for has a sector for each word
 _KNOWN = 1024  # launches whose outcome is remembered
-_SATURATED = 2 / 3
-"""Share of a launch's time from which on writes that keep the memory busy fill the queue of dirty lines."""
+_SATURATED = 2 / 3  # share of a launch's time from which on writes that keep the memory busy fill the queue of dirty lines
 
 
 @dataclass
@@ -44,8 +42,7 @@ class Use:
     nearby: bool = False
     onward: bool = False
     through_l1: bool = False
-    per_sm: float = math.inf
-    """Bytes of it that one SM reads over and over; infinite where no load finds a line of it in L1."""
+    per_sm: float = math.inf  # bytes of it that one SM reads over and over; infinite where no load finds a line of it in L1
     by_all: bool = False  # all SMs read the same lines over and over
 
     @property
@@ -66,8 +63,7 @@ class Work:
     uses: tuple[Use, ...]
     local: tuple[Use, ...]  # of them, those in device memory
     threads: int  # threads in flight
-    loops: bool
-    """Threads load again and again: their index arithmetic comes on top of the latency. Otherwise other blocks hide it."""
+    loops: bool  # threads load again and again: their index arithmetic comes on top of the latency. Otherwise other blocks hide it.
     loads_in_flight: int
     dependent_steps: float  # length of the longest chain of dependent accesses
     addresses: tuple[int, ...]  # where its memory lies

@@ -14,8 +14,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.reporting.plots import svg
 from pytest_gpumem.units import format_bytes, format_rate, format_time
 
-MOST = 96
-"""Samples that are drawn. Of more, the extremes of neighbours are drawn: no outlier and no drift is lost."""
+MOST = 96  # samples that are drawn. Of more, the extremes of neighbours are drawn: no outlier and no drift is lost.
 MOST_INTERVAL = 1.2  # share of the largest value up to which the ends of intervals widen a plot
 _FEW = 60  # samples up to which their dots are larger
 _HEIGHT = 132.0

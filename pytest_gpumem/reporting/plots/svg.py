@@ -12,8 +12,7 @@ from markupsafe import Markup, escape
 
 TEMPLATES = Path(__file__).parents[1] / "templates"  # folder of the page's template, style sheet and script
 COLOURS = 6  # series that have a colour of their own: classes s0, s1 ... of the style sheet
-WIDTH = 480
-"""Units across a drawing, which takes the width of its column: on a telephone a unit is three quarters of a pixel."""
+WIDTH = 480  # units across a drawing, which takes the width of its column: on a telephone a unit is three quarters of a pixel
 CHARACTER = 6.9  # units across a character of the drawings' font, on average
 
 

@@ -16,8 +16,7 @@ from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, Layer, MemoryEvent, MemoryLog, Series
 
 NAME = "PyTorch"
-MOST_ENTRIES = 1_000_000
-"""Allocations, frees and segments between two looks at the history; of more the oldest are lost."""
+MOST_ENTRIES = 1_000_000  # allocations, frees and segments between two looks at the history; of more the oldest are lost
 _ACTIONS: Mapping[str, tuple[Layer, bool]] = {
     "alloc": ("use", True),
     "free_requested": ("use", False),
