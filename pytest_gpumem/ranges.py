@@ -29,9 +29,7 @@ class Names:
     A name is the last component of the node id: `tests/test_a.py::TestX::test_scale[1-f4]` becomes `test_scale_1-f4`.
     Where several collected node ids would share one, each gets a short hash of its id appended, so that neither the
     order nor xdist changes a name. An id that was not collected gets the hash if it comes second.
-
-    Args:
-        collected: all known node ids of the session.
+    `collected`: all known node ids of the session.
     """
 
     def __init__(self, collected: Iterable[str] = ()) -> None:
@@ -101,14 +99,10 @@ class Ranges:
 
     def push(self, name: str, payload: int | None = None, category: str | None = None) -> None:
         """Open a range.
-
-        Args:
-            name: of `[A-Za-z0-9_.-]` only; registered at its first use.
-            payload: 64-bit integer shown with this one range, such as the bytes that a launch moves.
-            category: groups ranges besides their names.
-
-        Raises:
-            ValueError: the name has a character that Nsight's filters read as an operator; with or without a tool.
+        `name`: of `[A-Za-z0-9_.-]` only; registered at its first use.
+        `payload`: 64-bit integer shown with this one range, such as the bytes that a launch moves.
+        `category`: groups ranges besides their names.
+        Raises `ValueError`: the name has a character that Nsight's filters read as an operator; with or without a tool.
         """
         if name not in self._checked:
             self._check(name)

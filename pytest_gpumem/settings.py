@@ -549,16 +549,12 @@ def resolve(
 
     While the switch is off, only the command line is read besides it: a `GPUMEM_...` variable of another program must not break a session
     that does not measure.
-
-    Args:
-        command_line: by `Option.key` ("gpumem_mode"); None where the command line says nothing.
-        environment: variables that start with `GPUMEM` are read. An empty one counts as not set.
-        ini: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem`, or that differ from an
-            option by a letter or two, are refused.
-        ini_file: how messages name the ini file, such as "pytest.ini".
-
-    Raises:
-        SettingsError: one line with the origin, the value and the accepted values.
+    `command_line`: by `Option.key` ("gpumem_mode"); None where the command line says nothing.
+    `environment`: variables that start with `GPUMEM` are read. An empty one counts as not set.
+    `ini`: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem`, or that differ from an
+    option by a letter or two, are refused.
+    `ini_file`: how messages name the ini file, such as "pytest.ini".
+    Raises `SettingsError`: one line with the origin, the value and the accepted values.
     """
     off = switched_off(environment)
     if not is_enabled(command_line, environment, ini, ini_file):

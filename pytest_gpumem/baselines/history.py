@@ -183,13 +183,11 @@ def assemble(
     footprints: Iterable[AcceptedFootprint] = (),
 ) -> Baseline:
     """Build a baseline from the files that count.
-
-    Args:
-        resets: in any order; the last one of a row counts.
-        processes: number of processes in the files.
-        window: newest runs of a row to compare with.
-        rejections: in any order.
-        footprints: in any order.
+    `resets`: in any order; the last one of a row counts.
+    `processes`: number of processes in the files.
+    `window`: newest runs of a row to compare with.
+    `rejections`: in any order.
+    `footprints`: in any order.
     """
     current = {reset.key: reset for reset in sorted(resets, key=_order)}
     by_key: dict[str, list[Accepted]] = {}

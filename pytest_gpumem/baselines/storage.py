@@ -51,9 +51,7 @@ class Storage:
         return self.folder / key / SUBFOLDER
 
     def devices(self) -> list[str]:
-        """Keys of the devices that have baselines here.
-        Raises `BaselineError`: the store cannot be reached.
-        """
+        """Keys of the devices that have baselines here. Raises `BaselineError`: the store cannot be reached."""
         try:
             return sorted(path.parent.name for path in self.folder.glob(f"*/{SUBFOLDER}") if any(path.glob("*.json")))
         except OSError:
@@ -82,15 +80,11 @@ class Storage:
             return f"nothing can be stored in {folder}: {error.strerror or error}"
 
     def write(self, key: str, files: Mapping[str, str | bytes]) -> None:
-        """Write files, by name.
-        Raises `BaselineError`: not all of them could be written.
-        """
+        """Write files, by name. Raises `BaselineError`: not all of them could be written."""
         _written(self.at(key), files)
 
     def remove(self, key: str, names: Sequence[str]) -> None:
-        """Remove files.
-        Raises `BaselineError`: not all of them could be removed.
-        """
+        """Remove files. Raises `BaselineError`: not all of them could be removed."""
         try:
             for name in names:
                 (self.at(key) / name).unlink(missing_ok=True)
@@ -102,10 +96,7 @@ class RemoteStorage(Storage):
     """Baselines behind a URL. `folder` is the copy, in the user's cache folder."""
 
     def __init__(self, url: str, *, offline: bool = False) -> None:
-        """Args:
-        url: as fsspec reads it.
-        offline: read the copy as it is.
-        """
+        """`url`: as fsspec reads it. `offline`: read the copy as it is."""
         self.url = url.rstrip("/")
         self.offline = offline
         self._own = user_cache_path("pytest-gpumem") / "baselines" / hashlib.sha256(self.url.encode()).hexdigest()[:16]

@@ -46,10 +46,7 @@ class Store:
     """The baselines of one kind of device."""
 
     def __init__(self, where: Path | Storage, facts: DeviceFacts) -> None:
-        """Args:
-        where: their place; it need not exist.
-        facts: the device of this session; only its key is read and written.
-        """
+        """`where`: their place; it need not exist. `facts`: the device of this session; only its key is read and written."""
         self.storage = where if isinstance(where, Storage) else Storage(where)
         self._facts = facts
         self.folder = self.storage.at(facts.key)  # folder of this device's files
@@ -152,15 +149,8 @@ class Store:
 
 def reset(where: Path | Storage, key: str, rows: Sequence[str], reason: str, who: str, revision: str | None) -> Path:
     """Accept a change of rows: only runs that are saved from now on count for them.
-
-    Args:
-        where: the place of the baselines.
-
-    Returns:
-        The new file.
-
-    Raises:
-        BaselineError: it cannot be written; also as `Store.load`.
+    Returns the new file.
+    Raises `BaselineError`: it cannot be written; also as `Store.load`.
     """
     at, utc, unique = storage(where), datetime.now(timezone.utc), secrets.token_hex(8)
     sequence = _highest(content for _, content in files(at, key)) + 1

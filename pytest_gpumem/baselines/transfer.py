@@ -28,10 +28,7 @@ class Remote:
     """The files behind a URL: `<url>/<GPU>/gpumem/<name>.json`."""
 
     def __init__(self, url: str) -> None:
-        """Raises:
-        ImportError: fsspec, or the package that it needs for this protocol, is not installed.
-        ValueError: an unknown protocol.
-        """
+        """Raises `ImportError`: fsspec, or its package for this protocol, is not installed. Raises `ValueError`: an unknown protocol."""
         import fsspec
 
         self._fs, root = fsspec.core.url_to_fs(url)
@@ -49,9 +46,7 @@ class Remote:
         return {name: size for name, size in found.items() if name.endswith(SUFFIX) and not name.startswith(".")}
 
     def read(self, under: str, name: str, size: int) -> bytes:
-        """The bytes of a file.
-        Raises `OSError`: it is shorter than `size` each time.
-        """
+        """The bytes of a file. Raises `OSError`: it is shorter than `size` each time."""
         for _ in range(TRIES):
             data: bytes = self._fs.cat_file(self._path(under, name))
             if len(data) == size:
@@ -99,15 +94,8 @@ def _last(path: str) -> str:
 
 def fetch(url: str, under: str, folder: Path, progress: Callable[[], object] = lambda: None) -> list[str]:
     """Make a local folder hold the same files as a folder of a store. Files never change, so only new ones are read.
-
-    Args:
-        url: of the store.
-        under: folder of the store.
-        folder: the local one.
-        progress: called after each answer.
-
-    Returns:
-        The folders of the store.
+    `under`: folder of the store.
+    Returns the folders of the store.
     """
     remote = Remote(url)
     folders, sizes = remote.folders(), remote.sizes(under)

@@ -45,10 +45,8 @@ def opened(baseline: str | None) -> Storage:
 
 def devices(place: Storage, gpu: str | None) -> list[str]:
     """Keys of the devices that a command works on.
-
-    Raises:
-        click.ClickException: there are none, or not the one that was asked for.
-        BaselineError: the store cannot be reached.
+    Raises `click.ClickException`: there are none, or not the one that was asked for.
+    Raises `BaselineError`: the store cannot be reached.
     """
     found = place.devices()
     if not found:

@@ -152,9 +152,7 @@ def _exceeded(kernel: CompiledKernel, limits: Limits) -> Iterator[str]:
 
 def _other(base: str, architectures: Sequence[str], catalogue: bool) -> tuple[CompiledKernel, ...]:
     """The kernels of another state of the project, compiled by a process of its own, which imports its modules.
-
-    Raises:
-        _NoBase: there is no such state, or it declares nothing that compiles.
+    Raises `_NoBase`: there is no such state, or it declares nothing that compiles.
     """
     from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.child import run
@@ -174,12 +172,7 @@ def _other(base: str, architectures: Sequence[str], catalogue: bool) -> tuple[Co
 
 def text(kernels: Sequence[CompiledKernel], base: Sequence[CompiledKernel] | None, *, width: int, colour: bool) -> str:
     """A table with a line for each kernel and architecture; with a base also what changed, and what is gone.
-
-    Args:
-        kernels: of this state.
-        base: of the other one; None: there is no other.
-        width: columns of the terminal.
-        colour: with ANSI escape sequences.
+    `base`: of the other one; None: there is no other.
     """
     kernels, base = printable((tuple(kernels), None if base is None else tuple(base)))
     before = {_key(one): one for one in base or ()}

@@ -57,7 +57,7 @@ def _table(compared: Compared, width: int, colour: bool) -> str:
     rows = list(zip(compared.pairs, names_of(compared.rows), strict=True))
 
     def columns(short: bool, between: bool) -> Columns:
-        """Args: short: "sim" for "simulated"; between: with the interval of each change."""
+        """`short`: "sim" for "simulated". `between`: with the interval of each change."""
         lines = []
         for pair, name in rows:
             figures = [text if between or heading != _BETWEEN else "" for heading, text in zip(_HEADINGS, _figures(pair), strict=True)]

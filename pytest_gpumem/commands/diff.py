@@ -140,13 +140,7 @@ def as_csv(found: Diff) -> str:
 
 def as_text(found: Diff, sides: Sequence[str], *, width: int, colour: bool, everything: bool = False) -> str:
     """A table of the figures that differ, or of all, by row.
-
-    Args:
-        found: the rows.
-        sides: what base and head are.
-        width: columns of the terminal.
-        colour: with ANSI escape sequences.
-        everything: also rows and figures that do not differ.
+    `everything`: also rows and figures that do not differ.
     """
     found, sides = printable((found, tuple(sides)))
     lines: list[Line | Text] = []

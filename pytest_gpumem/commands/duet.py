@@ -127,24 +127,16 @@ def compare(
     again: str = "the same command goes on from there",
 ) -> int:
     """Run a duet, print its verdicts and write them into `file`; the exit code.
-
-    Args:
-        base: a git revision, a folder or a wheel.
-        wanted: the measurements to compare.
-        pytest_arguments: of all processes.
-        head: folder or wheel; None: the working tree.
-        max_regression: allowed slow-down of all of them, as written; None: each test's own.
-        rounds_max: pairs at most.
-        extend: pairs at most beyond those of the journal, in place of `rounds_max`.
-        seed: of the order of base and head.
-        journal: file to resume from; None: one in the temporary folder.
-        file: for verdicts and all processes.
-        strict: green takes a PASS of everything, on a real GPU.
-        evidence: a test whose machine code is the same on both sides passes with fewer pairs.
-        again: how to resume, printed after a signal.
-
-    Raises:
-        click.UsageError: it cannot be played as it was asked for.
+    `base`: a git revision, a folder or a wheel.
+    `head`: folder or wheel; None: the working tree.
+    `max_regression`: allowed slow-down of all of them, as written; None: each test's own.
+    `extend`: pairs at most beyond those of the journal, in place of `rounds_max`.
+    `journal`: file to resume from; None: one in the temporary folder.
+    `file`: for verdicts and all processes.
+    `strict`: green takes a PASS of everything, on a real GPU.
+    `evidence`: a test whose machine code is the same on both sides passes with fewer pairs.
+    `again`: how to resume, printed after a signal.
+    Raises `click.UsageError`: it cannot be played as it was asked for.
     """
     from pytest_gpumem.judging.finding import counted
     from pytest_gpumem.reporting.terminal import one_place
@@ -238,9 +230,7 @@ def _wanted(tests: tuple[str, ...], flagged: str | None) -> Wanted | None:
 
 def _flagged(path: Path) -> list[Row]:
     """The rows that a run's screen flagged or could not decide.
-
-    Raises:
-        DuetError: the file cannot be read, or holds no results of this plugin.
+    Raises `DuetError`: the file cannot be read, or holds no results of this plugin.
     """
     from pytest_gpumem.result_files import FileError, content, document_in, parsed
     from pytest_gpumem.runs import DuetError

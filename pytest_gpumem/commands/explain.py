@@ -124,9 +124,7 @@ def explain(
 
 def explanations(base: SideEvidence, head: SideEvidence) -> dict[str, Explanation]:
     """The explanation of each measurement that both sides have, by row key.
-
-    Raises:
-        ExplainError: the sides are of different devices, or have nothing in common.
+    Raises `ExplainError`: the sides are of different devices, or have nothing in common.
     """
     from pytest_gpumem.explain.causes import explain as why
     from pytest_gpumem.explain.causes import slow_down
@@ -169,11 +167,7 @@ def _deepest(folder: Path) -> Path:
 
 
 def _check_tools(counters: bool | None, traces: bool | None) -> None:
-    """Refuse a requested tool that is missing, before anything is measured.
-
-    Raises:
-        ExplainError: the tool, and the remedy.
-    """
+    """Refuse a requested tool that is missing, before anything is measured. Raises `ExplainError`: the tool, and the remedy."""
     from pytest_gpumem.explain.evidence import ExplainError
     from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, find
 

@@ -151,11 +151,7 @@ def _flags(found: int, wanted: int) -> str:
 
 
 def _check_arguments(arguments: Sequence[str], output: Path) -> None:
-    """Refuse options that a gate sets itself.
-
-    Raises:
-        click.UsageError: names the option and why.
-    """
+    """Refuse options that a gate sets itself. Raises `click.UsageError`: names the option and why."""
     why = f"the gate writes into {output}; see --output"
     refused = dict.fromkeys(("--benchmark-json", "--junitxml", "--junit-xml", *(option.flag for option in of_role(Role.OUTPUT))), why)
     refused |= {option.flag: "a gate saves nothing into a baseline" for option in of_role(Role.SAVING)}
@@ -205,9 +201,7 @@ def _check_measured(options: Mapping[str, object]) -> None:
 
 def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:
     """The results of shards as those of a screen.
-
-    Raises:
-        click.ClickException: they are not all shards of one run, of other code than is checked out, or were compared with all runs.
+    Raises `click.ClickException`: they are not all shards of one run, of other code than is checked out, or were compared with all runs.
     """
     from pytest_gpumem.revisions import DIRTY, head
 

@@ -40,9 +40,7 @@ output_option = click.option(
 
 def prepare(output: Path) -> None:
     """Make the folder, and remove the files of an earlier gate: a run that breaks must not show another's results.
-
-    Raises:
-        click.UsageError: it holds files, and no marker of a gate; nothing is touched.
+    Raises `click.UsageError`: it holds files, and no marker of a gate; nothing is touched.
     """
     marker = output / IGNORED
     try:
@@ -64,13 +62,9 @@ def prepare(output: Path) -> None:
 
 def merged_into(output: Path, written: Sequence[str]) -> Merged:
     """Merge the results of shards, and write the folder's files of them.
-
-    Args:
-        output: the folder; files of an earlier gate are replaced once the shards are read.
-        written: the files, or patterns of them.
-
-    Raises:
-        click.ClickException: the shards are not those of one run; nothing is written.
+    `output`: the folder; files of an earlier gate are replaced once the shards are read.
+    `written`: the files, or patterns of them.
+    Raises `click.ClickException`: the shards are not those of one run; nothing is written.
     """
     from pytest_gpumem.reporting.concerns import code_quality, concerns
     from pytest_gpumem.reporting.html import page as report

@@ -85,15 +85,11 @@ class Earlier:
 
 def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:
     """The history of some rows.
-
-    Args:
-        folder: is searched with its subfolders for `.json` files; or one such file.
-        key: of the device; files of other devices are left out.
-        rows: only measurements in the mode of these rows count.
-        own: the file of these rows, which is no history.
-
-    Raises:
-        ResultsError: there are no files, or one is damaged.
+    `folder`: is searched with its subfolders for `.json` files; or one such file.
+    `key`: of the device; files of other devices are left out.
+    `rows`: only measurements in the mode of these rows count.
+    `own`: the file of these rows, which is no history.
+    Raises `ResultsError`: there are no files, or one is damaged.
     """
     modes = {printable(row.key): row.measurement.mode for row in rows if row.measurement is not None}
     found: dict[str, list[Past]] = {}

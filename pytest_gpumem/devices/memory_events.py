@@ -261,14 +261,11 @@ def thinned(points: Sequence[tuple[float, int]], most: int = POINTS) -> tuple[tu
 
 def claim(steps: Sequence[Step], library: str, nbytes: int) -> bool:
     """Give a pool that reports only the sum of its segments the allocations of the driver that make it up.
-
-    Args:
-        library: the pool's.
-        nbytes: by which its segments grew over the interval, beyond those that are known.
-
-    Returns:
-        True if some of the allocations that still live add up to `nbytes`, the largest first; or if there are none, as of a pool that maps
-        its memory, which the driver does not report. Else some may count twice.
+    `library`: the pool's.
+    `nbytes`: by which its segments grew over the interval, beyond those that are known.
+    Returns true if some of the allocations that still live add up to `nbytes`, the largest first; or if there are none, as of a pool that
+    maps
+    Returns its memory, which the driver does not report. Else some may count twice.
     """
     found: list[Allocated] = []
     left = nbytes
@@ -285,13 +282,9 @@ def claim(steps: Sequence[Step], library: str, nbytes: int) -> bool:
 
 def claim_handles(steps: Sequence[Step], library: str, sizes: Sequence[int]) -> int:
     """Give a library the allocations of the driver that belong to its handles.
-
-    Args:
-        library: whose handles.
-        sizes: bytes of each allocation that one handle makes.
-
-    Returns:
-        The bytes that it got.
+    `library`: whose handles.
+    `sizes`: bytes of each allocation that one handle makes.
+    Returns the bytes that it got.
     """
     free: dict[int, list[Allocated]] = {}
     for one in live_of(steps):

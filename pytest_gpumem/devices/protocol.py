@@ -218,11 +218,9 @@ class Graphs(Protocol):
 
     def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
         """Run `body`, capturing what it queues on `stream`. Raises `CannotCapture(reason)` and leaves the stream usable.
-
-        Args:
-            stream: where `body` queues its work.
-            body: queues the work; nothing of it runs now.
-            window: access-policy window of every kernel in the graph, whatever window the stream or the launch had.
+        `stream`: where `body` queues its work.
+        `body`: queues the work; nothing of it runs now.
+        `window`: access-policy window of every kernel in the graph, whatever window the stream or the launch had.
         """
 
     def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
@@ -240,14 +238,10 @@ class Kernels(Protocol):
 
     def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
         """Queue a kernel, or a copy where the kernel has no source.
-
-        Args:
-            launch: the kernel with its arguments.
-            stream: where it is queued.
-            window: access-policy window of this launch alone (`cuLaunchKernelEx`); it goes before the stream's. A copy takes none.
-
-        Raises:
-            DeviceError: the launch was refused, or the window cannot be.
+        `launch`: the kernel with its arguments.
+        `stream`: where it is queued.
+        `window`: access-policy window of this launch alone (`cuLaunchKernelEx`); it goes before the stream's. A copy takes none.
+        Raises `DeviceError`: the launch was refused, or the window cannot be.
         """
 
     def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
@@ -260,9 +254,7 @@ class Kernels(Protocol):
         """Run a foreign function with `stream` as the current stream of every library that is already imported.
 
         The simulated device runs the reference instead, and raises `Unsupported` where there is none.
-
-        Raises:
-            DeviceError: the function made another GPU current: its work is not this device's.
+        Raises `DeviceError`: the function made another GPU current: its work is not this device's.
         """
 
 
@@ -480,13 +472,9 @@ class Counters(Protocol):
         """Record each step of this process's work while `work` runs, with the machine code of its kernels.
 
         Recording is off before and after.
-
-        Args:
-            work: queues what is recorded.
-            wait: waits for it; its own calls are left out.
-
-        Raises:
-            NotCounted: with the reason, before `work` runs or after it.
+        `work`: queues what is recorded.
+        `wait`: waits for it; its own calls are left out.
+        Raises `NotCounted`: with the reason, before `work` runs or after it.
         """
 
     def loading(self) -> AbstractContextManager[object]:
@@ -517,10 +505,8 @@ class Footprints(Protocol):
 
     def start(self, *, driver: bool, stacks: bool = False) -> None:
         """Have the sources report from now on. A second call changes what is watched.
-
-        Args:
-            driver: watch the driver's allocations too, which takes some 3 us each.
-            stacks: keep the Python stack of each allocation.
+        `driver`: watch the driver's allocations too, which takes some 3 us each.
+        `stacks`: keep the Python stack of each allocation.
         """
 
     def stop(self) -> None:

@@ -46,12 +46,10 @@ def look(machine: Machine, facts: DeviceFacts | None) -> tuple[Card | None, str]
 
 def identity(machine: Machine, facts: DeviceFacts | None, reason: str, card: Card | None, unseen: str) -> Iterator[Check]:
     """Driver and GPU.
-
-    Args:
-        facts: the GPU as CUDA describes it; None if no GPU can be used.
-        reason: why `facts` is None.
-        card: the card as NVML describes it; None if NVML does not answer.
-        unseen: why `card` is None.
+    `facts`: the GPU as CUDA describes it; None if no GPU can be used.
+    `reason`: why `facts` is None.
+    `card`: the card as NVML describes it; None if NVML does not answer.
+    `unseen`: why `card` is None.
     """
     yield _driver(machine, facts, card, unseen)
     if facts is not None:

@@ -36,21 +36,17 @@ def judge(
     evidence: bool = True,
 ) -> Verdict:
     """Judge one measurement.
-
-    Args:
-        history: accepted rows of the same test and label, one a run. Rows of another mode are left out; if the others were measured
-            differently, the verdict is UNDECIDED.
-        strict: adds to the reason that an outcome other than PASS fails; the outcome does not depend on it.
-        no_history: why there is no history, for NEW.
-        siblings: the other measurements of its test by label, for `faster_than`.
-        family: the rows of the suite that are compared with a baseline.
-        first: the first accepted run, if the history has moved on from it.
-        changes: reads the controls again; by kind the log-ratio to the session's start. Called only before a row fails against its
-            baseline. Such a row is UNDECIDED if the device may have changed as much.
-        evidence: let the same machine code settle a doubt that noise alone leaves (`same_code`).
-
-    Raises:
-        QuantityError: a limit that cannot be read.
+    `history`: accepted rows of the same test and label, one a run. Rows of another mode are left out; if the others were measured
+    differently, the verdict is UNDECIDED.
+    `strict`: adds to the reason that an outcome other than PASS fails; the outcome does not depend on it.
+    `no_history`: why there is no history, for NEW.
+    `siblings`: the other measurements of its test by label, for `faster_than`.
+    `family`: the rows of the suite that are compared with a baseline.
+    `first`: the first accepted run, if the history has moved on from it.
+    `changes`: reads the controls again; by kind the log-ratio to the session's start. Called only before a row fails against its baseline.
+    Such a row is UNDECIDED if the device may have changed as much.
+    `evidence`: let the same machine code settle a doubt that noise alone leaves (`same_code`).
+    Raises `QuantityError`: a limit that cannot be read.
     """
     past = [m for item in history if (m := item.measurement if isinstance(item, Row) else item) is not None]
     if doubts := list(unreliable(measurement)):

@@ -136,14 +136,10 @@ def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float
     """Judge a family of tests by the pairs that each has so far.
 
     The verdict of a test depends on its pairs and on the number of other tests that fail. More pairs never revoke a verdict.
-
-    Args:
-        pairs: log-ratios by test, in the order of measurement.
-        deltas: allowed slow-down of each test, as a share.
-        same: tests that ran the same machine code in the same way on both sides.
-
-    Returns:
-        By test, in the order of `pairs`; `outcome` is None if more pairs are needed.
+    `pairs`: log-ratios by test, in the order of measurement.
+    `deltas`: allowed slow-down of each test, as a share.
+    `same`: tests that ran the same machine code in the same way on both sides.
+    Returns by test, in the order of `pairs`; `outcome` is None if more pairs are needed.
     """
     bets = {key: _bets(values, math.log1p(deltas[key])) for key, values in pairs.items()}
     gross = {key for key, values in pairs.items() if _gross(values, math.log1p(deltas[key]), len(pairs))}

@@ -101,12 +101,9 @@ def judge_change(
     measurement: Measurement, found: Difference, comparison: Comparison, delta: float, limit: str, family: Family = ALONE
 ) -> Finding:
     """The finding about a slow-down against the baseline.
-
-    Args:
-        comparison: `found` as shares (`compared`).
-        delta: allowed slow-down, as a share.
-        limit: the limit's name, value and origin.
-        family: the suite of the row.
+    `delta`: allowed slow-down, as a share.
+    `limit`: the limit's name, value and origin.
+    `family`: the suite of the row.
     """
     words = {"limit": limit, "seen": f"{against(comparison)}, {basis(measurement)}"}
     if comparison.low > delta:
@@ -148,24 +145,18 @@ def judge_gain(found: Difference, comparison: Comparison, written: str, origin: 
 
 def below(found: Difference, delta: float, measured: int | None = None, *, shift: float = 0.0) -> bool:
     """True if the upper bound that the same machine code asks for is below the limit.
-
-    Args:
-        found: the difference from the baseline.
-        delta: allowed slow-down, as a share.
-        measured: processes of this run; default: as many as it has.
-        shift: added to the difference.
+    `delta`: allowed slow-down, as a share.
+    `measured`: processes of this run; default: as many as it has.
+    `shift`: added to the difference.
     """
     return found.log + shift + found.variance(measured).reach(SETTLES) < math.log1p(delta)
 
 
 def decidable(found: Difference, delta: float, most: int = LOOKS[-1], *, settles: bool = False) -> bool:
     """True if more processes of this run may decide it: as many as at the last look, and a change by one standard deviation clearer.
-
-    Args:
-        found: the difference from the baseline.
-        delta: allowed slow-down, as a share.
-        most: processes at the last look.
-        settles: the same machine code ran.
+    `delta`: allowed slow-down, as a share.
+    `most`: processes at the last look.
+    `settles`: the same machine code ran.
     """
     limit, variance, deviation = math.log1p(delta), found.variance(most), math.sqrt(found.process / found.measured)
     if settles and below(found, delta, most, shift=-deviation):

@@ -109,20 +109,15 @@ class Conductor:
         passes: Passes = NO_PASSES,
     ) -> Measurement:
         """Check, warm up, sample over placements, take the untimed passes, check again.
-
-        Args:
-            target: from `target` or `case`; closed before this returns.
-            plan: mode, sampler, placements, precision, budget.
-            arena: holds the padding between placements; its seed makes the placements repeatable on the simulated device.
-            label: tells the measurements of one test apart.
-            name: the test's NVTX range name.
-            passes: untimed passes to take after the samples.
-
-        Raises:
-            WrongResult: the result of one launch is not the reference's, before or after timing.
-            BadCall: mode or sampler do not fit the target.
-            Unsupported: the device cannot do what the target needs.
-            DeviceError: a launch failed.
+        `target`: from `target` or `case`; closed before this returns.
+        `plan`: mode, sampler, placements, precision, budget.
+        `arena`: holds the padding between placements; its seed makes the placements repeatable on the simulated device.
+        `label`: tells the measurements of one test apart.
+        `passes`: untimed passes to take after the samples.
+        Raises `WrongResult`: the result of one launch is not the reference's, before or after timing.
+        Raises `BadCall`: mode or sampler do not fit the target.
+        Raises `Unsupported`: the device cannot do what the target needs.
+        Raises `DeviceError`: a launch failed.
         """
         elsewhere = self.device.elsewhere()
         if target.foreign:

@@ -151,13 +151,11 @@ def readings(
     before: Sequence[Launch] = (),
 ) -> list[float]:
     """Seconds between two events around all of `launches`, each stream in turn, without the first round: first launches are slow.
-
-    Args:
-        streams: read one after another in each round.
-        launches: kernels that are loaded already; none for an empty interval.
-        rounds: readings on each stream, including the one that is left out.
-        hold: hold the stream while work is queued; given up once a hold expires.
-        before: untimed kernels, one before each reading in turn.
+    `streams`: read one after another in each round.
+    `launches`: kernels that are loaded already; none for an empty interval.
+    `rounds`: readings on each stream, including the one that is left out.
+    `hold`: hold the stream while work is queued; given up once a hold expires.
+    `before`: untimed kernels, one before each reading in turn.
     """
     start, end = device.streams.event(), device.streams.event()
     found = list[float]()

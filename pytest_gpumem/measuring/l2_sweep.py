@@ -59,13 +59,9 @@ def sweep(
     The textbook's settings are the maximum (CUDA C++ Best Practices Guide, 9.2.2.1) and 3/4 of L2 (CUDA C++ Programming Guide, Device
     Memory L2 Access Management), both at the hit ratio that does not thrash (Best Practices Guide, 9.2.2.2). Gain and losses are ratios
     within rounds of all settings, so that a drift of the device cancels; their intervals are Student's over the logarithms.
-
-    Args:
-        measure: measures a setting for the search.
-        facts: the device, which has persisting L2.
-        target: name of what is launched, for the result.
-        again: measures a setting for the rounds; default: `measure`.
-        spent: seconds since the sweep began.
+    `measure`: measures a setting for the search.
+    `facts`: the device, which has persisting L2.
+    `again`: measures a setting for the rounds; default: `measure`.
     """
     search = _Search(measure, facts, nbytes, spent)
     search.run()

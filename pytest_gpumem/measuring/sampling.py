@@ -336,10 +336,7 @@ class Sampling:
 
 def category_of(target: Target, mode: str, l2_bytes: int) -> str | None:
     """The NVTX category of a target's launches; of several that apply, the slowest part of the memory system.
-
-    Args:
-        l2_bytes: size of the device's L2.
-
+    `l2_bytes`: size of the device's L2.
     Returns "managed" if pages are put back before every sample, "link" if declared bytes cross a link, "L2" if a window lies on part of
     the data or hot caches may hold it all, "DRAM" for other declared bytes, else None.
     """

@@ -93,12 +93,10 @@ def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float
     - the budget is spent, or there are 1000 samples; or
     - there are 512 samples, or they took 12 % of the budget, and the interval over placements is within the share `wanted` of the
       latency, or is wide because of the placements, which more samples do not change.
-
-    Args:
-        placements: seconds of the samples so far, of each placement.
-        wanted: half-width of the interval over placements, as a share of the latency.
-        spent: seconds since the first sample.
-        budget: seconds for all.
+    `placements`: seconds of the samples so far, of each placement.
+    `wanted`: half-width of the interval over placements, as a share of the latency.
+    `spent`: seconds since the first sample.
+    `budget`: seconds for all.
     """
     least = min(len(samples) for samples in placements)
     if least < LEAST_SAMPLES and (least < 1 or spent <= 2 * budget):
@@ -137,12 +135,10 @@ def samples_per_placement(cost: float, budget: float, placements: int) -> int:
 
 def enough_in_turn(samples: Sequence[float], medians: Sequence[float], *, wanted: float, placements: int, most: int) -> bool:
     """True if a placement that follows others needs no more samples.
-
-    Args:
-        samples: of the placement so far, in seconds.
-        medians: of the placements before it, in seconds.
-        wanted: half-width of the interval over placements, as a share of the latency.
-        most: samples that it takes at most.
+    `samples`: of the placement so far, in seconds.
+    `medians`: of the placements before it, in seconds.
+    `wanted`: half-width of the interval over placements, as a share of the latency.
+    `most`: samples that it takes at most.
     """
     if len(samples) >= most:
         return True
@@ -186,12 +182,10 @@ def steady(samples: Sequence[float], *, most: int = MOST_WINDOW, drift: float = 
     `level`, or if the medians of their halves differ by at most the share `drift`: a real but tiny trend must not prolong the warm-up.
     They are not steady if the last two to six samples lie beyond all before them (by chance, one time in twenty): a rank correlation
     hardly notices a step near the end.
-
-    Args:
-        samples: seconds, oldest first.
-        most: largest number of samples that the test uses, 12 or more.
-        drift: share of the median below which a trend does not matter.
-        level: significance level of the trend test.
+    `samples`: seconds, oldest first.
+    `most`: largest number of samples that the test uses, 12 or more.
+    `drift`: share of the median below which a trend does not matter.
+    `level`: significance level of the trend test.
     """
     if len(samples) < WINDOW:
         return False

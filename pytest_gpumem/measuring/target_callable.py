@@ -165,16 +165,12 @@ def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, fl
     """The stream on which the work can be timed.
 
     The search launches short work some seven times, and holds and times each stream that the work may go to. Long work is launched twice.
-
-    Args:
-        prepare: restores the work's inputs.
-        launch: queues the work once; it ran before, so that nothing is compiled now.
-        own: the current stream of the launch.
-        floor: seconds of an empty interval.
-
-    Raises:
-        HoldExpired: the work waits for the device.
-        Elsewhere: it runs on streams of its own; `NoWork` if it runs nowhere.
+    `prepare`: restores the work's inputs.
+    `launch`: queues the work once; it ran before, so that nothing is compiled now.
+    `own`: the current stream of the launch.
+    `floor`: seconds of an empty interval.
+    Raises `HoldExpired`: the work waits for the device.
+    Raises `Elsewhere`: it runs on streams of its own; `NoWork` if it runs nowhere.
     """
     defaults = device.streams.defaults()
     watch = _Watch(device, prepare, launch, floor)

@@ -56,15 +56,11 @@ def case_target(
     build: Callable[[Memory], Case], arena: Arena, stream: Stream, persisting_options: Mapping[str, Any] | None = None
 ) -> Target:
     """Describe a case, built at a first placement.
-
-    Args:
-        build: builds the case in a memory of its own.
-        arena: the test's; its seed gives every placement the same content.
-        stream: where it runs, unless it has a window.
-        persisting_options: arguments of `persisting` for a case with a window.
-
-    Raises:
-        BadCall: `build` returns no `Case`, or a field of it is wrong.
+    `build`: builds the case in a memory of its own.
+    `arena`: the test's; its seed gives every placement the same content.
+    `stream`: where it runs, unless it has a window.
+    `persisting_options`: arguments of `persisting` for a case with a window.
+    Raises `BadCall`: `build` returns no `Case`, or a field of it is wrong.
     """
     return _Placements(build, arena, stream, persisting_options or {}).target
 

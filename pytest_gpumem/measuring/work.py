@@ -112,15 +112,10 @@ class Copy(Work):
 
 class Launched(Work):
     """A kernel of the catalogue on buffers.
-
-    Args:
-        kernel: `verify` compares with its reference.
-        buffers: array arguments by parameter name.
-        blocks: grid; None: the kernel's own.
-        persisting: the stream under whose window it runs; None: none.
-
-    Raises:
-        BadWork: the kernel refuses the arguments, or an argument is memory that kernels cannot access.
+    `kernel`: `verify` compares with its reference.
+    `buffers`: array arguments by parameter name.
+    `persisting`: the stream under whose window it runs; None: none.
+    Raises `BadWork`: the kernel refuses the arguments, or an argument is memory that kernels cannot access.
     """
 
     def __init__(

@@ -40,16 +40,12 @@ class StagedCopy(Work):
     """A copy to the device, a kernel there, and a copy back, chunk by chunk over several streams.
 
     Source: CUDA C++ Best Practices Guide, 9.1.2 Asynchronous and Overlapping Transfers with Computation.
-
-    Args:
-        source, target: host buffers; `target` None: nothing is copied back.
-        there: device buffer that the kernel updates in place.
-        kernel: of the catalogue, with one array, which it updates element by element.
-        chunks: number of chunks, which begin at multiples of 256 bytes; None: one for each stream. The last may be shorter.
-
-    Raises:
-        BadWork: the buffers differ, the kernel does not fit, or the data is too small for so many chunks.
-        Unsupported: the device has no copy engine (`asyncEngineCount` is 0).
+    `source`, `target`: host buffers; `target` None: nothing is copied back.
+    `there`: device buffer that the kernel updates in place.
+    `kernel`: of the catalogue, with one array, which it updates element by element.
+    `chunks`: number of chunks, which begin at multiples of 256 bytes; None: one for each stream. The last may be shorter.
+    Raises `BadWork`: the buffers differ, the kernel does not fit, or the data is too small for so many chunks.
+    Raises `Unsupported`: the device has no copy engine (`asyncEngineCount` is 0).
     """
 
     def __init__(

@@ -206,12 +206,8 @@ def _on_its_device(method: Callable[Concatenate[Arena, Args], Made]) -> Callable
 
 class Arena:
     """Everything that one test allocates; `close` frees it, whatever happened.
-
-    Args:
-        device: where.
-        seed: of the content.
-        pinned: how much of the host's RAM may be page-locked.
-        oversubscribes: managed memory may be more than the device has free.
+    `pinned`: how much of the host's RAM may be page-locked.
+    `oversubscribes`: managed memory may be more than the device has free.
     """
 
     def __init__(self, device: Device, seed: int, pinned: PinnedCap | None = None, *, oversubscribes: bool = False) -> None:
@@ -247,24 +243,18 @@ class Arena:
         allocation: Allocation | None = None,
     ) -> Buffer:
         """A new buffer with seeded random content.
-
-        Args:
-            shape: bytes as one integer or as "64 MiB", or a shape as a tuple of elements.
-            dtype: element type, as NumPy takes it.
-            kind: where the memory lives.
-            home: where managed pages are before every sample; "host" means that the host touches them first, "prefetched" that they
-                are prefetched from there.
-            populate: leave the pages of managed memory untouched if False.
-            write_combined, mapped, portable: flags of `cudaHostAlloc`.
-            numa: NUMA node of the host on which host memory is to lie; None: the one that the device is attached to, where it is known.
-            handle: class of the buffer.
-            allocation: memory for it that was allocated already; it is the arena's from now on.
-
-        Raises:
-            BadBuffer: the size is not positive or does not hold whole elements, or the type is not a plain one.
-            OutOfMemory: less is free; nothing was allocated.
-            TooMuchPinned: it would pass the cap on page-locked memory; nothing was allocated.
-            Unsupported: the host has no such NUMA node.
+        `shape`: bytes as one integer or as "64 MiB", or a shape as a tuple of elements.
+        `dtype`: element type, as NumPy takes it.
+        `home`: where managed pages are before every sample; "host" means that the host touches them first, "prefetched" that they are
+        prefetched from there.
+        `populate`: leave the pages of managed memory untouched if False.
+        `write_combined`, `mapped`, `portable`: flags of `cudaHostAlloc`.
+        `numa`: NUMA node of the host on which host memory is to lie; None: the one that the device is attached to, where it is known.
+        `allocation`: memory for it that was allocated already; it is the arena's from now on.
+        Raises `BadBuffer`: the size is not positive or does not hold whole elements, or the type is not a plain one.
+        Raises `OutOfMemory`: less is free; nothing was allocated.
+        Raises `TooMuchPinned`: it would pass the cap on page-locked memory; nothing was allocated.
+        Raises `Unsupported`: the host has no such NUMA node.
         """
         elements, element = parse_shape(shape, dtype)
         nbytes = math.prod(elements) * element.itemsize
@@ -302,10 +292,8 @@ class Arena:
         """A buffer over a NumPy array's own memory: page-locked (`register`) or left pageable. It cannot be moved.
 
         Pages that nobody has touched yet come to lie on the NUMA node that the device is attached to.
-
-        Raises:
-            BadBuffer: the array is not C-contiguous, is empty, its type is not a plain one, or its memory is another buffer's.
-            TooMuchPinned: registering it would pass the cap on page-locked memory.
+        Raises `BadBuffer`: the array is not C-contiguous, is empty, its type is not a plain one, or its memory is another buffer's.
+        Raises `TooMuchPinned`: registering it would pass the cap on page-locked memory.
         """
         _check_plain(array.dtype)
         if not array.flags.c_contiguous or array.size == 0:
@@ -360,9 +348,7 @@ class Arena:
     def taken(self, argument: Any) -> Any:
         """The buffer that an argument of a kernel or a copy stands for: itself, the one that it lies in by `guest`, or, for a NumPy array
         of the user's own, pageable host memory, which is what a copy over the link is compared with. Anything else stays as it is.
-
-        Raises:
-            BadBuffer: as `adopt`.
+        Raises `BadBuffer`: as `adopt`.
         """
         found = self.find(argument)
         if found is None and isinstance(argument, np.ndarray):
@@ -457,11 +443,7 @@ class Arena:
 
 
 def parse_shape(shape: int | str | Sequence[int], dtype: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Elements per axis and element type from what a user wrote.
-
-    Raises:
-        BadBuffer: see `Arena.buffer`.
-    """
+    """Elements per axis and element type from what a user wrote. Raises `BadBuffer`: see `Arena.buffer`."""
     try:
         element = np.dtype(dtype)
     except TypeError as error:

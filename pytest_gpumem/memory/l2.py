@@ -479,31 +479,23 @@ def persisting(
 
     Several can be open at a time on one device. They share its set-aside: what is asked for is the sum of what each asks for, and
     fitted hit ratios are made from what the others leave, anew whenever a stream opens or closes.
-
-    Args:
-        device: the device that the buffer is on.
-        buffer: device memory.
-        hit_ratio: share of the window's accesses that have the property `hit`, in [0, 1]; "fit": as many as the set-aside holds, and
-            all of them where `hit` is not "persisting".
-        set_aside: bytes, a share of L2 such as "25%", or "fit" (what holds the window, see `fit_set_aside`), "max",
-            or "off" (limit 0 and no window: what a gain is compared with). The driver rounds up to steps of L2/16; what it granted is
-            in the result.
-        hit: access property of that share. With "streaming" and "normal" nothing persists, and "fit" sets nothing aside.
-        miss: access property of the window's other accesses; "fit": normal under a fitted hit ratio below 1, else streaming.
-        window: bytes under the window, from `offset` on; or the whole buffer, where one beyond `accessPolicyMaxWindowSize` is refused
-            ("error") or covered from `offset` on as far as possible ("clamp").
-        offset: bytes of the buffer before the window.
-        where: the carrier of the window: "stream" every kernel on the stream, "graph" the kernels of a graph that the measured launch is
-            captured into, "launch" each launch of a kernel of the catalogue.
-        allow_thrash: hit ratios x bytes beyond the set-aside are wanted; else `PersistingStream.thrashing` says so.
-
+    `hit_ratio`: share of the window's accesses that have the property `hit`, in [0, 1]; "fit": as many as the set-aside holds, and all of
+    them where `hit` is not "persisting".
+    `set_aside`: bytes, a share of L2 such as "25%", or "fit" (what holds the window, see `fit_set_aside`), "max", or "off" (limit 0 and no
+    window: what a gain is compared with). The driver rounds up to steps of L2/16; what it granted is in the result.
+    `hit`: access property of that share. With "streaming" and "normal" nothing persists, and "fit" sets nothing aside.
+    `miss`: access property of the window's other accesses; "fit": normal under a fitted hit ratio below 1, else streaming.
+    `window`: bytes under the window, from `offset` on; or the whole buffer, where one beyond `accessPolicyMaxWindowSize` is refused
+    ("error") or covered from `offset` on as far as possible ("clamp").
+    `offset`: bytes of the buffer before the window.
+    `where`: the carrier of the window: "stream" every kernel on the stream, "graph" the kernels of a graph that the measured launch is
+    captured into, "launch" each launch of a kernel of the catalogue.
+    `allow_thrash`: hit ratios x bytes beyond the set-aside are wanted; else `PersistingStream.thrashing` says so.
     On exit, also after an error, the window is turned off and persisting lines are reset; after the last stream of a device the limit
     that was found is restored.
-
-    Raises:
-        BadWindow: a hit ratio outside [0, 1], a set-aside beyond the maximum, a buffer of another kind or device, a window of no bytes,
-            beyond the buffer or the largest window; set_aside="off" beside another stream; an argument that is none of the accepted words.
-        Unsupported: the device has no persisting L2 (compute capability below 8.0, MIG), or cannot set it aside (MPS).
+    Raises `BadWindow`: a hit ratio outside [0, 1], a set-aside beyond the maximum, a buffer of another kind or device, a window of no
+    bytes, beyond the buffer or the largest window; set_aside="off" beside another stream; an argument that is none of the accepted words.
+    Raises `Unsupported`: the device has no persisting L2 (compute capability below 8.0, MIG), or cannot set it aside (MPS).
     """
     reason = unsupported(device.facts, device.l2.set_aside)
     if reason is not None:

@@ -53,9 +53,7 @@ class Advised:
 
 def advised(before: Advised, **changes: Any) -> Advised:
     """`before` with what was asked for; `NOT_GIVEN` leaves an advice as it is.
-
-    Raises:
-        BadBuffer: a place other than "device" and "host", or a `read_mostly` that is no bool.
+    Raises `BadBuffer`: a place other than "device" and "host", or a `read_mostly` that is no bool.
     """
     given = {name: value for name, value in changes.items() if value is not NOT_GIVEN}
     if not isinstance(given.get("read_mostly", False), bool):
@@ -71,10 +69,7 @@ def advised(before: Advised, **changes: Any) -> Advised:
 
 
 class ManagedBuffer(Buffer):
-    """Managed memory, which lives where it is touched. A move keeps its advice.
-
-    `managed_buffer` and `prefetched_buffer` make it.
-    """
+    """Managed memory, which lives where it is touched. A move keeps its advice. `managed_buffer` and `prefetched_buffer` make it."""
 
     _wanted = Advised()
     _advised: tuple[Allocation | None, Advised] = (None, Advised())  # the allocation that was advised, and its advice
@@ -88,26 +83,18 @@ class ManagedBuffer(Buffer):
 
     def advise(self, *, read_mostly: bool = NOT_GIVEN, preferred_location: Place | None = NOT_GIVEN, accessed_by: Any = NOT_GIVEN) -> None:
         """Set or unset advice, at once; what is not given stays.
-
-        Args:
-            read_mostly: readers get copies of their own; a write drops the others. False takes it back, which leaves one copy.
-            preferred_location: "device" or "host", where pages stay and from where they are mapped; None takes it back.
-            accessed_by: "device", "host" or both in a tuple: who has the pages mapped without a fault; None takes it back.
-
-        Raises:
-            BadBuffer: another place, or a `read_mostly` that is no bool.
-            Unsupported: the device has no `concurrentManagedAccess`.
+        `read_mostly`: readers get copies of their own; a write drops the others. False takes it back, which leaves one copy.
+        `preferred_location`: "device" or "host", where pages stay and from where they are mapped; None takes it back.
+        `accessed_by`: "device", "host" or both in a tuple: who has the pages mapped without a fault; None takes it back.
+        Raises `BadBuffer`: another place, or a `read_mostly` that is no bool.
+        Raises `Unsupported`: the device has no `concurrentManagedAccess`.
         """
         self._wanted = advised(self._wanted, read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
         self._arena.device.streams.synchronize()  # an advice is in no stream's order
         self._apply(self._wanted)
 
     def prefetch(self, place: Place) -> None:
-        """Move all pages to "device" or "host" now, and wait (`cudaMemPrefetchAsync`).
-
-        Raises:
-            BadBuffer: another place.
-        """
+        """Move all pages to "device" or "host" now, and wait (`cudaMemPrefetchAsync`). Raises `BadBuffer`: another place."""
         if place not in PLACES:
             raise BadBuffer(f'prefetch({place!r}); accepted are "device" and "host"')
         device, stream = self._arena.device, self._arena.stream
@@ -117,9 +104,7 @@ class ManagedBuffer(Buffer):
 
     def discard(self) -> None:
         """Drop the content now, and wait (`cudaMemDiscardBatchAsync`); what is read before the next write is undefined.
-
-        Raises:
-            Unsupported: driver or bindings are older than CUDA 13.
+        Raises `Unsupported`: driver or bindings are older than CUDA 13.
         """
         device, stream = self._arena.device, self._arena.stream
         device.streams.synchronize()
@@ -159,11 +144,9 @@ class ManagedBuffer(Buffer):
 
 def managed(arena: Arena, shape: Any, dtype: Any, *, home: Home, populate: bool, advice: Advised, discard: bool = False) -> ManagedBuffer:
     """A managed buffer with its advice and its pages at `home`.
-
-    Raises:
-        Unsupported: see `no_migration`; or discarding is asked for and the driver cannot.
-        OutOfMemory: it is more than the device has free, and the test did not opt in to that.
-        BadBuffer: as `Arena.buffer`, or `discard` without a home.
+    Raises `Unsupported`: see `no_migration`; or discarding is asked for and the driver cannot.
+    Raises `OutOfMemory`: it is more than the device has free, and the test did not opt in to that.
+    Raises `BadBuffer`: as `Arena.buffer`, or `discard` without a home.
     """
     if (why := no_migration(arena.device.facts)) is not None:
         raise Unsupported(why)
@@ -198,12 +181,7 @@ def _allocate(arena: Arena, nbytes: int) -> tuple[Allocation, bool]:
 
 
 def no_migration(facts: DeviceFacts, system: str | None = None) -> str | None:
-    """Why managed pages do not migrate on demand on this device; None where they do.
-
-    Args:
-        facts: the device.
-        system: "Windows", "WSL" or another; None: this machine's.
-    """
+    """Why managed pages do not migrate on demand on this device; None where they do."""
     if facts.concurrent_managed_access:
         return None
     system = _system() if system is None else system

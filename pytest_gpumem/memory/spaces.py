@@ -186,16 +186,11 @@ class Memory:
 
 def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
     """The kind of memory that a pointer belongs to, according to the driver and the operating system.
-
-    Args:
-        device: whose memory is "device"; another GPU's is "peer".
-        pointer: an address as an integer, a buffer, or an array of any library (by `__cuda_array_interface__`, `data_ptr()` or
-            `__array_interface__`), of which its first element counts.
-
+    `device`: whose memory is "device"; another GPU's is "peer".
+    `pointer`: an address as an integer, a buffer, or an array of any library (by `__cuda_array_interface__`, `data_ptr()` or
+    `__array_interface__`), of which its first element counts.
     Returns None for an address outside this process's memory, such as the first byte past the end of the last allocation.
-
-    Raises:
-        BadBuffer: it is none of these, or a negative address.
+    Raises `BadBuffer`: it is none of these, or a negative address.
     """
     address = address_of(pointer)
     if address < 0:

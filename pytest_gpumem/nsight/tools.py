@@ -176,13 +176,11 @@ def ncu_command(
     metrics: str | None = None,
 ) -> list[str]:
     """The command that profiles the measured launches of a child, and of all its child processes, into a report, which is overwritten.
-
-    Args:
-        names: of the tests' ranges; empty for all tests.
-        clock_control: "none" to leave the clocks alone, or "base" to lock them to their base value.
-        cache_control: "all" to empty the caches before every pass over a kernel, or "none" to leave them as they are.
-        section_set: such as "full"; None for ncu's default.
-        metrics: names, separated by commas.
+    `names`: of the tests' ranges; empty for all tests.
+    `clock_control`: "none" to leave the clocks alone, or "base" to lock them to their base value.
+    `cache_control`: "all" to empty the caches before every pass over a kernel, or "none" to leave them as they are.
+    `section_set`: such as "full"; None for ncu's default.
+    `metrics`: names, separated by commas.
     """
     command = [str(program), "--clock-control", clock_control, "--cache-control", cache_control, "--target-processes", "all"]
     command += included(names)

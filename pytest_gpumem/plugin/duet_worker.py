@@ -151,12 +151,10 @@ def _import_libraries(config: pytest.Config) -> None:
 
 def strays(names: list[str], roots: list[str], foreign: list[str], spared: list[str]) -> list[str]:
     """Modules that come from the other side, as sentences.
-
-    Args:
-        names: top-level modules that this side brings.
-        roots: where those may come from.
-        foreign: folders of which nothing may be imported,
-        spared: but from below these.
+    `names`: top-level modules that this side brings.
+    `roots`: where those may come from.
+    `foreign`: folders of which nothing may be imported,
+    `spared`: but from below these.
     """
     found = []
     roots, foreign, spared = ([os.path.realpath(folder) + os.sep for folder in folders] for folders in (roots, foreign, spared))

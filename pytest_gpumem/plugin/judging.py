@@ -99,12 +99,8 @@ READABLE = (
 
 def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
     """Judge the measurements of a test.
-
-    Args:
-        error: what ended the body early, as pytest will report it; None if it passed.
-
-    Returns:
-        The rows that fail the test by their verdict; empty if `error` ended it anyway.
+    `error`: what ended the body early, as pytest will report it; None if it passed.
+    Returns the rows that fail the test by their verdict; empty if `error` ended it anyway.
     """
     test = item.stash.get(TEST, None)
     skipped = isinstance(error, pytest.skip.Exception)

@@ -62,22 +62,17 @@ class L2Sweeps:
         self, function: BoundKernel | Callable[..., object], /, *args: Any, window: Any, mode: str | None = None, **kwargs: Any
     ) -> SweepResult:
         """Search for the set-aside and hit ratio at which `function` is fastest with `window` persisting in L2.
-
-        Args:
-            function: a kernel of `gpu_kernels`, or any callable that launches on the current stream.
-            args, kwargs: its arguments. Buffers among them are moved between placements. A keyword of this signature does not reach
-                `function`; wrap it in a lambda.
-            window: the buffer under the access-policy window, of device memory.
-            mode: state of the cache before each sample; default: the marker's or the session's.
-
+        `function`: a kernel of `gpu_kernels`, or any callable that launches on the current stream.
+        `args`, `kwargs`: its arguments. Buffers among them are moved between placements. A keyword of this signature does not reach
+        `function`; wrap it in a lambda.
+        `window`: the buffer under the access-policy window, of device memory.
+        `mode`: state of the cache before each sample; default: the marker's or the session's.
         The limit and the persisting lines are as they were found when this returns, also after an error. The map is shown at the
         session's end.
-
-        Raises:
-            BadCall: arguments do not fit, or a profiler is attached.
-            BadWindow: the window cannot be one, or a persisting stream is still open.
-            WrongResult: the result of one launch is not the reference's.
-            Unsupported: the device has no persisting L2; the test skips with the reason.
+        Raises `BadCall`: arguments do not fit, or a profiler is attached.
+        Raises `BadWindow`: the window cannot be one, or a persisting stream is still open.
+        Raises `WrongResult`: the result of one launch is not the reference's.
+        Raises `Unsupported`: the device has no persisting L2; the test skips with the reason.
         """
         __tracebackhide__ = True
         test = self._test
@@ -93,9 +88,7 @@ class L2Sweeps:
         """The same for a `Case` with `window=`, built anew by `build(memory)` for each placement.
 
         Args and errors as for the short form.
-
-        Raises:
-            BadCall: the case has no window.
+        Raises `BadCall`: the case has no window.
         """
         __tracebackhide__ = True
         test = self._test
@@ -155,12 +148,8 @@ class L2Sweeps:
         self, target: Callable[[dict[str, Any]], AbstractContextManager[Target]], name: str, nbytes: int, mode: str | None
     ) -> SweepResult:
         """Search.
-
-        Args:
-            target: gives the target of a measurement for the arguments of its persisting stream.
-            name: of the kernel or callable.
-            nbytes: bytes under the window.
-            mode: state of the cache before each sample.
+        `target`: gives the target of a measurement for the arguments of its persisting stream.
+        `mode`: state of the cache before each sample.
         """
         __tracebackhide__ = True
         test = self._test
@@ -241,9 +230,7 @@ class L2Sweeps:
         `buffer` may also be the array that `device_buffer(..., like=)` made.
 
         Warns of `Thrashing` if hit ratios x bytes exceed the set-aside, unless with `allow_thrash=True`.
-
-        Raises:
-            BadCall: the block ended and nothing was measured on the stream, such as without `stream=`; or an unknown keyword.
+        Raises `BadCall`: the block ended and nothing was measured on the stream, such as without `stream=`; or an unknown keyword.
         """
         test = self._test
         for name in options:
@@ -295,9 +282,7 @@ def check_serial(config: pytest.Config) -> None:
 
 class SweepHooks(SummaryHooks):
     """Shows the maps at the session's end.
-
-    Raises:
-        pytest.UsageError: the picture of the maps cannot be written, or the session uses xdist.
+    Raises `pytest.UsageError`: the picture of the maps cannot be written, or the session uses xdist.
     """
 
     def __init__(self, session: GpuSession) -> None:

@@ -94,12 +94,10 @@ class Replay:
 
     def feed(self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool) -> None:
         """Store one measurement.
-
-        Args:
-            label: tells it apart inside its test; empty for the only one.
-            durations: seconds of each sample.
-            summary: JSON-able figures for `extra_info`.
-            failed: neither save nor compare may take it.
+        `label`: tells it apart inside its test; empty for the only one.
+        `durations`: seconds of each sample.
+        `summary`: JSON-able figures for `extra_info`.
+        `failed`: neither save nor compare may take it.
         """
         if self._fixture is None or self._timer is None or not durations:
             return
@@ -153,13 +151,9 @@ def storage_folder(config: pytest.Config) -> Path:
 
 def leave_out(compared: dict[str, Any], key: str) -> str | None:
     """Take the rows of another GPU out of a saved run that pytest-benchmark compares with. Benchmarks of the host stay.
-
-    Args:
-        compared: the saved run. Its GPU is taken out too, so that pytest-benchmark compares the hosts alone.
-        key: of this session's device.
-
-    Returns:
-        The key of the other GPU; None if nothing was left out.
+    `compared`: the saved run. Its GPU is taken out too, so that pytest-benchmark compares the hosts alone.
+    `key`: of this session's device.
+    Returns the key of the other GPU; None if nothing was left out.
     """
     gpu = compared.setdefault("machine_info", {}).pop("gpu", None)
     if gpu is None or gpu.get("key") == key:

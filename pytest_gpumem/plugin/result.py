@@ -23,11 +23,7 @@ class Extra(dict[str, float]):
     """Further figures of one measurement, by a name with its unit; they stand in its row, and no limit holds for them."""
 
     def __setitem__(self, name: str, value: float) -> None:
-        """Add a figure, or replace it.
-
-        Raises:
-            BadCall: the name is no short text, or the value no finite number.
-        """
+        """Add a figure, or replace it. Raises `BadCall`: the name is no short text, or the value no finite number."""
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise BadCall(f"extra[{name!r}]: the name of a figure is a short text, such as 'elements/s'")
         try:

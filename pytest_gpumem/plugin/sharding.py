@@ -25,11 +25,7 @@ class ShardHooks:
     """Leaves the tests of other shards out, and adds to the results what a merge needs."""
 
     def __init__(self, session: GpuSession, shard: tuple[int, int], places: Callable[[], Mapping[str, Place]]) -> None:
-        """Args:
-        session: of the GPU.
-        shard: its number, from 1 on, and how many there are.
-        places: gives where the reported tests are defined.
-        """
+        """`shard`: its number, from 1 on, and how many there are. `places`: gives where the reported tests are defined."""
         self._session = session
         self._index, self._count = shard
         self._places = places

@@ -133,12 +133,10 @@ def what_ran(
     launch: Iterable[Step], calls: Mapping[str, int], state: Mapping[str, str] | None = None, *, not_watched: str | None = None
 ) -> WhatRan:
     """The record of one launch.
-
-    Args:
-        launch: its steps in order; streams have any numbers that tell them apart.
-        calls: as `WhatRan.calls`.
-        state: as `WhatRan.state`.
-        not_watched: as `WhatRan.not_watched`.
+    `launch`: its steps in order; streams have any numbers that tell them apart.
+    `calls`: as `WhatRan.calls`.
+    `state`: as `WhatRan.state`.
+    `not_watched`: as `WhatRan.not_watched`.
     """
     numbers: dict[int, int] = {}
     distinct: dict[Step, int] = {}

@@ -97,12 +97,9 @@ class Columns:
 
 def wrapped(sentence: str, width: int, first: str = "", indent: str = "  ") -> list[str]:
     """A sentence in lines of at most `width` characters where its words allow it.
-
-    Args:
-        sentence: one line; it keeps blanks at its begin.
-        width: of the terminal.
-        first: before the first line.
-        indent: before the further ones.
+    `sentence`: one line; it keeps blanks at its begin.
+    `first`: before the first line.
+    `indent`: before the further ones.
     """
     # A number stays with its percent sign; an id is never cut, so that it can be copied.
     kept, width = sentence.replace(" %", "\N{NO-BREAK SPACE}%"), max(width, len(first) + LEAST_NAME)

@@ -66,13 +66,11 @@ def page(
     remarks: Sequence[str] = (),
 ) -> str:
     """The page.
-
-    Args:
-        settings: plain values that the run was taken under.
-        past: by `Row.key`, measurements of other runs, oldest first.
-        footprints: by `Row.key`, of the newest run of the baseline.
-        sweeps: of persisting L2, each with its test's id.
-        remarks: what decided a gate, a sentence each.
+    `settings`: plain values that the run was taken under.
+    `past`: by `Row.key`, measurements of other runs, oldest first.
+    `footprints`: by `Row.key`, of the newest run of the baseline.
+    `sweeps`: of persisting L2, each with its test's id.
+    `remarks`: what decided a gate, a sentence each.
     """
     rows, facts, sweeps, past, revision, remarks = printable((list(rows), facts, list(sweeps), dict(past or {}), revision, list(remarks)))
     footprints = printable(dict(footprints or {}))

@@ -12,9 +12,7 @@ class Progress:
     """Counts the tests of a run that measure."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Args:
-        clock: seconds of a clock that never goes back.
-        """
+        """`clock`: seconds of a clock that never goes back."""
         self._clock = clock
         self._begun = clock()
         self._tests: frozenset[str] = frozenset()
@@ -68,11 +66,7 @@ class RepeatProgress:
     """Counts the fresh processes of a run and their tests."""
 
     def __init__(self, clock: Callable[[], float], processes: int, tests: int) -> None:
-        """Args:
-        clock: seconds of a clock that never goes back.
-        processes: that measure one after another.
-        tests: that each of them measures.
-        """
+        """`clock`: seconds of a clock that never goes back. `processes`: that measure one after another. `tests`: of each of them."""
         self._clock = clock
         self._begun = self._shown = clock()
         self._processes, self._tests = processes, max(1, tests)

@@ -132,12 +132,9 @@ def _usual_way(rows: Sequence[Row]) -> tuple[str, str] | None:
 
 def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bool, short: bool) -> list[str]:
     """The sentences under a table: how the figures were taken, and the reason of every verdict but PASS. Without full stops.
-
-    Args:
-        shown: the rows, in the order in which they are shown.
-        columns: the headings of the table.
-        notes: show each measurement's notes; if False, only their number.
-        short: the table has "sim" for "simulated".
+    `shown`: the rows, in the order in which they are shown.
+    `notes`: show each measurement's notes; if False, only their number.
+    `short`: the table has "sim" for "simulated".
     """
     rows = [one.row for one in shown]
     usual = _usual_way(rows)

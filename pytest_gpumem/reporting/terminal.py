@@ -29,13 +29,11 @@ def header(
     conditions: Conditions | None = None,
 ) -> list[str]:
     """Lines about the device and the run, without colour.
-
-    Args:
-        settings: by the names of the options: mode, sampler, placements, precision (a share), budget and total_budget (seconds), processes,
-            max_regression, min_bandwidth, max_latency, memory_limit (bytes), strict. Missing names and None are left out.
-        baseline: one sentence about the baseline, as `baseline_line` makes it.
-        fallback_reason: why the device is simulated, if nobody chose that.
-        conditions: clocks and throttle reasons at the start.
+    `settings`: by the names of the options: mode, sampler, placements, precision (a share), budget and total_budget (seconds), processes,
+    max_regression, min_bandwidth, max_latency, memory_limit (bytes), strict. Missing names and None are left out.
+    `baseline`: one sentence about the baseline, as `baseline_line` makes it.
+    `fallback_reason`: why the device is simulated, if nobody chose that.
+    `conditions`: clocks and throttle reasons at the start.
     """
     lines = banner(facts, fallback_reason) if facts.simulated else []
     lines.append(f"gpumem: {_device(facts)}")

@@ -106,10 +106,7 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
 
 
 def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool) -> list[Row]:
-    """Flagged rows whose test fails or passes by the duet; the others fail whatever its verdict.
-
-    Arguments as for `settled`.
-    """
+    """Flagged rows whose test fails or passes by the duet; the others fail whatever its verdict. Arguments as for `settled`."""
     failing = _failing_in_themselves(rows, strict)
     found = []
     for row in flagged(rows):
@@ -169,14 +166,12 @@ def decide(
     strict_screen: bool = False,
 ) -> Decision:
     """The gate's end.
-
-    Args:
-        code: pytest's exit code of the screen.
-        failures: failures and errors that pytest counted.
-        facts: of the device; None if pytest wrote no results.
-        duet: its verdicts, by `Row.key`; None without a duet.
-        strict: green takes a PASS of every row, on a real GPU.
-        strict_screen: the screen failed every row that is no PASS.
+    `code`: pytest's exit code of the screen.
+    `failures`: failures and errors that pytest counted.
+    `facts`: of the device; None if pytest wrote no results.
+    `duet`: its verdicts, by `Row.key`; None without a duet.
+    `strict`: green takes a PASS of every row, on a real GPU.
+    `strict_screen`: the screen failed every row that is no PASS.
     """
     if code == Exit.USAGE:
         return Decision(Exit.USAGE, tuple(rows), ("no verdict: pytest did not accept its arguments, its settings or the device",))

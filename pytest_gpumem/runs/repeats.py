@@ -59,15 +59,10 @@ def repeats(
     """Run pytest in fresh processes, one after another; yields each one's rows and reports when it ends.
 
     They save, report and compare nothing: such options are switched off, or write into a folder that is removed.
-
-    Args:
-        count: of processes.
-        device: baseline key of this process's device, which the others must have too.
-        only: gives, before each process, the node ids of the tests that it runs; nothing: those that the arguments select.
-        watch: gets, every second, the number of tests that the process which measures has finished.
-
-    Raises:
-        RepeatFailed: a process did not measure, or did on another device.
+    `device`: baseline key of this process's device, which the others must have too.
+    `only`: gives, before each process, the node ids of the tests that it runs; nothing: those that the arguments select.
+    `watch`: gets, every second, the number of tests that the process which measures has finished.
+    Raises `RepeatFailed`: a process did not measure, or did on another device.
     """
     with ExitStack() as stack:
         started: deque[_Process] = deque()

@@ -137,15 +137,9 @@ class Duet:
         on_progress: Callable[[Progress], object],
     ) -> None:
         """Nothing is run yet.
-
-        Args:
-            journal: gives finished processes and gets new ones.
-            max_regression: allowed slow-down of all of them, as written; None: each test's own, else 1 %.
-            rounds_max: pairs at most.
-            seed: of the order of base and head.
-
-        Raises:
-            DuetError: the journal cannot be read.
+        `journal`: gives finished processes and gets new ones.
+        `max_regression`: allowed slow-down of all of them, as written; None: each test's own, else 1 %.
+        Raises `DuetError`: the journal cannot be read.
         """
         self._sides = sides
         self._workers = workers

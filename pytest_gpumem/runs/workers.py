@@ -177,15 +177,11 @@ class Workers:
         self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]] | None = None
     ) -> Process:
         """Let the process of `turns[0]` measure and get the next ones ready.
-
-        Args:
-            turns: the process to run now, and those that will follow.
-            tests: node ids to run; None: all that were collected.
-            attempt: number of this run of the turn, from 1 on.
-            ways: by row key, mode and sampler that the process measures with, whatever its tests ask for.
-
-        Raises:
-            DuetError: pytest did not accept its arguments or the device, or a side imported the other's modules.
+        `turns`: the process to run now, and those that will follow.
+        `tests`: node ids to run; None: all that were collected.
+        `attempt`: number of this run of the turn, from 1 on.
+        `ways`: by row key, mode and sampler that the process measures with, whatever its tests ask for.
+        Raises `DuetError`: pytest did not accept its arguments or the device, or a side imported the other's modules.
         """
         if not self._waiting or self._waiting[0].turn != turns[0]:
             # A repeated turn: those that wait for the next ones stay.

@@ -57,15 +57,11 @@ class Side:
 @contextmanager
 def two_sides(base: str, head: str | None, here: Path, ignored: Iterable[Path] = ()) -> Iterator[tuple[Side, Side]]:
     """Base and head, ready to run. All that is made for them is removed at the end, whatever ends it.
-
-    Args:
-        base: a git revision of the project around `here`, a folder, or a wheel.
-        head: a folder or a wheel; None: the working tree.
-        here: the folder in which the command was called.
-        ignored: files whose content is no part of a tree's state, such as the journal.
-
-    Raises:
-        DuetError: a side that does not exist or cannot be prepared.
+    `base`: a git revision of the project around `here`, a folder, or a wheel.
+    `head`: a folder or a wheel; None: the working tree.
+    `here`: the folder in which the command was called.
+    `ignored`: files whose content is no part of a tree's state, such as the journal.
+    Raises `DuetError`: a side that does not exist or cannot be prepared.
     """
     here, left_out = here.resolve(), tuple(path.resolve() for path in ignored)
     with ExitStack() as stack:

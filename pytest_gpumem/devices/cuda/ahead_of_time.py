@@ -30,17 +30,13 @@ def from_source(
     source: str, name: str, architecture: str, *, entries: Sequence[str] = (), options: Sequence[str] = (), folder: Path | None = None
 ) -> tuple[CompiledKernel, ...]:
     """The kernels of a CUDA source.
-
-    Args:
-        name: its file, as messages and records name it.
-        architecture: such as "sm_90".
-        entries: C++ name expressions of kernels; empty: all that are no templates.
-        options: of NVRTC.
-        folder: where files that it includes in quotes are; None: it includes none.
-
-    Raises:
-        CompilerMissing: NVRTC is not installed.
-        DoesNotCompile: with the compiler's first error.
+    `name`: its file, as messages and records name it.
+    `architecture`: such as "sm_90".
+    `entries`: C++ name expressions of kernels; empty: all that are no templates.
+    `options`: of NVRTC.
+    `folder`: where files that it includes in quotes are; None: it includes none.
+    Raises `CompilerMissing`: NVRTC is not installed.
+    Raises `DoesNotCompile`: with the compiler's first error.
     """
     try:
         from cuda.bindings import nvrtc
@@ -72,17 +68,13 @@ def from_source(
 
 def from_triton(kernel: str, signature: str, architecture: str, options: Mapping[str, int], folder: Path) -> CompiledKernel:
     """A kernel of Triton.
-
-    Args:
-        kernel: "module:function"; the module is imported, from `folder` or its `src` first.
-        signature: types and constants of its parameters in order, as `triton.tools.compile` takes them: "*fp32:16, i32, 1024".
-        architecture: such as "sm_90".
-        options: of Triton, such as `num_warps`.
-        folder: of the project.
-
-    Raises:
-        CompilerMissing: Triton is not installed.
-        DoesNotCompile: there is no such kernel, the signature does not fit, or the compiler's error.
+    `kernel`: "module:function"; the module is imported, from `folder` or its `src` first.
+    `signature`: types and constants of its parameters in order, as `triton.tools.compile` takes them: "*fp32:16, i32, 1024".
+    `architecture`: such as "sm_90".
+    `options`: of Triton, such as `num_warps`.
+    `folder`: of the project.
+    Raises `CompilerMissing`: Triton is not installed.
+    Raises `DoesNotCompile`: there is no such kernel, the signature does not fit, or the compiler's error.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

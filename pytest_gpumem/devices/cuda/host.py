@@ -97,16 +97,11 @@ def on_node(node: int | None, nearest: int | None, system: Path = _NODES) -> Ite
     """Run this thread on the CPUs of a NUMA node inside the block; its affinity is put back after it.
 
     The kernel gives a page from the node of the CPU that touches it first, and page-locking touches (Linux, numa(7), "local allocation").
-
-    Args:
-        node: asked for; None: `nearest`, if this thread may run there at all.
-        nearest: the node that the device is attached to; None where it is not known.
-        system: where the host describes its nodes.
-
+    `node`: asked for; None: `nearest`, if this thread may run there at all.
+    `nearest`: the node that the device is attached to; None where it is not known.
+    `system`: where the host describes its nodes.
     Gives the node, or None where the thread runs as before.
-
-    Raises:
-        Unsupported: the node is not there, or none of its CPUs is this process's to use.
+    Raises `Unsupported`: the node is not there, or none of its CPUs is this process's to use.
     """
     there = nodes(system)
     wanted = nearest if node is None else node

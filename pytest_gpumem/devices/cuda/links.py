@@ -24,13 +24,11 @@ _PAGE = 4096  # bytes of a page of the host, the least that page-locked memory t
 
 def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, int] | None = None) -> MemoryKind | None:
     """The kind of memory at an address, according to the driver.
-
-    Args:
-        address: on the host or on any device.
-        index: the device whose memory is "device", not "peer".
-        registered: True if the address lies in memory that this process registered through `cudaHostRegister`: the driver calls it host
-            memory as it does what `cudaHostAlloc` gave.
-        beyond: start and end of memory that was asked for, which is the last to start before the address and ends there or before it.
+    `address`: on the host or on any device.
+    `index`: the device whose memory is "device", not "peer".
+    `registered`: True if the address lies in memory that this process registered through `cudaHostRegister`: the driver calls it host
+    memory as it does what `cudaHostAlloc` gave.
+    `beyond`: start and end of memory that was asked for, which is the last to start before the address and ends there or before it.
     """
     try:
         seen = runtime.pointerGetAttributes(address)

@@ -84,12 +84,10 @@ class SimulatedStream:
 
 class Engine:
     """Advances the streams. Times are virtual seconds.
-
-    Args:
-        submit: from a host call's end to the start of its work on an idle device.
-        record: between two records with nothing between.
-        visibility: added to a record behind work, which waits for the work's writes.
-        tick: resolution of an event.
+    `submit`: from a host call's end to the start of its work on an idle device.
+    `record`: between two records with nothing between.
+    `visibility`: added to a record behind work, which waits for the work's writes.
+    `tick`: resolution of an event.
     """
 
     def __init__(self, *, submit: float, record: float, visibility: float, tick: float) -> None:

@@ -130,12 +130,10 @@ class L2:
 
     def touch(self, allocation: Allocation, *, normal: float, persisting: float, dirty: float) -> float:
         """An access leaves these bytes of an allocation in L2, as its most recently used lines; gives bytes written back for room.
-
-        Args:
-            allocation: whose lines.
-            normal: bytes with the normal property.
-            persisting: bytes in the set-aside.
-            dirty: of them, bytes that were written.
+        `allocation`: whose lines.
+        `normal`: bytes with the normal property.
+        `persisting`: bytes in the set-aside.
+        `dirty`: of them, bytes that were written.
         """
         line = self._lines.setdefault(id(allocation), Lines())
         line.normal = max(line.normal, normal)

@@ -85,14 +85,12 @@ def work_of(
     on_chip_loads: float = 0.0,
 ) -> Work:
     """Gather the accesses of a launch by allocation.
-
-    Args:
-        accesses: each with its allocation, the size of an element and, for managed memory, its pages.
-        shape: grid and block.
-        loads_in_flight: independent loads of one thread.
-        dependent_steps: length of the chain of dependent accesses, where the kernel says it.
-        on_chip_cycles: cycles that one SM's L1 and shared memory would need for all requests.
-        on_chip_loads: loads from shared memory that threads wait for.
+    `accesses`: each with its allocation, the size of an element and, for managed memory, its pages.
+    `shape`: grid and block.
+    `loads_in_flight`: independent loads of one thread.
+    `dependent_steps`: length of the chain of dependent accesses, where the kernel says it.
+    `on_chip_cycles`: cycles that one SM's L1 and shared memory would need for all requests.
+    `on_chip_loads`: loads from shared memory that threads wait for.
     """
     uses: dict[int, Use] = {}
     steps = 0.0
