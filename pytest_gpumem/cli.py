@@ -15,7 +15,7 @@ from pytest_gpumem.commands.baseline import accept, baseline
 from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.diff import diff
-from pytest_gpumem.commands.doctor import completion, doctor
+from pytest_gpumem.commands.doctor import card, completion, doctor
 from pytest_gpumem.commands.duet import duet
 from pytest_gpumem.commands.explain import explain
 from pytest_gpumem.commands.export import export, schema
@@ -33,7 +33,7 @@ TASKS = {
     "Decide": ("gate", "duet", "compare", "diff", "code", "accept", "baseline", "merge"),
     "Find the cause": ("explain", "profile", "read", "ranges", "traffic", "l2-sweep"),
     "Report": ("report", "export", "schema"),
-    "Set up": ("doctor", "completion"),
+    "Set up": ("doctor", "card", "completion"),
 }
 """The commands by task, as `gpumem --help` lists them."""
 
@@ -104,6 +104,7 @@ def main() -> None:
 COMMANDS = (
     accept,
     baseline,
+    card,
     code,
     compare,
     completion,

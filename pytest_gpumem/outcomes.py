@@ -70,6 +70,10 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.USAGE: "an option, a marker, the device or a baseline cannot be used",
         Exit.NO_VERDICT: "--gpumem-l2-sweep swept nothing",
     },
+    "card": {
+        Exit.FAILED: "a finding: the card is unlike its model, throttled, misconfigured or ageing",
+        Exit.NO_VERDICT: "nothing could be measured, such as without a GPU",
+    },
     "code": {
         Exit.FAILED: "a kernel does not compile, or exceeds a limit",
         Exit.NO_VERDICT: "the compiler is not installed, or the other revision cannot be compiled",

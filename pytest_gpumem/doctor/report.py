@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -57,17 +58,22 @@ class Report:
 
 
 def text(report: Report, width: int) -> list[str]:
-    """The report for people in lines of `width` characters: the checks, a remedy that does not fit below its check, and the summary."""
-    names = max(len(check.name) for check in report.checks)
-    lines = []
-    for check in report.checks:
+    """The report for people in lines of `width` characters: the checks and the summary."""
+    return [*lines(report.checks, width), "", *wrapped(printable(report.summary), width, indent="")]
+
+
+def lines(checks: Sequence[Check], width: int) -> list[str]:
+    """Checks for people in lines of `width` characters, a remedy that does not fit below its check."""
+    names = max(len(check.name) for check in checks)
+    found = []
+    for check in checks:
         first, detail, remedy = f"{check.status.value:<7}  {check.name:<{names}}  ", printable(check.detail), printable(check.remedy)
         if remedy and len(whole := f"{first}{detail} -> {remedy}") <= width:
-            lines.append(whole)
+            found.append(whole)
             continue
-        lines += hanging(first, detail, width)
-        lines += hanging(" " * len(first) + "-> ", remedy, width) if remedy else []
-    return [*lines, "", *wrapped(printable(report.summary), width, indent="")]
+        found += hanging(first, detail, width)
+        found += hanging(" " * len(first) + "-> ", remedy, width) if remedy else []
+    return found
 
 
 def in_one_line(error: Exception) -> str:

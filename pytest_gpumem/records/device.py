@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pytest_gpumem.records.record import Record
+from pytest_gpumem.records.record import LaunchTime, NotNegative, Record
 from pytest_gpumem.units import format_rate
 
 
@@ -125,7 +125,9 @@ class Card(Record, frozen=True):
     mig: bool | None = None  # The card is split into MIG instances
     ecc: bool | None = None  # ECC is on now
     ecc_pending: bool | None = None  # ECC is on after the next reboot
+    corrected_errors: int | None = None  # Aggregate count of memory errors that ECC corrected
     uncorrected_errors: int | None = None  # Aggregate count of uncorrectable memory errors
+    remapped_rows: int | None = None  # Rows of memory that the card has replaced by spare ones
     remap_pending: bool | None = None  # A row remapping of memory is pending until the next reset
     remap_failed: bool | None = None  # A row remapping of memory failed
     sm_clock_hz: float | None = None  # SM clock now, in hertz
@@ -147,3 +149,17 @@ class Card(Record, frozen=True):
     processes: tuple[CardProcess, ...] | None = None  # Other processes with a context on the card
     memory_bytes: int | None = None  # Bytes of the whole card's memory
     free_bytes: int | None = None  # Bytes of it that are free
+
+
+class CardFigures(Record, frozen=True):
+    """What a card is, measured (`measuring.card`): rates in bytes per second, times in seconds. None was not measured."""
+
+    dram_read: NotNegative | None = None  # Bytes read from DRAM
+    dram_write: NotNegative | None = None  # Bytes written to DRAM
+    dram_copy: NotNegative | None = None  # Bytes read from and written to DRAM by a copy
+    l2_read: NotNegative | None = None  # Bytes read from L2
+    dram_latency: LaunchTime | None = None  # One of many dependent accesses to DRAM; it tells the variant of the card
+    l2_latency: LaunchTime | None = None  # One of many dependent accesses to L2
+    to_device: NotNegative | None = None  # Bytes copied from page-locked host memory
+    to_host: NotNegative | None = None  # Bytes copied to page-locked host memory
+    launch: LaunchTime | None = None  # Between two events with an idle launch between them

@@ -223,9 +223,9 @@ def _read(gpu: Any, count: int) -> Card:
         mig=_flag(mig),
         ecc=_flag(ecc),
         ecc_pending=_flag(ecc_pending),
-        uncorrected_errors=asked(
-            pynvml.nvmlDeviceGetTotalEccErrors, gpu, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC
-        ),
+        corrected_errors=_errors(gpu, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+        uncorrected_errors=_errors(gpu, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+        remapped_rows=None if remapped is None else remapped[0] + remapped[1],
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
         sm_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
@@ -247,6 +247,11 @@ def _read(gpu: Any, count: int) -> Card:
         memory_bytes=None if memory is None else int(memory.total),
         free_bytes=None if memory is None else int(memory.free),
     )
+
+
+def _errors(gpu: Any, kind: int) -> int | None:
+    """Memory errors of a kind over the card's life."""
+    return asked(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, pynvml.NVML_AGGREGATE_ECC)
 
 
 def _flag(value: int | None) -> bool | None:

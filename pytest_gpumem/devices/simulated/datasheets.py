@@ -18,10 +18,13 @@ Sources:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import Card, DeviceFacts
 
 KIB = 2**10
 MIB = 2**20
@@ -125,6 +128,8 @@ class Datasheet:
     """From the start of a copy until its first byte moves, which the host's bridges decide. Fit set: row "4 KiB" of each machine."""
     duplex_loss: float = 0.12  # share of a copy's time lost while another runs the other way. Fit set: H100's row "both ways".
     context_bytes: int = 512 * MIB  # device memory that a context takes. An assumption, not fitted.
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Card` that differ from those of a card in good state: planted faults."""
 
     @property
     def peak_bandwidth(self) -> float:
@@ -161,6 +166,38 @@ class Datasheet:
             link=self.link,
             link_bandwidth=self.link_bandwidth,
         )
+
+    def card(self) -> Card:
+        """The state of a card made after this sheet."""
+        generation, width = map(int, re.findall(r"\d+", self.link))
+        good: dict[str, Any] = {
+            "cards": 1,
+            "name": self.name,
+            "persistence": True,
+            "compute_mode": "default",
+            "mig": False,
+            "ecc": self.ecc,
+            "ecc_pending": self.ecc,
+            "corrected_errors": 0,
+            "uncorrected_errors": 0,
+            "remapped_rows": 0,
+            "remap_pending": False,
+            "remap_failed": False,
+            "sm_clock_hz": self.sm_clock,
+            "max_sm_clock_hz": self.sm_clock,
+            "memory_clock_hz": self.memory_clock,
+            "max_memory_clock_hz": self.memory_clock,
+            "throttle_reasons": (),
+            "chosen_clocks": False,
+            "link_generation": generation,
+            "max_link_generation": generation,
+            "card_link_generation": generation,
+            "link_width": width,
+            "max_link_width": width,
+            "processes": (),
+            "memory_bytes": self.memory_bytes,
+        }
+        return Card(**{**good, **self.state})
 
 
 GA102_FIT = Fit(

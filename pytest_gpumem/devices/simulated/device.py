@@ -147,8 +147,13 @@ class SimulatedDevice:
         return seed
 
     def conditions(self) -> Conditions:
-        sheet = self.machine.sheet
-        return Conditions(sm_clock_hz=sheet.sm_clock, memory_clock_hz=sheet.memory_clock, throttle_reasons=(), other_processes=0)
+        card = self.machine.sheet.card()
+        return Conditions(
+            sm_clock_hz=card.sm_clock_hz,
+            memory_clock_hz=card.memory_clock_hz,
+            throttle_reasons=card.throttle_reasons or (),
+            other_processes=len(card.processes or ()),
+        )
 
     def current(self) -> AbstractContextManager[None]:
         return nullcontext()
