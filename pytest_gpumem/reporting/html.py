@@ -1,18 +1,11 @@
-"""One self-contained HTML page of a run: nothing from the network, light and dark, all text from names and files escaped.
-
-Its script and its style sheet are files of this package, without any text of the run. A content security policy names them by their
-digests, so that a browser runs nothing else, whatever a name or a file contains.
-"""
+"""The HTML page of a run."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pytest_gpumem.judging.finding import counted
@@ -30,16 +23,11 @@ from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder
 from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course
 from pytest_gpumem.reporting.plots.runs import Load, Past, history, origin, roofline, strip, trend, turns
-from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
 from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row_facts, shown_headings
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
+from pytest_gpumem.reporting.web_page import anchor, rendered
 from pytest_gpumem.units import QuantityError, format_time, parse_margin, short_bytes
-
-
-def anchor(row: Row) -> str:
-    """The element of a row: the same in every report, of letters and digits, so that links to it stay valid."""
-    return f"t-{hashlib.sha256(row.key.encode(errors='surrogatepass')).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
@@ -78,16 +66,14 @@ def page(
     shown = row_facts([row for _, of in groups for row in of], facts)
     counts = Counter((one.outcome.rank, one.verdict, one.css) for one in shown)
     kinds = behaviours(rows, facts)
-    style, script = static("report.css"), static("report.js")
     headings = shown_headings(shown)
-    # Names of tests and labels come from anybody: nothing reaches the page unescaped.
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return environment.get_template("report.html").render(
-        policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'",
-        style=Markup(style),
-        script=Markup(script),
+    simulated = facts.simulated or any(one.simulated for one in shown)
+    return rendered(
+        "report.html",
+        styles=["report.css"],
+        scripts=["report.js"],
         title=facts.name,
-        simulated=facts.simulated or any(one.simulated for one in shown),
+        simulated="Simulated: no GPU was measured. These times come from a model." if simulated else "",
         utc=utc,
         revision=revision,
         header=header(facts, settings),
@@ -104,10 +90,6 @@ def page(
     )
 
 
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
 def _concerns(rows: Sequence[RowFacts]) -> Iterator[tuple[str, str, str, str, str]]:
     """What needs a look, worst first: verdict, its class, test or row, reason, and element of the page."""
     failed = Counter(one.row.nodeid for one in rows if _failed_otherwise(one))
@@ -116,10 +98,10 @@ def _concerns(rows: Sequence[RowFacts]) -> Iterator[tuple[str, str, str, str, st
         if _failed_otherwise(one):
             if count := failed.pop(row.nodeid, 0):
                 verdicts = "the verdict on its measurement" if count == 1 else f"the verdicts on {count} measurements"
-                yield "TEST FAILED", one.css, row.nodeid, f"the test failed by something else than {verdicts}", anchor(row)
+                yield "TEST FAILED", one.css, row.nodeid, f"the test failed by something else than {verdicts}", anchor(row.key)
         elif how_soon < FINE:
             verdict, css = ("SLOWER", "doubt") if how_soon == SLOWER else (one.verdict, one.css)
-            yield verdict, css, row.key, row.verdict.reason, anchor(row)
+            yield verdict, css, row.key, row.verdict.reason, anchor(row.key)
 
 
 def _failed_otherwise(one: RowFacts) -> bool:
@@ -133,7 +115,7 @@ def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint |
     share = one.figures[HEADINGS.index("of peak")].value
     return {
         "name": one.name,
-        "target": anchor(one.row),
+        "target": anchor(one.row.key),
         "kind": kind,
         "figures": [
             (heading, figure.text, "" if figure.value is None else f"{figure.value:.6g}", was.get(heading, ""))
@@ -180,7 +162,7 @@ def _section(one: RowFacts, past: Sequence[Past], before: Footprint | None) -> d
         notes = (*site_lines(now, before), *peak_stack(now))
         figures.append(_Figure(caption, memory_course(now), legend(now), notes=notes))
     return {
-        "target": anchor(one.row),
+        "target": anchor(one.row.key),
         "name": one.name,
         "verdict": one.verdict,
         "style": one.css,
@@ -196,7 +178,7 @@ def _figures(
     if deltas := [delta for one in rows if (delta := _delta(one)) is not None]:
         most = f": the {MOST} of {len(deltas)} rows that changed most" if len(deltas) > MOST else ""
         yield _Figure(f"changes against the baseline{most}", forest(deltas))
-    targets = {function_of(one.row): anchor(one.row) for one in reversed(rows)}
+    targets = {function_of(one.row): anchor(one.row.key) for one in reversed(rows)}
     for family in families([one.row for one in rows], facts):
         plot = curve(family.series, family.x_unit, family.unit, family.ceilings, caption_of(family), family.y_name)
         legend = tuple(
@@ -217,7 +199,7 @@ def _memory(rows: Sequence[RowFacts], before: Mapping[str, Footprint]) -> Iterat
     watched = [(one, one.row.footprint) for one in rows if one.row.footprint is not None and not one.row.label]
     for caption, name in (("most memory in use at once", "peak"), ("memory kept after the test", "kept")):
         was = {key: getattr(footprint, name) for key, footprint in before.items()}
-        taken = [Taken(one.name, anchor(one.row), getattr(footprint, name), was.get(one.row.key)) for one, footprint in watched]
+        taken = [Taken(one.name, anchor(one.row.key), getattr(footprint, name), was.get(one.row.key)) for one, footprint in watched]
         if taken := [one for one in taken if one.nbytes > 0]:
             most = f": {MOST_TESTS} of {len(taken)} tests" if len(taken) > MOST_TESTS else ""
             marked = any(one.before not in (None, one.nbytes) for one in taken)
@@ -256,7 +238,7 @@ def _delta(one: RowFacts) -> Delta | None:
             margin = parse_margin(row.limits.max_regression).over(row.measurement.latency)
         except QuantityError:  # in a file that somebody else wrote: the verdict stays as it is
             margin = None
-    return Delta(one.name, anchor(row), past.delta, past.low, past.high, one.css, margin)
+    return Delta(one.name, anchor(row.key), past.delta, past.low, past.high, one.css, margin)
 
 
 def _rung(one: RowFacts) -> Rung | None:
@@ -264,7 +246,7 @@ def _rung(one: RowFacts) -> Rung | None:
     if measurement is None or measurement.latency_per_access is None or not measurement.accesses_per_launch:
         return None
     half = measurement.half_width / measurement.accesses_per_launch if measurement.half_width is not None else None
-    return Rung(one.name, anchor(one.row), measurement.latency_per_access, half)
+    return Rung(one.name, anchor(one.row.key), measurement.latency_per_access, half)
 
 
 def _short(nodeid: str) -> str:

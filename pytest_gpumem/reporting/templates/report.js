@@ -1,25 +1,5 @@
 "use strict";
 (function () {
-  const root = document.documentElement;
-  const by = (id) => document.getElementById(id);
-  root.classList.add("scripted");
-
-  // The theme: as the system has it, light, dark. A page from a file may not keep it.
-  const THEMES = ["auto", "light", "dark"];
-  function dress(theme) {
-    if (theme === "auto") delete root.dataset.theme;
-    else root.dataset.theme = theme;
-    by("theme").textContent = "theme: " + theme;
-  }
-  let theme = "auto";
-  try { theme = localStorage.getItem("gpumem-theme") || "auto"; } catch (error) { /* nothing is kept */ }
-  dress(THEMES.includes(theme) ? theme : "auto");
-  by("theme").addEventListener("click", () => {
-    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-    dress(theme);
-    try { localStorage.setItem("gpumem-theme", theme); } catch (error) { /* nothing is kept */ }
-  });
-
   // Filter and order of the results, and of the tests' sections below them.
   const body = document.querySelector("#results tbody");
   const tests = by("tests");
@@ -79,7 +59,6 @@
   filter();
 
   // What shows where the pointer rests on a point, made once a section is opened: a page may have thousands.
-  const SVG = document.querySelector("svg").namespaceURI;
   function tips(section) {
     for (const line of section.querySelectorAll("[data-tips]")) {
       const at = line.getAttribute("d").match(/[\d.]+ [\d.]+/g);

@@ -18,9 +18,10 @@ from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting import markdown
-from pytest_gpumem.reporting.html import anchor, page
+from pytest_gpumem.reporting.html import page
 from pytest_gpumem.reporting.plots.bars import Delta, forest
 from pytest_gpumem.reporting.plots.runs import Past
+from pytest_gpumem.reporting.web_page import anchor
 from pytest_gpumem.units import MiB
 
 MakeRow = Callable[..., Row]
@@ -144,13 +145,13 @@ def test_a_row_is_linked_to_its_section(facts: DeviceFacts, make_row: MakeRow) -
     read = Read(page(rows, facts, {}, utc=UTC))
     ids = read.named("id")
     for row in rows:
-        assert ids.count(anchor(row)) == 1
-        assert f"#{anchor(row)}" in read.named("href")
-    assert anchor(rows[0]) != anchor(rows[1])
-    assert anchor(replace(rows[0], failed=True)) == anchor(rows[0])
+        assert ids.count(anchor(row.key)) == 1
+        assert f"#{anchor(row.key)}" in read.named("href")
+    assert anchor(rows[0].key) != anchor(rows[1].key)
+    assert anchor(replace(rows[0], failed=True).key) == anchor(rows[0].key)
     assert all(target.removeprefix("#") in ids for target in read.named("href") if target is not None)
     # Needs a look, the forest of changes, and the table.
-    assert read.named("href").count(f"#{anchor(rows[1])}") == 3
+    assert read.named("href").count(f"#{anchor(rows[1].key)}") == 3
 
 
 def test_a_first_run_has_no_column_of_changes(facts: DeviceFacts, make_row: MakeRow) -> None:

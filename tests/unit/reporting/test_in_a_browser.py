@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Comparison, Row
-from pytest_gpumem.reporting.html import anchor
 from pytest_gpumem.reporting.html import page as drawn
 from pytest_gpumem.reporting.plots.runs import Past
+from pytest_gpumem.reporting.web_page import anchor
 
 MakeRow = Callable[..., Row]
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
@@ -86,8 +86,8 @@ def test_the_page_works(chromium: Any, tmp_path: Path, facts: DeviceFacts, make_
     assert page.locator("#count").inner_text() == "1 of 5"
 
     # A link opens its section, also where the filter hides it; where the pointer rests, points of earlier processes say what they are.
-    page.goto(f"{file.as_uri()}#{anchor(rows[0])}")
-    assert page.locator("details[open]").get_attribute("id") == anchor(rows[0])
+    page.goto(f"{file.as_uri()}#{anchor(rows[0].key)}")
+    assert page.locator("details[open]").get_attribute("id") == anchor(rows[0].key)
     tips = page.locator("details[open] circle.tip title")
     tips.last.wait_for(state="attached")
     assert tips.all_text_contents() == ["11-01 100.0 us", "11-02 abcdef0 200.0 us"]
