@@ -72,7 +72,7 @@ def page(
         "report.html",
         styles=["report.css"],
         scripts=["report.js"],
-        title=facts.name,
+        title=f"{facts.name} (simulated)" if simulated else facts.name,
         simulated="Simulated: no GPU was measured. These times come from a model." if simulated else "",
         utc=utc,
         revision=revision,
