@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,13 +40,18 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", 
 QUICKLY = ("--gpumem", "--gpumem-device=cuda", "--gpumem-budget=10 ms", "--gpumem-placements=1", "--gpumem-processes=1")
 
 
-def session(*arguments: str, tests: Path = ROWS) -> dict[str, Any]:
-    """Run the rows in a fresh process: exit code, wall time, rows by key, and the end of the output."""
+def session(*arguments: str, tests: Path = ROWS, alone: bool = True) -> dict[str, Any]:
+    """Run the rows in a fresh process: exit code, wall time, rows by key, and the end of the output.
+
+    Not `alone`: it waits for no other process on the GPU. What runs does not depend on them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
         command = [*PYTEST, *QUICKLY, f"--rootdir={tests.parent}", f"--benchmark-json={results}", *arguments, str(tests)]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "PYTEST_"))}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROWS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        if not alone:
+            environment["XDG_RUNTIME_DIR"] = folder  # has the lock of the GPU
         begun = time.perf_counter()
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", check=False)
         wall = time.perf_counter() - begun
@@ -160,6 +166,7 @@ def table(record: Mapping[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=10)
+    parser.add_argument("--at-once", type=int, default=5, help="processes that run side by side; the first one fills the compilers' caches")
     parser.add_argument("--seconds", type=float, default=90.0, help="for the processes; then fewer of them")
     parser.add_argument("--starts", type=int, default=3, help="sessions of each kind whose start is timed")
     parser.add_argument("--json", type=Path)
@@ -168,8 +175,12 @@ def main() -> int:
     sessions = [first := session()]
     if not first["rows"]:
         sys.exit(f"evidence: no rows (pytest ended with {first['exit']}):\n{first['output']}")
-    while len(sessions) < options.processes and time.perf_counter() - begun + first["wall"] < options.seconds:
-        sessions.append(session())
+    with ThreadPoolExecutor(options.at_once) as pool:
+
+        def further(number: int) -> dict[str, Any] | None:
+            return session(alone=False) if time.perf_counter() - begun + first["wall"] < options.seconds else None
+
+        sessions += [one for one in pool.map(further, range(1, options.processes)) if one is not None]
     every = [digests(one["rows"]) for one in sessions]
     disagree = {key: sorted({str(one.get(key)) for one in every}) for key in every[0] if len({one.get(key) for one in every}) > 1}
     unwatched = {key: (one["what_ran"] or {}).get("not_watched") for key, one in first["rows"].items() if not every[0][key]}
