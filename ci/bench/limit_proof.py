@@ -58,7 +58,7 @@ TIMEOUT = 560.0
 WORDS = 2000
 """Last characters of a failed command that are recorded."""
 AGAIN = "LIMIT_PROOF_AGAIN"
-"""Variable with the file for the seconds of measuring again."""
+"""Variable with the file in which the processes of a command record their times."""
 
 PASSES = 0.9
 """Least share of unchanged rows that pass."""
@@ -70,31 +70,39 @@ GATES: dict[str, tuple[float, int]] = {"comment": (2.0, 0), "wait": (math.inf, 1
 """By what a branch changes: most time of its gate, in plain runs, and the exit code."""
 
 CONFTEST = f'''
-"""Records how long the session measured after its last test."""
+"""Records when each process began, ran its first and its last test, and ended, and how long the session measured again."""
 
+import json
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-ended = None
+clock = {{"begun": time.time()}}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logstart():
+    clock.setdefault("first", time.time())
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # inside of what measures again
 def pytest_runtestloop():
-    global ended
     try:
         return (yield)
     finally:
-        ended = time.monotonic()
+        clock["last"] = time.time()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish():
-    # Further processes write the file too; the session itself ends last.
-    if ended is not None and "{AGAIN}" in os.environ:
-        Path(os.environ["{AGAIN}"]).write_text(repr(time.monotonic() - ended))
+    if "last" in clock and "{AGAIN}" in os.environ:
+        duet = Path(sys.modules["__main__"].__file__).name == "duet_worker.py"
+        kind = "duet" if duet else "further" if "GPUMEM_FURTHER_PROCESS" in os.environ else "session"
+        with open(os.environ["{AGAIN}"], "a") as file:
+            file.write(json.dumps({{"kind": kind, **clock, "end": time.time()}}) + "\\n")
 '''
 TRIAD = "test_triad.py::test_triad"
 TEST_TRIAD = """
@@ -539,19 +547,24 @@ class Proof:
         self.of({"key": facts.key, "name": facts.name, "driver": facts.driver})
         return [plain_row(row) for row in document.rows]
 
-    def again(self, path: Path, rows: list[dict[str, Any]]) -> float:
-        """Seconds of measuring again, as the project's conftest.py wrote them; 0 where no row was: every session has an end."""
-        again = path.exists() and any(row["processes"] > 1 for row in rows)
-        return float(f"{float(path.read_text()):.4g}") if again else 0.0
+    def times(self, path: Path, begun: float, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Seconds of measuring again, 0 where no row was; and the processes of a command, by what the project's conftest.py wrote.
+        `begun`: when the command began, in seconds of the epoch.
+        """
+        seen = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        again = sum(one["end"] - one["last"] for one in seen if one["kind"] == "session" and any(row["processes"] > 1 for row in rows))
+        names = ("begun", "first", "last", "end")
+        processes = [[one["kind"], *(round(one[name] - begun, 2) if name in one else None for name in names)] for one in seen]
+        return {"again": short(again), "times": processes}
 
     def session(self, more: float, limit: str | None, expected: int, *words: str) -> dict[str, Any]:
         """One call of pytest with these further words."""
-        results, again = self.output("results.json"), self.output("again")
+        results, again, begun = self.output("results.json"), self.output("again"), time.time()
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-quiet", f"--benchmark-json={results}"]
         command += ["--gpumem", *([] if limit is None else [f"--gpumem-max-regression={limit}"]), *words, *self.options]
         code, output, wall = call(command, self.folder, **{AGAIN: str(again)})
         rows = self.rows(results, output)
-        found = {"more": more, "limit": limit, "exit": code, "wall": short(wall), "again": self.again(again, rows), "rows": rows}
+        found = {"more": more, "limit": limit, "exit": code, "wall": short(wall), **self.times(again, begun, rows), "rows": rows}
         return found if code == expected else {**found, "words": output[-WORDS:]}
 
     def save(self) -> Iterator[dict[str, Any]]:
@@ -618,11 +631,11 @@ class Proof:
         results = self.folder / "gpumem-results" / "results.json"
         for kind, (_, expected) in list(GATES.items())[: 1 if self.device.startswith("sim") else None]:
             self.head(0.0, load="__ldg(x + i)" if kind == "kernel" else "x[i]", waits=kind == "wait")
-            again = self.output("again")
+            again, begun = self.output("again"), time.time()
             command = [*GPUMEM, "gate", "main", "--max-regression", "1%", "--", *self.options]
             code, output, wall = call(command, self.folder, **{AGAIN: str(again)})
             rows = self.rows(results, output)
-            found = {"more": 0.0, "changes": kind, "exit": code, "wall": short(wall), "again": self.again(again, rows), "rows": rows}
+            found = {"more": 0.0, "changes": kind, "exit": code, "wall": short(wall), **self.times(again, begun, rows), "rows": rows}
             found["duet"] = self.played(results.with_name("duet.json"))
             yield found if code == expected else {**found, "words": output[-WORDS:]}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.plugin.workers import is_controller, under_xdist
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.progress import RepeatProgress
-from pytest_gpumem.runs.repeats import ENDED, Further, RepeatFailed, repeats
+from pytest_gpumem.runs.repeats import AHEAD, ENDED, Further, RepeatFailed, Repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TESTS, FURTHER_TURN, READS_CONTROLS
 
 LEAST_SECONDS = 30.0
@@ -45,16 +45,17 @@ def processes(
     only: Callable[[], list[str]] = list,
     gpu: str | None = None,
     watch: Callable[[int], None] | None = None,
-) -> Iterator[Further]:
-    """Further processes of a session, as each ends. Arguments and errors as `repeats`; `arguments` beside pytest's own.
+    environment: Mapping[str, str] = os.environ,
+) -> Repeats:
+    """Further processes of a session. Arguments as `Repeats`; `arguments` beside pytest's own.
     `gpu`: UUID of the GPU to measure on, for a worker of xdist had its own; None: that of this process.
     """
     config = session.config
     own = [str(argument) for argument in config.invocation_params.args]
-    environment = {**os.environ, FURTHER_PROCESS: READS_CONTROLS if session.reads_controls else "1"}
+    environment = {**environment, FURTHER_PROCESS: READS_CONTROLS if session.reads_controls else "1"}
     if (order := beginning_with(gpu, session.chosen)) is not None:
         environment[VISIBLE] = order
-    return repeats(
+    return Repeats(
         [*own, *arguments], config.invocation_params.dir, count, session.facts.key, environment=environment, only=only, watch=watch
     )
 
@@ -143,19 +144,41 @@ class FurtherReports:
         failure = report.longreprtext if report.failed else None
         self._write({"nodeid": report.nodeid, "failure": failure, "finished": report.when == "teardown"})
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        session.config.pluginmanager.register(_Leaving(self))  # as late as can be: its hook is to be the last of those that come last
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+    def pytest_sessionfinish(self) -> Generator[None, object, object]:
         finished = yield  # the results are written
+        self.end()
+        return finished
+
+    def end(self) -> None:
+        """Write that the session came to its end."""
         self._write(ENDED)
         self._file.close()
-        if session.exitstatus == pytest.ExitCode.OK:
-            # No one reads the summary, the driver frees the memory, and the next process waits for this one.
-            os._exit(0)
-        return finished
 
     def _write(self, report: Mapping[str, object]) -> None:
         self._file.write(json.dumps(report) + "\n")
         self._file.flush()
+
+
+class _Leaving:
+    """Ends a further process once its results are written, if no test failed.
+
+    No one reads the summary, the driver frees the memory, and the next process waits for this one: Hypothesis alone imports itself for
+    the summary, which takes a second if Python may not write its bytecode.
+    """
+
+    def __init__(self, reports: FurtherReports) -> None:
+        self._reports = reports
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.exitstatus == pytest.ExitCode.OK:
+            self._reports.end()
+            os._exit(0)
 
 
 class DecideHooks:
@@ -172,16 +195,39 @@ class DecideHooks:
         self._first: dict[str, Row] = {}
         """The rows that are measured again, by key, each as its own process measured it."""
         self._open: list[str] = []  # keys of those that are not decided
+        self._environment: dict[str, str] = {}  # before fixtures changed it
+        self._coming: list[str] = []
+        """Node ids of the tests that measure, if processes may get ready while they run."""
+        self._ready: dict[str | None, Repeats] = {}
+        """By the UUID of their GPU, processes that got ready while tests ran."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        result = yield
         gpu = self._session
-        if not gpu.config.option.collectonly and not session.shouldstop and not session.shouldfail:
-            self._first = {row.key: row for row in gpu.rows if gpu.rows.end(row.nodeid) == PASSED and undecided(row, gpu)}
-            if self._first:
-                self._measure_again()
+        self._environment = dict(os.environ)
+        # If the test modules open the GPU, a process that waits would have a context there, as this one has by now.
+        if AHEAD and gpu.baseline.processes and not is_controller(gpu.config) and gpu.chosen.conditions().other_processes is None:
+            self._coming = [item.nodeid for item in session.items if uses(item, BENCHMARK_FIXTURE)]
+        try:
+            result = yield
+            if not gpu.config.option.collectonly and not session.shouldstop and not session.shouldfail:
+                self._first = {row.key: row for row in gpu.rows if gpu.rows.end(row.nodeid) == PASSED and undecided(row, gpu)}
+                if self._first:
+                    self._measure_again()
+        finally:
+            for repeats in self._ready.values():
+                repeats.close()
         return result
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Have processes get ready once a row is undecided: to import its libraries takes longer than to measure it."""
+        gpu = self._session
+        if not self._coming or self._ready or gpu.rows.end(nodeid) != PASSED:
+            return
+        if (row := next((row for row in gpu.rows.of(nodeid) if undecided(row, gpu)), None)) is not None:
+            self._ready[_card(row)] = repeats = self._processes(_card(row))
+            repeats.get_ready(AHEAD, [nodeid, *(one for one in self._coming if gpu.rows.end(one) is None)])
 
     def _measure_again(self) -> None:
         gpu, now = self._session, time.monotonic()
@@ -205,17 +251,19 @@ class DecideHooks:
         """The keys of the open rows, by the UUID of the GPU that they were measured on: workers of xdist have one each."""
         found: dict[str | None, list[str]] = {}
         for key in self._open:
-            measurement = self._first[key].measurement
-            provenance = None if measurement is None else measurement.provenance
-            found.setdefault(None if provenance is None else provenance.card, []).append(key)
+            found.setdefault(_card(self._first[key]), []).append(key)
         return found
+
+    def _processes(self, card: str | None) -> Repeats:
+        gpu = self._session
+        serial = ["-n0"] if is_controller(gpu.config) else []
+        return processes(gpu, serial, gpu.most_processes - 1, self._tests, card, environment=self._environment)
 
     def _measure_on(self, card: str | None) -> None:
         """Measure the open rows again, on one GPU, until they are decided or the time ends."""
         gpu, further = self._session, list[Further]()
-        serial = ["-n0"] if is_controller(gpu.config) else []
         try:
-            for process in processes(gpu, serial, gpu.most_processes - 1, self._tests, card):
+            for process in self._ready.pop(card, None) or self._processes(card):
                 further.append(process)
                 self._fail_as(process)
                 count = len(further) + 1
@@ -296,6 +344,12 @@ class DecideHooks:
 
     def _left(self) -> str:
         return f"{max(0.0, self._until - time.monotonic()):.0f} s"
+
+
+def _card(row: Row) -> str | None:
+    """The UUID of the GPU that measured a row."""
+    provenance = None if row.measurement is None else row.measurement.provenance
+    return None if provenance is None else provenance.card
 
 
 def announce(session: GpuSession, line: str) -> None:

@@ -291,7 +291,8 @@ class SessionHooks:
             # its garbage.
             sys.excepthook, sys.unraisablehook = (lambda *_: None), (lambda _: None)
             atexit.register(_leave, session)
-        if exitstatus in _COMPLETE:  # nothing is stored of a session that was interrupted
+        # Nothing is stored of a session that was interrupted, and the main process has a further process's rows.
+        if exitstatus in _COMPLETE and FURTHER_PROCESS not in os.environ:
             gpu.check_controls()
         if gpu.is_worker:
             gpu.config.workeroutput[DRIFTED] = gpu.drifts()  # type: ignore[attr-defined]

@@ -46,34 +46,54 @@ class Further:
         return None
 
 
-def repeats(
-    arguments: Sequence[str],
-    folder: Path,
-    count: int,
-    device: str,
-    *,
-    environment: Mapping[str, str],
-    only: Callable[[], list[str]] = list,
-    watch: Callable[[int], None] | None = None,
-) -> Iterator[Further]:
-    """Run pytest in fresh processes, one after another; yields each one's rows and reports when it ends.
+class Repeats:
+    """Further fresh processes of a run, one after another on the GPU. To iterate runs them, and yields the rows and reports of each."""
 
-    They save, report and compare nothing: such options are switched off, or write into a folder that is removed.
-    `device`: baseline key of this process's device, which the others must have too.
-    `only`: gives, before each process, the node ids of the tests that it runs; nothing: those that the arguments select.
-    `watch`: gets, every second, the number of tests that the process which measures has finished.
-    Raises `RepeatFailed`: a process did not measure, or did on another device.
-    """
-    with ExitStack() as stack:
-        started: deque[_Process] = deque()
-        for number in range(count):
-            while len(started) <= AHEAD and number + len(started) < count:
-                name = f"process {number + len(started) + 2} of {count + 1} of --gpumem-processes"
-                # Those of later processes are fewer.
-                process = _Process(name, arguments, folder, {**environment, FURTHER_TESTS: json.dumps(only())})
-                stack.callback(process.close)
-                started.append(process)
-            yield started.popleft().measure(only(), device, watch)
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        count: int,
+        device: str,
+        *,
+        environment: Mapping[str, str],
+        only: Callable[[], list[str]] = list,
+        watch: Callable[[int], None] | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        They save, report and compare nothing: such options are switched off, or write into a folder that is removed.
+        `device`: baseline key of this process's device, which the others must have too.
+        `only`: gives, before each process, the node ids of the tests that it runs; nothing: those that the arguments select.
+        `watch`: gets, every second, the number of tests that the process which measures has finished.
+        """
+        self._arguments, self._folder, self._count, self._device = arguments, folder, count, device
+        self._environment, self._only, self._watch = environment, only, watch
+        self._begun = 0  # processes that were started
+        self._waiting: deque[_Process] = deque()
+        self._stack = ExitStack()
+
+    def get_ready(self, most: int, tests: Sequence[str]) -> None:
+        """Start processes until so many wait for their turn, or all are started.
+        `tests`: node ids of all tests that may be theirs; none: all that the arguments select.
+        """
+        while len(self._waiting) < most and self._begun < self._count:
+            name = f"process {self._begun + 2} of {self._count + 1} of --gpumem-processes"
+            process = _Process(name, self._arguments, self._folder, {**self._environment, FURTHER_TESTS: json.dumps(tests)})
+            self._stack.callback(process.close)
+            self._waiting.append(process)
+            self._begun += 1
+
+    def __iter__(self) -> Iterator[Further]:
+        """Run them; each ends before the next one measures. Raises `RepeatFailed`: a process did not measure, or did on another device."""
+        with self._stack:
+            for _ in range(self._count):
+                self.get_ready(1 + AHEAD, self._only())  # the tests of later processes are fewer
+                yield self._waiting.popleft().measure(self._only(), self._device, self._watch)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._stack.close()
 
 
 class _Process:

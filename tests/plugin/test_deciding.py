@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from pytest_gpumem.plugin import repeating
 from pytest_gpumem.plugin import state as session_module
 from pytest_gpumem.runs.child import for_a_part
+from pytest_gpumem.runs.repeats import AHEAD
 from pytest_gpumem.settings import DUET_FOLLOWS
 
 Run = Callable[..., pytest.RunResult]
@@ -132,6 +134,28 @@ def test_further_processes_import_no_other_files(pytester: pytest.Pytester, run:
     run(*named, LIMIT="0.8%").assert_outcomes(passed=3)
     assert times(pytester.path) == {"copy": 3, "other": 1}
     assert (pytester.path / "imports.txt").read_text() == ("bbb" if named else "b")
+
+
+WAITS = """
+import os
+import select
+
+if "GPUMEM_FURTHER_PROCESS" in os.environ:
+    os.write(os.open("ready", os.O_WRONLY), b"!")
+else:
+    READY = os.open("ready", os.O_RDONLY | os.O_NONBLOCK)
+
+def test_last(gpu_benchmark):
+    assert select.select([READY], [], [], 60)[0], "no process gets ready"
+"""
+
+
+@pytest.mark.skipif(not AHEAD, reason="one core measures, and is not shared")
+def test_a_process_gets_ready_while_the_session_measures(pytester: pytest.Pytester, run: Run) -> None:
+    os.mkfifo(pytester.path / "ready")
+    (pytester.path / "test_b.py").write_text(WAITS)
+    run(LIMIT="0.8%").assert_outcomes(passed=3)
+    assert times(pytester.path) == {"copy": 3, "other": 1}
 
 
 def test_a_row_that_takes_many_processes_is_left_to_the_duet_that_follows(pytester: pytest.Pytester, run: Run) -> None:
