@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -38,6 +38,8 @@ class BoundKernel:
     stream: Stream  # where an untimed call runs
     blocks: int | None = None  # grid chosen by the caller; None: the kernel's own
     persisting: PersistingStream | None = None  # the persisting stream of `with_stream`
+    _last: dict[tuple[object, ...], Launch] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The last untimed launch, by its arguments and where they lie."""
 
     @property
     def name(self) -> str:
@@ -62,12 +64,21 @@ class BoundKernel:
 
     def __call__(self, *arguments: Any, **scalars: Any) -> None:
         """Launch once and wait."""
-        buffers, values = self.arguments(arguments, scalars)
-        self.call(buffers, values)
-        self.fill(buffers, self.stream)
-        if self.kernel.content:
-            self.expected({name: b.view() for name, b in buffers.items()}, values)  # an index out of bounds would end the context
-        self.device.kernels.launch(self.launch(buffers, values), self.stream)
+        # A function that is measured calls it in each sample, and to describe a launch takes longer than to queue it.
+        given = (*enumerate(arguments), *scalars.items())
+        key = tuple((name, v, v.allocation) if isinstance(v, Buffer) else (name, type(v), repr(v)) for name, v in given)
+        launch = self._last.get(key)
+        if launch is None:
+            buffers, values = self.arguments(arguments, scalars)
+            self.call(buffers, values)
+            self.fill(buffers, self.stream)
+            if self.kernel.content:
+                self.expected({name: b.view() for name, b in buffers.items()}, values)  # an index out of bounds would end the context
+            launch = self.launch(buffers, values)
+            self._last.clear()
+            if not self.kernel.content:
+                self._last[key] = launch
+        self.device.kernels.launch(launch, self.stream)
         self.device.streams.synchronize(self.stream)
 
     def arguments(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[dict[str, Buffer], dict[str, int | float]]:

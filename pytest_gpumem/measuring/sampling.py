@@ -248,7 +248,8 @@ class Sampling:
             chunk = min(chunk, stopping.FEW_IN_TURN)
         while True:
             count = len(self._kept[0]) + len(self._lost[0])
-            samples = self._take(chunk if together else min(chunk, quota - count))
+            left = stopping.rounds_left(count, self.target.places) if together else quota - count
+            samples = self._take(min(chunk, left))
             now = self._device.conditions()
             self.seen.append(now)
             into = self._lost if now.throttle_reasons else self._kept

@@ -112,6 +112,12 @@ def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float
     return precise(medians, wanted) or noise <= NEGLIGIBLE * deviation(medians) / math.sqrt(len(medians))
 
 
+def rounds_left(rounds: int, places: int) -> int:
+    """Rounds until `enough` may end the sampling of `places` placements side by side, each of which has `rounds` samples; at least one."""
+    next_look = FEW_SAMPLES if rounds * places < FEW_SAMPLES else MOST_SAMPLES
+    return max(1, -(-next_look // places) - rounds)
+
+
 def affordable(cost: float, budget: float) -> int:
     """Largest number of placements side by side, at least two: each takes one sample to warm up and then the fewest samples.
     `cost`: seconds that one sample takes.

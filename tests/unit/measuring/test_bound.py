@@ -73,6 +73,24 @@ def test_any_real_number_is_a_scalar(bench: Bench, scalar: Any) -> None:
     np.testing.assert_array_equal(a.read(), b.read() + np.float32(3) * c.read())
 
 
+def test_a_call_that_is_repeated_follows_its_arguments(bench: Bench) -> None:
+    """The launch of the same call is made once; another scalar, another buffer or a moved one is another call."""
+    a, b, c = bench.buffers(3, 4096)
+    triad = bench.kernels.triad
+    expected = [b.read() + np.float32(s) * c.read() for s in (2, 2, 5)]
+    for s, content in zip((2, 2, 5), expected, strict=True):
+        triad(a, b, c, s)
+        np.testing.assert_array_equal(a.read(), content)
+    a.write(np.zeros(a.size))
+    a.move()
+    triad(a, b, c, 5)
+    np.testing.assert_array_equal(a.read(), expected[2])
+    triad(c, b, a, 5)
+    np.testing.assert_array_equal(c.read(), b.read() + np.float32(5) * a.read())
+    with pytest.raises(BadCall):
+        triad(c, b, a, True)
+
+
 def test_defaults_and_keywords(bench: Bench) -> None:
     a, b = bench.buffers(2, 4096)
     bench.kernels.mul(c=b, b=a)

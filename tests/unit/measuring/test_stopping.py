@@ -21,6 +21,7 @@ from pytest_gpumem.measuring.stopping import (
     go_on,
     half_width,
     precise,
+    rounds_left,
     samples_per_placement,
     sampling_error,
 )
@@ -163,6 +164,18 @@ def test_there_is_an_end() -> None:
     endless = made(0.5, 0.0, rounds=400)
     assert stops_at(endless, cost=1e-6) == -(-MOST_SAMPLES // 16)
     assert stops_at(endless, cost=1 / 160) == 10  # the budget
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+@pytest.mark.parametrize("places", [1, 8, 21, 32])
+def test_sampling_in_chunks_looks_at_the_numbers_that_may_be_enough(places: int, chunk: int) -> None:
+    rounds, looks = 0, [0]
+    while rounds * places < MOST_SAMPLES:
+        rounds += min(chunk, rounds_left(rounds, places))
+        looks.append(rounds)
+    assert -(-FEW_SAMPLES // places) in looks
+    assert looks[-1] == -(-MOST_SAMPLES // places)
+    assert rounds_left(rounds, places) == 1
 
 
 def test_each_placement_has_three_samples_unless_the_budget_is_spent_twice() -> None:
