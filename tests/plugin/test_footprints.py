@@ -312,7 +312,33 @@ def test_limits_of_this_run_that_a_test_lifts_are_noted(pytester: pytest.Pyteste
     assert found["test_it.py::test_free"]["footprint"]["notes"] == ["max_peak 1 MiB (--gpumem-max-peak) is lifted (marker)"]
 
 
+COLLECTIONS = """
+import gc, json
+from pathlib import Path
+
+collect, asked, running = gc.collect, {}, [""]
+
+def recorded(generation=2):
+    asked.setdefault(running[-1], []).append(generation)
+    return collect(generation)
+
+def pytest_runtest_logstart(nodeid):
+    running.append(nodeid.partition("::test_")[2])
+
+def pytest_runtestloop():
+    gc.collect = recorded
+    gc.disable()  # a collection of its own would make the objects of a test old
+
+def pytest_unconfigure():
+    gc.collect = collect
+    gc.enable()
+    Path("collections.json").write_text(json.dumps(asked))
+"""
+
+
 def test_what_only_pytest_refers_to_is_not_kept(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """Nor are all objects of the process looked at where a test keeps nothing: that would take tens of milliseconds a test."""
+    pytester.makeconftest(COLLECTIONS)
     _, found = results(
         pytester,
         gpumem,
@@ -335,6 +361,9 @@ def test_what_only_pytest_refers_to_is_not_kept(pytester: pytest.Pytester, gpume
         @pytest.fixture
         def array(gpu_device):
             return Array(gpu_device)
+
+        def test_nothing(gpu_memory, gpu_device):
+            Array(gpu_device)
 
         def test_fixture(gpu_memory, array):
             assert array
@@ -363,7 +392,8 @@ def test_what_only_pytest_refers_to_is_not_kept(pytester: pytest.Pytester, gpume
         """,
     )
     kept = {key.partition("::test_")[2]: row["footprint"]["kept"] for key, row in found.items()}
-    assert kept == {"fixture": 0, "fails": 0, "cycle": 0, "traceback": 4096, "list": 4096}
+    assert kept == {"nothing": 0, "fixture": 0, "fails": 0, "cycle": 0, "traceback": 4096, "list": 4096}
+    assert json.loads((pytester.path / "collections.json").read_text()) == {"cycle": [1], "traceback": [1, 2], "list": [1, 2]}
 
 
 def test_memory_of_wider_fixtures_belongs_to_no_test(pytester: pytest.Pytester, gpumem: Run) -> None:

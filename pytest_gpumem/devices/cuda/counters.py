@@ -30,7 +30,7 @@ from pytest_gpumem.records.migrations import (
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, at_once
 from pytest_gpumem.records.what_ran import WhatRan
 
-BUFFER_BYTES = 2**20
+BUFFER_BYTES = 2**17
 """Of one buffer of records; CUPTI asks for more when it is full. A first record waits for the buffer: 8 MiB take 6 ms (H100)."""
 WAKING = 6  # passes over the beacon alone after which counters that deliver nothing are given up
 NEEDED = ("BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT")
