@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_gpumem.judging.finding import Finding, change, find
 from pytest_gpumem.judging.spread import PRIOR, Variance, moderated, placement_spread, process_spread, squares_around_mean
@@ -37,6 +37,7 @@ class Drift:
     log: float  # log-ratio
     variance: Variance  # variance of `log` for an unchanged device
     kind: str  # the control: a key of `KINDS`
+    whose: str = ""  # in words, whether this card changed or others are different; empty if unknown
 
     @property
     def share(self) -> float:
@@ -50,7 +51,8 @@ class Drift:
 
     def doubt(self, found: str) -> Finding:
         """The finding that this change forbids a judgement; `found` is the judgement without it."""
-        return find(Outcome.UNDECIDED, "device changed", Code.CONDITIONS, control=KINDS[self.kind], share=change(self.share), finding=found)
+        figures = {"control": KINDS[self.kind], "share": change(self.share), "whose": self.whose, "finding": found}
+        return find(Outcome.UNDECIDED, "device changed", Code.CONDITIONS, **figures)
 
 
 def control_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
@@ -75,7 +77,26 @@ def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: De
         found = [controls for controls in every if controls is not None and controls.source == own.source]
         return [seconds for controls in found if (seconds := getattr(controls, kind)) is not None]
 
-    return between(read([measurement]), read(history), kind)
+    now = read([measurement])
+    drift = between(now, read(history), kind)
+    card = _card(measurement)
+    if drift is None or card is None:
+        return drift
+    of_card = between(now, read(past for past in history if _card(past) == card), kind)
+    return replace(drift, whose=_whose(of_card))
+
+
+def _whose(of_card: Drift | None) -> str:
+    """Whether a card changed, in words, by its drift since its own runs; None if the history has none of them."""
+    if of_card is None:
+        return "; the baseline has no run of this card, and its cards may differ from it"
+    if of_card.too_large:
+        return f"; against its own runs this card drifted by {change(of_card.share)}"
+    return "; this card is as in its own runs, so other cards of the baseline differ"
+
+
+def _card(measurement: Measurement) -> str | None:
+    return measurement.provenance.card if measurement.provenance is not None else None
 
 
 def since_start(kind: str, log: float) -> str | None:

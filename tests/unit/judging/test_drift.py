@@ -69,6 +69,34 @@ def test_the_sentence_names_the_control_and_its_change(bench: Any, h100: DeviceF
     assert changed in judged(bench, h100, row=0.0, control=0.03).reason
 
 
+@pytest.mark.parametrize(
+    ("cards", "drifts", "words"),
+    [
+        (("GPU-a",) * 8, (0.0,) * 8, "against its own runs this card drifted by +3.3"),
+        (("GPU-b",) * 8, (0.0,) * 8, "no run of this card"),
+        # One of many runs is of this card, which was as slow then.
+        (("GPU-b",) * 23 + ("GPU-a",), (0.0,) * 23 + (0.033,), "as in its own runs"),
+        ((None,) * 8, (0.0,) * 8, None),
+    ],
+)
+def test_it_says_whether_this_card_drifted_or_others_differ(
+    bench: Any, h100: DeviceFacts, cards: tuple[str | None, ...], drifts: tuple[float, ...], words: str | None
+) -> None:
+    def on(run: Measurement, card: str | None, control: float) -> Measurement:
+        of_card = replace(run, provenance=Provenance("2026-11-01T10:00:00+00:00", card))
+        return controlled(of_card, 60e-6 * (1 + control))
+
+    history = [on(run, card, drift) for run, card, drift in zip(bench.baseline(len(cards)), cards, drifts, strict=True)]
+    own = "GPU-a" if words else None
+    verdict = judge(on(bench.run(268e-6, 1, 1, day=20), own, 0.033), Limits(max_regression="1%"), h100, history, strict=False)
+    assert verdict.code is Code.CONDITIONS
+    assert "the device has changed since the baseline" in verdict.reason
+    if words is None:
+        assert "this card" not in verdict.reason
+    else:
+        assert words in verdict.reason
+
+
 def test_other_control_kernels_do_not_compare(bench: Any, h100: DeviceFacts) -> None:
     assert judged(bench, h100, row=0.0, control=0.03, source="2").outcome is Outcome.PASS
 
