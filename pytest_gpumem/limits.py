@@ -189,98 +189,71 @@ def _more_growth(one: str, other: str) -> bool:
 
 _MORE_BYTES = _more(units.parse_bytes)
 
-LIMITS: Mapping[str, Limit] = MappingProxyType(
-    {
-        limit.name: limit
-        for limit in (
-            Limit("min_bandwidth", _min_bandwidth, 'Least bandwidth, such as "2.4 TB/s" or "85% of peak".', "RATE", _looser_bandwidth),
-            Limit("max_latency", _max_latency, 'Longest latency, such as "12 us".', "TIME", _more(units.parse_time)),
-            Limit(
-                "max_regression",
-                _as_written(units.parse_margin),
-                'Largest slow-down against the baseline, such as "1%" or "1% + 0.2 us".',
-                "MARGIN",
-                _looser_margin,
-            ),
-            Limit(
-                "fail_if_faster",
-                _share("is no gain", whole=False),
-                'Gain against the baseline, such as "5%", that fails because the baseline is stale.',
-                "SHARE",
-                _more(units.parse_share),
-            ),
-            Limit(
-                "faster_than",
-                _as_written(units.parse_claim),
-                'Another measurement of the test to beat, such as "faulting" or "20 x faulting".',
-            ),
-            Limit(
-                "min_overlap",
-                _share("cannot be hidden"),
-                'Least share that overlapping work hides of what overlap can hide, such as "80%".',
-            ),
-            Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch."),
-            Limit("max_migrated", _exact(_size), 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".'),
-            Limit(
-                "max_peak",
-                _positive_size,
-                'Most device memory that a test uses at once, such as "2 GiB".',
-                "SIZE",
-                _MORE_BYTES,
-                of_footprint=True,
-            ),
-            Limit(
-                "max_kept",
-                _size,
-                'Most memory that a test still uses after its end, such as "0 B".',
-                "SIZE",
-                _MORE_BYTES,
-                of_footprint=True,
-            ),
-            Limit(
-                "max_reserved",
-                _size,
-                'Most memory that the pools of libraries hold unused after a test, beyond that before, such as "512 MiB".',
-                "SIZE",
-                _MORE_BYTES,
-                of_footprint=True,
-            ),
-            Limit("max_allocations", _number, "Most allocations of a test.", "COUNT", _more(int), of_footprint=True),
-            Limit(
-                "max_peak_regression",
-                _as_written(units.parse_growth),
-                'Largest growth of the peak against the baseline, such as "0 B", "5%" or "5% + 64 MiB".',
-                "GROWTH",
-                _more_growth,
-                of_footprint=True,
-            ),
-            Limit("max_kernels", _exact(_number), "Most kernels in one launch.", "NUMBER", _looser_exact),
-            Limit("max_copies", _exact(_number), "Most copies in one launch.", "NUMBER", _looser_exact),
-            Limit(
-                "max_copied_bytes", _exact(_size), 'Most bytes that copies move in one launch, such as "64 MiB".', "BYTES", _looser_exact
-            ),
-            Limit("max_syncs", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact),
-            Limit("max_registers", _exact(_number), "Most registers that a thread of any kernel uses.", "NUMBER", _looser_exact),
-            Limit("max_spill", _exact(_size), "Most local memory of a thread of any kernel: spills and stack.", "BYTES", _looser_exact),
-            Limit("same_kernels", _yes, "The kernels of a launch and their shapes are those of the baseline."),
-            Limit("max_dram_bytes", _size, "Most bytes of DRAM in one launch, where Nsight Compute counted.", "BYTES", _MORE_BYTES),
-            Limit(
-                "max_sectors_per_request",
-                _sectors,
-                "Most sectors that a load of a warp touches, of any kernel, where Nsight Compute counted.",
-                "SECTORS",
-                _more(float),
-            ),
-            Limit(
-                "min_l2_hit_rate",
-                _share("is no hit rate"),
-                'Least hit rate of L2, such as "80%", of any kernel, where Nsight Compute counted.',
-                "SHARE",
-                lambda one, other: units.parse_share(one) < units.parse_share(other),
-            ),
-        )
-    }
+_LIMITS = (
+    Limit("min_bandwidth", _min_bandwidth, 'Least bandwidth, such as "2.4 TB/s" or "85% of peak".', "RATE", _looser_bandwidth),
+    Limit("max_latency", _max_latency, 'Longest latency, such as "12 us".', "TIME", _more(units.parse_time)),
+    Limit(
+        "max_regression",
+        _as_written(units.parse_margin),
+        'Largest slow-down against the baseline, such as "1%" or "1% + 0.2 us".',
+        "MARGIN",
+        _looser_margin,
+    ),
+    Limit(
+        "fail_if_faster",
+        _share("is no gain", whole=False),
+        'Gain against the baseline, such as "5%", that fails because the baseline is stale.',
+        "SHARE",
+        _more(units.parse_share),
+    ),
+    Limit("faster_than", _as_written(units.parse_claim), 'Another measurement of the test to beat, such as "faulting" or "20 x faulting".'),
+    Limit("min_overlap", _share("cannot be hidden"), 'Least share that overlapping work hides of what overlap can hide, such as "80%".'),
+    Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch."),
+    Limit("max_migrated", _exact(_size), 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".'),
+    Limit(
+        "max_peak", _positive_size, 'Most device memory that a test uses at once, such as "2 GiB".', "SIZE", _MORE_BYTES, of_footprint=True
+    ),
+    Limit("max_kept", _size, 'Most memory that a test still uses after its end, such as "0 B".', "SIZE", _MORE_BYTES, of_footprint=True),
+    Limit(
+        "max_reserved",
+        _size,
+        'Most memory that the pools of libraries hold unused after a test, beyond that before, such as "512 MiB".',
+        "SIZE",
+        _MORE_BYTES,
+        of_footprint=True,
+    ),
+    Limit("max_allocations", _number, "Most allocations of a test.", "COUNT", _more(int), of_footprint=True),
+    Limit(
+        "max_peak_regression",
+        _as_written(units.parse_growth),
+        'Largest growth of the peak against the baseline, such as "0 B", "5%" or "5% + 64 MiB".',
+        "GROWTH",
+        _more_growth,
+        of_footprint=True,
+    ),
+    Limit("max_kernels", _exact(_number), "Most kernels in one launch.", "NUMBER", _looser_exact),
+    Limit("max_copies", _exact(_number), "Most copies in one launch.", "NUMBER", _looser_exact),
+    Limit("max_copied_bytes", _exact(_size), 'Most bytes that copies move in one launch, such as "64 MiB".', "BYTES", _looser_exact),
+    Limit("max_syncs", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact),
+    Limit("max_registers", _exact(_number), "Most registers that a thread of any kernel uses.", "NUMBER", _looser_exact),
+    Limit("max_spill", _exact(_size), "Most local memory of a thread of any kernel: spills and stack.", "BYTES", _looser_exact),
+    Limit("same_kernels", _yes, "The kernels of a launch and their shapes are those of the baseline."),
+    Limit("max_dram_bytes", _size, "Most bytes of DRAM in one launch, where Nsight Compute counted.", "BYTES", _MORE_BYTES),
+    Limit(
+        "max_sectors_per_request",
+        _sectors,
+        "Most sectors that a load of a warp touches, of any kernel, where Nsight Compute counted.",
+        "SECTORS",
+        _more(float),
+    ),
+    Limit(
+        "min_l2_hit_rate",
+        _share("is no hit rate"),
+        'Least hit rate of L2, such as "80%", of any kernel, where Nsight Compute counted.',
+        "SHARE",
+        lambda one, other: units.parse_share(one) < units.parse_share(other),
+    ),
 )
-"""By name."""
+LIMITS: Mapping[str, Limit] = MappingProxyType({limit.name: limit for limit in _LIMITS})  # by name
 OF_FOOTPRINT = tuple(name for name, limit in LIMITS.items() if limit.of_footprint)  # limits of the memory of a test
 OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)  # limits of a measurement

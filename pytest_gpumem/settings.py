@@ -192,16 +192,17 @@ class Option(NamedTuple):
     name: str  # its field in `Settings`
     role: Role  # its purpose
     parse: Callable[[Any], Any]  # from the written value to the field's; raises `QuantityError`
-    default: Any  # the field's value if the option is not set
     help: str  # for `pytest --help` and the documentation
     metavar: str | None = None  # the placeholder of the value in the help; None for a flag
     on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem` and of a single measurement
-
     repeats: bool = False  # may be given several times; an ini file and the environment give a value a line
-
     bare: str | None = None  # the value that the option has on the command line if none follows it; None: it needs one
-
     gate_file: str | None = None  # of an output: the file's name in the folder that `gpumem gate` writes
+
+    @property
+    def default(self) -> Any:
+        """The field's value if the option is not set; None of a limit."""
+        return Settings._field_defaults.get(self.name)
 
     @property
     def is_flag(self) -> bool:
@@ -225,12 +226,11 @@ class Option(NamedTuple):
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("enabled", Role.SWITCH, _flag, False, "Measure on a GPU, or on a simulated one; without it the plugin is inert."),
+    Option("enabled", Role.SWITCH, _flag, "Measure on a GPU, or on a simulated one; without it the plugin is inert."),
     Option(
         "device",
         Role.MEASURING,
         device_choice,
-        "auto",
         "auto (a GPU, else the simulated device), cuda, cuda:N, sim, sim:NAME. Default: auto.",
         "DEVICE",
     ),
@@ -238,7 +238,6 @@ OPTIONS: tuple[Option, ...] = (
         "mode",
         Role.MEASURING,
         _choice(MODES),
-        "clean-cold",
         f"State of the L2 cache before each sample: {', '.join(MODES)}. Default: clean-cold.",
         "MODE",
         on_marker=True,
@@ -247,17 +246,15 @@ OPTIONS: tuple[Option, ...] = (
         "sampler",
         Role.MEASURING,
         _choice(SAMPLERS, REMOVED_SAMPLERS),
-        "auto",
         f"How samples are taken: {', '.join(SAMPLERS)}. Default: auto.",
         "SAMPLER",
         on_marker=True,
     ),
-    Option("placements", Role.MEASURING, _count, 8, "Buffer placements to average over. Default: 8.", "N", on_marker=True),
+    Option("placements", Role.MEASURING, _count, "Buffer placements to average over. Default: 8.", "N", on_marker=True),
     Option(
         "precision",
         Role.MEASURING,
         lambda value: units.parse_part(value, "is no half-width", whole=False),
-        0.001,
         "Half-width of the 95% interval, as a share, at which measuring stops. Default: 0.1%.",
         "SHARE",
         on_marker=True,
@@ -266,7 +263,6 @@ OPTIONS: tuple[Option, ...] = (
         "budget",
         Role.MEASURING,
         units.parse_budget,
-        units.Budget(each=DEFAULT_BUDGET),
         'Time for each measurement such as "1 s", or for the whole run such as "10 min" or "90 s total". Default: 1 s.',
         "TIME",
         on_marker=True,
@@ -275,14 +271,13 @@ OPTIONS: tuple[Option, ...] = (
         "timeout",
         Role.MEASURING,
         _timeout,
-        DEFAULT_TIMEOUT,
         "Time that a measurement may take beyond its budget. Then the process is ended: its test fails, and all earlier results are kept. "
         "none: no limit. Default: 120 s.",
         "TIME",
         on_marker=True,
     ),
     *(
-        Option(limit.name, Role.JUDGING, limit.parse, None, f"{limit.help} Default: none.", limit.metavar, on_marker=True)
+        Option(limit.name, Role.JUDGING, limit.parse, f"{limit.help} Default: none.", limit.metavar, on_marker=True)
         for limit in LIMITS.values()
         if limit.metavar is not None
     ),
@@ -290,7 +285,6 @@ OPTIONS: tuple[Option, ...] = (
         "pinned_share",
         Role.MEASURING,
         lambda value: units.parse_part(value, "is no share of the host's RAM"),
-        0.5,
         "Most of the host's RAM that buffers may page-lock, all together. Default: 50%.",
         "SHARE",
     ),
@@ -298,7 +292,6 @@ OPTIONS: tuple[Option, ...] = (
         "count_pages",
         Role.MEASURING,
         _flag,
-        False,
         "Count page faults and migrations of managed memory in an untimed pass of each measurement (needs cupti-python on a GPU).",
         on_marker=True,
     ),
@@ -306,31 +299,22 @@ OPTIONS: tuple[Option, ...] = (
         "explain",
         Role.MEASURING,
         _flag,
-        False,
         "Watch one launch of each measurement in an untimed pass, and explain a failed one by changes since the baseline (CUPTI on a GPU).",
     ),
     Option(
         "footprint",
         Role.MEASURING,
         _footprint,
-        "auto",
         "How much memory tests take, keep and reserve: on (without a value), of every test that touches the GPU; trace, with the places of "
         "allocations; auto, of tests with fixtures of gpumem or with a limit on it; off. Default: auto.",
         "WHAT",
         bare="on",
     ),
-    Option(
-        "no_evidence",
-        Role.MEASURING,
-        _flag,
-        False,
-        "Do not record what a launch runs, and let the same machine code settle no doubt.",
-    ),
+    Option("no_evidence", Role.MEASURING, _flag, "Do not record what a launch runs, and let the same machine code settle no doubt."),
     Option(
         "processes",
         Role.PROCESSES,
         _processes,
-        None,
         "Fresh processes to measure in, one after another; comparisons are over all of them. auto: one, and more for the rows that "
         "max_regression leaves undecided. Default: auto.",
         "M",
@@ -339,57 +323,45 @@ OPTIONS: tuple[Option, ...] = (
         "isolate",
         Role.PROCESSES,
         _flag,
-        False,
         "Run the tests in a worker of pytest-xdist, which is replaced if a test crashes it, hangs, or loses the CUDA context.",
     ),
     Option(
         "shard",
         Role.PROCESSES,
         _shard,
-        None,
         "Run the part I of N of the tests, as I/N, divided by their cost in the baseline; gpumem merge makes one run of all parts. "
         "Default: all tests.",
         "I/N",
     ),
-    Option("save", Role.SAVING, _flag, False, "Accept this run's passing rows into the baseline."),
+    Option("save", Role.SAVING, _flag, "Accept this run's passing rows into the baseline."),
     Option(
         "baseline",
         Role.JUDGING,
         _path("folder or URL", ".benchmarks or s3://bucket/baselines"),
-        None,
         "Folder of the baselines, or URL of fsspec such as s3://bucket/baselines. Default: pytest-benchmark's storage.",
         "PLACE",
     ),
-    Option(
-        "baseline_offline",
-        Role.JUDGING,
-        _flag,
-        False,
-        "Do not ask the store of --gpumem-baseline: compare with this machine's copy.",
-    ),
+    Option("baseline_offline", Role.JUDGING, _flag, "Do not ask the store of --gpumem-baseline: compare with this machine's copy."),
     Option(
         "baseline_of",
         Role.JUDGING,
         _revision,
-        None,
         "Compare only with processes of the history that HEAD shares with this branch or commit, such as origin/main. Default: with all.",
         "REVISION",
     ),
-    Option("baseline_window", Role.JUDGING, _count, 20, "Newest accepted runs of each row that are compared with. Default: 20.", "N"),
+    Option("baseline_window", Role.JUDGING, _count, "Newest accepted runs of each row that are compared with. Default: 20.", "N"),
     Option(
         "memory_limit",
         Role.STRICTNESS,
         _memory,
-        None,
         'Run as on a card of so much memory, such as "16 GiB": the rest is held, and a test that asks for more fails. Default: none.',
         "SIZE",
     ),
-    Option("strict", Role.STRICTNESS, _flag, False, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
+    Option("strict", Role.STRICTNESS, _flag, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
     Option(
         "allow_lost",
         Role.JUDGING,
         _names,
-        (),
         "A test, or TEST[label], whose measurements the baseline holds and this run may lose; may be repeated. Default: none.",
         "TEST",
         repeats=True,
@@ -398,7 +370,6 @@ OPTIONS: tuple[Option, ...] = (
         "report",
         Role.OUTPUT,
         _path("file", "gpumem.html"),
-        None,
         "Write the results as one HTML file. Default: none.",
         "FILE",
         gate_file="report.html",
@@ -407,7 +378,6 @@ OPTIONS: tuple[Option, ...] = (
         "markdown",
         Role.OUTPUT,
         _path("file", "gpumem.md"),
-        None,
         "Write a summary for a pull request as Markdown. Default: none.",
         "FILE",
         gate_file="summary.md",
@@ -416,7 +386,6 @@ OPTIONS: tuple[Option, ...] = (
         "code_quality",
         Role.OUTPUT,
         _path("file", "gl-code-quality.json"),
-        None,
         "Write failed and undecided rows as a code-quality report for GitLab. Default: none.",
         "FILE",
         gate_file="code-quality.json",
@@ -425,7 +394,6 @@ OPTIONS: tuple[Option, ...] = (
         "counted",
         Role.JUDGING,
         _path("file", "traffic.json"),
-        None,
         "Show the traffic that `gpumem traffic --json FILE` counted beside the declared one. Default: none.",
         "FILE",
     ),
@@ -433,12 +401,9 @@ OPTIONS: tuple[Option, ...] = (
         "l2_sweep",
         Role.SWEEP,
         _flag,
-        False,
         "Also search for the best set-aside and hit ratio of each measurement on a persisting_stream, and show the map.",
     ),
-    Option(
-        "l2_sweep_map", Role.SWEEP, _image, None, "Draw the maps of all sweeps of L2 persistence into an SVG file. Default: none.", "FILE"
-    ),
+    Option("l2_sweep_map", Role.SWEEP, _image, "Draw the maps of all sweeps of L2 persistence into an SVG file. Default: none.", "FILE"),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -577,12 +542,11 @@ def resolve(
     _refuse_contradictions({name: values[name] for name in OF_FOOTPRINT}, origins)
     if values["footprint"] == "off" and (limited := next((name for name in OF_FOOTPRINT if values[name] is not None), None)):
         raise SettingsError(f"{origins[limited]}: {limited} {values[limited]} limits what {origins['footprint']} off does not watch")
-    budget: units.Budget = values.pop("budget")
+    if isinstance(budget := values["budget"], units.Budget):
+        values |= {"budget": budget.each, "total_budget": budget.total}
     return Settings(
         **{name: value for name, value in values.items() if name not in LIMITS},
         limits={name: value for name, value in values.items() if name in LIMITS},
-        budget=budget.each,
-        total_budget=budget.total,
         device_chosen=origins["device"] != "default",
         origins=origins,
     )
@@ -712,11 +676,7 @@ def loosened(limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASU
 
 
 def _resolve_one(
-    option: Option,
-    command_line: Mapping[str, object | None],
-    environment: Mapping[str, str],
-    ini: Mapping[str, object],
-    ini_file: str,
+    option: Option, command_line: Mapping[str, object | None], environment: Mapping[str, str], ini: Mapping[str, object], ini_file: str
 ) -> tuple[Any, str]:
     """Value and origin of one option."""
     for written, origin in (

@@ -74,11 +74,7 @@ class Store:
         return replace(baseline, note=note, left_out=left_out, sequence=_highest(found.values()), dated_ahead=_dated_ahead(found))
 
     def save(
-        self,
-        rows: Sequence[Row],
-        revision: str | None,
-        settings: Mapping[str, object] | None = None,
-        baseline: Baseline | None = None,
+        self, rows: Sequence[Row], revision: str | None, settings: Mapping[str, object] | None = None, baseline: Baseline | None = None
     ) -> Saved:
         """Write the rows that passed into a new file.
         `revision`: revision of the measured code, such as a commit id; None if unknown.

@@ -28,9 +28,7 @@ VARIABLE = "GPUMEM_BASELINE"
 WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")  # variables in which a CI names whoever started it
 
 place_option = click.option(
-    "--baseline",
-    metavar="PLACE",
-    help=f"Folder or URL of the baselines, as --gpumem-baseline. Default: {VARIABLE}, else {FOLDER}.",
+    "--baseline", metavar="PLACE", help=f"Folder or URL of the baselines, as --gpumem-baseline. Default: {VARIABLE}, else {FOLDER}."
 )
 _gpu_option = click.option("--gpu", metavar="KEY", help="Only of this GPU, by the name of its folder. Default: every GPU.")
 _format_option = click.option("--format", type=click.Choice(["text", "json"]), default="text", help="Of the output. Default: text.")

@@ -50,10 +50,7 @@ if TYPE_CHECKING:
 @click.option("--rounds-max", type=click.IntRange(1, 10_000), metavar="N", help="Pairs of processes of the duet at most, as gpumem duet.")
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every row is a PASS, and of a real GPU.")
 @click.option(
-    "--allow-lost",
-    metavar="TEST",
-    multiple=True,
-    help="Measurements that this run may lose, as TEST or TEST[label]; may be repeated.",
+    "--allow-lost", metavar="TEST", multiple=True, help="Measurements that this run may lose, as TEST or TEST[label]; may be repeated."
 )
 @click.argument("base", metavar="BASE")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
@@ -111,15 +108,7 @@ def gate(
         click.echo(f"gpumem gate: step 2 of 2: the screen flags {_flags(len(found), len(wanted))}", err=True)
         if wanted:
             duet = _duet(output, base, wanted, rounds_max, accepted(measuring))
-    decision = decide(
-        screened.code,
-        screened.failures,
-        rows,
-        facts,
-        duet,
-        strict=strict,
-        strict_screen=strict_screen,
-    )
+    decision = decide(screened.code, screened.failures, rows, facts, duet, strict=strict, strict_screen=strict_screen)
     decision = with_missing(decision, document.missing if document is not None else ())
     if document is not None:
         _tell(output, document, decision, os.environ)

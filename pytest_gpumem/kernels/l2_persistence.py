@@ -55,10 +55,7 @@ def _shared_shape(facts: DeviceFacts, call: Call) -> LaunchShape:
 def _shared_accesses(call: Call) -> tuple[Access, ...]:
     # Each block reads the table. How many blocks there are is the device's choice unless the caller made it: one is counted then.
     table = call.arrays["lut_persistent"]
-    return (
-        touch("lut_persistent", "read", call, requests=table.size * (call.blocks or 1)),
-        touch("data_streaming", "write", call),
-    )
+    return (touch("lut_persistent", "read", call, requests=table.size * (call.blocks or 1)), touch("data_streaming", "write", call))
 
 
 def _stream_elements(call: Call) -> int:

@@ -66,11 +66,7 @@ def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | 
 
     return Kernel(
         name=name,
-        parameters=(
-            Parameter(written, Role.WRITE),
-            *(Parameter(source, Role.READ) for source in sources),
-            *scalars,
-        ),
+        parameters=(Parameter(written, Role.WRITE), *(Parameter(source, Role.READ) for source in sources), *scalars),
         shape=shape,
         accesses=accesses,
         source="stream.cu",

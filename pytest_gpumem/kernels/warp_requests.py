@@ -65,11 +65,7 @@ class _Value:
 _Registers = Mapping[str, "_Value | None"]
 _SAME = (0,) * _WARP
 _SHARED = _Value(_SAME, 1)
-_SPECIAL = {
-    "%tid.x": _Value(tuple(range(_WARP)), _WARP),
-    "%laneid": _Value(tuple(range(_WARP)), 0),
-    "%ntid.x": _Value(_SAME, _WARP),
-}
+_SPECIAL = {"%tid.x": _Value(tuple(range(_WARP)), _WARP), "%laneid": _Value(tuple(range(_WARP)), 0), "%ntid.x": _Value(_SAME, _WARP)}
 
 
 @dataclass(frozen=True)

@@ -98,16 +98,7 @@ class Conductor:
             self.device.memory.make_room(unless_free=PLENTY)
             return case_target(build, arena, arena.stream, persisting)
 
-    def measure(
-        self,
-        target: Target,
-        plan: Plan,
-        *,
-        arena: Arena,
-        label: str,
-        name: str,
-        passes: Passes = NO_PASSES,
-    ) -> Measurement:
+    def measure(self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str, passes: Passes = NO_PASSES) -> Measurement:
         """Check, warm up, sample over placements, take the untimed passes, check again.
         `target`: from `target` or `case`; closed before this returns.
         `plan`: mode, sampler, placements, precision, budget.

@@ -142,13 +142,7 @@ def _reading(device: Device, stream: Stream, launches: Sequence[Launch], before:
 
 
 def readings(
-    device: Device,
-    streams: Sequence[Stream],
-    launches: Sequence[Launch],
-    rounds: int,
-    *,
-    hold: bool = True,
-    before: Sequence[Launch] = (),
+    device: Device, streams: Sequence[Stream], launches: Sequence[Launch], rounds: int, *, hold: bool = True, before: Sequence[Launch] = ()
 ) -> list[float]:
     """Seconds between two events around all of `launches`, each stream in turn, without the first round: first launches are slow.
     `streams`: read one after another in each round.

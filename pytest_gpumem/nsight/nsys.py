@@ -230,10 +230,7 @@ class _Reader:
 
     def _page_events(self) -> Iterator[tuple[int | None, PageEvent]]:
         for start, end, nbytes, way, process, cause, address in self._tables.rows(
-            nsys_tables.COPIES,
-            ("start", "end", "bytes", "copyKind", "globalPid"),
-            ("migrationCause", "virtualAddress"),
-            _IS_MIGRATION,
+            nsys_tables.COPIES, ("start", "end", "bytes", "copyKind", "globalPid"), ("migrationCause", "virtualAddress"), _IS_MIGRATION
         ):
             yield process, PageEvent(_MOVES[way], nbytes, start, end, address or 0, _CAUSES.get(cause, "unknown"))
         for start, end, process, address, faults, access in self._tables.rows(

@@ -111,13 +111,7 @@ class Comparing:
         function(
             (min(self._blocks, -(-size // _THREADS)),),
             (_THREADS,),
-            (
-                np.uint64(actual.data.ptr),
-                np.uint64(expected.data.ptr),
-                np.int64(size),
-                np.float64(tolerance),
-                np.uint64(result.data.ptr),
-            ),
+            (np.uint64(actual.data.ptr), np.uint64(expected.data.ptr), np.int64(size), np.float64(tolerance), np.uint64(result.data.ptr)),
         )
         count, first = (int(v) for v in result.get())
         return (count, first // parts) if count else None

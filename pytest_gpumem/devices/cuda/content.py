@@ -116,12 +116,7 @@ class CudaContent:
             function = self._fills[element] = self._compiler.private(SOURCE, f"gpumem_fill_random<{_FILLED_AS[element]}>")
         blocks = min(self._blocks, -(-size // _THREADS))
         with translated("filling memory"):
-            function(
-                (blocks,),
-                (_THREADS,),
-                (np.uint64(allocation.address), np.int64(size), np.uint64(start_of(seed))),
-                stream=stream.cupy,
-            )
+            function((blocks,), (_THREADS,), (np.uint64(allocation.address), np.int64(size), np.uint64(start_of(seed))), stream=stream.cupy)
 
     def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream, *, length: int | None = None) -> None:
         nodes = nodes_of(allocation, node_bytes)

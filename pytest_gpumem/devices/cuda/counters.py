@@ -36,13 +36,7 @@ WAKING = 6  # passes over the beacon alone after which counters that deliver not
 NEEDED = ("BYTES_TRANSFER_HTOD", "BYTES_TRANSFER_DTOH", "CPU_PAGE_FAULT_COUNT", "GPU_PAGE_FAULT")
 """Counters without which nothing is counted."""
 WANTED = ("REMOTE_MAP", "BYTES_TRANSFER_DTOD")  # counters that not every platform has
-CAUSES = {
-    "USER": "prefetch",
-    "COHERENCE": "fault",
-    "PREFETCH": "speculation",
-    "EVICTION": "eviction",
-    "ACCESS_COUNTERS": "access counters",
-}
+CAUSES = {"USER": "prefetch", "COHERENCE": "fault", "PREFETCH": "speculation", "EVICTION": "eviction", "ACCESS_COUNTERS": "access counters"}
 """CUpti_ActivityUnifiedMemoryMigrationCause in our words. CUPTI's PREFETCH is what the driver moved "speculatively", of its own accord."""
 _KINDS = {
     "BYTES_TRANSFER_HTOD": TO_DEVICE,

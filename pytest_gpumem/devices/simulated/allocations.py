@@ -14,16 +14,7 @@ import numpy as np
 from pytest_gpumem.devices.checks import below_context, check_part
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
-from pytest_gpumem.devices.protocol import (
-    Allocation,
-    Allocator,
-    DeviceError,
-    HostMemory,
-    Memory,
-    OutOfMemory,
-    Stream,
-    Unsupported,
-)
+from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.devices.simulated.content import Content, live
 from pytest_gpumem.devices.simulated.counters import memory_name
 from pytest_gpumem.devices.simulated.machine import Machine

@@ -100,11 +100,7 @@ def timeline(overlap: Overlap, latency: float) -> Markup:
     `latency`: seconds of the overlapping work.
     """
     step = 26.0
-    bars = [
-        ("one after another", overlap.sequential, "s5 bar"),
-        ("measured", latency, "s0 bar"),
-        ("cannot beat", overlap.bound, "s2 bar"),
-    ]
+    bars = [("one after another", overlap.sequential, "s5 bar"), ("measured", latency, "s0 bar"), ("cannot beat", overlap.bound, "s2 bar")]
     if overlap.estimate is not None:
         bars.append(("guide's estimate", overlap.estimate, "s3 bar"))
     frame = _frame(len(bars) + 1, step, _PARTS)

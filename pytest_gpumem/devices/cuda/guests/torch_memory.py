@@ -17,11 +17,7 @@ from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, Layer
 
 NAME = "PyTorch"
 MOST_ENTRIES = 1_000_000  # allocations, frees and segments between two looks at the history; of more the oldest are lost
-_ACTIONS: Mapping[str, tuple[Layer, bool]] = {
-    "alloc": ("use", True),
-    "free_requested": ("use", False),
-    "segment_alloc": ("segment", True),
-}
+_ACTIONS: Mapping[str, tuple[Layer, bool]] = {"alloc": ("use", True), "free_requested": ("use", False), "segment_alloc": ("segment", True)}
 """Entries that count, and whether they allocate. The driver reports freed segments."""
 
 
