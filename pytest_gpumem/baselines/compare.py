@@ -24,8 +24,7 @@ class Pair:
     """One row, on both sides or on one."""
 
     row: Row  # of the second side, judged against the first; without a measurement if only the first side has the row
-    base: float | None
-    """Seconds: the mean over the processes of the first side; None if only the second side has the row."""
+    base: float | None  # seconds: the mean over the processes of the first side; None if only the second side has the row
 
 
 @dataclass(frozen=True)

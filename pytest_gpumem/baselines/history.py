@@ -122,14 +122,11 @@ class History:
 class Baseline:
     """All accepted rows of one kind of device."""
 
-    rows: Mapping[str, tuple[Accepted, ...]] = field(default_factory=dict)
-    """By row key: the runs since the row's reset, oldest first."""
+    rows: Mapping[str, tuple[Accepted, ...]] = field(default_factory=dict)  # by row key: the runs since the row's reset, oldest first
     processes: int = 0  # number of processes in the files that count
     note: str | None = None  # why it is empty, and which other devices have baselines there
-    resets: Mapping[str, Reset] = field(default_factory=dict)
-    """By row key: the last reset. Rows that were never reset are missing."""
-    before: Mapping[str, int] = field(default_factory=dict)
-    """By row key: number of accepted processes from before the reset."""
+    resets: Mapping[str, Reset] = field(default_factory=dict)  # by row key: the last reset. Rows that were never reset are missing.
+    before: Mapping[str, int] = field(default_factory=dict)  # by row key: number of accepted processes from before the reset
     left_out: str | None = None  # which files do not count, and why
     window: int = WINDOW  # newest runs of a row to compare with
     sequence: int = 0  # the highest sequence number of all files, also of those that do not count

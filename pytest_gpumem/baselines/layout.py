@@ -48,8 +48,7 @@ class LayoutError(ValueError):
 class Content:
     """One file."""
 
-    key: str
-    """`DeviceFacts.key` of the device. The file belongs into the folder of that name."""
+    key: str  # `DeviceFacts.key` of the device. The file belongs into the folder of that name.
     process: Process | None  # None in a file of `gpumem accept`, which measured nothing
     id: str  # unique to the file
     utc: datetime  # when it was written, by the clock of the machine that wrote it

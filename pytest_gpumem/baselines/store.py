@@ -38,8 +38,7 @@ class Saved:
     accepted: tuple[Row, ...]
     refused: tuple[tuple[Row, str], ...]  # rows that stay out, each with the reason
     improved: tuple[Reset, ...] = ()  # resets by gains among the accepted rows
-    rejected: tuple[str, ...] = ()
-    """Keys of rows that show this revision to be slower; its earlier runs leave their baselines."""
+    rejected: tuple[str, ...] = ()  # keys of rows that show this revision to be slower; its earlier runs leave their baselines
 
 
 class Store:

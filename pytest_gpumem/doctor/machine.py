@@ -74,23 +74,19 @@ class Machine:
     """A machine. The defaults query this one."""
 
     choose: Callable[[str], opening.Chosen] = opening.choose
-    wanted: Callable[[], str] = lambda: os.environ.get("GPUMEM_DEVICE", "")
-    """The device in GPUMEM_DEVICE; empty if the variable is not set."""
-    look: Callable[[str | None], Card] = opening.look
-    """State of the card at a PCI bus id, or of the first one; raises `NoDevice`."""
+    wanted: Callable[[], str] = lambda: os.environ.get("GPUMEM_DEVICE", "")  # the device in GPUMEM_DEVICE; empty if the variable is not set
+    look: Callable[[str | None], Card] = opening.look  # state of the card at a PCI bus id, or of the first one; raises `NoDevice`
     set_aside: Callable[[opening.Chosen], int] = _set_aside
     """Set-aside of a device in bytes; queried under MPS only, because it needs a context."""
     version: Callable[[str], str | None] = _version  # version of an installed distribution, without importing it
     which: Callable[[str], str | None] = shutil.which
-    tool: Callable[[Tool], Path] = _tool
-    """Path of a profiler, found as the commands that run it find it; raises `ToolMissing`."""
+    tool: Callable[[Tool], Path] = _tool  # path of a profiler, found as the commands that run it find it; raises `ToolMissing`
     fails: Callable[[str], str | None] = _fails
     """The last line that a Python program printed, if it failed in a process of its own; None if it ran."""
     read: Callable[[str], str | None] = _read  # text of a file, or None
     kernels: Callable[[], Path] = sources.folder
     administrator: Callable[[], bool] = lambda: hasattr(os, "geteuid") and os.geteuid() == 0
-    lockable: Callable[[], int | None] = _lockable
-    """Bytes that a process may lock into RAM (RLIMIT_MEMLOCK); None without a limit."""
+    lockable: Callable[[], int | None] = _lockable  # bytes that a process may lock into RAM (RLIMIT_MEMLOCK); None without a limit
 
 
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

@@ -25,8 +25,7 @@ LIMITS = {"dram": 0.02, "l2": 0.04}
 """By control, its largest change, as a share, with which rows that follow it are judged. Readings of L2 on an unchanged H100 lie up to
 3.4 % apart (ci/records/nvidia-h100/control_noise.json, "product")."""
 CONTROL_PLACEMENTS = 2  # least placements of a control's reading
-APART = 0.015
-"""Least share by which the latency of DRAM differs between variants of a card: less than half of the difference seen."""
+APART = 0.015  # least share by which the latency of DRAM differs between variants of a card: less than half of the difference seen
 KINDS = {"dram": "a read of DRAM", "l2": "a read of L2"}
 
 

@@ -124,8 +124,7 @@ RULES: Mapping[str, Callable[[_Judged], Finding]] = {
 }
 """By the limit's name."""
 OF_PEAK = ("max_peak", "max_peak_regression")
-AT_THE_END = ("max_kept", "max_reserved")
-"""Limits on what is there when the test has ended; the others are judged at the end of its body."""
+AT_THE_END = ("max_kept", "max_reserved")  # limits on what is there when the test has ended; the others are judged at the end of its body
 
 
 def judge_footprint(

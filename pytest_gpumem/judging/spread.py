@@ -80,11 +80,9 @@ def _interpolated(points: tuple[tuple[float, float], ...], latency: float) -> fl
     return points[-1][1]
 
 
-PRIOR = 6
-"""Degrees of freedom of the priors: the variances of recorded rows scatter around them as those of 4 to 13 observations do."""
+PRIOR = 6  # degrees of freedom of the priors: the variances of recorded rows scatter around them as those of 4 to 13 observations do
 PLACEMENT_PRIOR = 4  # degrees of freedom of the prior between placements: less than the 7 of eight placements
-SESSION_SECONDS = 3600.0
-"""Processes on one card belong to one session if they start within this time of its first one."""
+SESSION_SECONDS = 3600.0  # processes on one card belong to one session if they start within this time of its first one
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,7 @@ class Agreement(str, Enum):
     """How a count compares with a declaration."""
 
     AGREES = "agrees"  # within `SHARE`, or below by no more than L2 can hold
-    WRONG = "declared too much"
-    """A launch moves less than was declared: bandwidth and share of the peak are overstated."""
+    WRONG = "declared too much"  # a launch moves less than was declared: bandwidth and share of the peak are overstated
     EXCESS = "moves more"  # DRAM moves more than the compulsory bytes
     UNJUDGED = "not judged"  # the caches, or a link, may account for any difference
     UNDECLARED = "not declared"  # only the count exists

@@ -100,8 +100,7 @@ class WatchedTest:
         return traced(found, self.watch, self.item, self.session)
 
 
-WATCHED: pytest.StashKey[WatchedTest | None] = pytest.StashKey()
-"""On `item.stash`, while the memory of the test is watched."""
+WATCHED: pytest.StashKey[WatchedTest | None] = pytest.StashKey()  # on `item.stash`, while the memory of the test is watched
 
 
 def _let_go(item: pytest.Item) -> None:

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.records.measurement import Limits
 
 
-KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *OF_MEASUREMENT)
-"""Keywords of a measurement; all others go to the function."""
+KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *OF_MEASUREMENT)  # keywords of a measurement; all others go to the function
 
 
 class GpuBenchmark:

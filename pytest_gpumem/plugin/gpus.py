@@ -16,10 +16,8 @@ from pytest_gpumem.plugin.marks import PEER_FIXTURE, marks_of, uses
 from pytest_gpumem.settings import Settings, marker_gpus, marker_keywords
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the driver reads it once, when a process initialises CUDA
-KEY = "gpumem_device"
-"""Key of xdist's `workerinput`: `DeviceFacts.key` of the controller, which stores the rows of all workers."""
-TURN = "_GPUMEM_TURN"
-"""Variable of a worker on another machine: its number among the workers of that machine, from 0 on."""
+KEY = "gpumem_device"  # key of xdist's `workerinput`: `DeviceFacts.key` of the controller, which stores the rows of all workers
+TURN = "_GPUMEM_TURN"  # variable of a worker on another machine: its number among the workers of that machine, from 0 on
 _MIG = "MIG-"
 
 

@@ -28,8 +28,7 @@ from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.settings import switched_off
 
 Report = dict[str, Any]  # a report as `pytest_report_to_serializable` gives it
-Leave = Callable[[str, Report], None]
-"""Hands a test's last report to the process that reports for this one; arguments: node id, report."""
+Leave = Callable[[str, Report], None]  # hands a test's last report to the process that reports for this one; arguments: node id, report
 
 
 class WatchdogHooks:

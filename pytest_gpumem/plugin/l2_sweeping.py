@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.memory.spaces import Memory
 
 PLACEMENTS = 3  # buffer placements of one setting: the rounds of the confirmation average over more
-PRECISION = 0.003
-"""Half-width at which a setting's measuring stops, as a share: a third of the least gain that is recommended."""
-BUDGET = 0.1
-"""Seconds of sampling at each setting; some 30 measurements and their checks stay below 10 s for a kernel of milliseconds."""
+PRECISION = 0.003  # half-width at which a setting's measuring stops, as a share: a third of the least gain that is recommended
+BUDGET = 0.1  # seconds of sampling at each setting; some 30 measurements and their checks stay below 10 s for a kernel of milliseconds
 STREAM_KEYWORDS = tuple(p.name for p in signature(persisting).parameters.values() if p.kind is Parameter.KEYWORD_ONLY)
 """Keywords of `persisting_stream`."""
 FIXTURE = "l2_sweep"

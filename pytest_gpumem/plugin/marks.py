@@ -16,11 +16,9 @@ OVERSUBSCRIBES = "gpumem_oversubscribe"  # marker of tests that may take more ma
 
 TEST_FIXTURE = "_gpumem_test"  # the private fixture that all others depend on
 
-PEER_FIXTURE = "_gpumem_peer_memory"
-"""The private fixture behind `peer_buffer`: the test has two GPUs for itself, if there are two."""
+PEER_FIXTURE = "_gpumem_peer_memory"  # the private fixture behind `peer_buffer`: the test has two GPUs for itself, if there are two
 
-KERNELS_FIXTURE = "gpu_kernels"
-"""Gives the kernels of the catalogue: only their measurements use the memory that is kept between tests."""
+KERNELS_FIXTURE = "gpu_kernels"  # gives the kernels of the catalogue: only their measurements use the memory that is kept between tests
 
 MEMORY_FIXTURE = "_gpumem_watched"  # the private fixture behind `gpu_memory`
 

@@ -28,8 +28,7 @@ from pytest_gpumem.reporting.progress import RepeatProgress
 from pytest_gpumem.runs.repeats import AHEAD, ENDED, Further, RepeatFailed, Repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TESTS, FURTHER_TURN, READS_CONTROLS
 
-LEAST_SECONDS = 30.0
-"""The least time for measuring again. It may take as long as the session took so far."""
+LEAST_SECONDS = 30.0  # the least time for measuring again. It may take as long as the session took so far.
 
 
 def check_alone(config: pytest.Config) -> None:

@@ -25,8 +25,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import FrameType
 from typing import Any, NoReturn
 
-PATIENCE = 0.5
-"""Seconds from an interrupt in which Python has to react; from a second interrupt in which the process has to end."""
+PATIENCE = 0.5  # seconds from an interrupt in which Python has to react; from a second interrupt in which the process has to end
 WAIT_PATIENCE = 1.0  # seconds that a process which has reacted to an interrupt may stay in a wait for the device
 END_PATIENCE = 10.0  # seconds that such a process has for all else, such as the teardown of fixtures
 _LAST_SECONDS = 0.3  # seconds that the process has to exit with the code that the watchdog sends; then it is killed
@@ -53,8 +52,7 @@ class End:
     what: str = ""  # what the process did, as `Watchdog.limit` was told
     seconds: float = math.inf  # the limit
     entered: str = ""  # the name that was last given to `Watchdog.enter`
-    stacks: str = ""
-    """The process's Python stacks, the most recent call first; for a time-out; empty if it could not write them."""
+    stacks: str = ""  # the process's Python stacks, the most recent call first; for a time-out; empty if it could not write them
 
 
 Finish = Callable[[End, list[Any]], int]

@@ -57,8 +57,7 @@ class Progress:
     rounds: int  # rounds that are complete
     last: int  # number of the last round that is allowed
     open: int  # measurements that are not decided yet
-    at_most: float | None
-    """Seconds that are left if nothing is decided before the last round; None before the first process has ended."""
+    at_most: float | None  # seconds that are left if nothing is decided before the last round; None before the first process has ended
     note: str | None = None  # an event to print
 
 

@@ -51,8 +51,7 @@ def turns(seed: int) -> Iterator[Turn]:
 
 
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "duet_worker.py"
-READY_SECONDS = 1800.0
-"""Seconds that a process may take to collect its tests: the first one of a side may compile CUDA sources."""
+READY_SECONDS = 1800.0  # seconds that a process may take to collect its tests: the first one of a side may compile CUDA sources
 WORK_SECONDS = 3600.0  # seconds that a process may take to measure
 END_SECONDS = 60.0  # seconds that a process may take to end after its last line
 REFUSED: Mapping[str, str] = {

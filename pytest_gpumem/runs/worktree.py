@@ -26,16 +26,14 @@ from filelock import FileLock, Timeout
 
 from pytest_gpumem.runs import DuetError
 
-PREFIX = "gpumem-duet-"
-"""Of the temporary folders, by which one that was left behind is found. The name alone proves nothing: see `_ours`."""
+PREFIX = "gpumem-duet-"  # of the temporary folders, by which one that was left behind is found. The name alone proves nothing: see `_ours`.
 LOCK = "lock"  # in a temporary folder: the file that its owner locks
 OWNER = "made-by-gpumem-duet"  # in a temporary folder: the file that names the folder, written once the lock is held
 TREE = Path("base", "tree")  # in a temporary folder: the worktree of a revision
 SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".toml", ".ini", ".cfg")
 """Endings of untracked files that belong to the state of a tree: code and settings, not files that tests write."""
 LAST_CHARACTERS = 1500  # of a failed command's output that are kept
-_LOCKS: list[int] = []
-"""Locks of this process's temporary folders. git and pip inherit them, because they outlive a duet that is killed."""
+_LOCKS: list[int] = []  # locks of this process's temporary folders. git and pip inherit them, because they outlive a duet that is killed.
 
 
 @dataclass(frozen=True)
