@@ -70,10 +70,8 @@ def phase(name: str, which: str) -> str:
 
 
 def labelled(name: str, label: str) -> str:
-    """The range of one labelled measurement of a test: `labelled("test_add", "faulting")` is "test_add.label.faulting".
-
-    A label with characters that Nsight's filters refuse loses them and gets a short hash appended, so that no two labels share a range.
-    """
+    """The range of one labelled measurement of a test: `labelled("test_add", "faulting")` is "test_add.label.faulting". A label with
+    characters that Nsight's filters refuse loses them and gets a short hash appended, so that no two labels share a range."""
     cleaned = re.sub(r"[^A-Za-z0-9_-]+", "_", label)
     if cleaned != label:
         cleaned += "-" + hashlib.sha256(label.encode("utf-8", "surrogatepass")).hexdigest()[:6]
@@ -81,10 +79,8 @@ def labelled(name: str, label: str) -> str:
 
 
 class Ranges:
-    """Push/pop ranges of one process. Without a tool, or without NVTX (macOS), a range costs one look-up in a set.
-
-    The constructor looks for a tool once: Nsight tools attach when the process starts. Ranges nest per thread.
-    """
+    """Push/pop ranges of one process. Without a tool, or without NVTX (macOS), a range costs one look-up in a set. The constructor looks
+    for a tool once: Nsight tools attach when the process starts. Ranges nest per thread."""
 
     def __init__(self) -> None:
         self._domain = _domain()

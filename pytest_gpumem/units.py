@@ -297,10 +297,8 @@ class Quantity(float):
 
 
 def comparison_text(left: object, relation: str, right: object) -> list[str] | None:
-    """Lines about a comparison that failed, such as ["3188 GB/s > 3319 GB/s", "3.95 % below"]; None unless a side is a `Quantity`.
-
-    A plain number on the other side gets the unit of the quantity.
-    """
+    """Lines about a comparison that failed, such as ["3188 GB/s > 3319 GB/s", "3.95 % below"]; None unless a side is a `Quantity`. A plain
+    number on the other side gets the unit of the quantity."""
     quantity = next((side for side in (left, right) if isinstance(side, Quantity)), None)
     if quantity is None or relation not in ("<", "<=", ">", ">=", "=="):
         return None
@@ -333,10 +331,8 @@ def _finite(value: object, accepted: str, number: float | Fraction) -> float:
 
 
 def _exact(value: object, units: dict[str, int], accepted: str) -> Fraction:
-    """A text as a multiple of the base unit.
-
-    Exact, because 0.2 x 1e-6 is not the float that 0.2e-6 is, and floats miss single bytes of large sizes.
-    """
+    """A text as a multiple of the base unit. Exact, because 0.2 x 1e-6 is not the float that 0.2e-6 is, and floats miss single bytes of
+    large sizes."""
     from fractions import Fraction
 
     match = re.fullmatch(_QUANTITY, value.strip()) if isinstance(value, str) else None

@@ -107,10 +107,8 @@ def reduced_footprint(footprint: Footprint) -> Footprint:
 
 
 def reduced(measurement: Measurement, process: Process) -> Measurement:
-    """The part of a measurement that a comparison needs: the median of each placement instead of its samples, no notes, no counts.
-
-    Where it lacks its time and card, it gets those of its process.
-    """
+    """The part of a measurement that a comparison needs: the median of each placement instead of its samples, no notes, no counts. Where it
+    lacks its time and card, it gets those of its process."""
     provenance = measurement.provenance or Provenance(process.utc.isoformat(timespec="seconds"), process.device.uuid)
     placements = tuple((median,) for median in measurement.medians)
     return replace(measurement, placements=placements, sampler_reason="", notes=(), counted=None, provenance=provenance)

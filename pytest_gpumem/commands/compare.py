@@ -26,10 +26,8 @@ _BETWEEN = "between"
 
 
 def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool) -> str:
-    """What each side is, one line for each row, what fails first, and a sentence for each FAIL; ASCII, without a trailing line break.
-
-    What decides the other rows is told once for each group of them.
-    """
+    """What each side is, one line for each row, what fails first, and a sentence for each FAIL; ASCII, without a trailing line break. What
+    decides the other rows is told once for each group of them."""
     compared, base, head = printable((compared, base, head))
     compared = replace(compared, pairs=tuple(sorted(compared.pairs, key=_rank)))
     lines = [f"base: {_what(base)}", f"head: {_what(head)}"]

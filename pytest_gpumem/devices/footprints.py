@@ -56,10 +56,8 @@ class Source(ABC):
         """True if its library is in use. Imports nothing."""
 
     def start(self, log: MemoryLog, stacks: bool) -> str | None:
-        """Report into `log` from now on; the reason if single allocations cannot be reported. Its figures count all the same.
-
-        It is called again after each `stop`.
-        """
+        """Report into `log` from now on; the reason if single allocations cannot be reported. Its figures count all the same. It is called
+        again after each `stop`."""
         return None
 
     def drain(self) -> None:

@@ -42,10 +42,8 @@ def _mapping(address: int, proc: Path) -> str | None:
 
 
 def locked_bytes(proc: Path = _SELF) -> int | None:
-    """Bytes that this process has locked or pinned (proc(5), VmLck and VmPin).
-
-    A driver may lock pages without counting them there, so 0 proves nothing.
-    """
+    """Bytes that this process has locked or pinned (proc(5), VmLck and VmPin). A driver may lock pages without counting them there, so 0
+    proves nothing."""
     try:
         fields = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines() if ":" in line)
     except OSError:

@@ -186,10 +186,8 @@ class Streams(Protocol):
         """
 
     def visible(self) -> tuple[Stream, ...]:
-        """Streams whose windows can be read: the default streams, the current stream of CuPy, and live streams of `create`.
-
-        On the simulated device: streams that ever had a window. Streams that another library made are missing.
-        """
+        """Streams whose windows can be read: the default streams, the current stream of CuPy, and live streams of `create`. On the
+        simulated device: streams that ever had a window. Streams that another library made are missing."""
 
     def event(self) -> Event:
         """A new timing event."""
@@ -204,10 +202,8 @@ class Streams(Protocol):
         """Wait for a stream, or for the whole device. Raises `HoldExpired` if a hold timed out, `DeviceError` for a failed kernel."""
 
     def join(self, stream: Stream, other: Stream) -> None:
-        """Make `stream` wait for all that is queued on `other` now (`cudaStreamWaitEvent`); the host does not wait.
-
-        Inside a capture of `stream` or `other` the capture includes it. The simulated device captures one stream only.
-        """
+        """Make `stream` wait for all that is queued on `other` now (`cudaStreamWaitEvent`); the host does not wait. Inside a capture of
+        `stream` or `other` the capture includes it. The simulated device captures one stream only."""
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
         """Make `stream` wait until released or until `timeout` seconds have passed on the device's own timer."""
@@ -246,9 +242,7 @@ class Kernels(Protocol):
 
     def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
         """Make `stream` the current stream of every library that is already imported, so that each `call` on it inside the block need not.
-
-        The simulated device has no libraries.
-        """
+        The simulated device has no libraries."""
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
         """Run a foreign function with `stream` as the current stream of every library that is already imported.
@@ -309,10 +303,8 @@ class Memory(Protocol):
         """
 
     def in_use(self) -> int:
-        """Bytes of the device's memory that this process uses, its context included, without what `limit` holds.
-
-        What other processes use counts too where the driver does not list memory by process.
-        """
+        """Bytes of the device's memory that this process uses, its context included, without what `limit` holds. What other processes use
+        counts too where the driver does not list memory by process."""
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Device memory for several buffers, each at a random place of its own; `seed` decides where.
@@ -333,10 +325,8 @@ class Memory(Protocol):
         """Wait until the driver has scrubbed freed memory: scrubbing takes bandwidth from concurrent work."""
 
     def kind_at(self, address: int) -> MemoryKind | None:
-        """The kind of memory at an address (unified virtual addressing, `cudaPointerGetAttributes`).
-
-        None: the address belongs to no memory of this process, such as the first byte past the end of the last allocation.
-        """
+        """The kind of memory at an address (unified virtual addressing, `cudaPointerGetAttributes`). None: the address belongs to no memory
+        of this process, such as the first byte past the end of the last allocation."""
 
     def host(self) -> HostMemory:
         """The host's memory: total, available and page-locked bytes."""
@@ -357,10 +347,8 @@ class Memory(Protocol):
         """An allocator by its name in `ALLOCATORS`. Raises `Unsupported` if the device does not have it."""
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
-        """A one-dimensional array over the memory: CuPy for memory that the device sees, NumPy for pageable memory.
-
-        On the simulated device a NumPy array of the backed prefix, which may be shorter than `size`.
-        """
+        """A one-dimensional array over the memory: CuPy for memory that the device sees, NumPy for pageable memory. On the simulated device
+        a NumPy array of the backed prefix, which may be shorter than `size`."""
 
     def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
         """An array of another library over the memory: `like` is the module `cupy`, `torch`, `numba.cuda` or `numpy` (host memory).
@@ -376,10 +364,8 @@ class Content(Protocol):
         """Seeded content: floats uniform in [0, 1), integers over their full range. The same seed gives the same content."""
 
     def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream, *, length: int | None = None) -> None:
-        """One random cycle over nodes of `node_bytes` each: the first 4 bytes of a node hold the index of the next node.
-
-        With `length`, the cycle is over so many nodes, spread evenly, and all others lead to it.
-        """
+        """One random cycle over nodes of `node_bytes` each: the first 4 bytes of a node hold the index of the next node. With `length`, the
+        cycle is over so many nodes, spread evenly, and all others lead to it."""
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:
         """Fill with bytes 0xFF (NaN for floats, -1 for integers), so that an unwritten output shows."""
@@ -394,10 +380,8 @@ class Content(Protocol):
         """Copy a NumPy array into the memory, waiting for it."""
 
     def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
-        """Compare two arrays that `view` or a reference gave: None, or how many elements differ and the index of the first.
-
-        NaN equals nothing. Floats differ if |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at all.
-        """
+        """Compare two arrays that `view` or a reference gave: None, or how many elements differ and the index of the first. NaN equals
+        nothing. Floats differ if |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at all."""
 
 
 class L2(Protocol):
@@ -410,11 +394,8 @@ class L2(Protocol):
         """Set the set-aside; returns the bytes that the driver granted. Raises `Unsupported` with the reason if it cannot work."""
 
     def set_window(self, stream: Stream, window: WindowSpec | None) -> None:
-        """Set the stream's access-policy window, or turn it off.
-
-        Turning it off leaves the lines that persist where they are. A window with the hit property normal turns those under it back to
-        normal, as work on the stream touches them.
-        """
+        """Set the stream's access-policy window, or turn it off. Turning it off leaves the lines that persist where they are. A window with
+        the hit property normal turns those under it back to normal, as work on the stream touches them."""
 
     def window(self, stream: Stream) -> WindowSpec | None:
         """The stream's window as the driver holds it."""
@@ -441,32 +422,24 @@ class Managed(Protocol):
         """
 
     def discard(self, allocation: Allocation, stream: Stream) -> None:
-        """Drop the content (`cudaMemDiscardBatchAsync`): pages then move without being copied.
-
-        A read before the next write is undefined. Raises `Unsupported` if driver or bindings are older than CUDA 13.
-        """
+        """Drop the content (`cudaMemDiscardBatchAsync`): pages then move without being copied. A read before the next write is undefined.
+        Raises `Unsupported` if driver or bindings are older than CUDA 13."""
 
     def oversubscribe(self, nbytes: int) -> Allocation:
         """Managed memory of up to half of the host's available memory. Pages that the device cannot hold are evicted to the host.
-
-        Oversubscription can hang a GPU. Raises `OutOfMemory` before asking the driver.
-        """
+        Oversubscription can hang a GPU. Raises `OutOfMemory` before asking the driver."""
 
 
 class Counters(Protocol):
     """Counts of page faults, migrations, kernels and copies, from CUPTI or the model."""
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
-        """Count faults and migrations of this process's managed pages while `work` runs. `work` waits for the work that it queues.
-
-        Counting slows `work` down. It is off before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
-        """
+        """Count faults and migrations of this process's managed pages while `work` runs. `work` waits for the work that it queues. Counting
+        slows `work` down. It is off before and after. Raises `NotCounted` with the reason, before `work` runs or after it."""
 
     def activity(self, work: Callable[[], None]) -> Activity:
-        """Record kernels, copies and memsets of this process while `work` runs. `work` waits for the work that it queues.
-
-        Recording slows `work` down. It is off before and after. Raises `NotCounted` with the reason, before `work` runs or after it.
-        """
+        """Record kernels, copies and memsets of this process while `work` runs. `work` waits for the work that it queues. Recording slows
+        `work` down. It is off before and after. Raises `NotCounted` with the reason, before `work` runs or after it."""
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         """Record each step of this process's work while `work` runs, with the machine code of its kernels.
@@ -522,10 +495,8 @@ class Footprints(Protocol):
         """What is allocated inside the block belongs to the harness. Frees count wherever they happen."""
 
     def paused(self) -> AbstractContextManager[Growth]:
-        """No source reports inside the block, and none takes time: for timed samples. What is allocated inside belongs to nobody.
-
-        Yields the bytes by which libraries use more after the block; empty until it ends.
-        """
+        """No source reports inside the block, and none takes time: for timed samples. What is allocated inside belongs to nobody. Yields
+        the bytes by which libraries use more after the block; empty until it ends."""
 
     def released(self, growth: Growth) -> None:
         """What belonged to nobody, as `paused` gave it, is about to be freed: the watches that are open do not count it as theirs."""
@@ -583,10 +554,8 @@ class Device(Protocol):
         """CUDA's number of the GPU that is current instead of this one; None if this one is."""
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
-        """Allow or forbid peer access between this GPU and the GPU of `PEER` memory inside the block; restore the previous state.
-
-        Without peer access, copies between them are staged through the host. Raises `Unsupported` with the reason if it is impossible.
-        """
+        """Allow or forbid peer access between this GPU and the GPU of `PEER` memory inside the block; restore the previous state. Without
+        peer access, copies between them are staged through the host. Raises `Unsupported` with the reason if it is impossible."""
 
     def close(self) -> None:
         """Free the device's own resources. It does not free allocations of callers."""

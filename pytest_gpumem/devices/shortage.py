@@ -18,10 +18,8 @@ allocate 2147483648 bytes"."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True for a lack of memory, whichever library raised it; none is imported for a look at its classes.
-
-    CuPy and PyTorch raise an `OutOfMemoryError`, RMM and NumPy a `MemoryError`, Numba its `CudaAPIError`, JAX a runtime error.
-    """
+    """True for a lack of memory, whichever library raised it; none is imported for a look at its classes. CuPy and PyTorch raise an
+    `OutOfMemoryError`, RMM and NumPy a `MemoryError`, Numba its `CudaAPIError`, JAX a runtime error."""
     if isinstance(error, (MemoryError, OutOfMemory)) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error).lower()

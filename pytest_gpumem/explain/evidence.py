@@ -173,10 +173,8 @@ class SideEvidence:
 
 
 def together(rows: Sequence[Row]) -> Measurement:
-    """The processes of one row as one measurement: the newest, with the medians of the others as its `further`.
-
-    If the newest did not record what the launch ran, its activity or its pages, those of an earlier process stay.
-    """
+    """The processes of one row as one measurement: the newest, with the medians of the others as its `further`. If the newest did not
+    record what the launch ran, its activity or its pages, those of an earlier process stay."""
     found = [row.measurement for row in rows if row.measurement is not None]
     newest, others = found[-1], found[:-1]
     alike = [one for one in others if (one.mode, one.sampler, one.target) == (newest.mode, newest.sampler, newest.target)]

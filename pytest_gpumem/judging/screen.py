@@ -121,10 +121,8 @@ def judge_change(
 def judge_creep(
     measurement: Measurement, found: Difference, comparison: Comparison, delta: float, limit: str, family: Family = ALONE
 ) -> Finding | None:
-    """The finding about a slow-down since the first accepted run; None where its lower bound is within the limit.
-
-    Args as for `judge_change`; `found` is the difference from the first run (`since`).
-    """
+    """The finding about a slow-down since the first accepted run; None where its lower bound is within the limit. Args as for
+    `judge_change`; `found` is the difference from the first run (`since`)."""
     if comparison.low <= delta:
         return None
     seen = f"{change(comparison.delta)} since the first accepted run, {between(comparison.low, comparison.high)}, {basis(measurement)}"

@@ -132,10 +132,8 @@ def readings(measurement: Measurement) -> list[Reading]:
 
 
 def corrected_latencies(known: Sequence[Reading]) -> list[float]:
-    """Latencies in seconds, corrected to the mean launch overhead of all of them.
-
-    Latencies stay as they are if an overhead is unknown or a correction exceeds half of a latency.
-    """
+    """Latencies in seconds, corrected to the mean launch overhead of all of them. Latencies stay as they are if an overhead is unknown or a
+    correction exceeds half of a latency."""
     latencies = [one.latency for one in known]
     overheads = [one.overhead for one in known if one.overhead is not None]
     if len(overheads) < len(known):

@@ -72,11 +72,8 @@ class Account:
 
 
 def account(measurement: Measurement, facts: DeviceFacts) -> Account | None:
-    """The count of a measurement against its declaration; None if nothing was counted.
-
-    It is judged where the bytes cross the DRAM bus (`Measurement.not_of_dram`): the footprint is at least four times L2, the mode is
-    not hot, and no link is involved.
-    """
+    """The count of a measurement against its declaration; None if nothing was counted. It is judged where the bytes cross the DRAM bus
+    (`Measurement.not_of_dram`): the footprint is at least four times L2, the mode is not hot, and no link is involved."""
     counted, traffic = measurement.counted, measurement.traffic
     if counted is None:
         return None

@@ -164,11 +164,8 @@ def element(value: int | float, array: Any) -> Any:
 
 
 def scaled(array: Any, value: int | float) -> Any:
-    """A new array with each element times a scalar.
-
-    By the module's own function: `array * scalar` goes through NumPy in CuPy, whose way back imports CuPy's and SciPy's special functions
-    and takes a quarter of a second.
-    """
+    """A new array with each element times a scalar. By the module's own function: `array * scalar` goes through NumPy in CuPy, whose way
+    back imports CuPy's and SciPy's special functions and takes a quarter of a second."""
     return module_of(array).multiply(array, element(value, array))
 
 
@@ -178,10 +175,8 @@ def filled_like(array: Any, value: int | float) -> Any:
 
 
 def requested_bytes(accesses: Sequence[Access]) -> int:
-    """Bytes that the threads of one launch ask for, repeats counted: over its time, the bandwidth that caches and memory serve together.
-
-    It equals the compulsory traffic where nothing is asked for twice.
-    """
+    """Bytes that the threads of one launch ask for, repeats counted: over its time, the bandwidth that caches and memory serve together. It
+    equals the compulsory traffic where nothing is asked for twice."""
     return sum(access.requested for access in accesses)
 
 

@@ -28,10 +28,8 @@ class NoSuchKernel(AttributeError):
 
 @dataclass(frozen=True)
 class BoundKernel:
-    """A kernel of the catalogue on one device.
-
-    Calling it launches it once and waits, untimed. `gpu_benchmark(kernel, *arguments)` measures it.
-    """
+    """A kernel of the catalogue on one device. Calling it launches it once and waits, untimed. `gpu_benchmark(kernel, *arguments)` measures
+    it."""
 
     kernel: Kernel
     device: Device

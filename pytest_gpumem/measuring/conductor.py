@@ -233,10 +233,8 @@ def _seen_once(device: Device, launch: Callable[[int, Stream], None]) -> Callabl
 
 
 def worst(seen: Sequence[Conditions]) -> Conditions | None:
-    """The least favourable conditions: lowest clocks, every throttle reason, highest temperature and power, most other processes.
-
-    None if there are none. A figure that the driver never gave stays None.
-    """
+    """The least favourable conditions: lowest clocks, every throttle reason, highest temperature and power, most other processes. None if
+    there are none. A figure that the driver never gave stays None."""
     if not seen:
         return None
 
@@ -261,10 +259,8 @@ TRIES = 3  # times that parts and sequence are measured until they agree
 
 
 def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, name: str) -> Overlap | None:
-    """Measure each part of overlapping work alone, and all parts in turn, by the plan of the work itself.
-
-    None for work that overlaps nothing, and under a profiler, which slows each part in its own way.
-    """
+    """Measure each part of overlapping work alone, and all parts in turn, by the plan of the work itself. None for work that overlaps
+    nothing, and under a profiler, which slows each part in its own way."""
     if not isinstance(work, (Together, StagedCopy)) or conductor.profiled:
         return None
     sampler = "host" if work.on_host else plan.sampler

@@ -20,11 +20,8 @@ FLUSH_FACTOR = 2  # size over L2: nothing of the sample before survives least-re
 
 
 class Flush:
-    """Fills L2 with lines of a buffer of its own.
-
-    clean-cold reads: its lines are evicted for free. dirty-cold writes: the kernel pays for their write-back, which made a 32 MiB triad on
-    an H100 26 % slower. hot does nothing.
-    """
+    """Fills L2 with lines of a buffer of its own. clean-cold reads: its lines are evicted for free. dirty-cold writes: the kernel pays for
+    their write-back, which made a 32 MiB triad on an H100 26 % slower. hot does nothing."""
 
     def __init__(self, device: Device, mode: str) -> None:
         self._device = device

@@ -87,10 +87,8 @@ HOLD_TIMEOUT = 0.5  # seconds after which a hold expires: work that waits for th
 
 
 class held:  # noqa: N801 - a context manager; not a generator, which takes longer: samples repeat it
-    """Hold `stream` while the block queues work on it, then release it; for `timeout` seconds at most.
-
-    The next `synchronize` raises `HoldExpired` if the hold expired meanwhile. If the block raises, only its own error counts.
-    """
+    """Hold `stream` while the block queues work on it, then release it; for `timeout` seconds at most. The next `synchronize` raises
+    `HoldExpired` if the hold expired meanwhile. If the block raises, only its own error counts."""
 
     __slots__ = ("_device", "_hold", "_stream", "_timeout")
 

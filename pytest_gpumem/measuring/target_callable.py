@@ -246,11 +246,8 @@ class _Watch:
         return device.now() - begun, device.now() - done
 
     def _interval(self, current: Stream, watched: Stream, whole: float) -> float:
-        """Seconds for which `watched` is busy, held while the work is queued.
-
-        The hold ends when work on other streams has ended: a kernel that ends between two events on an idle stream delays the second
-        event by some microseconds.
-        """
+        """Seconds for which `watched` is busy, held while the work is queued. The hold ends when work on other streams has ended: a kernel
+        that ends between two events on an idle stream delays the second event by some microseconds."""
         device = self._device
         start, end = device.streams.event(), device.streams.event()
         self._prepare(current)

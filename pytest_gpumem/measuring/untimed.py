@@ -38,10 +38,8 @@ def launch(device: Device, target: Target) -> None:
 
 
 def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
-    """Find the kernels, copies and memsets of one launch; a reason why it cannot is in the result, not raised.
-
-    Inputs and pages are put back first, as before a sample, outside the pass.
-    """
+    """Find the kernels, copies and memsets of one launch; a reason why it cannot is in the result, not raised. Inputs and pages are put
+    back first, as before a sample, outside the pass."""
     set_aside = device.l2.set_aside() if device.facts.persisting_l2_max_bytes else None
     known = Activity(arguments=target.host_memory, set_aside=set_aside)
     if profiled:
@@ -97,10 +95,8 @@ TRIES = 4  # passes until counts that CUPTI does not deliver are given up
 
 
 def count_migrations(device: Device, target: Target, *, profiled: bool) -> Migrations:
-    """Count page faults and migrations of one launch; a reason why it cannot is in the result, not raised.
-
-    Pages are put back before the launch, as before a sample. Counting slows faults down, so the pass is not timed.
-    """
+    """Count page faults and migrations of one launch; a reason why it cannot is in the result, not raised. Pages are put back before the
+    launch, as before a sample. Counting slows faults down, so the pass is not timed."""
     if profiled:
         return Migrations(not_counted="a profiler is attached, and the driver serves one tool at a time; it shows the faults itself")
 

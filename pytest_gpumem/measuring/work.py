@@ -387,10 +387,8 @@ def bound_of(device: Device, parts: Sequence[tuple[frozenset[str], float]]) -> f
 
 
 def enqueue(device: Device, work: Work, stream: Stream) -> tuple[float, float]:
-    """Seconds by the host's clock until the call that queues a run returned, and until the run was done.
-
-    An asynchronous call returns while its work still runs.
-    """
+    """Seconds by the host's clock until the call that queues a run returned, and until the run was done. An asynchronous call returns while
+    its work still runs."""
     device.streams.synchronize(stream)
     began = device.now()
     work.queue(stream)

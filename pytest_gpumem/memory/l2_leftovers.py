@@ -79,10 +79,8 @@ class Watch:
         self._ending[owner] = self.look()
 
     def ended(self, owner: Hashable) -> None:
-        """Note that `owner` has ended: the state before its changes is expected again.
-
-        For an owner that made changes before the device was opened, that is the state which it restored.
-        """
+        """Note that `owner` has ended: the state before its changes is expected again. For an owner that made changes before the device was
+        opened, that is the state which it restored."""
         before, kept = self._ending.pop(owner, {}), self._kept.pop(owner, None)
         if kept is None:
             now = self.look()

@@ -45,10 +45,8 @@ class PinnedCap:
 
 
 def touch(array: np.ndarray[Any, Any]) -> None:
-    """Write one byte of every page of a C-contiguous, writable array back to it, so that each page exists and is the array's own.
-
-    A page that nobody has written is no memory: all of them read from one page of zeros, which looks as if the link were faster.
-    """
+    """Write one byte of every page of a C-contiguous, writable array back to it, so that each page exists and is the array's own. A page
+    that nobody has written is no memory: all of them read from one page of zeros, which looks as if the link were faster."""
     flat = array.reshape(-1).view(np.uint8)
     flat[:: mmap.PAGESIZE] = flat[:: mmap.PAGESIZE]
     flat[-1:] = flat[-1:]

@@ -243,10 +243,8 @@ class RangesByThread:
 
 
 def ranges_of(tables: Tables) -> RangesByThread:
-    """The ranges of an export.
-
-    Events of creation name the domains. A recording that begins later has none. Then every domain with a range of a measured launch counts.
-    """
+    """The ranges of an export. Events of creation name the domains. A recording that begins later has none. Then every domain with a range
+    of a measured launch counts."""
     events = list(
         tables.rows(
             RANGES,

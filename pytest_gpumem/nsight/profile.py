@@ -86,10 +86,8 @@ def to_json(found: Sequence[SelectedTest]) -> list[dict[str, object]]:
 
 
 def named_device(arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """The device that a call names, and its words for it; None if it names none.
-
-    The last --gpumem-device wins, then GPUMEM_DEVICE. The device of an ini file is not named by the call.
-    """
+    """The device that a call names, and its words for it; None if it names none. The last --gpumem-device wins, then GPUMEM_DEVICE. The
+    device of an ini file is not named by the call."""
     for position in range(len(arguments) - 1, -1, -1):
         name, equals, value = arguments[position].partition("=")
         if name == "--gpumem-device":

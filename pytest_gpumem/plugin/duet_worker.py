@@ -41,10 +41,8 @@ class Gate:
         self._answers.flush()
 
     def leave(self, code: int) -> None:
-        """Report how the session ended, and end the process.
-
-        The libraries' own clean-up is skipped: it costs GPU time and may crash, and the driver frees the process's memory.
-        """
+        """Report how the session ended, and end the process. The libraries' own clean-up is skipped: it costs GPU time and may crash, and
+        the driver frees the process's memory."""
         job = self._job
         self.say(exit=code, outcomes=self.outcomes, strays=strays(job["names"], job["roots"], job["foreign"], job["spared"]))
         sys.stdout.flush()
@@ -109,11 +107,8 @@ class Gate:
 
 
 class _Leaving:
-    """Ends the process once the results are written.
-
-    No one reads the summary, and the next process waits for this one: Hypothesis alone imports itself for the summary, which takes a
-    second if Python may not write its bytecode.
-    """
+    """Ends the process once the results are written. No one reads the summary, and the next process waits for this one: Hypothesis alone
+    imports itself for the summary, which takes a second if Python may not write its bytecode."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

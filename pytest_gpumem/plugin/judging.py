@@ -39,10 +39,8 @@ def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
 
 
 def source_of(item: pytest.Item) -> str | None:
-    """SHA-256 of the text of a test's function, decorators included, whatever its indentation; None for an item without one.
-
-    Functions that it calls, its closure and its fixtures do not count.
-    """
+    """SHA-256 of the text of a test's function, decorators included, whatever its indentation; None for an item without one. Functions that
+    it calls, its closure and its fixtures do not count."""
     function = getattr(item, "function", None)
     if function is None:
         return None

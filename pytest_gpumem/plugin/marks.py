@@ -31,10 +31,8 @@ def uses(item: pytest.Item, fixture: str) -> bool:
 
 
 def marks_of(item: pytest.Item) -> list[pytest.Mark]:
-    """The marks of a test, the closest first: those of its parameter set, its function's, its class's, its module's.
-
-    pytest gives the function's before those of `pytest.param(..., marks=...)`, which are meant to differ from them.
-    """
+    """The marks of a test, the closest first: those of its parameter set, its function's, its class's, its module's. pytest gives the
+    function's before those of `pytest.param(..., marks=...)`, which are meant to differ from them."""
     callspec = getattr(item, "callspec", None)
     own = [mark for mark in getattr(callspec, "marks", ()) if mark.name == MARKER]
     return [*own, *(mark for mark in item.iter_markers(MARKER) if not any(mark is one for one in own))]

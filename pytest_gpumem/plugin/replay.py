@@ -54,10 +54,8 @@ _TIMER = pytest.StashKey[ReplayTimer]()
 
 
 def attach_timer(item: pytest.Item) -> None:
-    """Merge our timer into the closest `benchmark` marker, before pytest-benchmark's fixture reads it. A second call does nothing.
-
-    Under CodSpeed the fixture is another one, which refuses `timer`: nothing is done.
-    """
+    """Merge our timer into the closest `benchmark` marker, before pytest-benchmark's fixture reads it. A second call does nothing. Under
+    CodSpeed the fixture is another one, which refuses `timer`: nothing is done."""
     if _TIMER in item.stash or item.config.getoption("codspeed", False) or "CODSPEED_ENV" in os.environ:
         return
     timer = item.stash[_TIMER] = ReplayTimer()
@@ -196,10 +194,8 @@ def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
 
 
 def write_json(config: pytest.Config) -> Path | None:
-    """Write the `--benchmark-json` file where pytest-benchmark does not: under xdist, or if no measurement passed.
-
-    Goes through the same hooks, with an empty list of benchmarks. Gives the path, or None if there was nothing to do.
-    """
+    """Write the `--benchmark-json` file where pytest-benchmark does not: under xdist, or if no measurement passed. Goes through the same
+    hooks, with an empty list of benchmarks. Gives the path, or None if there was nothing to do."""
     session: Any = getattr(config, "_benchmarksession", None)
     if session is None or not session.json or session.benchmarks:
         return None

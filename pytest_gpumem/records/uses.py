@@ -80,10 +80,8 @@ class CopyUse(Record, frozen=True):
 
 
 class Activity(Record, frozen=True):
-    """One untimed pass of a measurement (`--gpumem-explain`) that traces a single launch.
-
-    Tracing slows a launch down: its times compare the parts with each other and are not the latency of the launch.
-    """
+    """One untimed pass of a measurement (`--gpumem-explain`) that traces a single launch. Tracing slows a launch down: its times compare
+    the parts with each other and are not the latency of the launch."""
 
     kernels: tuple[KernelUse, ...] = ()  # Kernels of the launch in the order of their first launch; hardware counters are None
     copies: tuple[CopyUse, ...] = ()  # Copies of the launch, the longest first

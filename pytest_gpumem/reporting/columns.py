@@ -31,10 +31,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Columns:
-    """A table: names, figures aligned right, and a last column. Columns of figures without any text are left out.
-
-    Figures are never cut: names are shortened, and the table gets wider than asked for where `LEAST_NAME` does not fit.
-    """
+    """A table: names, figures aligned right, and a last column. Columns of figures without any text are left out. Figures are never cut:
+    names are shortened, and the table gets wider than asked for where `LEAST_NAME` does not fit."""
 
     name: str  # heading of the names
     figures: Sequence[str]  # headings of the figures
@@ -153,10 +151,8 @@ def _without_middle(name: str, width: int, share: float) -> str:
 
 
 def _between_words(name: str, room: int, end: int) -> tuple[int, int] | None:
-    """How many characters of the beginning and of the end to keep so that no word is cut; None where words are too long for that.
-
-    As many as fit, with the end within a quarter of the room about `end`; brackets at the end stay whole where they can.
-    """
+    """How many characters of the beginning and of the end to keep so that no word is cut; None where words are too long for that. As many
+    as fit, with the end within a quarter of the room about `end`; brackets at the end stay whole where they can."""
     first = next((index for index, letter in enumerate(name) if letter.isalnum()), room)
     before = [index for index in range(first + 1, room) if not name[index - 1].isalnum()]
     after = [len(name) - index for index in range(len(name) - room, len(name)) if not name[index].isalnum()]

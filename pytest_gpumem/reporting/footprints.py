@@ -86,11 +86,8 @@ class SiteChange:
 
 
 def site_changes(base: Sequence[Site], head: Sequence[Site], of: Callable[[Site], int]) -> tuple[SiteChange, ...]:
-    """The lines whose bytes (`of` a site) changed, the largest growth first.
-
-    Lines are the same if file, function, text, library and kind of memory are: a line that only moved is the same. Two other lines of one
-    function with similar text count as one changed line.
-    """
+    """The lines whose bytes (`of` a site) changed, the largest growth first. Lines are the same if file, function, text, library and kind
+    of memory are: a line that only moved is the same. Two other lines of one function with similar text count as one changed line."""
     before, after = _by_line(base), _by_line(head)
     was = {key: key for key in after if key in before}
     gone = [key for key in before if key not in after]

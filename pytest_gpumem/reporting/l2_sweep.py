@@ -91,10 +91,8 @@ class _Map:
 
 
 def drawn(name: str, sweep: Sweep, *, width: int, colour: bool) -> str:
-    """The map and its sentences as plain text, without a trailing line break. ASCII only.
-
-    A figure is the gain against off, in percent. The best setting has a star.
-    """
+    """The map and its sentences as plain text, without a trailing line break. ASCII only. A figure is the gain against off, in percent. The
+    best setting has a star."""
     grid = _Map(sweep)
     found = {(grid.row(point.setting), point.setting.set_aside): point for point in grid.points}
     lines = [Line(row, [_cell(grid, found.get((row, set_aside)), width >= WIDE) for set_aside in grid.columns]) for row in grid.rows]

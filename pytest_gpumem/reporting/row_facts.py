@@ -165,10 +165,8 @@ def failure_text(row: Row, device: DeviceFacts, width: int) -> str:
 
 
 def conditions_text(conditions: Conditions) -> str:
-    """Such as "SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled"; empty if nothing is known.
-
-    "THROTTLED" and "OTHER PROCESSES" are in capitals: they spoil a measurement.
-    """
+    """Such as "SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled"; empty if nothing is known. "THROTTLED" and "OTHER PROCESSES" are
+    in capitals: they spoil a measurement."""
     figures = (
         ("SM {:.0f} MHz", conditions.sm_clock_hz, 1e-6),
         ("memory {:.0f} MHz", conditions.memory_clock_hz, 1e-6),

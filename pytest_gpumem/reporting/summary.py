@@ -202,10 +202,8 @@ OF_FILES: Mapping[Code, tuple[str, str]] = MappingProxyType(
 
 
 def remedies(rows: Iterable[Row], of: Mapping[Code, tuple[str, str]] = OF_A_RUN) -> list[str]:
-    """Such as "UNDECIDED: 9 rows need 2 more runs: pytest --gpumem --gpumem-save, or at once: gpumem duet BASE".
-
-    Rows whose reason is their own, such as the conditions of the measurement, are grouped by it. No full stops.
-    """
+    """Such as "UNDECIDED: 9 rows need 2 more runs: pytest --gpumem --gpumem-save, or at once: gpumem duet BASE". Rows whose reason is their
+    own, such as the conditions of the measurement, are grouped by it. No full stops."""
     groups: dict[tuple[Outcome, str, str], list[Row]] = {}
     for row in rows:
         verdict = row.verdict

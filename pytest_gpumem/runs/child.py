@@ -53,10 +53,8 @@ def pytest_command(
 
 
 def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dict[str, str]:
-    """Variables of a pytest that is no run of its own: options of a whole run, such as those that save or write reports, are off.
-
-    With `evidence`, it records what a launch runs.
-    """
+    """Variables of a pytest that is no run of its own: options of a whole run, such as those that save or write reports, are off. With
+    `evidence`, it records what a launch runs."""
     return switch_off(environment, [*OF_A_RUN, *([] if evidence else [EVIDENCE])])
 
 

@@ -82,10 +82,8 @@ def _unjudged(row: Row, duet: Mapping[str, Judged] | None) -> bool:
 
 
 def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Verdict | None:
-    """The verdict of a row without its limit on slow-downs, if no other limit fails by its figures; else None.
-
-    A failed assertion of the test is no figure: a test that fails in itself has no verdict in a duet, which clears nothing.
-    """
+    """The verdict of a row without its limit on slow-downs, if no other limit fails by its figures; else None. A failed assertion of the
+    test is no figure: a test that fails in itself has no verdict in a duet, which clears nothing."""
     measurement = row.measurement
     if measurement is None or not flagged([row]):
         return None

@@ -79,10 +79,8 @@ def rows_of(process: Process, wanted: Wanted) -> dict[str, Row]:
 
 
 def problem(row: Row | None, process: Process) -> str | None:
-    """Why a row of a process cannot be compared whatever its conditions; None if it can.
-
-    A test that only broke limits of its own, by this row or another, was measured all the same.
-    """
+    """Why a row of a process cannot be compared whatever its conditions; None if it can. A test that only broke limits of its own, by this
+    row or another, was measured all the same."""
     if row is None:
         return "it measured nothing"
     if row.measurement is None:
@@ -287,10 +285,8 @@ def pair_of(key: str, number: int, sides: Mapping[str, Process]) -> float | Unju
 
 
 def families(rounds: Rounds, wanted: Wanted) -> tuple[list[str], dict[str, Unjudged]]:
-    """The measurements that are judged together, and the ones that are not, by the first pair alone.
-
-    The number must not depend on anything that is compared, because Holm's procedure rests on it.
-    """
+    """The measurements that are judged together, and the ones that are not, by the first pair alone. The number must not depend on anything
+    that is compared, because Holm's procedure rests on it."""
     base, head = rounds[1][BASE], rounds[1][HEAD]
     if base.error or head.error:
         side, process = (BASE, base) if base.error else (HEAD, head)

@@ -40,10 +40,8 @@ class Turn(NamedTuple):
 
 
 def turns(seed: int) -> Iterator[Turn]:
-    """All processes in their order, without end: one coin a pair decides which side runs first.
-
-    Each pair needs a coin of its own: with one coin for two pairs, noise of a period of about four processes fails unchanged code.
-    """
+    """All processes in their order, without end: one coin a pair decides which side runs first. Each pair needs a coin of its own: with one
+    coin for two pairs, noise of a period of about four processes fails unchanged code."""
     for number in count(1):
         first, second = (BASE, HEAD) if np.random.default_rng([seed, number]).random() < 0.5 else (HEAD, BASE)
         yield Turn(number, first)

@@ -55,11 +55,8 @@ class _Region:
 
 
 class CudaMemory:
-    """Allocates on one device.
-
-    Device memory comes from `cudaMalloc` and not from CuPy's pool: where a buffer lies changes its speed, and a pool would give the
-    same places again.
-    """
+    """Allocates on one device. Device memory comes from `cudaMalloc` and not from CuPy's pool: where a buffer lies changes its speed, and a
+    pool would give the same places again."""
 
     def __init__(self, index: int, facts: DeviceFacts) -> None:
         self._index = index
@@ -151,11 +148,8 @@ class CudaMemory:
         return _Region(whole.address, size, 0)
 
     def _empty_pools(self) -> None:
-        """Have the libraries give back what their pools keep and nobody uses.
-
-        CuPy's keeps what references no longer need. CuPy's and PyTorch's keep it for the stream that it was used on, and each test has a
-        stream of its own, so that no later test would use it.
-        """
+        """Have the libraries give back what their pools keep and nobody uses. CuPy's keeps what references no longer need. CuPy's and
+        PyTorch's keep it for the stream that it was used on, and each test has a stream of its own, so that no later test would use it."""
         before, _total = runtime.memGetInfo()
         cupy.get_default_memory_pool().free_all_blocks()
         torch = sys.modules.get("torch")

@@ -24,10 +24,8 @@ _DEFAULT_SHARED_BYTES = 48 * 1024  # above it, a kernel must opt in (CUDA Progra
 
 
 class KernelCall:
-    """A kernel with all that a launch needs besides its stream, as the driver takes it: to queue it again is one call.
-
-    CuPy's launch packs the arguments anew each time, which takes longer than the driver itself.
-    """
+    """A kernel with all that a launch needs besides its stream, as the driver takes it: to queue it again is one call. CuPy's launch packs
+    the arguments anew each time, which takes longer than the driver itself."""
 
     __slots__ = ("_address", "_blocks", "_doing", "_function", "_kept", "_shared_bytes", "_threads")
 

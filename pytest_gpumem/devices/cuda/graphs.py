@@ -24,10 +24,8 @@ _SETTING = "setting the access-policy window of a graph's kernel"
 
 
 class CudaGraph:
-    """An executable graph, and the graph that it was made from, which alone can be asked for its nodes' attributes.
-
-    The pools that its work allocated from live as long as it does.
-    """
+    """An executable graph, and the graph that it was made from, which alone can be asked for its nodes' attributes. The pools that its work
+    allocated from live as long as it does."""
 
     def __init__(self, executable: int, template: int, pools: tuple[Any, ...]) -> None:
         self.executable = executable

@@ -108,10 +108,8 @@ def element_type(launch: Launch) -> str:
 
 
 def packed_arguments(launch: Launch) -> tuple[Any, ...]:
-    """C arguments in order: addresses as uint64, sizes as int64, scalars in the element type of the first array.
-
-    NumPy scalars are passed by CuPy with exactly their own size and bits.
-    """
+    """C arguments in order: addresses as uint64, sizes as int64, scalars in the element type of the first array. NumPy scalars are passed
+    by CuPy with exactly their own size and bits."""
     kernel, call = launch.kernel, launch.call
     arrays = _array_names(kernel)
     scalars = [p for p in kernel.parameters if p.role is Role.SCALAR]

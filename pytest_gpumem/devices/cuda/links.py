@@ -55,11 +55,8 @@ def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, i
 
 
 def _past_the_end(address: int, beyond: tuple[int, int] | None) -> bool:
-    """True if an address lies in the padding of an allocation: the driver rounds sizes up.
-
-    The driver's own allocation may end before the address, hold it though less was asked for, or, on the host, be of unknown size: then the
-    rest of the last page is its own.
-    """
+    """True if an address lies in the padding of an allocation: the driver rounds sizes up. The driver's own allocation may end before the
+    address, hold it though less was asked for, or, on the host, be of unknown size: then the rest of the last page is its own."""
     error, base, size = D.cuMemGetAddressRange(address)
     known = int(error) == 0
     if known and not int(base) <= address < int(base) + int(size):

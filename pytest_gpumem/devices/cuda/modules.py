@@ -50,10 +50,8 @@ class UnknownCode(Exception):
 
 
 class Modules:
-    """The modules that were loaded since it was made, and the handles through which their kernels are launched.
-
-    A handle that the driver uses again belongs to what it was given to last.
-    """
+    """The modules that were loaded since it was made, and the handles through which their kernels are launched. A handle that the driver
+    uses again belongs to what it was given to last."""
 
     def __init__(self) -> None:
         """Raises `NotCounted` as `Callbacks.add`."""

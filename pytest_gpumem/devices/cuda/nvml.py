@@ -168,10 +168,8 @@ def reason_names(mask: int) -> tuple[str, ...]:
 
 
 def other_processes(pids: Any, own: int) -> int | None:
-    """The number of other processes with a context; None if the list lacks `own`, which has one.
-
-    In a container NVML lists the host's process numbers, or none.
-    """
+    """The number of other processes with a context; None if the list lacks `own`, which has one. In a container NVML lists the host's
+    process numbers, or none."""
     listed = set(pids)
     return len(listed) - 1 if own in listed else None
 

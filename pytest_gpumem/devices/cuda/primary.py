@@ -11,10 +11,8 @@ from cuda.bindings import driver as D  # noqa: N812
 
 @contextmanager
 def made_meanwhile(index: int) -> Iterator[None]:
-    """Make the primary context of a device beside the block, which has to make it current.
-
-    What the driver refuses is refused again, and reported, when the context is made current.
-    """
+    """Make the primary context of a device beside the block, which has to make it current. What the driver refuses is refused again, and
+    reported, when the context is made current."""
     thread = threading.Thread(target=_make, args=(index, made := list[D.CUdevice]()), name="gpumem-context", daemon=True)
     thread.start()
     try:

@@ -46,11 +46,8 @@ class L2:
 
     @property
     def capacity(self) -> float:
-        """Bytes that lines can use beside the lines that persist.
-
-        What is set aside and not used by persisting accesses serves all others (CUDA C++ Programming Guide, L2 Cache Set-Aside for
-        Persisting Accesses).
-        """
+        """Bytes that lines can use beside the lines that persist. What is set aside and not used by persisting accesses serves all others
+        (CUDA C++ Programming Guide, L2 Cache Set-Aside for Persisting Accesses)."""
         return float(self._sheet.l2_bytes - self.persisting)
 
     @property

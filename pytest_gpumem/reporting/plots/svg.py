@@ -51,10 +51,8 @@ def points(at: Iterable[tuple[float, float]]) -> str:
 
 
 def tips(texts: Iterable[str]) -> str:
-    """The attribute of a line with the tips of its points, in their order; the page's script makes elements of them.
-
-    An element for each point in the page itself would be most of a page with many tests.
-    """
+    """The attribute of a line with the tips of its points, in their order; the page's script makes elements of them. An element for each
+    point in the page itself would be most of a page with many tests."""
     return f' data-tips="{escape("|".join(one.replace("|", "/") for one in texts))}"'
 
 

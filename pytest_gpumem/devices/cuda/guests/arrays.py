@@ -112,9 +112,7 @@ def guest(view: Callable[[Allocation, str, int], Any], allocation: Allocation, d
 @contextmanager
 def current(index: int, stream: CudaStream) -> Iterator[None]:
     """Make `stream` the current stream of CuPy, and of PyTorch (and so Triton) and Warp if they are imported. Others stay unimported.
-
-    Numba, JAX, cuDF and cuda.core have none that could be set: `measuring/target_callable.py` finds where their work goes.
-    """
+    Numba, JAX, cuDF and cuda.core have none that could be set: `measuring/target_callable.py` finds where their work goes."""
     with ExitStack() as stack:
         stack.enter_context(cupy.cuda.Device(index))
         stack.enter_context(stream.cupy)
@@ -132,10 +130,8 @@ def current(index: int, stream: CudaStream) -> Iterator[None]:
 
 @contextmanager
 def private_torch_pool() -> Iterator[Any]:
-    """Have PyTorch, if it is in use, allocate from a pool of its own; give the pool, which must live as long as what was captured.
-
-    Without it, memory that captured work writes to would go back to the general pool and be handed to others.
-    """
+    """Have PyTorch, if it is in use, allocate from a pool of its own; give the pool, which must live as long as what was captured. Without
+    it, memory that captured work writes to would go back to the general pool and be handed to others."""
     torch = _usable_torch()
     if torch is None or not torch.cuda.is_initialized():
         yield None

@@ -16,10 +16,8 @@ JAX, RMM = "JAX", "RMM"
 
 
 class RmmMemory(Source):
-    """The counts of a `StatisticsResourceAdaptor`, which is put around the device's resource where that has a pool.
-
-    What a pool gave out before counts as the driver's, as does memory of RMM that comes from no pool or from managed memory.
-    """
+    """The counts of a `StatisticsResourceAdaptor`, which is put around the device's resource where that has a pool. What a pool gave out
+    before counts as the driver's, as does memory of RMM that comes from no pool or from managed memory."""
 
     name = RMM
     method = "allocator statistics"
