@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 MODES = ("clean-cold", "dirty-cold", "hot")
 SAMPLERS = ("auto", "blocked", "batched", "host")
-REMOVED_SAMPLERS = ("graph",)  # samplers of earlier versions: their results are still read
 FOOTPRINTS = ("auto", "on", "trace", "off")
 """What the option `footprint` takes: memory is watched in tests that use fixtures or have limits on it, in every test, in every test with
 the place of each allocation, or in none."""
@@ -64,12 +63,10 @@ def _flag(value: object) -> bool:
     raise units.QuantityError(f"{value!r} is not understood; accepted is 1, true, yes, on or 0, false, no, off")
 
 
-def _choice(accepted: tuple[str, ...], removed: tuple[str, ...] = ()) -> Callable[[Any], str]:
+def _choice(accepted: tuple[str, ...]) -> Callable[[Any], str]:
     def parse(value: object) -> str:
         if value in accepted:
             return str(value)
-        if value in removed:
-            raise units.QuantityError(f"{value!r} was removed; accepted are {', '.join(accepted)}")
         raise units.QuantityError(f"{value!r} is not one of {', '.join(accepted)}{_close(str(value), accepted)}")
 
     return parse
@@ -245,7 +242,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "sampler",
         Role.MEASURING,
-        _choice(SAMPLERS, REMOVED_SAMPLERS),
+        _choice(SAMPLERS),
         f"How samples are taken: {', '.join(SAMPLERS)}. Default: auto.",
         "SAMPLER",
         on_marker=True,

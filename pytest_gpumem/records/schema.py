@@ -1,4 +1,4 @@
-"""Records as JSON: runs in schema 2, profiles and sweeps; and the JSON Schema of a run. Results of schema 1 are still read.
+"""Records as JSON: runs in schema 2, profiles and sweeps; and the JSON Schema of a run.
 
 Conversion is strict in both directions: JSON that is written is read back to an equal record. A wrong type, an unknown key and a number
 that is not finite or beyond the limits of its field are refused. A field with a default may be missing, so that fields can be added.
@@ -19,7 +19,6 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.l2_sweep import Sweep
@@ -29,14 +28,6 @@ from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import Missing, Row
 
 SCHEMA = 2  # Version of the layout that is written
-_FIRST = 1
-_OUTCOMES_OF_FIRST = {
-    "SUSPECT": (Outcome.UNDECIDED, Code.LOOKS_SLOWER),
-    "INCONCLUSIVE": (Outcome.UNDECIDED, Code.NOISY),
-    "UNRELIABLE": (Outcome.UNDECIDED, Code.CONDITIONS),
-    "NO BASELINE": (Outcome.NEW, Code.NO_BASELINE),
-}
-"""Outcomes of schema 1 and their names in schema 2."""
 PROFILE_SCHEMA = 1  # Version of the layout of profiles; no other is read
 SWEEPS_KEY = "gpumem_l2_sweeps"  # Key of the sweeps in pytest-benchmark's file, beside the run
 
@@ -144,13 +135,13 @@ def document_from_json(value: object) -> Document:
     """
     if not isinstance(value, dict):
         raise SchemaError("$: not a JSON object")
-    if (schema := value.get("schema")) not in (_FIRST, SCHEMA) or isinstance(schema, bool):
-        raise SchemaError(f"$.schema: {schema!r}; this version reads {_FIRST} and {SCHEMA}")
+    if (schema := value.get("schema")) != SCHEMA:
+        raise SchemaError(f"$.schema: {schema!r}; this version reads {SCHEMA}")
     plain = {name: value[name] for name in Document.__struct_fields__ if name in value}
     plain["device"] = _without_derived(plain.get("device"), DeviceFacts)
     for name, kind in (("rows", Row), ("missing", Missing)):
         if isinstance(listed := plain.get(name), list):
-            plain[name] = [_without_derived(_upgraded(one) if schema == _FIRST else one, kind) for one in listed]
+            plain[name] = [_without_derived(one, kind) for one in listed]
     found = from_plain(plain, Document)
     if value.get("simulated") is not found.device.simulated:
         raise SchemaError("$.simulated: contradicts $.device.simulated")
@@ -159,23 +150,6 @@ def document_from_json(value: object) -> Document:
         if row.verdict.simulated is not found.device.simulated:
             raise SchemaError(f"$.rows[{index}].verdict.simulated: contradicts $.device.simulated")
     return found
-
-
-def _upgraded(row: object) -> object:
-    """Give a row of schema 1 the verdict of schema 2. A malformed row comes back as it is: the reader refuses it."""
-    if not isinstance(row, dict) or not isinstance(verdict := row.get("verdict"), dict):
-        return row
-    fails, other_variant = (verdict.get(name) is True for name in ("fails", "another_sort"))
-    verdict = _without(verdict, ("fails", "another_sort"))
-    if fails:  # a claim of the test that did not hold
-        verdict["outcome"] = Outcome.FAIL.value
-    elif (known := _OUTCOMES_OF_FIRST.get(str(verdict.get("outcome")))) is not None:
-        verdict["outcome"] = known[0].value
-        verdict["code"] = (Code.OTHER_CARD_VARIANT if other_variant else known[1]).value
-    if isinstance(comparison := verdict.get("comparison"), dict):
-        kept = _without(comparison, ("resolvable", "sessions", "errors", "drift", "without_slowest"))
-        verdict["comparison"] = kept | {"catches": comparison.get("resolvable"), "runs": comparison.get("sessions", 1)}
-    return {**row, "verdict": verdict}
 
 
 def profiles_to_json(profiles: Iterable[TestProfile]) -> dict[str, Any]:
@@ -222,15 +196,11 @@ def _derived(record: Record, path: str) -> dict[str, Any]:
 def _without_derived(value: object, kind: type[Record]) -> object:
     if not isinstance(value, dict):
         return value
-    plain = _without(value, DERIVED[kind])
+    plain = {name: one for name, one in value.items() if name not in DERIVED[kind]}
     for name, inner in _WITH_DERIVED.items() if kind is Row else ():
         if name in plain:
             plain[name] = _without_derived(plain[name], inner)
     return plain
-
-
-def _without(value: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
-    return {k: v for k, v in value.items() if k not in keys}
 
 
 def _refuse_other_label(row: Row, path: str) -> None:

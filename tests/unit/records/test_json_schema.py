@@ -24,7 +24,7 @@ def schema() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def recorded() -> Any:
-    """Two rows of a run on a GPU, read and written again: the record is of schema 1."""
+    """Two rows of a run on a GPU, read and written again."""
     found = json.loads(RECORD.read_text())["gpumem"]
     read = document_from_json({**found, "rows": found["rows"][:2]})
     return json.loads(json.dumps(document(read.device, read.rows, read.settings)))

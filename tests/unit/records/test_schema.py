@@ -267,7 +267,8 @@ def test_settings_must_be_plain() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "where"),
     [
-        ("schema", 3, r"\$\.schema: 3; this version reads 1 and 2"),
+        ("schema", 3, r"\$\.schema: 3; this version reads 2"),
+        ("schema", 1, r"\$\.schema: 1; this version reads 2"),
         ("schema", True, r"\$\.schema: True"),
         ("schema", None, r"\$\.schema: None"),
         ("simulated", True, r"\$\.simulated: contradicts"),
@@ -282,33 +283,6 @@ def test_a_document_that_does_not_fit_is_refused(key: str, value: object, where:
     written = {**document(H100, [ROW], {}), key: value}
     with pytest.raises(SchemaError, match=where):
         document_from_json(json.loads(json.dumps(written)))
-
-
-@pytest.mark.parametrize(
-    ("given", "outcome", "code"),
-    [
-        ({"outcome": "PASS"}, Outcome.PASS, None),
-        ({"outcome": "FAIL"}, Outcome.FAIL, None),
-        ({"outcome": "SUSPECT"}, Outcome.UNDECIDED, Code.LOOKS_SLOWER),
-        ({"outcome": "INCONCLUSIVE", "fails": False, "another_sort": False}, Outcome.UNDECIDED, Code.NOISY),
-        ({"outcome": "INCONCLUSIVE", "another_sort": True}, Outcome.UNDECIDED, Code.OTHER_CARD_VARIANT),
-        ({"outcome": "INCONCLUSIVE", "fails": True}, Outcome.FAIL, None),
-        ({"outcome": "UNRELIABLE"}, Outcome.UNDECIDED, Code.CONDITIONS),
-        ({"outcome": "NO BASELINE"}, Outcome.NEW, Code.NO_BASELINE),
-    ],
-)
-def test_schema_1_is_read_with_the_outcomes_of_today(given: dict[str, Any], outcome: Outcome, code: Code | None) -> None:
-    """Its comparisons had other names and more fields; every verdict of theirs has one of today's."""
-    older = {"delta": 0.02, "low": 0.01, "high": 0.03, "resolvable": 0.008, "processes": 5, "sessions": 2, "measured": 3}
-    older |= {"errors": 9.0, "drift": 0.0, "without_slowest": None, "p_value": 1e-9}
-    written = json.loads(json.dumps({**document(H100, [ROW], {}), "schema": 1}))
-    written["rows"][0]["verdict"] = {"reason": "why", "simulated": False, "comparison": older, **given}
-    (row,) = document_from_json(written).rows
-    assert row.verdict == Verdict(outcome, "why", Comparison(0.02, 0.01, 0.03, 0.008, 5, runs=2, measured=3, p_value=1e-9), code=code)
-    # What is written is of schema 2, which knows none of the old names.
-    assert document_from_json(json.loads(json.dumps(document(H100, [row], {})))).rows == (row,)
-    with pytest.raises(SchemaError, match=r"\$\.rows\[0\]\.verdict\."):
-        document_from_json({**written, "schema": SCHEMA})
 
 
 def test_a_simulated_row_among_real_ones_is_refused() -> None:

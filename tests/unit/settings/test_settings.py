@@ -118,7 +118,7 @@ def test_a_switch_can_be_turned_off_again() -> None:
         ("mode", "warm", "clean-cold, dirty-cold, hot"),
         ("mode", "clean_cold", "did you mean clean-cold?"),
         ("sampler", "plain", "auto, blocked, batched, host"),
-        ("sampler", "graph", "was removed; accepted are auto, blocked, batched, host"),
+        ("sampler", "graph", "'graph' is not one of auto, blocked, batched, host"),
         ("placements", "0", "whole number from 1 on"),
         ("placements", "2.5", "whole number from 1 on"),
         ("baseline_of", "--all", '"origin/main"'),
