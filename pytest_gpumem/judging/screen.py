@@ -59,6 +59,8 @@ LOWER = 0.999  # confidence of the lower bound, which decides FAIL
 UPPER = 0.995  # confidence of the upper bound, which decides PASS
 SETTLES = 0.96  # confidence of the upper bound that decides PASS where the same machine code ran
 POWER = 0.99  # probability of a FAIL for a slow-down of `Comparison.catches`
+LUCK = 0.5
+"""Standard deviations by which a change has to become clearer in further processes at most: three rows of ten have as much luck."""
 LOOKS = (1, 3, 6, 12)  # numbers of processes after which an undecided run is judged again
 
 
@@ -151,12 +153,12 @@ def below(found: Difference, delta: float, measured: int | None = None, *, shift
 
 
 def decidable(found: Difference, delta: float, most: int = LOOKS[-1], *, settles: bool = False) -> bool:
-    """True if more processes of this run may decide it: as many as at the last look, and a change by one standard deviation clearer.
+    """True if more processes of this run may well decide it: as many as at the last look, and a change that is clearer by `LUCK`.
     `delta`: allowed slow-down, as a share.
     `most`: processes at the last look.
     `settles`: the same machine code ran.
     """
-    limit, variance, deviation = math.log1p(delta), found.variance(most), math.sqrt(found.process / found.measured)
+    limit, variance, deviation = math.log1p(delta), found.variance(most), LUCK * math.sqrt(found.process / found.measured)
     if settles and below(found, delta, most, shift=-deviation):
         return True
     if not _known(found) or (found.runs < ENOUGH and found.processes < ENOUGH):
