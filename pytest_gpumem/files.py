@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes | memoryview | Iterator[bytes]) -> None:
     """Write `content` to a temporary file beside `path`, then rename it, so that no reader sees half a file.
 
+    `content`: may come in parts, for a file that is larger than memory.
     The target of a link is replaced, not the link. A pipe or a device such as `/dev/stdout` is written to directly.
     Raises `OSError`: the folder is missing or not writable; `path` is unchanged.
     """
-    data = content.encode() if isinstance(content, str) else content
+    parts = content if isinstance(content, Iterator) else (content.encode() if isinstance(content, str) else content,)
     if _is_special(path):
         with open(path, "wb") as special:
-            special.write(data)
+            special.writelines(parts)
         return
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         # Created with the permissions of the umask, as other files of a project are.
         with open(temporary, "xb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import fill
 
@@ -26,10 +27,10 @@ def check_writable(option: str, path: Path | None) -> None:
         raise click.UsageError(f"{option}: {path}: {why}.")
 
 
-def write(option: str, path: Path, text: str) -> None:
+def write(option: str, path: Path, content: str | memoryview | Iterator[bytes]) -> None:
     """Write the file that an option names. Raises `click.ClickException`: it cannot be written."""
     try:
-        write_whole(path, text)
+        write_whole(path, content)
     except OSError as error:
         raise click.ClickException(f"{option}: cannot write {path}: {error.strerror or error}") from None
 

@@ -84,3 +84,7 @@ class History:
     series: tuple[Series, ...]
     changes: tuple[Change, ...]
     """By series, then by run."""
+
+
+class MissingLibrary(Exception):
+    """A package of an extra is not installed; the message has its name, and the command that installs it."""

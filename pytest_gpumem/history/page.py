@@ -105,7 +105,7 @@ def _cards(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _card(series: Series, cards: dict[str, str]) -> str:
-    return cards[series.card] if series.variant is None else f"{cards[series.card]}, variant {printable(series.variant)}"
+    return cards[series.card] if series.variant is None else f"{cards[series.card]}, {printable(series.variant)}"
 
 
 def _line(history: History, change: Change, cards: dict[str, str]) -> _Line:

@@ -63,16 +63,27 @@ def _fields(row: Row, device: DeviceFacts) -> list[object]:
 
 
 def bencher(rows: Iterable[Row], device: DeviceFacts) -> str:
-    """JSON by the name of a row: its latency in nanoseconds, as Bencher's built-in measure has it, and its bandwidth in bytes per second,
-    each with the 95 % interval (https://bencher.dev/docs/reference/bencher-metric-format/)."""
+    """Latencies and bandwidths of the rows in the Bencher Metric Format, each with the 95 % interval."""
+    return bmf(figure for name, measured in _measured(rows, device) for figure in _figures(name, measured))
+
+
+def _figures(name: str, measured: Measurement) -> Iterator[tuple[str, str, float, tuple[float, float] | None]]:
+    low, high = measured.latency - (measured.half_width or 0.0), measured.latency + (measured.half_width or 0.0)
+    known = measured.half_width is not None and low > 0
+    yield name, "latency", measured.latency, (low, high) if known else None
+    if measured.traffic is not None:
+        total = measured.traffic.total
+        yield name, "bandwidth", total / measured.latency, (total / high, total / low) if known else None
+
+
+def bmf(figures: Iterable[tuple[str, str, float, tuple[float, float] | None]]) -> str:
+    """JSON of the Bencher Metric Format: names, measures, values in SI units, and their intervals where they are known.
+
+    Latencies become nanoseconds, as Bencher's built-in measure has them (https://bencher.dev/docs/reference/bencher-metric-format/).
+    """
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for name, measured in _measured(rows, device):
-        low, high = measured.latency - (measured.half_width or 0.0), measured.latency + (measured.half_width or 0.0)
-        known = measured.half_width is not None and low > 0
-        found[name] = {"latency": _metric(1e9, measured.latency, (low, high) if known else None)}
-        if measured.traffic is not None:
-            total = measured.traffic.total
-            found[name]["bandwidth"] = _metric(1.0, total / measured.latency, (total / high, total / low) if known else None)
+    for name, measure, value, interval in figures:
+        found.setdefault(printable(name), {})[printable(measure)] = _metric(1e9 if measure == "latency" else 1.0, value, interval)
     return json.dumps(found, indent=1) + "\n"
 
 

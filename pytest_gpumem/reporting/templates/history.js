@@ -29,7 +29,7 @@
     const width = packing === PALETTE ? (scale.length > 1 ? 1 : 0) : packing === LOGARITHMIC ? 2 : 4;
     const start = end, length = width * count;
     end += Math.ceil(length / 3) * 4;
-    const card = cards[column("card")] + (column("variant") === null ? "" : ", variant " + column("variant"));
+    const card = cards[column("card")] + (column("variant") === null ? "" : ", " + column("variant"));
     const [metric, unit, larger] = metrics[column("metric")];
     return { index, test, metric, unit, larger, card, runs: sets[column("runs")], start, length, scale, packing, width, changes: [] };
   });
@@ -94,6 +94,10 @@
   function joined(points) {
     return "M" + points.map(([x, y]) => x.toFixed(1) + " " + y.toFixed(1)).join("L");
   }
+  // The least and the largest; Math.min takes only so many arguments.
+  function ends(all) {
+    return all.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+  }
   // Of many points, the least and the largest of each step, so that no outlier is lost.
   function thinned(points, most) {
     if (points.length <= most) return points;
@@ -132,7 +136,7 @@
 
   function spark(line) {
     const WIDTH = 140, HEIGHT = 24, all = unpacked(line);
-    const low = Math.min(...all), high = Math.max(...all), middle = (low + high) / 2;
+    const [low, high] = ends(all), middle = (low + high) / 2;
     const half = Math.max(high - low, 0.01 * Math.abs(middle), 1e-300) / 2;
     const points = all.map((value, at) => [2 + ((WIDTH - 4) * at) / Math.max(1, all.length - 1), HEIGHT / 2 - ((value - middle) / half) * (HEIGHT / 2 - 2)]);
     const drawn = shape("svg", { class: "spark s0", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" });
@@ -149,13 +153,13 @@
     const all = unpacked(line);
     const caption = element("figcaption", {}, `${line.metric} on ${line.card}`);
     const told = element("output", { class: "note", "aria-live": "polite" });
-    const room = element("div", { class: "plot", tabindex: "0", role: "group" });
+    const room = element("div", { class: "plot", tabindex: "0", role: "group", "aria-describedby": "help" });
     const made = element("figure", {}, caption, room, told);
     const byDay = () => by("axis").value === "day";
     const position = (at) => (byDay() ? runs.when[line.runs[at]] : line.runs[at]);
     let cursor = -1, x, picked = null;
 
-    const low = Math.min(...all), high = Math.max(...all);
+    const [low, high] = ends(all);
     room.setAttribute("aria-label",
       `${line.metric} of ${line.runs.length} runs on ${line.card}, from ${date(runs.when[line.runs[0]])} to ${date(runs.when[line.runs[line.runs.length - 1]])}: ` +
       `least ${figure(low, line.unit)}, largest ${figure(high, line.unit)}, last ${figure(all[all.length - 1], line.unit)}` +
@@ -181,8 +185,7 @@
 
       const shown = all.map((_, at) => at).filter((at) => position(at) >= view.from && position(at) <= view.to);
       const seen = shown.length ? shown.map((at) => all[at]) : all;
-      let least = Infinity, most = -Infinity;
-      for (const value of seen) { least = Math.min(least, value); most = Math.max(most, value); }
+      const [least, most] = ends(seen);
       const half = Math.max((most - least) * 0.55, Math.abs(most) * 0.001, line.unit === "s" ? 1e-12 : 0.5 * (line.unit === "" || line.unit === "B")), middle = (least + most) / 2;
       const y = (value) => bottom - ((value - middle + half) / (2 * half)) * (bottom - TOP);
       const [unit, factor] = unitOf(Math.max(Math.abs(least), Math.abs(most)), line.unit);
@@ -219,8 +222,8 @@
         free = where + wide + 8;
         svg.append(shape("path", { class: "axis", d: `M${where.toFixed(1)} ${bottom}v4` }), shape("text", { x: where.toFixed(1), y: bottom + 15, "text-anchor": "middle" }, label));
       }
-      const ends = shown.length ? `${date(runs.when[line.runs[shown[0]]])} to ${date(runs.when[line.runs[shown[shown.length - 1]]])}` : "no run here";
-      svg.append(shape("text", { x: (LEFT + right) / 2, y: bottom + 29, "text-anchor": "middle", class: "unit" }, byDay() ? "day (UTC)" : `commits, ${ends}`));
+      const period = shown.length ? `${date(runs.when[line.runs[shown[0]]])} to ${date(runs.when[line.runs[shown[shown.length - 1]]])}` : "no run here";
+      svg.append(shape("text", { x: (LEFT + right) / 2, y: bottom + 29, "text-anchor": "middle", class: "unit" }, byDay() ? "day (UTC)" : `commits, ${period}`));
 
       // Changes below the line, each with its strip of suspects; sizes of near ones in two rows.
       const busy = [-1e9, -1e9];

@@ -24,7 +24,7 @@ def many() -> History:
     lines = [series(f"t.py::test_{index}", 1e-4 + 1e-8 * (np.arange(40) % 5)) for index in range(68)]
     lines[0] = series("t.py::test_0", steps)
     lines += [series("t.py::test_0", [4096.0] * 40, metric="peak", unit="B"), series(f"t.py::{HOSTILE}", [2.0, *[1.0] * 39])]
-    lines.append(series("t.py::test_last", [3.0] * 20 + [2.0] * 20, metric="kernels", unit="", variant="2"))
+    lines.append(series("t.py::test_last", [3.0] * 20 + [2.0] * 20, metric="kernels", unit="", variant="DRAM 700 ns"))
     changes = (change(0, 30, 100e-6, 102.5e-6), change(70, 20, 3.0, 2.0, who=HOSTILE, why="fused"))
     return History(tuple(runs(40)), tuple(lines), changes)
 
@@ -72,7 +72,7 @@ def test_the_worst_comes_first_and_the_list_grows(shown: Any) -> None:
 def test_filters_hold_for_the_tables_and_the_list(shown: Any) -> None:
     shown.check("#changed")
     assert names(shown) == ["t.py::test_0", "t.py::test_last"]
-    shown.select_option("#card", f"{DEVICE}, variant 2")
+    shown.select_option("#card", f"{DEVICE}, DRAM 700 ns")
     assert names(shown) == ["t.py::test_last"]
     assert shown.locator(".changes tbody tr:visible a").all_inner_texts() == ["t.py::test_last"]
     shown.select_option("#card", "")
@@ -91,7 +91,7 @@ def test_a_link_opens_its_test_whatever_is_filtered(shown: Any) -> None:
     shown.evaluate(f"location.hash = '{anchor('t.py::test_last')}'")
     shown.locator("details[open] figure").wait_for()
     assert shown.locator("details[open]").get_attribute("id") == anchor("t.py::test_last")
-    assert shown.locator("details[open] figcaption").all_inner_texts() == [f"kernels on {DEVICE}, variant 2"]
+    assert shown.locator("details[open] figcaption").all_inner_texts() == [f"kernels on {DEVICE}, DRAM 700 ns"]
     text = shown.locator("details[open] li").inner_text()
     assert "-33.3 % kernels 3 → 2" in text
     assert f"accepted by {HOSTILE}: fused" in text
