@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from pytest_gpumem.commands.baseline import accept, baseline
+from pytest_gpumem.commands.bisect import bisect
 from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.diff import diff
@@ -31,7 +32,7 @@ from pytest_gpumem.printable import printable
 
 TASKS = {
     "Decide": ("gate", "duet", "compare", "diff", "code", "accept", "baseline", "merge"),
-    "Find the cause": ("explain", "profile", "read", "ranges", "traffic", "l2-sweep"),
+    "Find the cause": ("bisect", "explain", "profile", "read", "ranges", "traffic", "l2-sweep"),
     "Report": ("report", "export", "schema"),
     "Set up": ("doctor", "card", "completion"),
 }
@@ -104,6 +105,7 @@ def main() -> None:
 COMMANDS = (
     accept,
     baseline,
+    bisect,
     card,
     code,
     compare,

@@ -70,6 +70,10 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.USAGE: "an option, a marker, the device or a baseline cannot be used",
         Exit.NO_VERDICT: "--gpumem-l2-sweep swept nothing",
     },
+    "bisect": {
+        Exit.FAILED: "BAD is not slower or larger than GOOD",
+        Exit.NO_VERDICT: "no single commit is proven; those that are left are listed",
+    },
     "card": {
         Exit.FAILED: "a finding: the card is unlike its model, throttled, misconfigured or ageing",
         Exit.NO_VERDICT: "nothing could be measured, such as without a GPU",

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -153,7 +153,7 @@ def compare(
     arguments = tuple(argument for argument in pytest_arguments if argument != "--gpumem-strict")
     try:
         with ExitStack() as stack:
-            stack.enter_context(_signals())
+            stack.enter_context(ended_by_signals())
             ignored = [path.absolute() for path in (journal, file) if path is not None]
             base_side, head_side = stack.enter_context(two_sides(base, head, here, ignored))
             sides = {BASE: base_side, HEAD: head_side}
@@ -166,13 +166,9 @@ def compare(
                 "seed": seed,
                 "evidence": evidence,
                 "pytest": list(arguments),
-                "environment": {
-                    name: value
-                    for name, value in sorted(os.environ.items())
-                    if name.startswith(("GPUMEM_", "PYTEST_ADDOPTS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"))
-                },
+                "environment": measured_under(os.environ),
             }
-            kept = Journal(journal if journal is not None else _default_journal(asked), asked)
+            kept = Journal(journal if journal is not None else default_journal("duet", asked).with_suffix(".jsonl"), asked)
             stack.callback(kept.close)
             if journal is None:
                 stack.callback(lambda: None if kept.lines else kept.remove())
@@ -186,7 +182,7 @@ def compare(
             stack.callback(workers.close)
             click.echo(report.named(sides), err=True)
             try:
-                with _progress() as show:
+                with progress() as show:
                     played = Duet(
                         sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, seed=seed, on_progress=show
                     ).play()
@@ -243,15 +239,21 @@ def _flagged(path: Path) -> list[Row]:
     return flagged(document.rows)
 
 
-def _default_journal(asked: dict[str, Any]) -> Path:
-    """The file that the same command finds again: its name follows from the arguments and the state of both sides."""
+def measured_under(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change what processes measure: those that a journal belongs to."""
+    names = ("GPUMEM_", "PYTEST_ADDOPTS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
+    return {name: value for name, value in sorted(environment.items()) if name.startswith(names)}
+
+
+def default_journal(command: str, asked: Mapping[str, Any]) -> Path:
+    """The path that the same command finds again: its name follows from the arguments and the state of both sides."""
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     user = os.getuid() if hasattr(os, "getuid") else 0
-    return Path(tempfile.gettempdir(), f"gpumem-duet-{user}-{digest}.jsonl")
+    return Path(tempfile.gettempdir(), f"gpumem-{command}-{user}-{digest}")
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP end a duet as Ctrl-C does: everything that was made for it is removed."""
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
@@ -266,7 +268,7 @@ def _signals() -> Iterator[None]:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
+def progress() -> Iterator[Callable[[Progress], None]]:
     """A bar on standard error; without a terminal a line for each event, and for each doubling of the rounds."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn

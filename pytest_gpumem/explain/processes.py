@@ -133,6 +133,7 @@ class ExplainRequest:
     counters: bool  # run both sides under ncu too
     traces: bool | None = None  # run both sides under nsys too; None: if CUPTI could not watch copies or pages
     seed: int = 0  # of the order of base and head
+    tree: Tree | None = None  # as of `Workers`
 
 
 def measure_sides(
@@ -159,7 +160,8 @@ def _processes(
 ) -> tuple[dict[str, list[Row]], dict[str, DeviceFacts]]:
     """The rows of all processes of each side, oldest first, and the device of each side."""
     files = sorted({nodeid.partition("::")[0] for nodeid in request.tests})
-    workers = Workers(trees, (*request.arguments, *WATCH), files, environment, ahead=max(1, min(2, (os.cpu_count() or 2) - 1)))
+    ahead = max(1, min(2, (os.cpu_count() or 2) - 1))
+    workers = Workers(trees, (*request.arguments, *WATCH), files, environment, ahead=ahead, tree=request.tree)
     rows: dict[str, list[Row]] = {BASE: [], HEAD: []}
     outcomes: dict[str, Mapping[str, tuple[str, str]]] = {}
     facts: dict[str, DeviceFacts] = {}

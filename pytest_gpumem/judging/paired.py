@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -125,6 +125,10 @@ class Paired:
         return f"{seen}: at {limit}"
 
 
+Judge = Callable[[Mapping[str, Sequence[float]], Mapping[str, float], Collection[str]], dict[str, Paired]]
+"""Judges a family of tests by the pairs that each has so far, as `judge_pairs` does."""
+
+
 def least_pairs(family: int) -> int:
     """Least number of pairs that can fail a small slow-down: the wealth grows by at most 1 + `STAKE` a pair."""
     return math.ceil(-math.log(min(ALARM, ALPHA / family)) / math.log1p(STAKE))
@@ -164,10 +168,13 @@ def _bets(values: Iterable[float], limit: float) -> tuple[Bet, Bet]:
 
 def _gross(values: Sequence[float], limit: float, family: int) -> bool:
     """True if the first pairs show a slow-down far beyond the limit, too rare to be chance in a family of this size."""
-    if len(values) < GROSS_PAIRS or min(ALARM, ALPHA / family) < GROSS_RARE**GROSS_PAIRS:
-        return False
+    return min(ALARM, ALPHA / family) >= GROSS_RARE**GROSS_PAIRS and far_beyond(values, limit)
+
+
+def far_beyond(values: Sequence[float], limit: float) -> bool:
+    """True if the first pairs lie above a log-ratio by more than `GROSS`, and by more than `GROSS_RANGES` times their own range."""
     first = values[:GROSS_PAIRS]
-    return min(first) - limit > max(math.log1p(GROSS), GROSS_RANGES * (max(first) - min(first)))
+    return len(first) == GROSS_PAIRS and min(first) - limit > max(math.log1p(GROSS), GROSS_RANGES * (max(first) - min(first)))
 
 
 def _holm(p_values: Mapping[str, float]) -> set[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import same_code
-from pytest_gpumem.judging.paired import Paired, judge_pairs, least_pairs
+from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs, least_pairs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
@@ -86,6 +86,7 @@ class Jury:
 
     family: Sequence[str]
     deltas: Mapping[str, float]
+    judge: Judge = judge_pairs
     found: dict[str, Paired | Unjudged] = field(default_factory=dict)  # verdicts, and why a measurement gets none
     pairs: dict[str, list[float]] = field(default_factory=dict)  # log-ratios of each measurement so far
     ran: dict[str, list[Measurement]] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class Jury:
     def judged(self) -> dict[str, Paired]:
         """The verdicts by the pairs so far, of each measurement that has some."""
         same = [key for key, known in self.ran.items() if known]
-        return judge_pairs({key: self.pairs.get(key, []) for key in self.family}, self.deltas, same)
+        return self.judge({key: self.pairs.get(key, []) for key in self.family}, self.deltas, same)
 
 
 class Duet:
@@ -134,12 +135,15 @@ class Duet:
         rounds_max: int,
         seed: int,
         on_progress: Callable[[Progress], object],
+        judge: Judge = judge_pairs,
     ) -> None:
         """Nothing is run yet.
         `journal`: gives finished processes and gets new ones.
         `max_regression`: allowed slow-down of all of them, as written; None: each test's own, else 1 %.
+        `judge`: judges the pairs after every round.
         Raises `DuetError`: the journal cannot be read.
         """
+        self._judge = judge
         self._sides = sides
         self._workers = workers
         self._journal = journal
@@ -210,7 +214,7 @@ class Duet:
     def _begin(self, family: list[str], first: Mapping[str, Process]) -> Jury:
         self._check_rounds(len(family))
         rows = {side: {row.key: row for row in first[side].rows} for side in (BASE, HEAD)}
-        return Jury(family, {key: delta_of(rows[BASE][key], rows[HEAD][key], self._max_regression) for key in family})
+        return Jury(family, {key: delta_of(rows[BASE][key], rows[HEAD][key], self._max_regression) for key in family}, self._judge)
 
     def _take(self, coming: Sequence[Turn]) -> Process:
         """The process of the next turn: as the journal has it, or run now; repeated while conditions spoil it."""

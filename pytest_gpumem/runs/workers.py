@@ -150,13 +150,18 @@ class Workers:
         *,
         ahead: int,
         evidence: bool = False,
+        tree: Side | None = None,
     ) -> None:
         """Nothing is started yet.
-        `files`: further test files to collect, on each side that has them.
-        `ahead`: processes that get ready while one measures.
-        `evidence`: the processes record what a launch runs.
+
+        Args:
+            files: further test files to collect, on each side that has them.
+            ahead: processes that get ready while one measures.
+            evidence: the processes record what a launch runs.
+            tree: the working tree if it is neither side: they import nothing of it.
         """
         self._sides = sides
+        self._tree = tree
         self._arguments = tuple(arguments)
         self._files = tuple(files)
         self._environment = environment
@@ -209,7 +214,7 @@ class Workers:
     def _worker(self, turn: Turn) -> _Worker:
         side = self._sides[turn.side]
         other = next(one for name, one in self._sides.items() if name != turn.side)
-        environment = environment_of(side, other, self._environment, evidence=self._evidence)
+        environment = environment_of(side, self._tree or other, self._environment, evidence=self._evidence)
         # -x would end a process at the first test that fails.
         arguments = ["--gpumem", *self._arguments, *(file for file in self._files if (side.folder / file).exists())]
         arguments += [f"--gpumem-baseline={self._nothing}"]
@@ -220,7 +225,7 @@ class Workers:
             "names": list(side.names),
             "roots": [str(path) for path in (side.folder, side.root, side.environment) if path is not None],
             # A wheel has no tests: those of the working tree run with it.
-            "foreign": [str(other.root)] if side.path_from_cwd and other.path_from_cwd else [],
+            "foreign": [str(one.root) for one in (other, self._tree) if one is not None and side.path_from_cwd and one.path_from_cwd],
             "spared": spared(),
             "arguments": arguments,
         }

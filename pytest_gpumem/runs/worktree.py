@@ -110,6 +110,25 @@ def checked_out(base: str, here: Path) -> Iterator[Path]:
         yield _worktree(base, kind, here, held_folder(stack), stack)[1]
 
 
+@contextmanager
+def commit_side(commit: str, here: Path) -> Iterator[Side]:
+    """A commit, ready to run in the folder that is `here` in the working tree; what is made for it is removed at the end.
+    Raises `DuetError`: it cannot be prepared.
+    """
+    with ExitStack() as stack:
+        try:
+            side = _revision(commit[:10], commit, here.resolve(), held_folder(stack), stack, who="commit")
+        except OSError as error:
+            raise DuetError(f"commit {commit[:10]} cannot be prepared: {error}") from None
+        yield side
+
+
+def working_tree(here: Path) -> Side:
+    """The working tree as it is, in this environment."""
+    remove_folders()
+    return _tree(here.resolve(), ())
+
+
 def _same(here: Path, head: str) -> bool:
     return Path(here, head).resolve() == here
 
@@ -217,13 +236,13 @@ def _written_as_path(text: str) -> bool:
     return text.startswith((".", os.sep)) or text.endswith(os.sep)
 
 
-def _revision(name: str, commit: str, here: Path, temporary: Path, stack: ExitStack) -> Side:
-    tree, folder = _worktree(name, commit, here, temporary, stack)
-    python, environment, names = _environment(_project(folder, tree), temporary / "base", "BASE")
+def _revision(name: str, commit: str, here: Path, temporary: Path, stack: ExitStack, who: str = "BASE") -> Side:
+    tree, folder = _worktree(name, commit, here, temporary, stack, who)
+    python, environment, names = _environment(_project(folder, tree), temporary / "base", who)
     return Side(f"revision {name} ({commit[:10]})", commit, folder, tree, python, lambda: commit, names, environment)
 
 
-def _worktree(name: str, commit: str, here: Path, temporary: Path, stack: ExitStack) -> tuple[Path, Path]:
+def _worktree(name: str, commit: str, here: Path, temporary: Path, stack: ExitStack, who: str = "BASE") -> tuple[Path, Path]:
     """A worktree of a commit, and the folder in it that is `here` in the working tree."""
     top = _top(here)
     assert top is not None
@@ -234,7 +253,7 @@ def _worktree(name: str, commit: str, here: Path, temporary: Path, stack: ExitSt
     _git(top, "worktree", "add", "--detach", "--quiet", str(tree), commit)
     folder = tree / here.relative_to(top)
     if not folder.is_dir():
-        raise DuetError(f"BASE {name} has no folder {here.relative_to(top)}, where this was called")
+        raise DuetError(f"{who} {name} has no folder {here.relative_to(top)}, where this was called")
     return tree, folder
 
 

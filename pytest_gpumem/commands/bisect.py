@@ -1,0 +1,521 @@
+"""The command `gpumem bisect`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_gpumem.commands import check_writable, examples, terminal, write
+from pytest_gpumem.commands.duet import ROUNDS, default_journal, ended_by_signals, measured_under, progress
+from pytest_gpumem.outcomes import Exit, Outcome
+from pytest_gpumem.printable import printable
+
+if TYPE_CHECKING:
+    from pytest_gpumem.judging.bisection import Search
+    from pytest_gpumem.judging.paired import Judge, Paired
+    from pytest_gpumem.revisions import Commit
+    from pytest_gpumem.runs.bisect import Asked, Commits, Found, Step
+    from pytest_gpumem.runs.workers import Process
+
+PEAK = "peak"  # the figure of --peak
+COUNTS = ("kernels", "copies", "copied_bytes", "syncs", "registers", "spill")  # as `runs.bisect.COUNTS`, not imported for a help text
+LISTED = 20  # commits that are listed at most
+EXPLAINED = 3  # pairs of processes behind an explanation
+
+
+@click.command(
+    short_help="Find the commit that made a test slower.",
+    epilog=examples(
+        "gpumem bisect --good v1.4 --bad HEAD tests/test_a.py::test_triad",
+        "gpumem bisect --good v1.4 --peak tests/test_a.py::test_triad",
+        "gpumem bisect --good v1.4 --count kernels tests/test_a.py::test_triad",
+    ),
+)
+@click.option("--good", required=True, metavar="REVISION", help="Before the change; an ancestor of BAD.")
+@click.option("--bad", default="HEAD", metavar="REVISION", help="After the change. Default: HEAD.")
+@click.option(
+    "--limit", metavar="MARGIN", help='Least slow-down to look for, such as "2%". Default: the test\'s own max_regression, else 1%.'
+)
+@click.option("--peak", is_flag=True, help="Find what raised the peak bytes of the test's memory, without timing.")
+@click.option("--count", type=click.Choice(COUNTS), help="Find what raised this count of a launch, without timing.")
+@click.option(
+    "--rounds-max",
+    type=click.IntRange(10, 10_000),
+    default=ROUNDS,
+    metavar="N",
+    help=f"Pairs of processes of a step at most. Default: {ROUNDS}.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the order of the processes. Default: 0.")
+@click.option(
+    "--journal", type=click.Path(file_okay=False, path_type=Path), help="Folder to resume from. Default: one in the temporary folder."
+)
+@click.option(
+    "--explain/--no-explain", "explained", default=True, help="Measure why the commit is slower, as gpumem explain. Default: yes."
+)
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the search as JSON.")
+@click.argument("test", metavar="TEST")
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+def bisect(
+    good: str,
+    bad: str,
+    limit: str | None,
+    peak: bool,
+    count: str | None,
+    rounds_max: int,
+    seed: int,
+    journal: Path | None,
+    explained: bool,
+    file: Path | None,
+    test: str,
+    pytest_arguments: tuple[str, ...],
+) -> int:
+    """Find the commit between GOOD and BAD that made TEST slower, or its memory or a count larger.
+
+    Duets of single commits halve the range, along first parents. Another duet proves the commit: it names a wrong one in at most 1 % of
+    searches. Commits that run the same machine code as one that was measured need no duet; those that do not build or lack the test are
+    stepped over. Ended at any moment, the same command goes on where it was.
+    """
+    from pytest_gpumem.revisions import RevisionError, line_between
+    from pytest_gpumem.runs import DuetError
+    from pytest_gpumem.runs.workers import check_arguments
+    from pytest_gpumem.units import QuantityError, parse_margin
+
+    check_writable("--json", file)
+    figure = PEAK if peak else count
+    if (peak and count is not None) or (figure is not None and limit is not None):
+        raise click.UsageError("--limit, --peak and --count exclude each other")
+    try:
+        if limit is not None:
+            parse_margin(limit)
+        check_arguments(pytest_arguments)
+        line = line_between(good, bad, Path.cwd())
+    except QuantityError as error:
+        raise click.UsageError(f"--limit: {error}") from None
+    except DuetError as error:
+        raise click.UsageError(f"{error}") from None
+    except RevisionError as error:
+        raise click.UsageError(f"--good, --bad: {error}") from None
+    request = Request(good, bad, test, limit, figure, rounds_max, seed, explained, pytest_arguments, journal)
+    with ended_by_signals():
+        try:
+            return _search(line, request, file)
+        except DuetError as error:
+            raise click.UsageError(f"{error}") from None
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command's arguments."""
+
+    good: str
+    bad: str
+    test: str
+    limit: str | None
+    figure: str | None  # `PEAK` or a count; None: times
+    rounds_max: int
+    seed: int
+    explained: bool
+    arguments: tuple[str, ...]
+    journal: Path | None
+
+
+def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
+    from pytest_gpumem.revisions import DIRTY, head
+    from pytest_gpumem.runs import DuetError
+    from pytest_gpumem.runs.bisect import Commits
+
+    begun = time.monotonic()
+    asked = _asked(line, request)
+    if (head(asked.here) or "").endswith(DIRTY):
+        _tell("uncommitted changes take no part: each commit runs in a worktree of its own")
+    merged = "" if all(len(one.parents) == 1 for one in line[1:]) else ", a merge as one"
+    _tell(
+        f"good: {_named(line[0], request.good)}; bad: {_named(line[-1], request.bad)}; {len(line) - 1} commits along first parents{merged}"
+    )
+    with ExitStack() as stack:
+        commits = Commits(line, asked, progress)
+        stack.callback(commits.close)
+        try:
+            found, key, first = _found(line, request, commits)
+            explanation = _explanation(found, key, commits, request) if found.commit is not None and request.explained else None
+        except KeyboardInterrupt:
+            if asked.journal.exists():
+                _tell(f"stopped; the folder {asked.journal} has what was measured, and the same command goes on from there")
+            raise
+        except DuetError:
+            if request.journal is None and not commits.duets:
+                shutil.rmtree(asked.journal, ignore_errors=True)
+            raise
+    seconds = time.monotonic() - begun
+    code = Exit.FAILED if found.nothing else Exit.NO_VERDICT if found.commit is None else Exit.FINE
+    for text in _text(found, line, request, key, simulated=first.simulated):
+        click.echo(printable(text))
+    if explanation is not None:
+        click.echo("\n" + explanation["text"])
+    timed = f"{commits.duets} duets, " if request.figure is None else ""
+    resumed = f", {commits.resumed} of them from the journal" if commits.resumed else ""
+    click.echo(f"{timed}{commits.processes} processes in {seconds:.0f} s{resumed}")
+    if file is not None:
+        document = _document(found, line, request, key, first, explanation, commits, seconds, code)
+        write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
+        click.echo(printable(f"wrote {file}"))
+    if request.journal is None and code is not Exit.NO_VERDICT:
+        shutil.rmtree(asked.journal, ignore_errors=True)
+    return code
+
+
+def _asked(line: Sequence[Commit], request: Request) -> Asked:
+    from pytest_gpumem.runs.bisect import Asked
+
+    here = Path.cwd()
+    arguments = (*request.arguments, *(("--gpumem-footprint=on",) if request.figure == PEAK else ()))
+    # A row's key ends with its label, which pytest does not know.
+    tests = tuple(dict.fromkeys((request.test, request.test.rpartition("[")[0] if request.test.endswith("]") else request.test)))
+    identity = {
+        "folder": str(here),
+        "tests": list(tests),
+        "seed": request.seed,
+        "pytest": list(arguments),
+        "environment": measured_under(os.environ),
+    }
+    journal = request.journal or default_journal("bisect", {**identity, "good": line[0].id, "bad": line[-1].id})
+    try:
+        journal.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"--journal: {journal}: {error.strerror or error}.") from None
+    return Asked(here, tests, arguments, journal.absolute(), dict(os.environ), request.rounds_max, request.seed, identity)
+
+
+def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[Found, str, Process]:
+    """The search, the key of the measurement, and a process of good."""
+    from pytest_gpumem.runs import DuetError
+    from pytest_gpumem.runs.bisect import Skip, bisect_times, bisect_values, rows_of_test
+
+    last = len(line) - 1
+    ends = []
+    for option, name, index in (("--good", request.good, 0), ("--bad", request.bad, last)):
+        _tell(f"{option.removeprefix('--')}: one process")
+        try:
+            ends.append(commits.look(index))
+        except Skip as reason:
+            raise DuetError(f"{option} {name}: {request.test} measures nothing there: {reason}") from None
+        if not rows_of_test(ends[-1], request.test):
+            raise DuetError(f"{option} {name}: {request.test} is no test or measurement there")
+    show = _Steps(line)
+    if request.figure is not None:
+        key = _grown(_values(ends[0], request), _values(ends[1], request), request)
+
+        def value(index: int) -> int:
+            values = _values(commits.look(index), request)
+            if key not in values:
+                raise Skip(f"{key} has no such figure")
+            return values[key]
+
+        return bisect_values(last, value, show), key, ends[0]
+    from pytest_gpumem.runs.reading import Wanted
+
+    rows = [row for row in rows_of_test(ends[1], request.test).values() if row.measurement is not None]
+    _tell("bad against good: a duet")
+    played = commits.duet(0, last, Wanted.of(rows), max_regression=request.limit)
+    judged = {one.key: one.paired for one in played.verdicts if one.paired is not None}
+    if not judged:
+        raise DuetError("; ".join(f"{one.key}: {one.sentence}" for one in played.verdicts) or f"{request.test} measured nothing")
+    # FAIL comes before undecided, and that before PASS.
+    key = max(judged, key=lambda one: (_RANKS[judged[one].outcome], judged[one].change))
+    if len(judged) > 1:
+        _tell(f"of {len(judged)} measurements, {key} changed most; name another one as TEST to follow that")
+    wanted = Wanted.of([row for row in rows if row.key == key])
+    _tell(f"bad against good: {judged[key].sentence}")
+
+    def look(index: int) -> Any:
+        row = rows_of_test(commits.look(index), key).get(key)
+        if row is None or row.measurement is None:
+            raise Skip(f"there is no {key}")
+        return row.measurement
+
+    timed = commits.timed(wanted, key)
+
+    def duet(base: int, head: int, judge: Judge, name: str) -> Paired:
+        if name:
+            _tell(f"proof: {line[head].short} against {line[base].short}, by new pairs")
+        return timed(base, head, judge, name)
+
+    return bisect_times(last, judged[key], look, duet, show), key, ends[0]
+
+
+_RANKS = {Outcome.FAIL: 2, None: 1, Outcome.PASS: 0}
+
+
+def _values(process: Process, request: Request) -> dict[str, int]:
+    """The figure of each measurement of the test that has it."""
+    from pytest_gpumem.runs.bisect import rows_of_test
+
+    found = {}
+    for key, row in rows_of_test(process, request.test).items():
+        if request.figure == PEAK:
+            if row.footprint is not None:
+                found[key] = row.footprint.peak
+        elif row.measurement is not None and (ran := row.measurement.what_ran) is not None and ran.order:
+            found[key] = getattr(ran, request.figure or "")
+    return found
+
+
+def _grown(good: Mapping[str, int], bad: Mapping[str, int], request: Request) -> str:
+    """The measurement whose figure grew most."""
+    from pytest_gpumem.runs import DuetError
+
+    both = [key for key in bad if key in good]
+    if not both:
+        raise DuetError(f"{request.test} has no {request.figure} on both sides; its memory or its launches were not watched")
+    return max(both, key=lambda key: bad[key] / max(1, good[key]))
+
+
+class _Steps:
+    """Prints each step."""
+
+    def __init__(self, line: Sequence[Commit]) -> None:
+        self._line = line
+        self._begun = time.monotonic()
+        self._seconds: list[float] = []
+
+    def __call__(self, search: Search, index: int, step: Step | None) -> None:
+        """As `runs.bisect.OnStep`."""
+        from pytest_gpumem.judging.bisection import steps_of
+        from pytest_gpumem.runs.report import remaining
+
+        commit = self._line[index]
+        if step is not None:
+            self._seconds.append(time.monotonic() - self._begun)
+            _tell(f"  {self._known(step)}")
+            return
+        self._begun = time.monotonic()
+        # The proof takes about as long as a step.
+        more = steps_of(search.high - search.low) + 1
+        left = remaining(statistics.mean(self._seconds) * more) if self._seconds else ""
+        number = len(self._seconds) + 1
+        about = f"step {number} of about {number + more - 1}: {search.high - search.low} commits left"
+        _tell(f"{about}{f', about {left}' if left else ''}: {commit.short} {commit.subject}")
+
+    def _known(self, step: Step) -> str:
+        side = {True: "on bad's side", False: "on good's side", None: "not decided"}[step.bad]
+        if step.skipped is not None:
+            return f"skipped: {step.skipped}"
+        if step.same_as is not None:
+            return f"{side}: runs the same as {self._line[step.same_as].short}"
+        if step.value is not None:
+            return f"{side}: {step.value}"
+        return f"{side}: {_seen(step.paired) if step.paired is not None else ''}"
+
+
+def _tell(sentence: str) -> None:
+    click.echo(printable(f"gpumem bisect: {sentence}"), err=True)
+
+
+def _named(commit: Commit, name: str) -> str:
+    return commit.short if commit.id.startswith(name) else f"{name} ({commit.short})"
+
+
+def _seen(paired: Paired) -> str:
+    """The change with its interval."""
+    from pytest_gpumem.judging.finding import between, change, counted
+
+    ends = between(*paired.bounds) if math.isfinite(paired.bounds[0]) else "too few for an interval"
+    return f"{change(paired.change)}, {ends}, over {counted(paired.pairs, 'pair')}"
+
+
+def _explanation(found: Found, key: str, commits: Commits, request: Request) -> dict[str, Any] | None:
+    """What `gpumem explain` says of the commit, as text and as plain values; None if it cannot."""
+    from pytest_gpumem.commands.explain import explanations, grown
+    from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured
+    from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
+    from pytest_gpumem.explain.text import text, to_json
+    from pytest_gpumem.runs.bisect import rows_of_test
+
+    tests = tuple(row.nodeid for row in rows_of_test(commits.look(found.high), key).values())
+    asked = ExplainRequest(tests, request.arguments, EXPLAINED, counters=False, traces=False, seed=request.seed, tree=commits.tree)
+    _tell("why: three pairs of processes")
+    try:
+        sides = commits.side(found.low), commits.side(found.high)
+        base, head = measure_sides(*sides, asked, os.environ, lambda _line: None)
+        every, memory = explanations(base, head), grown(base, head)
+    except (ExplainError, NothingMeasured) as error:
+        _tell(f"no explanation: {error}")
+        return None
+    shown = [text(name, one, width=terminal()[0]) for name, one in every.items() if name == key]
+    shown += ["\n  ".join(printable([name, *lines])) for name, lines in memory.items()]
+    if not shown:
+        return None
+    return {
+        "text": "\n".join(shown),
+        "explanations": [to_json(name, one) for name, one in every.items() if name == key],
+        "memory": [{"key": name, "changes": lines} for name, lines in memory.items()],
+    }
+
+
+def _text(found: Found, line: Sequence[Commit], request: Request, key: str, *, simulated: bool) -> Iterator[str]:
+    """The result, line by line."""
+    note = " (simulated)" if simulated else ""
+    if found.nothing:
+        yield f"nothing to find{note}: {_whole(found, request, key)}"
+        return
+    if found.commit is None:
+        yield f"no commit is proven{note}: {_why(found)}"
+        yield f"the whole change, {request.bad} against {request.good}: {_whole(found, request, key)}"
+        yield "it is in one of these commits:" if found.proof is None or found.proof.outcome is not Outcome.PASS else "what is left:"
+        left = range(found.low + 1, found.high + 1)
+        reasons = {step.index: f"  (skipped: {step.skipped})" for step in found.steps if step.skipped is not None}
+        yield from (f"  {line[index].short} {line[index].subject}{reasons.get(index, '')}" for index in left[:LISTED])
+        if len(left) > LISTED:
+            yield f"  and {len(left) - LISTED} more"
+        return
+    commit, parent = line[found.high], line[found.low]
+    yield f"found{note}: {commit.id}"
+    yield f"  {commit.subject}"
+    yield f"  {commit.author}, {commit.date}"
+    yield f"  {key}: {_own(found)} against {parent.short}"
+    yield f"  {_share(found):.0%} of the whole change, which is {_whole(found, request, key)}"
+    if len(commit.parents) > 1:
+        yield "  it is a merge; to look into its branch:"
+        yield f"    {_command(request, f'$(git merge-base {commit.short}^1 {commit.short}^2)', f'{commit.short}^2')}"
+    if (more := _more(found, line, request)) is not None:
+        yield f"  another change remains: {more}"
+
+
+def _why(found: Found) -> str:
+    if found.low == 0 and not found.steps:
+        return "it is not decided whether bad is slower than good"
+    if found.proof is not None and found.proof.outcome is Outcome.PASS:
+        return "the change came in several small steps, or not by these commits"
+    skipped = {step.index for step in found.steps if step.skipped is not None}
+    if all(index in skipped for index in range(found.low + 1, found.high)) and found.high - found.low > 1:
+        return "the others in question were skipped"
+    return "a step was not decided after the last pair"
+
+
+def _whole(found: Found, request: Request, key: str) -> str:
+    if found.start is not None:
+        return _seen(found.start)
+    first, last = found.values[0], found.values[max(found.values)]
+    return f"{request.figure} of {key}: {first} → {last}"
+
+
+def _own(found: Found) -> str:
+    if found.proof is not None:
+        return _seen(found.proof)
+    return f"{found.values[found.low]} → {found.values[found.high]}"
+
+
+def _share(found: Found) -> float:
+    """Part of the whole change that the found commit explains; of times by logarithms."""
+    if found.start is not None and found.proof is not None:
+        return math.log1p(found.proof.change) / math.log1p(found.start.change)
+    whole = found.values[max(found.values)] - found.values[0]
+    return (found.values[found.high] - found.values[found.low]) / whole
+
+
+def _more(found: Found, line: Sequence[Commit], request: Request) -> str | None:
+    """The command that finds another change; None if there is none beyond doubt."""
+    if found.start is None or found.proof is None:
+        before = found.values[found.low] > found.values[0]
+        if not before and found.values[max(found.values)] <= found.values[found.high]:
+            return None
+    else:
+        whole, own = math.log1p(found.start.change), math.log1p(found.proof.bounds[1])
+        if whole - own <= math.log1p(found.start.delta):
+            return None
+        steps = {step.index: step for step in found.steps}
+        low = steps.get(found.low)
+        measured = steps.get(low.same_as, low) if low is not None and low.same_as is not None else low
+        before = measured is not None and measured.paired is not None and 2 * math.log1p(measured.paired.change) > whole - own
+    ends = (request.good, line[found.low].short) if before else (line[found.high].short, request.bad)
+    return _command(request, *ends)
+
+
+def _command(request: Request, good: str, bad: str) -> str:
+    figure = [] if request.figure is None else ["--peak"] if request.figure == PEAK else ["--count", request.figure]
+    limit = [] if request.limit is None else ["--limit", request.limit]
+    arguments = ["--", *request.arguments] if request.arguments else []
+    return f"gpumem bisect --good {good} --bad {bad} {shlex.join([*figure, *limit, request.test, *arguments])}"
+
+
+def _document(
+    found: Found,
+    line: Sequence[Commit],
+    request: Request,
+    key: str,
+    first: Process,
+    explanation: Mapping[str, Any] | None,
+    commits: Commits,
+    seconds: float,
+    code: int,
+) -> dict[str, Any]:
+    """Everything as plain values."""
+    from pytest_gpumem.judging.bisection import WRONG
+
+    def commit(index: int) -> dict[str, Any]:
+        one = line[index]
+        return {"commit": one.id, "author": one.author, "date": one.date, "subject": one.subject}
+
+    def paired(one: Paired | None) -> dict[str, Any] | None:
+        if one is None:
+            return None
+        low, high = (end if math.isfinite(end) else None for end in one.bounds)
+        return {"change": one.change if one.pairs else None, "low": low, "high": high, "pairs": one.pairs}
+
+    return {
+        "kind": "gpumem bisect",
+        "schema": 1,
+        "datetime": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": seconds,
+        "exit": int(code),
+        "good": commit(0),
+        "bad": commit(len(line) - 1),
+        "commits": len(line) - 1,
+        "test": request.test,
+        "key": key,
+        "figure": request.figure or "time",
+        "wrong_at_most": WRONG if request.figure is None else 0.0,
+        "simulated": first.simulated,
+        "device": {"key": first.device, "name": first.name, "driver": first.driver, "uuid": first.uuid},
+        "nothing": found.nothing,
+        "found": None
+        if found.commit is None
+        else {
+            **commit(found.high),
+            "parent": line[found.low].id,
+            "paired": paired(found.proof),
+            "values": [found.values[found.low], found.values[found.high]] if found.values else None,
+            "share": _share(found),
+            "another": _more(found, line, request),
+        },
+        "left": [] if found.nothing else [line[index].id for index in range(found.low + 1, found.high + 1)],
+        "whole": paired(found.start) or {"values": [found.values[0], found.values[len(line) - 1]]},
+        "steps": [
+            {
+                **commit(step.index),
+                "bad": step.bad,
+                "skipped": step.skipped,
+                "same_as": None if step.same_as is None else line[step.same_as].id,
+                "paired": paired(step.paired),
+                "value": step.value,
+            }
+            for step in found.steps
+        ],
+        "explanation": None if explanation is None else {name: explanation[name] for name in ("explanations", "memory")},
+        "duets": commits.duets,
+        "processes": commits.processes,
+        "resumed": commits.resumed,
+    }

@@ -1,0 +1,374 @@
+"""Find the commit that made a test slower, larger or busier: which commits are run, and what is known of each.
+
+Every commit that the search comes to runs once, which shows whether it has the test and what a launch runs. A commit that runs the same
+as one that was judged needs no duet. What is known is kept in a folder of journals, one for each commit and for each pair of commits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pytest_gpumem.judging.bisection import BAD, GOOD, STEP, STEP_AGAIN, Level, Search, level, of_proof, of_step, whole_of
+from pytest_gpumem.judging.judge import same_code
+from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs
+from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.revisions import Commit
+from pytest_gpumem.runs import DuetError
+from pytest_gpumem.runs.journal import Journal
+from pytest_gpumem.runs.reading import Wanted, unmeasured
+from pytest_gpumem.runs.rounds import ATTEMPTS, Duet, Progress, Result
+from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn, Workers
+from pytest_gpumem.runs.worktree import Side, commit_side, working_tree
+
+KEPT = 3  # commits whose worktree and environment are kept: good, and the two last ones
+PROOF = "proof-"  # begins the journal of the duet that proves a commit
+COUNTS = ("kernels", "copies", "copied_bytes", "syncs", "registers", "spill")
+"""Figures of `WhatRan` that a search can follow."""
+
+
+_UNPREPARED = "not prepared: "  # begins the error of a commit that cannot be run
+
+
+class Skip(Exception):
+    """A commit cannot be measured: it does not build, lacks the test, or the test fails there."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known of one commit."""
+
+    index: int  # on the line from good, which is 0, to bad
+    bad: bool | None = None  # it is on bad's side; None: skipped, or not decided
+    skipped: str | None = None  # why
+    same_as: int | None = None  # the commit that ran the same, from which the side follows
+    paired: Paired | None = None  # its duet with good
+    value: int | None = None  # its bytes or its count
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a search ended: the change is in the commits `low + 1` to `high`."""
+
+    low: int
+    high: int
+    steps: tuple[Step, ...] = ()
+    start: Paired | None = None  # bad against good; None for bytes and counts
+    proof: Paired | None = None  # `high` against `low`; None if they were not compared
+    values: Mapping[int, int] = field(default_factory=dict)  # bytes or counts by index
+    nothing: bool = False  # bad is not worse than good
+
+    @property
+    def commit(self) -> int | None:
+        """The commit that carries the change, beyond doubt; None if it is not known."""
+        proven = bool(self.values) or (self.proof is not None and self.proof.outcome is Outcome.FAIL)
+        return self.high if proven and not self.nothing and self.high - self.low == 1 else None
+
+
+Look = Callable[[int], Measurement]
+"""What runs at a commit. Raises `Skip`."""
+Time = Callable[[int, int, Judge, str], Paired]
+"""The duet of two commits; each name has pairs of its own. Raises `Skip`: the second one cannot be measured."""
+OnStep = Callable[[Search, int, Step | None], object]
+"""Is called with a commit before it is measured, and after, with what is known then."""
+
+
+def bisect_times(commits: int, start: Paired, look: Look, time: Time, on_step: OnStep) -> Found:
+    """Find the commit that made a test slower.
+
+    Args:
+        commits: index of bad; good is 0.
+        start: the duet of good and bad.
+        look: is called for every commit that the search comes to.
+        time: is called for those whose side does not follow from what they ran.
+        on_step: is called before and after each commit.
+    """
+    found = Found(0, commits, (), start, nothing=start.outcome is Outcome.PASS)
+    if start.outcome is not Outcome.FAIL:
+        return found
+    if commits == 1:
+        return Found(0, 1, (), start, start)
+    line = _Line(commits, whole_of(start), look, time, on_step)
+    for error, evidence in ((STEP, True), (STEP_AGAIN, False)):
+        search, decided = line.narrow(error, evidence=evidence)
+        found = Found(search.low, search.high, tuple(line.steps), start)
+        if not decided:
+            break
+        try:
+            proof = time(search.low, search.high, of_proof(line.whole), PROOF)
+        except Skip:
+            break
+        found = Found(search.low, search.high, tuple(line.steps), start, proof)
+        if proof.outcome is not Outcome.PASS:
+            break
+    return found
+
+
+class _Line:
+    """The commits between good and bad, and what is known of them."""
+
+    def __init__(self, commits: int, whole: float, look: Look, time: Time, on_step: OnStep) -> None:
+        self.commits = commits
+        self.whole = whole
+        self.steps: list[Step] = []
+        self._look = look
+        self._time = time
+        self._on_step = on_step
+        self._skipped: set[int] = set()
+        self._known: dict[int, tuple[Measurement, Level]] = {}  # what commits ran whose level was measured
+
+    def narrow(self, error: float, *, evidence: bool) -> tuple[Search, bool]:
+        """Search as far as possible; False if a commit is not decided.
+        `evidence`: a commit that runs the same as another one is on its side.
+        """
+        search = Search(0, self.commits, error)
+        good, bad = (self._look(index) for index in (0, self.commits))
+        # If both ran the same, what a commit runs does not tell its side.
+        self._known = {0: (good, GOOD), self.commits: (bad, BAD)} if evidence and not same_code(bad, [good]) else {}
+        while (index := search.next(self._skipped)) is not None:
+            self._on_step(search, index, None)
+            step, found = self._step(search, index)
+            self.steps.append(step)
+            self._on_step(search, index, step)
+            if step.skipped is not None:
+                self._skipped.add(index)
+            elif step.bad is None:
+                return search, False
+            else:
+                search.take(index, found, step.bad)
+        return search, True
+
+    def _step(self, search: Search, index: int) -> tuple[Step, Level]:
+        try:
+            ran = self._look(index)
+            for known, (other, found) in self._known.items():
+                if same_code(ran, [other]) and (bad := search.side(found)) is not None:
+                    return Step(index, bad, same_as=known), found
+            paired = self._time(0, index, of_step(search, self.whole), "")
+        except Skip as reason:
+            return Step(index, skipped=str(reason)), GOOD
+        found = level(paired.log_ratios, self.whole, search.error)
+        if paired.outcome is not None and self._known:
+            self._known[index] = ran, found
+        return Step(index, None if paired.outcome is None else paired.outcome is Outcome.FAIL, paired=paired), found
+
+
+def bisect_values(commits: int, value: Callable[[int], int], on_step: OnStep) -> Found:
+    """Find the commit that raised a figure which is exact, by one run a commit.
+    `commits`: index of bad; good is 0.
+    `value`: of a commit. Raises `Skip`.
+    """
+    values = {0: value(0), commits: value(commits)}
+    if values[commits] <= values[0]:
+        return Found(0, commits, values=values, nothing=True)
+    search, steps, skipped = Search(0, commits), list[Step](), set[int]()
+    while (index := search.next(skipped)) is not None:
+        on_step(search, index, None)
+        try:
+            values[index] = value(index)
+        except Skip as reason:
+            skipped.add(index)
+            step = Step(index, skipped=str(reason))
+        else:
+            # The middle between good and bad: a larger change on one side of it is never lost.
+            bad = 2 * values[index] > values[0] + values[commits]
+            step = Step(index, bad, value=values[index])
+            search.take(index, BAD if bad else GOOD, bad)
+        steps.append(step)
+        on_step(search, index, step)
+    return Found(search.low, search.high, tuple(steps), values=values)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is measured, and how."""
+
+    here: Path  # folder in which the command was called
+    tests: tuple[str, ...]  # node ids, as `Wanted.tests`
+    arguments: tuple[str, ...]  # pytest's
+    journal: Path  # folder
+    environment: Mapping[str, str]
+    rounds_max: int  # pairs of a duet at most
+    seed: int
+    identity: Mapping[str, Any]  # a journal that was measured under other values is refused
+
+
+class Commits:
+    """Measures commits in worktrees of their own. Processes that were run before come from the journals."""
+
+    def __init__(
+        self, line: Sequence[Commit], asked: Asked, progress: Callable[[], AbstractContextManager[Callable[[Progress], None]]]
+    ) -> None:
+        """Nothing is run yet.
+        `line`: the commits from good to bad.
+        `progress`: shows a duet while it runs.
+        """
+        self.processes = self.resumed = 0  # that were measured, the resumed ones included; that come from journals
+        self.duets = 0
+        self._line = line
+        self._asked = asked
+        self._progress = progress
+        self.tree = working_tree(asked.here)  # of which no commit may import anything
+        self._ready: OrderedDict[int, tuple[Side, ExitStack]] = OrderedDict()
+        self._looks: dict[int, Process] = {}
+
+    def close(self) -> None:
+        """Remove all worktrees and environments."""
+        while self._ready:
+            self._ready.popitem()[1][1].close()
+
+    def side(self, index: int) -> Side:
+        """A commit, ready to run. Raises `DuetError`: it cannot be prepared."""
+        if index not in self._ready:
+            stack = ExitStack()
+            try:
+                side = stack.enter_context(commit_side(self._line[index].id, self._asked.here))
+            except BaseException:
+                stack.close()
+                raise
+            self._ready[index] = side, stack
+        self._ready.move_to_end(index)
+        while len(self._ready) > KEPT:
+            self._ready.popitem(last=False)[1][1].close()
+        return self._ready[index][0]
+
+    def look(self, index: int) -> Process:
+        """One process of a commit. Raises `Skip`: it measures none of the tests."""
+        if index not in self._looks:
+            self._looks[index] = self._looked(index)
+        process = self._looks[index]
+        if (why := unmeasured(process, Wanted(frozenset(self._asked.tests)))) is not None:
+            raise Skip(why.removeprefix(f"crashed: {_UNPREPARED}"))
+        return process
+
+    def _looked(self, index: int) -> Process:
+        with self._journal(self._line[index].short) as journal:
+            known = [Process.from_json(line) for line in journal.lines]
+            self.resumed += len(known)
+            while not known or (known[-1].error is not None and known[-1].attempt < ATTEMPTS):
+                known.append(self._run(index, len(known) + 1))
+                journal.append(known[-1].to_json())
+            self.processes += len(known)
+        return known[-1]
+
+    def _run(self, index: int, attempt: int) -> Process:
+        turn = Turn(1, HEAD)
+        try:
+            side = self.side(index)
+            if missing := [file for file in self._files if not (side.folder / file).exists()]:
+                raise DuetError(f"there is no {missing[0]}")
+            sides, asked = {BASE: side, HEAD: side}, self._asked
+            workers = Workers(sides, asked.arguments, self._files, asked.environment, ahead=0, evidence=True, tree=self.tree)
+            try:
+                return workers.run([turn], asked.tests, attempt)
+            finally:
+                workers.close()
+        except DuetError as error:
+            utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+            return Process(turn, ATTEMPTS, utc, 0.0, 0, error=f"{_UNPREPARED}{error}")
+
+    @property
+    def _files(self) -> list[str]:
+        return sorted({test.partition("::")[0] for test in self._asked.tests})
+
+    def _journal(self, name: str) -> Journal:
+        return Journal(self._asked.journal / f"{name}.jsonl", self._asked.identity)
+
+    def duet(
+        self, base: int, head: int, wanted: Wanted, *, judge: Judge = judge_pairs, max_regression: str | None = None, name: str = ""
+    ) -> Result:
+        """The duet of two commits.
+        `judge`: as of `Duet`.
+        `name`: of the journal, where two duets of the same commits are to have pairs of their own.
+        """
+        sides = {
+            side: Side(
+                f"commit {self._line[index].short}",
+                self._line[index].id,
+                self._asked.here,
+                self._asked.here,
+                sys.executable,
+                self._identity(index),
+            )
+            for side, index in ((BASE, base), (HEAD, head))
+        }
+        ahead = max(1, min(3, (os.cpu_count() or 2) - 1))
+        late = _Late(self, {BASE: base, HEAD: head})
+        workers = Workers(late, self._asked.arguments, self._files, self._asked.environment, ahead=ahead, evidence=True, tree=self.tree)
+        stem = f"{name}{self._line[base].short}-{self._line[head].short}"
+        with self._journal(stem) as journal, self._progress() as show:
+            try:
+                # Another order of base and head in every duet.
+                seed = self._asked.seed + int(self._line[head].id[:6], 16)
+                duet = Duet(
+                    sides,
+                    workers,
+                    journal,
+                    wanted,
+                    max_regression=max_regression,
+                    rounds_max=self._asked.rounds_max,
+                    seed=seed,
+                    on_progress=show,
+                    judge=judge,
+                )
+                played = duet.play()
+            finally:
+                workers.close()
+        self.duets += 1
+        self.processes += len(played.processes)
+        self.resumed += played.resumed
+        return played
+
+    def timed(self, wanted: Wanted, key: str) -> Time:
+        """The duets of one measurement."""
+
+        def time(base: int, head: int, judge: Judge, name: str) -> Paired:
+            played = self.duet(base, head, wanted, judge=judge, name=name)
+            verdict = next((one for one in played.verdicts if one.key == key), None)
+            if verdict is None:
+                raise Skip("it measured nothing")
+            if verdict.paired is not None:
+                return verdict.paired
+            if verdict.outcome is Outcome.UNDECIDED:  # by the conditions
+                return Paired(None, (), 0.0, 1.0, 1.0)
+            raise Skip(verdict.sentence)
+
+        return time
+
+    def _identity(self, index: int) -> Callable[[], str]:
+        return lambda: self._line[index].id
+
+
+class _Late(Mapping[str, Side]):
+    """The sides of a duet, prepared when the first process needs them: a journal may hold them all."""
+
+    def __init__(self, commits: Commits, indices: Mapping[str, int]) -> None:
+        self._commits = commits
+        self._indices = indices
+
+    def __getitem__(self, side: str) -> Side:
+        return self._commits.side(self._indices[side])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+
+def rows_of_test(process: Process, test: str) -> dict[str, Row]:
+    """The rows of a test, or the row of this key, by key."""
+    keys = {row.key: row for row in process.rows}
+    if test in keys:
+        return {test: keys[test]}
+    wanted = Wanted(frozenset({test}))
+    return {key: row for key, row in keys.items() if wanted.holds(row.nodeid, key)}

@@ -1,0 +1,180 @@
+"""`gpumem bisect` from outside: real commits, real processes of pytest on the simulated device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+QUICKLY = (
+    *("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2"),
+    *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
+)
+COMMAND = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "bisect"]
+TEST = "test_it.py::test_mine"
+TESTS = """
+from kern import NBYTES
+
+def test_mine(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(NBYTES), device_buffer(NBYTES))
+"""
+
+
+class Project:
+    """A repository, and the command in it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.folder, self.temporary = tmp_path / "project", tmp_path / "temporary"
+        self.temporary.mkdir()
+        self.folder.mkdir()
+        self.environment = {**os.environ, "TMPDIR": str(self.temporary), "COLUMNS": "160"}
+        self.git("init", "-q", "-b", "main")
+        (self.folder / "pytest.ini").write_text("[pytest]\n")
+
+    def git(self, *arguments: str) -> str:
+        command = ["git", "-c", "user.name=Ada", "-c", "user.email=n@example.org", *arguments]
+        return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout
+
+    def commit(self, subject: str, mib: int | str, tests: str = TESTS) -> str:
+        """A commit whose test copies so many MiB; its id."""
+        (self.folder / "kern.py").write_text(f"NBYTES = {mib} << 20\n# {subject}\n")
+        (self.folder / "test_it.py").write_text(tests)
+        self.git("add", ".")
+        self.git("commit", "-qm", subject)
+        return self.git("rev-parse", "HEAD").strip()
+
+    def command(self, *arguments: str, pytest_arguments: tuple[str, ...] = ()) -> list[str]:
+        return [*COMMAND, *arguments, "--", *QUICKLY, *pytest_arguments]
+
+    def bisect(self, *arguments: str, **others: Any) -> subprocess.CompletedProcess[str]:
+        command = self.command(*arguments, **others)
+        return subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=300)
+
+    def left(self) -> list[str]:
+        """What a search left behind, in git and in the temporary folder."""
+        trees = self.git("worktree", "list", "--porcelain").count("worktree ") - 1
+        return ["worktree"] * trees + [path.name for path in self.temporary.iterdir() if path.name.startswith("gpumem-")]
+
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.temporary / "out.json").read_text())
+        return found
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def lines(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl")) if folder.exists() else 0
+
+
+def test_killed_and_interrupted_it_resumes_and_names_the_commit_past_those_that_cannot_be_measured(project: Project) -> None:
+    commits = [project.commit(f"commit {number}", 16) for number in range(3)]
+    commits.append(project.commit("commit 3 does not build", "no_such_name"))
+    commits.append(project.commit("commit 4 lacks the test", 16, "def test_other(): pass\n"))
+    commits.append(project.commit("commit 5 is slower", 32))
+    commits += [project.commit(f"commit {number}", 32) for number in range(6, 9)]
+    journal, out = project.temporary / "journal", project.temporary / "out.json"
+    asked = ("--good", commits[0], TEST, "--journal", str(journal), "--json", str(out), "--no-explain")
+    # By times alone: what a launch runs would tell every commit's side.
+    timed = {"pytest_arguments": ("--gpumem-no-evidence",)}
+    for count, number in ((4, signal.SIGKILL), (12, signal.SIGINT)):
+        process = subprocess.Popen(project.command(*asked, **timed), cwd=project.folder, env=project.environment, stderr=subprocess.PIPE)
+        while lines(journal) < count and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == (-9 if number is signal.SIGKILL else 130), errors
+    assert b"the same command goes on from there" in errors
+    assert project.left() == []
+    # The change is in 3, 4 or 5: 3 and 4 cannot be measured.
+    done = project.bisect(*asked, **timed)
+    assert done.returncode == 6, (done.stdout, done.stderr)
+    assert project.left() == []
+    document = project.document()
+    assert document["left"] == commits[3:6]
+    assert document["found"] is None
+    assert document["resumed"] >= 8
+    skipped = {step["commit"]: step["skipped"] for step in document["steps"] if step["skipped"] is not None}
+    assert sorted(skipped) == sorted(commits[3:5])
+    assert "no_such_name" in skipped[commits[3]]
+    assert "there is no such test" in skipped[commits[4]]
+    timed_commits = {step["commit"] for step in document["steps"] if step["paired"] is not None}
+    assert timed_commits
+    assert timed_commits <= {*commits[1:3], *commits[5:8]}
+    # From the last one that can be measured, every process is there already.
+    again = project.bisect(*asked, **timed)
+    assert again.returncode == 6
+    assert project.document()["resumed"] == project.document()["processes"]
+
+
+def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
+    """A merge is one step; of two slow-downs one is found, and the command for the other is printed."""
+    commits = [project.commit(f"comment {number}", 16) for number in range(2)]
+    project.git("checkout", "-qb", "side")
+    project.commit("faster, only on the branch", 20)
+    commits.append(project.commit("comment of the branch", 64))
+    project.git("checkout", "-q", "main")
+    project.git("merge", "-q", "--no-ff", "-m", "merge the branch", "side")
+    merge = project.git("rev-parse", "HEAD").strip()
+    project.commit("comment 3", 64)
+    project.commit("a little slower", 80)
+    (project.folder / "kern.py").write_text("NBYTES = 1 << 20\n")
+    done = project.bisect("--good", commits[0], TEST, "--json", str(project.temporary / "out.json"))
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert project.left() == []
+    document = project.document()
+    found = document["found"]
+    assert (found["commit"], found["author"], found["parent"]) == (merge, "Ada", commits[1])
+    assert found["paired"]["low"] <= found["paired"]["change"] <= found["paired"]["high"]
+    assert 0.5 < found["share"] < 0.95
+    assert found["another"].startswith(f"gpumem bisect --good {merge[:10]} --bad HEAD test_it.py::test_mine --")
+    assert "uncommitted changes take no part" in done.stderr
+    assert f"git merge-base {merge[:10]}^1 {merge[:10]}^2" in done.stdout
+    assert "ran differently: kernel copy" in done.stdout
+    assert document["duets"] <= 3  # bad against good, a commit that runs other code than both, and the proof
+    assert document["simulated"] is True
+
+
+def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
+    commits = [project.commit(f"commit {number}", 16) for number in range(4)]
+    commits += [project.commit(f"commit {number}", 17) for number in range(4, 7)]
+    out = str(project.temporary / "out.json")
+    done = project.bisect("--good", commits[0], TEST, "--peak", "--json", out, "--no-explain")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    document = project.document()
+    assert document["found"]["commit"] == commits[4]
+    assert document["found"]["values"] == [32 << 20, 34 << 20]
+    assert (document["duets"], document["processes"]) == (0, 2 + len(document["steps"]))
+    same = project.bisect("--good", commits[0], TEST, "--count", "kernels", "--json", out)
+    assert same.returncode == 1
+    assert project.document()["nothing"] is True
+    assert project.left() == []
+
+
+def test_what_cannot_be_searched_is_one_line(project: Project) -> None:
+    first = project.commit("first", 16)
+    last = project.commit("last", 16, "def test_other(): pass\n")
+    for arguments, message in (
+        (("--good", last, "--bad", first, TEST), f"'{last}' is no ancestor of '{first}'"),
+        (("--good", "v9", TEST), "'v9' is no commit of"),
+        (("--good", "HEAD", TEST), "are the same commit"),
+        (("--good", first, TEST, "--peak", "--limit", "2%"), "--limit, --peak and --count exclude each other"),
+        (("--good", first, TEST, "--limit", "2 apples"), "--limit: '2 apples'"),
+        (("--good", first, TEST), f"--bad HEAD: {TEST} measures nothing there: there is no such test"),
+        (("--good", first, "test_no.py::test_no"), f"--good {first}: test_no.py::test_no measures nothing there: there is no test_no.py"),
+    ):
+        done = project.bisect(*arguments)
+        assert done.returncode == 4, (arguments, done.stdout, done.stderr)
+        assert done.stdout == ""
+        assert "Traceback" not in done.stderr
+        assert message in done.stderr.splitlines()[-1]
+    assert project.left() == []
