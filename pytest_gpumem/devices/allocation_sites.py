@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from pytest_gpumem.devices.memory_events import Accounts, Allocated, Frame
+from pytest_gpumem.devices.memory_events import Allocated, Frame
 from pytest_gpumem.records.footprint import MemoryPlace, Site
 
 MOST_SITES = 20  # sites that a footprint has by bytes at the peak, and again by bytes kept
@@ -57,9 +57,11 @@ def users_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     return found or tuple(frame for frame in stack if not frame[0].startswith(("<", _PACKAGE))) or tuple(stack)
 
 
-def sites(accounts: Accounts, root: Path, referrers: Callable[[Allocated], tuple[str, ...]] = lambda _: ()) -> tuple[Site, ...]:
+def sites(
+    at_peak: Iterable[Allocated], kept: Iterable[Allocated], root: Path, referrers: Callable[[Allocated], tuple[str, ...]] = lambda _: ()
+) -> tuple[Site, ...]:
     """The lines that allocated what lived at the peak or is kept, largest first.
-    `accounts`: of the test; its allocations have stacks.
+    `at_peak`, `kept`: have stacks.
     `referrers`: tells what refers to an allocation that is kept.
     """
     groups: dict[tuple[str, int, str, str, MemoryPlace], _Group] = {}
@@ -68,9 +70,9 @@ def sites(accounts: Accounts, root: Path, referrers: Callable[[Allocated], tuple
         file, line, function = users_frames(of.stack)[-1] if of.stack else ("", 0, "")
         return groups.setdefault((file, line, function, of.library, of.kind), _Group())
 
-    for one in accounts.at_peak:
+    for one in at_peak:
         group(one).at_peak.append(one)
-    for one in accounts.kept:
+    for one in kept:
         group(one).kept.append(one)
     made = [found.site(key, root, referrers) for key, found in groups.items()]
     shown = {id(site) for of in (_at_peak, _kept) for site in sorted(made, key=of, reverse=True)[:MOST_SITES] if of(site)}

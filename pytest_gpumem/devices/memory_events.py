@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from pytest_gpumem.records.footprint import Course, MemoryPlace, MemoryUse, SizeCount
@@ -47,7 +48,7 @@ class Figures(NamedTuple):
     allocations: int | None = None  # allocations up to now, where they are counted and not reported one by one
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Allocated:
     """One allocation."""
 
@@ -101,21 +102,21 @@ class MemoryLog:
     def settle(self) -> None:
         """Make steps of the events so far; to be called after every source has reported."""
         segments: list[MemoryEvent] = []
-        for event in sorted(self._pending, key=lambda event: event.at):
-            if event.layer == "segment":
+        for event in sorted(self._pending, key=itemgetter(0)):
+            at, library, kind, layer, address, nbytes, stack = event
+            if layer == "segment":
                 segments.append(event)
                 continue
-            key = (event.layer, event.library, event.address)
+            key = (layer, library, address)
             if (before := self._live.pop(key, None)) is not None:
-                self.steps.append(Step(event.at, -before.nbytes, before))
-            elif event.layer == "driver":
-                self.cached.pop(event.address, None)
-            if event.nbytes and (event.layer == "fixture" or not self._is_ours(event.at)):
-                made = Allocated(event.at, event.library, event.kind, event.layer, event.address, event.nbytes, event.stack)
-                self._live[key] = made
-                self.steps.append(Step(event.at, event.nbytes, made))
-                if event.layer == "driver":
-                    self._made.setdefault(event.address, []).append(made)
+                self.steps.append(Step(at, -before.nbytes, before))
+            elif layer == "driver":
+                self.cached.pop(address, None)
+            if nbytes and (layer == "fixture" or not self._ours or not self._is_ours(at)):
+                self._live[key] = made = Allocated(at, library, kind, layer, address, nbytes, stack)
+                self.steps.append(Step(at, nbytes, made))
+                if layer == "driver":
+                    self._made.setdefault(address, []).append(made)
         self._pending.clear()
         self._ours.clear()
         for event in segments:
@@ -170,29 +171,28 @@ class MemoryLog:
             self._made.clear()
 
 
-@dataclass
 class _Account:
     """Running figures of one series."""
 
-    bytes: int = 0
-    peak: int = 0
-    at_peak: int = 0
-    allocations: int = 0
-    allocated: int = 0
-    largest: int = 0
-    sizes: dict[int, int] = field(default_factory=dict)
-    points: list[tuple[float, int]] = field(default_factory=list)
+    __slots__ = ("bytes", "made", "peak", "points")
 
-    def take(self, step: Step, begin: float) -> None:
-        self.bytes += step.change
-        self.peak = max(self.peak, self.bytes)
-        self.points.append((max(0.0, step.at - begin), self.bytes))
-        if step.change > 0:
-            self.allocations += 1
-            self.allocated += step.change
-            self.largest = max(self.largest, step.change)
-            up_to = 1 << (step.change - 1).bit_length()
-            self.sizes[up_to] = self.sizes.get(up_to, 0) + 1
+    def __init__(self) -> None:
+        self.bytes = self.peak = 0
+        self.made: list[int] = []  # bytes of each allocation
+        self.points: list[tuple[float, int]] = []
+
+    def use(self, series: Series, at_peak: int) -> MemoryUse:
+        sizes = Counter([(nbytes - 1).bit_length() for nbytes in self.made])
+        return MemoryUse(
+            *series,
+            peak=self.peak,
+            at_peak=max(0, at_peak),
+            kept=self.bytes,
+            allocations=len(self.made),
+            allocated=sum(self.made),
+            largest=max(self.made, default=0),
+            sizes=tuple(SizeCount(1 << bits, count) for bits, count in sorted(sizes.items())),
+        )
 
 
 @dataclass(frozen=True)
@@ -203,46 +203,53 @@ class Accounts:
     driver_peak: int  # most bytes of device memory that the driver gave out at once
     uses: Mapping[Series, MemoryUse]
     courses: tuple[Course, ...]
-    at_peak: tuple[Allocated, ...]  # allocations of the interval that lived at the peak, largest first
-    kept: tuple[Allocated, ...]  # allocations of the interval that live at its end, largest first
+    steps: Sequence[Step]  # of the interval
+    peak_steps: int  # those of them up to the peak
+
+    @property
+    def at_peak(self) -> tuple[Allocated, ...]:
+        """Allocations of the interval that lived at the peak, largest first."""
+        return live_of(self.steps[: self.peak_steps])
+
+    @property
+    def kept(self) -> tuple[Allocated, ...]:
+        """Allocations of the interval that live at its end, largest first."""
+        return live_of(self.steps)
 
 
 def account(steps: Sequence[Step], begin: float) -> Accounts:
     """Add up the steps of an interval. `begin`: when the interval began, on the steps' clock."""
+    # A test may allocate thousands of times: this runs for each of them.
     found: dict[Series, _Account] = {}
-    device = peak = driver = driver_peak = 0
-    peak_index = -1
-    for index, step in enumerate(steps):
-        of = step.of
+    device = peak = driver = driver_peak = peak_steps = 0
+    for number, (at, change, of) in enumerate(steps, 1):
         on_device = of.kind == "device"
-        if on_device and (of.layer in ("driver", "fixture")):
-            driver += step.change
-            driver_peak = max(driver_peak, driver)
+        if on_device and of.layer in ("driver", "fixture"):
+            driver += change
+            if driver > driver_peak:
+                driver_peak = driver
         if not of.used:
             continue
-        found.setdefault((of.library, of.kind), _Account()).take(step, begin)
+        one = found.get((of.library, of.kind))
+        if one is None:
+            one = found[of.library, of.kind] = _Account()
+        one.bytes = now = one.bytes + change
+        if now > one.peak:
+            one.peak = now
+        one.points.append((at, now))
+        if change > 0:
+            one.made.append(change)
         if on_device:
-            device += step.change
+            device += change
             if device > peak:
-                peak, peak_index = device, index
-                for one in found.values():
-                    one.at_peak = one.bytes
-    uses = {
-        (library, kind): MemoryUse(
-            library,
-            kind,
-            peak=one.peak,
-            at_peak=max(0, one.at_peak),
-            kept=one.bytes,
-            allocations=one.allocations,
-            allocated=one.allocated,
-            largest=one.largest,
-            sizes=tuple(SizeCount(up_to, count) for up_to, count in sorted(one.sizes.items())),
-        )
-        for (library, kind), one in found.items()
-    }
-    courses = tuple(Course(library, kind, thinned(one.points)) for (library, kind), one in found.items())
-    return Accounts(peak, driver_peak, uses, courses, live_of(steps[: peak_index + 1]), live_of(steps))
+                peak, peak_steps = device, number
+    at_peak: Counter[Series] = Counter()
+    for _, change, of in steps[:peak_steps]:
+        if of.used:
+            at_peak[of.library, of.kind] += change
+    uses = {series: one.use(series, at_peak[series]) for series, one in found.items()}
+    courses = tuple(Course(*series, tuple((max(0.0, at - begin), now) for at, now in thinned(one.points))) for series, one in found.items())
+    return Accounts(peak, driver_peak, uses, courses, steps, peak_steps)
 
 
 def thinned(points: Sequence[tuple[float, int]], most: int = POINTS) -> tuple[tuple[float, int], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -27,11 +26,10 @@ def traced(footprint: Footprint, watch: MemoryWatch, item: pytest.Item, session:
     if session.settings.footprint != "trace":
         return footprint
     accounts = watch.accounts()
-    if not footprint.ended or not footprint.kept:
-        accounts = dataclasses.replace(accounts, kept=())
-    if not accounts.kept:
-        return replace(footprint, sites=sites(accounts, item.config.rootpath))
-    return replace(footprint, sites=sites(accounts, item.config.rootpath, session.device.footprints.referrers()))
+    kept = accounts.kept if footprint.ended and footprint.kept else ()
+    if not kept:
+        return replace(footprint, sites=sites(accounts.at_peak, (), item.config.rootpath))
+    return replace(footprint, sites=sites(accounts.at_peak, kept, item.config.rootpath, session.device.footprints.referrers()))
 
 
 def memory_texts(rows: Sequence[Row], session: GpuSession) -> list[str]:

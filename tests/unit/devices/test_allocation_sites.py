@@ -10,7 +10,7 @@ import pytest
 from pytest_gpumem import GiB, MiB
 from pytest_gpumem.devices import allocation_sites
 from pytest_gpumem.devices.allocation_sites import is_users, python_stack, shown_path, sites, users_frames
-from pytest_gpumem.devices.memory_events import Accounts, Allocated, Frame
+from pytest_gpumem.devices.memory_events import Allocated, Frame
 
 LIBRARY = (f"{sysconfig.get_path('purelib')}/torch/nn/functional.py", 17, "relu")
 STANDARD = (f"{sysconfig.get_path('stdlib')}/contextlib.py", 81, "inner")
@@ -28,17 +28,14 @@ def allocated(nbytes: int, stack: tuple[Frame, ...], library: str = "PyTorch") -
     return Allocated(0.0, library, "device", "use", 0, nbytes, stack)
 
 
-def accounts(at_peak: list[Allocated], kept: list[Allocated]) -> Accounts:
-    return Accounts(0, 0, {}, (), tuple(at_peak), tuple(kept))
-
-
 def test_allocations_are_grouped_by_the_innermost_line_of_the_user(model: Path, tmp_path: Path) -> None:
     test = (str(tmp_path / "test_model.py"), 3, "test_forward")
     line = (str(model), 4, "forward")
     in_library = (*(OURS, test), line, STANDARD, LIBRARY)
     stayed = allocated(GiB, in_library)
     found = sites(
-        accounts([stayed, allocated(64 * MiB, (OURS, test, line)), allocated(MiB, (OURS, test))], [stayed]),
+        [stayed, allocated(64 * MiB, (OURS, test, line)), allocated(MiB, (OURS, test))],
+        [stayed],
         tmp_path,
         lambda one: (f"`cache` of the module app, {one.nbytes} bytes",),
     )
@@ -53,7 +50,7 @@ def test_allocations_are_grouped_by_the_innermost_line_of_the_user(model: Path, 
 
 def test_libraries_are_apart_and_a_stack_may_be_missing(model: Path, tmp_path: Path) -> None:
     line = (str(model), 4, "forward")
-    found = sites(accounts([allocated(3, (line,)), allocated(2, (line,), "CUDA"), allocated(1, ())], []), tmp_path)
+    found = sites([allocated(3, (line,)), allocated(2, (line,), "CUDA"), allocated(1, ())], [], tmp_path)
     assert [(site.file, site.library, site.at_peak) for site in found] == [
         ("model.py", "PyTorch", 3),
         ("model.py", "CUDA", 2),
@@ -63,7 +60,7 @@ def test_libraries_are_apart_and_a_stack_may_be_missing(model: Path, tmp_path: P
 
 def test_small_sites_are_left_out(tmp_path: Path) -> None:
     many = [allocated(1000 + line, ((str(tmp_path / "a.py"), line, "f"),)) for line in range(50)]
-    found = sites(accounts(many, many[:3]), tmp_path)
+    found = sites(many, many[:3], tmp_path)
     assert len(found) == 23
     assert found[0].line == 49
     assert [site.line for site in found if site.kept] == [2, 1, 0]
