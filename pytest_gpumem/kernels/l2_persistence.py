@@ -89,34 +89,30 @@ def _sliding(arrays: Arrays, _scalars: Scalars) -> dict[str, Any]:
     return {"data_persistent": persistent, "data_streaming": scaled(streaming, 3)}
 
 
+_RESET = Kernel(
+    name="reset_data",
+    parameters=(Parameter("data_streaming", Role.WRITE), Parameter("lut_persistent", Role.READ)),
+    shape=_reset_shape,
+    accesses=_reset_accesses,
+    source="l2_persistence.cu",
+    entry="reset_data<{dtype}>",
+    reference=_reset,
+    launch_arguments=_reset_arguments,
+    dtypes=_RESET_DTYPES,
+    section="CUDA L2 Persistent Cache, Lei Mao: data reset",
+    check=typed(_RESET_DTYPES),
+    on_chip_cycles=_cycles,
+)
+
 KERNELS = (
-    Kernel(
-        name="reset_data",
-        parameters=(Parameter("data_streaming", Role.WRITE), Parameter("lut_persistent", Role.READ)),
-        shape=_reset_shape,
-        accesses=_reset_accesses,
-        source="l2_persistence.cu",
-        entry="reset_data<{dtype}>",
-        reference=_reset,
-        launch_arguments=_reset_arguments,
-        dtypes=_RESET_DTYPES,
-        section="CUDA L2 Persistent Cache, Lei Mao: data reset",
-        check=typed(_RESET_DTYPES),
-        on_chip_cycles=_cycles,
-    ),
-    Kernel(
+    _RESET,
+    replace(
+        _RESET,
         name="reset_data_shared",
-        parameters=(Parameter("data_streaming", Role.WRITE), Parameter("lut_persistent", Role.READ)),
         shape=_shared_shape,
         accesses=_shared_accesses,
-        source="l2_persistence.cu",
         entry="reset_data_shared<{dtype}>",
-        reference=_reset,
-        launch_arguments=_reset_arguments,
-        dtypes=_RESET_DTYPES,
         section="CUDA L2 Persistent Cache, Lei Mao: persistent cache VS shared memory",
-        check=typed(_RESET_DTYPES),
-        on_chip_cycles=_cycles,
         on_chip_loads=_stream_elements,
     ),
     Kernel(

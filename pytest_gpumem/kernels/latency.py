@@ -119,21 +119,17 @@ KERNELS = (
         entry=f"chase_l1<{NODE_BYTES}>",
         section="Latency of dependent accesses over a random cycle (pointer chase): the same walk, with loads through L1",
     ),
-    Kernel(
+    replace(
+        _CHASE,
         name="chase_onward",
         # Updated, not written: the walk starts from what it holds.
         parameters=(Parameter("nodes", Role.READ), Parameter("out", Role.UPDATE), Parameter("steps", Role.SCALAR)),
-        shape=_shape,
         accesses=lambda call: (_walk(call, onward=True), touch("out", "read", call), touch("out", "write", call)),
-        source="latency.cu",
         entry=f"chase_onward<{NODE_BYTES}>",
         reference=_onward_reference,
         launch_arguments=lambda call: ("nodes", "out", _steps(call), _nodes(call)),
-        dtypes=_DTYPES,
         section="Latency of dependent accesses over a random cycle (pointer chase): lines that no launch before has touched",
         check=all_of(typed(_DTYPES), whole_number("steps", 1), _check),
-        accesses_per_launch=_steps,
-        content={"nodes": "cycle"},
     ),
 )
 

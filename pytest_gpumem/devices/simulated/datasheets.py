@@ -141,30 +141,17 @@ class Datasheet:
         return self.link_bandwidth * self.pinned_share
 
     def facts(self) -> DeviceFacts:
-        """The facts of a device made after this sheet; `simulated` is true."""
+        """The facts of a device made after this sheet, whose fields have the same names; `simulated` is true."""
+        alike = {name: getattr(self, name) for name in DeviceFacts.__struct_fields__ if hasattr(self, name)}
         return DeviceFacts(
-            name=self.name,
+            **alike,
             simulated=True,
-            compute_capability=self.compute_capability,
-            sm_count=self.sm_count,
-            max_threads_per_sm=self.max_threads_per_sm,
-            memory_bytes=self.memory_bytes,
-            l2_bytes=self.l2_bytes,
-            persisting_l2_max_bytes=self.persisting_l2_max_bytes,
-            access_policy_max_window_bytes=self.access_policy_max_window_bytes,
             memory_clock_hz=self.memory_clock,
-            memory_bus_bits=self.memory_bus_bits,
-            peak_bandwidth=self.peak_bandwidth,
-            async_engines=self.async_engines,
             can_map_host=True,
             concurrent_managed_access=True,
             pageable_memory_access=False,
             integrated=False,
-            ecc=self.ecc,
-            shared_bytes_per_sm=self.shared_bytes_per_sm,
             max_shared_bytes_per_block=self.shared_bytes_per_sm - RESERVED_SHARED_BYTES,
-            link=self.link,
-            link_bandwidth=self.link_bandwidth,
         )
 
     def card(self) -> Card:
@@ -261,6 +248,33 @@ A100_FIT = replace(
     squeeze_slope=0.0,
 )
 
+_H100 = Datasheet(
+    name="NVIDIA H100 80GB HBM3",
+    compute_capability=(9, 0),
+    sm_count=132,  # [H100]
+    max_threads_per_sm=2048,  # [CUDA]
+    max_blocks_per_sm=32,  # [CUDA]
+    shared_bytes_per_sm=228 * KIB,  # [CUDA]
+    memory_bytes=80 * GIB,  # [H100]
+    memory_clock=2.619e9,  # [H100] 3.35 TB/s
+    memory_bus_bits=5120,  # [H100]
+    sm_clock=1.98e9,  # [H100]
+    ecc=True,  # [H100]
+    l2_bytes=50 * MIB,  # [H100]
+    persisting_l2_max_bytes=50 * MIB * 10 // 16,  # 32768000, as this project's H100s report it
+    default_set_aside=50 * MIB * 3 // 16,  # 9830400, as this project's H100s report it
+    l2_bandwidth=7.7e12,  # fit set: the suite's rows of H100
+    l2_latency=145e-9,  # likewise
+    dram_latency=347e-9,  # likewise
+    link="PCIe Gen5 x16",  # [H100]
+    link_bandwidth=PCIE_GEN5_X16,
+    pinned_share=0.877,  # fit set: row "pinned, host to device" of H100
+    pageable_to_device=10.2e9,  # fit set: rows "pageable" of H100
+    pageable_to_host=15.9e9,
+    async_engines=3,
+    fit=HOPPER_FIT,
+)
+
 DATASHEETS: dict[str, Datasheet] = {
     "rtx3090": Datasheet(
         name="NVIDIA GeForce RTX 3090",
@@ -316,58 +330,20 @@ DATASHEETS: dict[str, Datasheet] = {
         registering=20e9,  # an assumption, not fitted
         fit=A100_FIT,
     ),
-    "h100": Datasheet(
-        name="NVIDIA H100 80GB HBM3",
-        compute_capability=(9, 0),
-        sm_count=132,  # [H100]
-        max_threads_per_sm=2048,  # [CUDA]
-        max_blocks_per_sm=32,  # [CUDA]
-        shared_bytes_per_sm=228 * KIB,  # [CUDA]
-        memory_bytes=80 * GIB,  # [H100]
-        memory_clock=2.619e9,  # [H100] 3.35 TB/s
-        memory_bus_bits=5120,  # [H100]
-        sm_clock=1.98e9,  # [H100]
-        ecc=True,  # [H100]
-        l2_bytes=50 * MIB,  # [H100]
-        persisting_l2_max_bytes=50 * MIB * 10 // 16,  # 32768000, as this project's H100s report it
-        default_set_aside=50 * MIB * 3 // 16,  # 9830400, as this project's H100s report it
-        l2_bandwidth=7.7e12,  # fit set: the suite's rows of H100
-        l2_latency=145e-9,  # likewise
-        dram_latency=347e-9,  # likewise
-        link="PCIe Gen5 x16",  # [H100]
-        link_bandwidth=PCIE_GEN5_X16,
-        pinned_share=0.877,  # fit set: row "pinned, host to device" of H100
-        pageable_to_device=10.2e9,  # fit set: rows "pageable" of H100
-        pageable_to_host=15.9e9,
-        async_engines=3,
-        fit=HOPPER_FIT,
-    ),
-    "h200": Datasheet(
+    "h100": _H100,
+    "h200": replace(  # [H200] as an H100 in all else
+        _H100,
         name="NVIDIA H200",
-        compute_capability=(9, 0),
-        sm_count=132,  # [H200]
-        max_threads_per_sm=2048,  # [CUDA]
-        max_blocks_per_sm=32,  # [CUDA]
-        shared_bytes_per_sm=228 * KIB,  # [CUDA]
         memory_bytes=141 * GIB,  # [H200] 141 GB
         memory_clock=3.125e9,  # [H200] 4.8 TB/s
         memory_bus_bits=6144,  # [H200] six stacks of HBM3e
-        sm_clock=1.98e9,  # [H200]
-        ecc=True,  # [H200]
         l2_bytes=60 * MIB,  # 62914560, as this project's H200s report it
         persisting_l2_max_bytes=60 * MIB * 10 // 16,  # 39321600, likewise
         default_set_aside=60 * MIB * 3 // 16,  # 11796480, likewise
         l2_bandwidth=8.6e12,  # fit set: rows of the L2's read bandwidth of H200
-        l2_latency=145e-9,  # as H100
-        dram_latency=347e-9,  # as H100
-        link="PCIe Gen5 x16",  # [H200]
-        link_bandwidth=PCIE_GEN5_X16,
-        pinned_share=0.877,  # as H100
         pageable_to_device=8e9,  # fit set: rows "pageable" of H200, whose hosts differ by half
         pageable_to_host=15.6e9,
         copy_start=6.3e-6,
         fault_group_time=66e-6,
-        async_engines=3,
-        fit=HOPPER_FIT,
     ),
 }

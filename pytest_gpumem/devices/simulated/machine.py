@@ -141,7 +141,7 @@ class Machine:
         """The host touches memory: managed pages come to it. Seconds that this takes."""
         pages = self.pages.get(id(allocation))
         self.l2.forget(allocation)
-        return 0.0 if pages is None else self.timing.pages.host_touched(pages.touched_by_host(writes=writes))
+        return 0.0 if pages is None else self.timing.pages.host_touched(pages.to_host(writes=writes))
 
     def watched(self, use: KernelUse | CopyUse, duration: Callable[[float], float], start: float) -> float:
         """The time of a piece of work, which is recorded if activity is."""

@@ -70,20 +70,6 @@ class Pages:
         """No content is of use; where the pages are stays as it is."""
         self.discarded = self.on_host
 
-    def to_host(self) -> float:
-        """A prefetch to the host; gives the bytes that cross the link."""
-        moved = self.on_device
-        if self.read_mostly:
-            self.on_both += self.on_device
-            self.on_host = self.nbytes - self.on_both
-        else:
-            self.on_host, self.on_both = float(self.nbytes), 0.0
-        self.on_device = 0.0
-        # Pages that did not move stay mapped, as on an H200.
-        self.mapped = self.on_host if self.accessed_by_device else self.mapped
-        self.discarded = 0.0
-        return moved
-
     def to_device(self) -> Touched:
         """A prefetch to the device. It undoes a discard, so the content is copied."""
         moved, fresh = self.on_host, self.untouched
@@ -91,8 +77,8 @@ class Pages:
         self.on_host = self.mapped = self.discarded = 0.0
         return Touched(moved=moved, fresh=fresh, evicted=self._evict())
 
-    def touched_by_host(self, *, writes: bool) -> float:
-        """The host reads or writes everything; gives the bytes that cross the link."""
+    def to_host(self, *, writes: bool = False) -> float:
+        """A prefetch to the host, or the host reads or writes everything; gives the bytes that cross the link."""
         moved = self.on_device
         if self.read_mostly and not writes:
             self.on_both += self.on_device

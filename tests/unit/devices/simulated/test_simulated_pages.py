@@ -35,7 +35,7 @@ def test_untouched_pages_come_into_being_where_they_are_touched() -> None:
     touched = Pages(N).touched_by_device(1.0, writes=True)
     assert (touched.moved, touched.fresh) == (0, N)
     pages = Pages(N)
-    assert pages.touched_by_host(writes=True) == 0
+    assert pages.to_host(writes=True) == 0
     assert pages.on_host == N
 
 
@@ -43,7 +43,7 @@ def test_read_mostly_pages_are_copied_to_readers_and_single_after_a_write() -> N
     pages = on_host(read_mostly=True)
     assert pages.touched_by_device(1.0, writes=False).moved == N
     assert (pages.on_both, pages.on_device) == (N, 0)
-    assert pages.touched_by_host(writes=False) == 0  # the host still has its copy
+    assert pages.to_host(writes=False) == 0  # the host still has its copy
     assert pages.touched_by_device(1.0, writes=False).moved == 0
     touched = pages.touched_by_device(1.0, writes=True)
     assert (touched.unshared, touched.moved, pages.on_both, pages.on_device) == (N, 0, 0, N)
