@@ -28,10 +28,6 @@ _TABLES = {
         "CUPTI_ACTIVITY_KIND_MEMSET": ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "value", "bytes"),
         "CUPTI_ACTIVITY_KIND_RUNTIME": ("start", "end", "eventClass", "globalTid", "correlationId", "nameId", "returnValue"),
         "NVTX_EVENTS": ("start", "end", "eventType", "rangeId", "category", "color", "text", "globalTid", "textId", "domainId"),
-        "CUDA_UM_GPU_PAGE_FAULT_EVENTS": (
-            "start", "end", "globalPid", "deviceId", "address", "numberOfPageFaults", "faultAccessType",
-        ),
-        "CUDA_UM_CPU_PAGE_FAULT_EVENTS": ("start", "globalPid", "address", "CpuInstruction", "module"),
         "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "graphId"),
     }
 }  # fmt: skip
@@ -41,7 +37,6 @@ _TABLES["3.16"] = {
     "CUPTI_ACTIVITY_KIND_MEMCPY": (*_COPY, "srcDeviceId", "dstDeviceId", "graphNodeId"),
     "CUPTI_ACTIVITY_KIND_MEMSET": (*_TABLES["1"]["CUPTI_ACTIVITY_KIND_MEMSET"], "graphNodeId", "memKind"),
     "NVTX_EVENTS": (*_TABLES["1"]["NVTX_EVENTS"], "endGlobalTid", "uint64Value", "jsonText", "binaryData"),
-    "CUDA_UM_CPU_PAGE_FAULT_EVENTS": (*_TABLES["1"]["CUDA_UM_CPU_PAGE_FAULT_EVENTS"], "originalFaultPc"),
 }
 _TABLES["3.24"] = {
     **_TABLES["3.16"],
@@ -158,16 +153,6 @@ class Export:
 
     def migration(self, start: int, end: int, nbytes: int, kind: int, cause: int, address: int = 0x10000, pid: int = PID) -> None:
         self.copy(start, end, nbytes, kind, None, srcKind=4, dstKind=4, migrationCause=cause, virtualAddress=address, pid=pid)
-
-    def gpu_fault(self, start: int, faults: int, address: int, access: int = 1, pid: int = PID) -> None:
-        self.insert(
-            "CUDA_UM_GPU_PAGE_FAULT_EVENTS",
-            start=start, end=start + 10, globalPid=gpid(pid), deviceId=0, address=address, numberOfPageFaults=faults,
-            faultAccessType=access,
-        )  # fmt: skip
-
-    def cpu_fault(self, start: int, address: int, pid: int = PID) -> None:
-        self.insert("CUDA_UM_CPU_PAGE_FAULT_EVENTS", start=start, globalPid=gpid(pid), address=address, CpuInstruction=1, module=1)
 
     def memset(self, start: int, end: int, nbytes: int, correlation: int, kind: int = 2) -> None:
         self.insert(

@@ -15,10 +15,8 @@ from pytest_gpumem.commands import examples
 from pytest_gpumem.nsight.recording import Recording
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.profile import Besides, TestProfile
 from pytest_gpumem.records.uses import CopyUse, KernelUse
-from pytest_gpumem.reporting.row_facts import page_counts_text
 from pytest_gpumem.units import format_bytes, format_share, format_time
 
 if TYPE_CHECKING:
@@ -43,8 +41,6 @@ def _profile(one: TestProfile) -> Iterator[str]:
         yield from _kernel(kernel)
     for copy in (*one.copies, *one.memsets):
         yield f"  {_copy(copy)}"
-    if one.migrations is not None and one.migrations != PageCounts():
-        yield f"  pages: {page_counts_text(one.migrations)}"
     clocks = [f"{name} {hz / 1e6:.0f} MHz" for name, hz in (("SM", one.sm_clock_hz), ("memory", one.memory_clock_hz)) if hz is not None]
     if clocks:
         yield f"  clocks: {', '.join(clocks)}"
@@ -84,8 +80,6 @@ def _besides(title: str, rest: Besides) -> Iterator[str]:
         nanoseconds = sum(kernel.nanoseconds for kernel in rest.kernels)
         parts.append(f"{_count(sum(k.launches for k in rest.kernels), 'kernel')} in {format_time(nanoseconds / 1e9)}")
     parts += [_copy(copy) for copy in (*rest.copies, *rest.memsets)]
-    if rest.migrations is not None and rest.migrations != PageCounts():
-        parts.append(f"pages: {page_counts_text(rest.migrations)}")
     if parts:
         yield f"{title}: {'; '.join(parts)}"
 
@@ -113,7 +107,7 @@ def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
     """List the figures of each test in reports of Nsight Systems or Nsight Compute.
 
     A FILE is a .nsys-rep or its SQLite export, a .ncu-rep, or the output of `ncu --csv --page raw`. Listed are kernels with times and
-    shapes, copies by kind of memory, migrations and page faults; for Nsight Compute also DRAM bytes, L2 hit rates, sectors per request,
+    shapes, copies by kind of memory; for Nsight Compute also DRAM bytes, L2 hit rates, sectors per request,
     occupancy and clocks. --results adds test ids and the number of launches to the kernels of Nsight Compute.
     """
     from pytest_gpumem.nsight import reading

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from pytest_gpumem.baselines.result_sets import SideError, merged, side
 from pytest_gpumem.explain.pairing import KernelFigures, by_name
@@ -35,7 +35,7 @@ class Evidence:
     measurement: Measurement
     facts: DeviceFacts
     profile: TestProfile | None = None  # counters of a run under Nsight Compute
-    trace: TestProfile | None = None  # kernels, copies and pages of a run under Nsight Systems
+    trace: TestProfile | None = None  # kernels and copies of a run under Nsight Systems
 
 
 class Figures:
@@ -102,11 +102,7 @@ class Figures:
     @cached_property
     def pages(self) -> PageCounts | None:
         """Faults and migrations of managed memory during one launch; None if they were not counted."""
-        migrations = self.measurement.migrations
-        if migrations is not None and migrations.launch is not None:
-            return migrations.launch
-        trace = self._trace
-        return _pages_of_launch(trace.migrations, trace.launches) if trace and trace.migrations and trace.launches else None
+        return self.measurement.migrations.launch if self.measurement.migrations is not None else None
 
     @property
     def prefetched(self) -> int:
@@ -137,12 +133,6 @@ class Figures:
 def _copy_of_launch(copy: CopyUse, launches: int) -> CopyUse:
     count, nbytes, nanoseconds = (round(one / launches) for one in (copy.count, copy.nbytes, copy.nanoseconds))
     return CopyUse(copy.kind, copy.source, copy.destination, count, nbytes, nanoseconds)
-
-
-def _pages_of_launch(counts: PageCounts, launches: int) -> PageCounts:
-    totals = {name: value for name, value in asdict(counts).items() if isinstance(value, (int, float))}
-    each = {name: round(value / launches) if isinstance(value, int) else value / launches for name, value in totals.items()}
-    return replace(PageCounts(), **each, causes={cause: round(nbytes / launches) for cause, nbytes in counts.causes.items()})
 
 
 class ExplainError(Exception):

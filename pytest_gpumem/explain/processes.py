@@ -52,22 +52,17 @@ class SideRun:
 
 def trace_needed(measured: Iterable[Measurement]) -> bool:
     """True if a measurement lacks figures that a trace has."""
-    for one in measured:
-        if one.activity is None or one.activity.not_counted is not None:
-            return True
-        if one.migrations is None or one.migrations.launch is None:
-            return True
-    return False
+    return any(one.activity is None or one.activity.not_counted is not None for one in measured)
 
 
 def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]:
-    """Run one side under Nsight Systems: kernels, copies and pages of its measured launches, by row key.
+    """Run one side under Nsight Systems: kernels and copies of its measured launches, by row key.
     Raises `NothingRecorded`: nsys is missing, or wrote no report that can be read.
     """
     program = tools.find(tools.NSYS, run.environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, report = Path(folder, "results.json"), Path(folder, f"trace{tools.NSYS_REPORT}")
-        finished = run.under(tools.nsys_command(program, run.command(results), report, name=None, managed=True), echo)
+        finished = run.under(tools.nsys_command(program, run.command(results), report, name=None, managed=False), echo)
         collected = report.with_suffix(tools.COLLECTED).exists()
         problem = (
             None if report.exists() else tools.nsys_trouble(finished.output, report, None, collected=collected) or "nsys wrote no report"

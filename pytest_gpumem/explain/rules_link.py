@@ -158,7 +158,7 @@ KINDS = Need(
     "needs --gpumem-explain on both sides",
     lambda s: (s.base.copies is not None and s.head.copies is not None) or bool(s.base.host_memory and s.head.host_memory),
 )
-PAGES = Need("needs page counts (CUPTI or nsys) on both sides", lambda s: s.base.pages is not None and s.head.pages is not None)
+PAGES = Need("needs page counts (CUPTI) on both sides", lambda s: s.base.pages is not None and s.head.pages is not None)
 
 _FAULTS = f"groups × {GROUP_SECONDS * 1e6:g} us + migrated bytes over the link's rate; open above"
 _OVER_LINK = "bytes over the link's rate; open above"

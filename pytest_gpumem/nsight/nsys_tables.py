@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +26,10 @@ PROCESS = ~0xFFFFFF
 
 KERNELS, COPIES, MEMSETS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
 CALLS, WHOLE_GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-GPU_FAULTS, CPU_FAULTS = "CUDA_UM_GPU_PAGE_FAULT_EVENTS", "CUDA_UM_CPU_PAGE_FAULT_EVENTS"
 RANGES, STRINGS, META = "NVTX_EVENTS", "StringIds", "META_DATA_EXPORT"
 
 TEXTS = ("name", "text", "value")  # columns of text; all others have whole numbers
-NEVER_NULL = ("start", "end", "bytes", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "numberOfPageFaults")
+NEVER_NULL = ("start", "end", "bytes", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 """Columns that every row needs, except the end of a range that was never closed."""
 
 
@@ -80,10 +79,6 @@ class Tables:
     def string(self, key: object) -> str:
         """The registered string of a number; empty without one."""
         return self._strings.get(key, "") if isinstance(key, int) else ""
-
-    def strings_with(self, part: str) -> frozenset[int]:
-        """Numbers of the registered strings that contain `part`."""
-        return frozenset(key for key, value in self._strings.items() if part in value)
 
     def enumeration(self, table: str, documented: dict[int, str]) -> dict[int, str]:
         """The names of an enumeration in the file, else as documented: early versions export no such tables."""
@@ -234,12 +229,6 @@ class RangesByThread:
         while found is not None and found.end < end:
             found = found.outer
         return found
-
-    def next_start(self, one: Range) -> int | None:
-        """The start of the next range of the thread after the end of this one; None without one."""
-        starts = self._starts[one.thread]
-        position = bisect_left(starts, one.end)
-        return starts[position] if position < len(starts) else None
 
 
 def ranges_of(tables: Tables) -> RangesByThread:

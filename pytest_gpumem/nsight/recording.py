@@ -58,6 +58,6 @@ class Recording:
     def parts(self) -> Iterator[Besides]:
         """All work once: measured launches, the rest of each test, and work outside of tests."""
         for one in self.profiles:
-            yield Besides(one.kernels, one.copies, one.memsets, one.migrations)
+            yield Besides(one.kernels, one.copies, one.memsets)
             yield one.rest
         yield self.outside

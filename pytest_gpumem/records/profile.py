@@ -1,4 +1,4 @@
-"""A profiler's view of one measurement: kernels, copies, memsets, pages of managed memory, clocks.
+"""A profiler's view of one measurement: kernels, copies, memsets, clocks.
 
 Figures are sums over all measured launches of the measurement unless a field says otherwise. The rest of the test (preparation, warm-up,
 checks, flushes) is in `TestProfile.rest`. None is "not known": nsys counts no DRAM bytes, ncu counts no copies.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from msgspec import field
 
 from pytest_gpumem.records.measurement import Window
-from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.record import Launches, Record
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.records.uses import CopyUse, KernelUse
@@ -21,7 +20,6 @@ class Besides(Record, frozen=True):
     kernels: tuple[KernelUse, ...] = ()
     copies: tuple[CopyUse, ...] = ()
     memsets: tuple[CopyUse, ...] = ()
-    migrations: PageCounts | None = None  # None where nothing was recorded of managed memory
 
 
 class TestProfile(Record, frozen=True):
@@ -36,8 +34,6 @@ class TestProfile(Record, frozen=True):
     kernels: tuple[KernelUse, ...]  # Kernels of the measured launches, the longest first
     copies: tuple[CopyUse, ...] = ()  # Copies of the measured launches, the longest first
     memsets: tuple[CopyUse, ...] = ()  # Memsets of the measured launches, the longest first
-    migrations: PageCounts | None = None
-    """Page faults and migrations of managed memory during all measured launches; None where they were not recorded."""
     rest: Besides = field(default_factory=Besides)  # Activity of the test outside of its measured launches
     sm_clock_hz: float | None = None  # SM clock in hertz, the mean over the kernels weighted by their time
     memory_clock_hz: float | None = None  # Memory clock in hertz, the mean over the kernels weighted by their time

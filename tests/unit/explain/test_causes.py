@@ -255,10 +255,10 @@ def test_what_could_not_be_looked_at_is_said_with_what_it_needs() -> None:
     bare = side(480e-6, None, activity=None, migrations=None, traffic=None)
     found = why(side(kernels=None, activity=None, migrations=None, traffic=None), bare)
     needs = {rule.name: [need.words for need in lacking] for rule, lacking in found.skipped}
-    assert needs["page faults"] == ["needs page counts (CUPTI or nsys) on both sides"]
+    assert needs["page faults"] == ["needs page counts (CUPTI) on both sides"]
     assert needs["L2 misses"] == ["needs counters of ncu on both sides"]
     assert any(
-        one.startswith("GPU page faults in a launch, ") and one.endswith(": needs page counts (CUPTI or nsys) on both sides")
+        one.startswith("GPU page faults in a launch, ") and one.endswith(": needs page counts (CUPTI) on both sides")
         for one in not_looked_at(found)
     )
     assert found.first == UNEXPLAINED

@@ -18,7 +18,6 @@ from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.uses import KernelUse
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "nsight"
-PAGES = ("to_device", "to_host", "cpu_faults", "gpu_faults")
 
 
 def sums(kernels: Iterable[KernelUse]) -> dict[str, list[int]]:
@@ -32,7 +31,6 @@ def sums(kernels: Iterable[KernelUse]) -> dict[str, list[int]]:
 
 
 def summary(one: TestProfile) -> dict[str, Any]:
-    counts = one.migrations
     return {
         "name": one.name,
         "nodeid": one.nodeid,
@@ -41,7 +39,6 @@ def summary(one: TestProfile) -> dict[str, Any]:
         "nanoseconds": sum(kernel.nanoseconds for kernel in one.kernels),
         "kernels": sum(kernel.launches for kernel in one.kernels),
         "copies": [[copy.kind, copy.source, copy.destination, copy.count, copy.nbytes, copy.nanoseconds] for copy in one.copies],
-        "pages": counts and {**{name: getattr(counts, name) for name in (*PAGES, "gpu_groups")}, "causes": counts.causes},
     }
 
 
@@ -58,9 +55,6 @@ def test_nsys(name: str) -> None:
     for range_name, ours in ((phase(name, MEASURE), measured), (name, every)):
         theirs = {kernel: figures for range_, _, kernel, *figures in stats["ranges"] if range_ == f"{DOMAIN}:{range_name}"}
         assert ours == theirs
-    pages = [part.migrations for part in found.parts() if part.migrations is not None]
-    for one, figure in (stats["pages"] or {}).items():
-        assert sum(getattr(counts, one) for counts in pages) == pytest.approx(figure[0], abs=figure[1])
 
 
 def test_ncu() -> None:

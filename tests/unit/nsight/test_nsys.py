@@ -11,7 +11,6 @@ from nsys_sqlite import OTHER_PID, PID, VERSIONS, Export
 from pytest_gpumem.nsight.nsys import read_sqlite
 from pytest_gpumem.nsight.nsys_tables import Tables
 from pytest_gpumem.nsight.recording import BadReport, Recording
-from pytest_gpumem.records.migrations import FaultGroup, PageCounts
 from pytest_gpumem.records.uses import CopyUse
 
 TRIAD = "void triad<float, 2>(T1 *, const T1 *)"
@@ -66,7 +65,6 @@ def test_kernels_belong_to_the_ranges_that_they_were_launched_in(path: Path, sch
     assert [(one.name, one.launches, one.nanoseconds) for one in profile.rest.kernels] == [("flush", 2, 280)]
     assert [(one.name, one.nanoseconds) for one in found.outside.kernels] == [("somebody_else", 50)]
     assert sum(kernel.nanoseconds for part in found.parts() for kernel in part.kernels) == 200 + 280 + 50
-    assert profile.migrations is None  # nothing of managed memory in the whole file
     assert not found.notes
 
 
@@ -157,66 +155,14 @@ def test_copies_are_told_by_way_and_memory(path: Path, schema: str) -> None:
     assert profile.memsets == (CopyUse("memset", "", "device" if schema != "1" else "unknown", 1, 128, 10),)
 
 
-@pytest.mark.parametrize("schema", VERSIONS)
-def test_pages_belong_to_a_launch_from_its_predecessors_end_until_it_was_waited_for(path: Path, schema: str) -> None:
-    export = Export(path, schema)
-    export.domain()
-    one_test(export, samples=1)  # measured from 1110 to 1160, its kernel from 1310; the flush ends at 1210, the wait at 1460
-    export.migration(1115, 1205, 1000, 12, 1)  # the prefetch home of before, which is still under way when the range opens
-    export.migration(1311, 1330, 4096, 11, 2, 0x1000)
-    export.migration(1320, 1340, 8192, 11, 3, 0x2000)
-    export.migration(1455, 1470, 512, 12, 4, 0x2000)
-    export.gpu_fault(1312, 5, 0x1000, access=2)
-    export.gpu_fault(1313, 1, 0x1000, access=1)
-    export.cpu_fault(1120, 0x9000)  # the callable's own code, in the host's time
-    export.cpu_fault(1465, 0x9000)  # after the wait
-    export.migration(9000, 9010, 7, 11, 2, 0x1000)  # after the test
-    found = read(export.close())
-    (profile,) = found.profiles
-    assert profile.migrations == PageCounts(
-        gpu_faults=6,
-        gpu_groups=2,
-        gpu_pages=1,
-        cpu_faults=1,
-        to_device=12288,
-        to_host=512,
-        causes={"fault": 4096, "speculation": 8192, "eviction": 512},
-        to_device_seconds=29e-9,
-        to_host_seconds=15e-9,
-        groups=(FaultGroup(0x1000, 5, "write"), FaultGroup(0x1000, 1, "read")),
-    )
-    rest, outside = profile.rest.migrations, found.outside.migrations
-    assert rest is not None
-    assert outside is not None
-    assert (rest.to_host, rest.causes, rest.cpu_faults) == (1000, {"prefetch": 1000}, 1)
-    assert outside.to_device == 7
-    assert not found.notes
-
-
-def test_a_launch_that_nobody_waited_for_lasts_to_the_next_range(path: Path) -> None:
-    export = Export(path)
-    export.domain()
-    export.range(1000, 3000, "test_add")
-    export.range(1100, 1200, "test_add.measure")
-    export.kernel(1300, 1400, "add", export.call(1110, 1120))
-    export.range(2000, 2500, "test_add.check")
-    export.call(2100, 2200, "cudaStreamSynchronize")  # belongs to the check
-    export.migration(1900, 1950, 64, 11, 2)
-    export.migration(2001, 2050, 32, 12, 2)
-    export.gpu_fault(1900, 1, 0x1000)
-    (profile,) = read(export.close()).profiles
-    assert profile.migrations is not None
-    assert profile.rest.migrations is not None
-    assert (profile.migrations.to_device, profile.migrations.to_host) == (64, 0)
-    assert profile.rest.migrations.to_host == 32
-
-
-def test_faults_that_were_not_recorded_are_said(path: Path) -> None:
+def test_pages_that_moved_are_no_copies(path: Path) -> None:
     export = Export(path)
     export.domain()
     one_test(export)
     export.migration(1311, 1330, 4096, 11, 2)
-    assert "--cuda-um-gpu-page-faults=true" in read(export.close()).notes[0]
+    found = read(export.close())
+    assert not any(part.copies for part in found.parts())
+    assert not found.notes
 
 
 def test_other_domains_and_other_marks_are_nobodys(path: Path) -> None:

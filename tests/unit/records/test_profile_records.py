@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.records.measurement import Window
-from pytest_gpumem.records.migrations import FaultGroup, PageCounts
 from pytest_gpumem.records.profile import Besides, TestProfile
 from pytest_gpumem.records.schema import SchemaError, profiles_from_json, profiles_to_json
 from pytest_gpumem.records.uses import CopyUse, KernelUse
@@ -44,7 +43,6 @@ PROFILE = TestProfile(
     (LARGE, SMALL),
     (COPY, CopyUse("H2D", "pageable", "device", 5, 70, 10)),
     (CopyUse("memset", "", "device", 1, 64, 8),),
-    PageCounts(gpu_faults=3, gpu_groups=1, to_device=4096, causes={"fault": 4096}, groups=(FaultGroup(0x1000, 3, "read"),)),
     Besides((SMALL,), (COPY,)),
     sm_clock_hz=1.98e9,
     set_aside=1 << 20,
