@@ -21,6 +21,7 @@ from pytest_gpumem.commands.duet import duet
 from pytest_gpumem.commands.explain import explain
 from pytest_gpumem.commands.export import export, schema
 from pytest_gpumem.commands.gate import gate
+from pytest_gpumem.commands.history import history
 from pytest_gpumem.commands.l2_sweep import l2_sweep
 from pytest_gpumem.commands.merge import merge
 from pytest_gpumem.commands.profile import profile, ranges
@@ -33,7 +34,7 @@ from pytest_gpumem.printable import printable
 TASKS = {
     "Decide": ("gate", "duet", "compare", "diff", "code", "accept", "baseline", "merge"),
     "Find the cause": ("bisect", "explain", "profile", "read", "ranges", "traffic", "l2-sweep"),
-    "Report": ("report", "export", "schema"),
+    "Report": ("report", "history", "export", "schema"),
     "Set up": ("doctor", "card", "completion"),
 }
 """The commands by task, as `gpumem --help` lists them."""
@@ -116,6 +117,7 @@ COMMANDS = (
     explain,
     export,
     gate,
+    history,
     l2_sweep,
     merge,
     profile,

@@ -66,7 +66,7 @@ class Exit(IntEnum):
 
 EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     "pytest --gpumem": {
-        Exit.FAILED: "a test fails, a file cannot be written, or --gpumem-save fails",
+        Exit.FAILED: "a test fails, a file cannot be written, or --gpumem-save or --gpumem-record fails",
         Exit.USAGE: "an option, a marker, the device or a baseline cannot be used",
         Exit.NO_VERDICT: "--gpumem-l2-sweep swept nothing",
     },

@@ -169,7 +169,7 @@ class Role(Enum):
     PROCESSES = "processes"  # in how many processes a run measures
     STRICTNESS = "strictness"  # which verdicts fail a run
     SWEEP = "sweep"  # sweeps of persisting L2 beside the measurements
-    SAVING = "saving"  # changes the baseline
+    SAVING = "saving"  # keeps the run in a baseline, or beside it
     OUTPUT = "output"  # writes the run's results into a file
 
     @property
@@ -332,6 +332,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("save", Role.SAVING, _flag, "Accept this run's passing rows into the baseline."),
     Option(
+        "record",
+        Role.SAVING,
+        _path("folder or URL", "history or s3://bucket/history"),
+        "Folder, or URL of fsspec, that keeps this run for gpumem history, whatever its verdicts; no baseline has it. Default: none.",
+        "PLACE",
+    ),
+    Option(
         "baseline",
         Role.JUDGING,
         _path("folder or URL", ".benchmarks or s3://bucket/baselines"),
@@ -443,6 +450,7 @@ class Settings(NamedTuple):
     isolate: bool = False
     shard: tuple[int, int] | None = None  # its number, from 1 on, and how many there are; None: all tests
     save: bool = False
+    record: str | None = None  # as written
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
     baseline_offline: bool = False
     baseline_of: str | None = None  # None: all processes are compared with

@@ -49,8 +49,7 @@ class Direct(RemoteStorage):
 
     def _ask(self, do: str, key: str, **more: object) -> list[str]:
         said: list[Any] = []
-        under = f"{key}/gpumem" if key else ""
-        transfer.answer({"do": do, "url": self.url, "under": under, **more}, said.append)
+        transfer.answer({"do": do, "url": self.url, "under": f"{key}/gpumem", **more}, said.append)
         if "error" in said[-1]:
             raise BaselineError(f"{self.url}: {said[-1]['error']}")
         found: list[str] = said[-1]["devices"]

@@ -44,6 +44,15 @@ def refusal(row: Row, simulated: bool, *, again: bool = False) -> str | None:
     return f"{verdict.outcome.value}: {verdict.reason}" if verdict.outcome is Outcome.FAIL else None
 
 
+def recordable(row: Row, simulated: bool) -> bool:
+    """True if a row's figures may be kept (`--gpumem-record`): a test that fails by a limit was measured correctly; one that fails by an
+    assertion may have measured anything.
+    """
+    if row.test_error is True or row.verdict.simulated != simulated:
+        return False
+    return row.footprint is not None if row.measurement is None else unfit(row.measurement) is None
+
+
 def unfit(measurement: Measurement) -> str | None:
     """Why nothing can be compared with a measurement; None if something can."""
     if measurement.profiled:

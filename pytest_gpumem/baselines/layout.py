@@ -101,6 +101,23 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     footprints: list[_Footprint] = []
 
 
+class _CheckedRow(_Row, frozen=True, forbid_unknown_fields=True):
+    measurement: Measurement  # type: ignore[assignment]
+
+
+class _CheckedFootprint(_Footprint, frozen=True, forbid_unknown_fields=True):
+    footprint: Footprint  # type: ignore[assignment]
+
+
+class _CheckedContent(_Content, frozen=True, forbid_unknown_fields=True):
+    rows: list[_CheckedRow] = []  # type: ignore[assignment]
+    footprints: list[_CheckedFootprint] = []  # type: ignore[assignment]
+
+
+class _CheckedFile(msgspec.Struct, frozen=True):
+    content: _CheckedContent
+
+
 def reduced_footprint(footprint: Footprint) -> Footprint:
     """The part of a footprint that a comparison needs: without its course over time."""
     return replace(footprint, timeline=(), phases=(), notes=())
@@ -180,6 +197,16 @@ def read(text: bytes) -> Content:
         raise LayoutError(" ".join(str(error).split())) from None
 
 
+def read_checked(text: bytes) -> Content:
+    """Read what `written` wrote and nobody changed since, as the digest in a file's name shows: in a thirtieth of the time of `read`.
+    Raises `LayoutError`: values that another version wrote.
+    """
+    try:
+        return _content(msgspec.json.decode(text, type=_CheckedFile).content)
+    except (SchemaError, msgspec.MsgspecError) as error:
+        raise LayoutError(str(error)) from None
+
+
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a finite number")
 
@@ -213,12 +240,13 @@ def _content(read: _Content) -> Content:
     rows = []
     for index, row in enumerate(read.rows):
         place = f"$.content.rows[{index}].measurement"
-        measurement = from_plain(row.measurement, Measurement, place)
+        measurement = row.measurement if isinstance(row, _CheckedRow) else from_plain(row.measurement, Measurement, place)
         assert process is not None
         rows.append(Accepted(row.nodeid, measurement, process, row.epoch, row.test_source))
     footprints = []
     for index, of in enumerate(read.footprints):
-        footprint = from_plain(of.footprint, Footprint, f"$.content.footprints[{index}].footprint")
+        place = f"$.content.footprints[{index}].footprint"
+        footprint = of.footprint if isinstance(of, _CheckedFootprint) else from_plain(of.footprint, Footprint, place)
         assert process is not None
         footprints.append(AcceptedFootprint(of.nodeid, of.label, footprint, process, of.epoch))
     resets = tuple(Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence) for one in read.epochs)

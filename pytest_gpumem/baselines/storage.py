@@ -1,7 +1,8 @@
-"""Where baselines are kept: a folder, or a store behind an fsspec URL with a copy on this machine.
+"""Where runs are kept: a folder, or a store behind an fsspec URL with a copy on this machine.
 
-A store of runs is immutable files, `<folder or URL>/<GPU>/gpumem/<name>.json`. Nobody changes one, and its name is never used again, so
-writers need no lock, and a copy needs only the files that it lacks. Readers always read a folder: of a URL, the copy.
+A store of runs is immutable files: `<folder or URL>/<GPU>/gpumem/<name>.json` of accepted runs, `<GPU>/recorded/` of runs that
+`--gpumem-record` keeps, which no baseline reads. Nobody changes one, and its name is never used again, so writers need no lock, and a copy
+needs only the files that it lacks. Readers always read a folder: of a URL, the copy.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from platformdirs import user_cache_path
 
 from pytest_gpumem.files import write_whole
 
-SUBFOLDER = "gpumem"  # folder below the device's key, beside the files of pytest-benchmark
+SUBFOLDER = "gpumem"  # folder of accepted runs below the device's key, beside the files of pytest-benchmark
+RECORDED = "recorded"  # folder of recorded runs below the device's key
 PATIENCE = 60.0  # seconds without any answer after which a store is given up
 UNSENT = "unsent"  # folder beside the copies: runs that the store did not take
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -38,22 +40,27 @@ class BaselineError(Exception):
 
 
 class Storage:
-    """Baselines in a folder, which need not exist."""
+    """Runs in a folder, which need not exist."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, subfolder: str = SUBFOLDER) -> None:
         self.folder = folder  # holds a folder for each kind of device
+        self.subfolder = subfolder  # below it: of the accepted runs, or of the recorded ones
 
     def __str__(self) -> str:
         return str(self.folder)
 
     def at(self, key: str) -> Path:
         """Folder of the files of one kind of device."""
-        return self.folder / key / SUBFOLDER
+        return self.folder / key / self.subfolder
+
+    def recorded(self) -> Storage:
+        """The recorded runs of the same place."""
+        return Storage(self.folder, RECORDED)
 
     def devices(self) -> list[str]:
-        """Keys of the devices that have baselines here. Raises `BaselineError`: the store cannot be reached."""
+        """Keys of the devices that have runs here. Raises `BaselineError`: the store cannot be reached."""
         try:
-            return sorted(path.parent.name for path in self.folder.glob(f"*/{SUBFOLDER}") if any(path.glob("*.json")))
+            return sorted(path.parent.name for path in self.folder.glob(f"*/{self.subfolder}") if any(path.glob("*.json")))
         except OSError:
             return []
 
@@ -93,24 +100,27 @@ class Storage:
 
 
 class RemoteStorage(Storage):
-    """Baselines behind a URL. `folder` is the copy, in the user's cache folder."""
+    """Runs behind a URL. `folder` is the copy, in the user's cache folder."""
 
-    def __init__(self, url: str, *, offline: bool = False) -> None:
+    def __init__(self, url: str, *, offline: bool = False, subfolder: str = SUBFOLDER) -> None:
         """`url`: as fsspec reads it. `offline`: read the copy as it is."""
         self.url = url.rstrip("/")
         self.offline = offline
         self._own = user_cache_path("pytest-gpumem") / "baselines" / hashlib.sha256(self.url.encode()).hexdigest()[:16]
         self._devices: list[str] | None = None
-        super().__init__(self._own / "copy")
+        super().__init__(self._own / "copy", subfolder)
 
     def __str__(self) -> str:
         return self.url
+
+    def recorded(self) -> Storage:
+        return RemoteStorage(self.url, offline=self.offline, subfolder=RECORDED)
 
     def devices(self) -> list[str]:
         if self.offline:
             return super().devices()
         if self._devices is None:
-            self._devices = self._ask("devices", "")
+            self._devices = self._ask("devices", "*")
         return self._devices
 
     def update(self, key: str) -> None:
@@ -136,7 +146,7 @@ class RemoteStorage(Storage):
         return f"nothing can be stored in {self.url} offline" if self.offline else None
 
     def write(self, key: str, files: Mapping[str, str | bytes]) -> None:
-        unsent = Storage(self._own / UNSENT)
+        unsent = Storage(self._own / UNSENT, self.subfolder)
         kept = _written(unsent.at(key), files)
         try:
             self._ask("send", key, files=[str(path) for path in kept])
@@ -154,13 +164,13 @@ class RemoteStorage(Storage):
         super().remove(key, names)
 
     def _stamp(self, key: str) -> Path:
-        return self.folder / key / "updated"
+        return self.folder / key / f"{self.subfolder}.updated"
 
     def _ask(self, do: str, key: str, **more: object) -> list[str]:
         """Have a process do one request of `transfer`.
         Raises `BaselineError`: it failed, or nothing was answered for `PATIENCE` seconds.
         """
-        request = {"do": do, "url": self.url, "under": f"{key}/{SUBFOLDER}" if key else "", **more}
+        request = {"do": do, "url": self.url, "under": f"{key}/{self.subfolder}", **more}
         for line in _lines(request, self.url):
             if "error" in line:
                 raise BaselineError(f"{self.url}: {line['error']}")
@@ -190,7 +200,7 @@ def _written(folder: Path, files: Mapping[str, str | bytes]) -> list[Path]:
         for name, content in files.items():
             write_whole(folder / name, content)
     except OSError as error:
-        raise BaselineError(f"{folder}: cannot write the baseline: {error.strerror or error}") from None
+        raise BaselineError(f"{folder}: cannot write the run: {error.strerror or error}") from None
     return [folder / name for name in files]
 
 

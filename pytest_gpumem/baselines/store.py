@@ -16,7 +16,7 @@ from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from pytest_gpumem.baselines.acceptance import improvement, refusal, rejects, unfit
+from pytest_gpumem.baselines.acceptance import improvement, recordable, refusal, rejects, unfit
 from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint, Baseline, Process, Reset, assemble
 from pytest_gpumem.baselines.layout import LARGEST, Content, LayoutError, read, reduced, reduced_footprint, written
 from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
@@ -73,11 +73,17 @@ class Store:
         return replace(baseline, note=note, left_out=left_out, sequence=_highest(found.values()), dated_ahead=_dated_ahead(found))
 
     def save(
-        self, rows: Sequence[Row], revision: str | None, settings: Mapping[str, object] | None = None, baseline: Baseline | None = None
+        self,
+        rows: Sequence[Row],
+        revision: str | None,
+        settings: Mapping[str, object] | None = None,
+        baseline: Baseline | None = None,
+        run: str | None = None,
     ) -> Saved:
         """Write the rows that passed into a new file.
         `revision`: revision of the measured code, such as a commit id; None if unknown.
         `baseline`: the baseline that they were judged against; None: load it.
+        `run`: unique to the run, as `record` has it; None: of no other file.
         Raises `BaselineError`: the file cannot be written; without `baseline`, also as `load`.
         """
         baseline = baseline if baseline is not None else self.load()
@@ -95,7 +101,7 @@ class Store:
         rejected = _rejected(rows, revision, baseline)
         if not kept and not rejected:
             return Saved(None, (), tuple(refused))
-        process = Process(secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
+        process = Process(run or secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
         begun = {
             row.key: Reset(secrets.token_hex(8), row.key, gain, IMPROVED, process.utc, revision, process.sequence)
             for row in kept
@@ -142,6 +148,42 @@ class Store:
         return f"no baseline of {self._facts.key} in {self.storage}{also}"
 
 
+def record(
+    where: Storage, facts: DeviceFacts, rows: Sequence[Row], revision: str | None, settings: Mapping[str, object] | None, run: str
+) -> tuple[Path, int]:
+    """Keep what a run measured at `where`, whatever its verdicts, in a file that no baseline reads.
+    Rows whose figures mean nothing stay out.
+    `run`: unique to the run; the same run among the accepted ones has it too.
+    Returns the new file, and how many rows it has.
+    Raises `BaselineError`: it cannot be written.
+    """
+    kept = {row.key: row for row in reversed(rows) if recordable(row, facts.simulated)}
+    process = Process(run, datetime.now(timezone.utc), revision, facts, 1)
+    stored = [
+        Accepted(row.nodeid, reduced(row.measurement, process), process, None, row.test_source)
+        for row in kept.values()
+        if row.measurement is not None
+    ]
+    footprints = [
+        AcceptedFootprint(row.nodeid, row.label, reduced_footprint(row.footprint), process)
+        for row in kept.values()
+        if row.footprint is not None
+    ]
+    text = written(
+        id=run,
+        utc=process.utc,
+        sequence=process.sequence,
+        revision=revision,
+        key=facts.key,
+        written_by=_ourselves(),
+        device=facts,
+        settings=settings,
+        rows=stored,
+        footprints=footprints,
+    )
+    return _write(where.recorded(), facts.key, text, process.utc, revision), len(kept)
+
+
 def reset(where: Path | Storage, key: str, rows: Sequence[str], reason: str, who: str, revision: str | None) -> Path:
     """Accept a change of rows: only runs that are saved from now on count for them.
     Returns the new file.
@@ -168,24 +210,28 @@ def files(where: Path | Storage, key: str) -> Iterator[tuple[Path, Content]]:
     Raises `BaselineError`: as `Store.load`.
     """
     at = storage(where)
-    at.update(key)
-    folder = at.at(key)
-    try:
-        paths = sorted(p for p in folder.iterdir() if p.suffix == ".json")
-    except FileNotFoundError:
-        # A missing folder is an empty baseline; a dangling link is a baseline out of reach.
-        if (link := next((one for one in (folder, folder.parent) if one.is_symlink()), None)) is not None and not link.exists():
-            raise BaselineError(f"{link}: a dangling link") from None
-        paths = []
-    except OSError as error:
-        raise BaselineError(f"{folder}: {error.strerror or error}") from None
     seen: dict[str, Path] = {}
-    for path in paths:
+    for path in paths(at, key):
         content = load_file(path, at.shown(path))
         if content.id in seen:
             raise BaselineError(f"{at.shown(path)}: a copy of {seen[content.id].name}, of the same process; it would count twice")
         seen[content.id] = path
         yield path, content
+
+
+def paths(at: Storage, key: str) -> list[Path]:
+    """The paths of `files`. Raises `BaselineError`: the store cannot be reached."""
+    at.update(key)
+    folder = at.at(key)
+    try:
+        return sorted(p for p in folder.iterdir() if p.suffix == ".json")
+    except FileNotFoundError:
+        # A missing folder is an empty baseline; a dangling link is a baseline out of reach.
+        if (link := next((one for one in (folder, folder.parent) if one.is_symlink()), None)) is not None and not link.exists():
+            raise BaselineError(f"{link}: a dangling link") from None
+        return []
+    except OSError as error:
+        raise BaselineError(f"{folder}: {error.strerror or error}") from None
 
 
 def load_file(path: Path, shown: str | None = None) -> Content:
@@ -216,16 +262,17 @@ def load_file(path: Path, shown: str | None = None) -> Content:
 
 
 def copy(source: Storage, target: Storage) -> dict[str, int]:
-    """Copy the files that a place lacks; by device key, how many.
+    """Copy the files of accepted and of recorded runs that a place lacks; by device key, how many.
     Raises `BaselineError`: a place cannot be reached or written; a file of `source` as of `Store.load`.
     """
-    found = {}
-    for key in source.devices():
-        there = {path.name for path, _ in files(target, key)}
-        missing = [path for path, _ in files(source, key) if path.name not in there]
-        if missing:
-            target.write(key, {path.name: path.read_bytes() for path in missing})
-        found[key] = len(missing)
+    found: dict[str, int] = {}
+    for ours, theirs in ((source, target), (source.recorded(), target.recorded())):
+        for key in ours.devices():
+            there = {path.name for path, _ in files(theirs, key)}
+            missing = [path for path, _ in files(ours, key) if path.name not in there]
+            if missing:
+                theirs.write(key, {path.name: path.read_bytes() for path in missing})
+            found[key] = found.get(key, 0) + len(missing)
     return found
 
 

@@ -25,7 +25,7 @@ _WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl",
 
 
 class Remote:
-    """The files behind a URL: `<url>/<GPU>/gpumem/<name>.json`."""
+    """The files behind a URL: `<url>/<GPU>/<subfolder>/<name>.json`."""
 
     def __init__(self, url: str) -> None:
         """Raises `ImportError`: fsspec, or its package for this protocol, is not installed. Raises `ValueError`: an unknown protocol."""
@@ -39,6 +39,12 @@ class Remote:
     def folders(self, under: str = "") -> list[str]:
         """Names of the folders below a folder."""
         return sorted(_last(one["name"]) for one in self._list(under) if one["type"] == "directory")
+
+    def devices(self, subfolder: str) -> list[str]:
+        """Names of the folders that have a subfolder of this name."""
+        found = self.folders()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return [name for name, below in zip(found, pool.map(self.folders, found), strict=True) if subfolder in below]
 
     def sizes(self, under: str) -> dict[str, int]:
         """Bytes of each JSON file of a folder, by name."""
@@ -95,10 +101,10 @@ def _last(path: str) -> str:
 def fetch(url: str, under: str, folder: Path, progress: Callable[[], object] = lambda: None) -> list[str]:
     """Make a local folder hold the same files as a folder of a store. Files never change, so only new ones are read.
     `under`: folder of the store.
-    Returns the folders of the store.
+    Returns the devices of the store.
     """
     remote = Remote(url)
-    folders, sizes = remote.folders(), remote.sizes(under)
+    devices, sizes = remote.devices(_last(under)), remote.sizes(under)
     progress()
     folder.mkdir(parents=True, exist_ok=True)
     here = {path.name for path in folder.iterdir() if path.suffix == SUFFIX}
@@ -111,7 +117,7 @@ def fetch(url: str, under: str, folder: Path, progress: Callable[[], object] = l
     _each(one, sorted(sizes.keys() - here))
     for name in here - sizes.keys():
         (folder / name).unlink(missing_ok=True)
-    return folders
+    return devices
 
 
 def send(url: str, under: str, files: Sequence[Path], progress: Callable[[], object] = lambda: None) -> None:
@@ -165,7 +171,7 @@ def answer(request: Mapping[str, Any], tell: Callable[[object], object]) -> None
         elif request["do"] == "remove":
             remove(url, under, request["names"], lambda: tell({"step": next(steps)}))
         else:
-            devices = Remote(url).folders()
+            devices = Remote(url).devices(_last(under))
     except Exception as error:  # of any library behind fsspec
         tell({"error": explain(error)})
     else:

@@ -179,7 +179,8 @@ def _copy(source: Storage, target: Storage) -> None:
     from pytest_gpumem.baselines.store import copy
 
     with one_line():
-        devices(source, None)
+        if not source.recorded().devices():
+            devices(source, None)
         for key, count in copy(source, target).items():
             click.echo(printable(f"{key}: {counted(count, 'file')} copied from {source} to {target}"))
 

@@ -102,6 +102,14 @@ def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
         raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
     if settings.save and not config.option.collectonly and not is_worker(config) and (why := store.unwritable()) is not None:
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
+    record = None if settings.record is None else storage(settings.record, _base(config, settings, "record"))
+    if (
+        record is not None
+        and not config.option.collectonly
+        and not is_worker(config)
+        and (why := record.recorded().unwritable(chosen.facts.key)) is not None
+    ):
+        raise pytest.UsageError(f"gpumem: {settings.origins['record']}: {why}")
     replay.leave_out_xdist_notice(config)
     session = GpuSession(config, settings, chosen, store, baseline)
     session.unfit = _unfit_worker(config, session)
@@ -138,7 +146,7 @@ def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
         outputs = OutputHooks(session)
         config.pluginmanager.register(outputs, "gpumem-outputs")
         places = outputs.places
-        config.pluginmanager.register(TerminalHooks(session), "gpumem-terminal")
+        config.pluginmanager.register(TerminalHooks(session, record), "gpumem-terminal")
         config.pluginmanager.register(SweepHooks(session), "gpumem-l2-sweep")
     if settings.shard is not None:
         from pytest_gpumem.plugin.sharding import ShardHooks

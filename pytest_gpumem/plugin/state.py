@@ -334,7 +334,12 @@ class GpuSession:
     @property
     def reads_controls(self) -> bool:
         """True if rows are compared or stored, here or in the main process of this further process."""
-        asked = bool(self.baseline.processes) or self.settings.save or os.environ.get(FURTHER_PROCESS) == READS_CONTROLS
+        asked = (
+            bool(self.baseline.processes)
+            or self.settings.save
+            or self.settings.record is not None
+            or os.environ.get(FURTHER_PROCESS) == READS_CONTROLS
+        )
         return asked and not self.ranges.tool_attached()
 
     def _controls(self, *, latency: bool = True) -> Controls | None:

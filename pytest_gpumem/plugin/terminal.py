@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -14,7 +15,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import untrusted
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage
+from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage
+from pytest_gpumem.baselines.store import record
 from pytest_gpumem.judging.judge import comparable, is_failure
 from pytest_gpumem.judging.screen import allowed, compared
 from pytest_gpumem.judging.spread import difference
@@ -53,10 +55,13 @@ def catches(baseline: Baseline, max_regression: str | None, processes: int) -> f
 
 
 class TerminalHooks(SummaryHooks):
-    """Header, announcements, table, JSON and baseline."""
+    """Header, announcements, table, JSON, baseline and record."""
 
-    def __init__(self, session: GpuSession) -> None:
+    def __init__(self, session: GpuSession, keeps: Storage | None) -> None:
+        """`keeps`: the place of `--gpumem-record`."""
         self._session = session
+        self._keeps = keeps
+        self._run = secrets.token_hex(8)  # unique to the run, in the baseline and among the recorded runs
         self._notes: list[str] = []
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -122,12 +127,29 @@ class TerminalHooks(SummaryHooks):
             path = replay.write_json(gpu.config)
             if path is not None:
                 self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
-        if gpu.settings.save:
+        for asked, flag, store in (
+            (gpu.settings.save, "--gpumem-save", partial(self._save, exitstatus)),
+            (self._keeps is not None and not session.config.option.collectonly, "--gpumem-record", self._record),
+        ):
             try:
-                self._notes += [f"--gpumem-save: {line}" for line in self._save(exitstatus)]
+                self._notes += [f"{flag}: {line}" for line in store()] if asked else []
             except BaselineError as error:
-                self._notes.append(f"--gpumem-save: {error}")
+                self._notes.append(f"{flag}: {error}")
                 fail(session)
+
+    def _record(self) -> Iterator[str]:
+        """Keep the run whatever its verdicts; a line about it."""
+        gpu = self._session
+        rows = gpu.settled(gpu.rows)
+        if not rows:
+            changed = "the device changed while it was measured" if len(gpu.rows) else "nothing was measured"
+            yield f"{changed}, nothing is recorded"
+        elif (fork := untrusted(os.environ)) is not None:
+            yield f"nothing is recorded of code that is not ours: {fork}"
+        else:
+            assert self._keeps is not None
+            path, count = record(self._keeps, gpu.facts, rows, replay.revision(gpu.config), gpu.settings.to_json(), self._run)
+            yield f"{count} of {len(gpu.rows)} rows recorded in {self._keeps.recorded().shown(path)}"
 
     def _save(self, exitstatus: int) -> Iterator[str]:
         """Store the accepted rows; lines about stored and refused rows."""
@@ -148,7 +170,7 @@ class TerminalHooks(SummaryHooks):
         if (fork := untrusted(os.environ)) is not None:
             yield f"nothing is stored of code that is not ours: {fork}"
             return
-        saved = gpu.store.save(settled, replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline)
+        saved = gpu.store.save(settled, replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline, self._run)
         if saved.path is not None:
             yield f"{len(saved.accepted)} of {len(gpu.rows)} rows stored in {gpu.store.storage.shown(saved.path)}"
         else:

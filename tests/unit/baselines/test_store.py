@@ -190,7 +190,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(BaselineError, match="cannot write the baseline: No space left on device"):
+    with pytest.raises(BaselineError, match="cannot write the run: No space left on device"):
         Store(tmp_path, H100).save([row()], None)
     assert files(tmp_path) == []
 

@@ -340,7 +340,7 @@ def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
 def test_roles_decide_what_a_command_switches_off_and_what_a_gate_writes() -> None:
     of_a_run = {option.name for option in OPTIONS if option.role.of_a_run}
     outputs = {"report", "markdown", "code_quality"}
-    assert of_a_run == {"save", "strict", "memory_limit", "processes", "isolate", "shard", "l2_sweep", "l2_sweep_map", *outputs}
+    assert of_a_run == {"save", "record", "strict", "memory_limit", "processes", "isolate", "shard", "l2_sweep", "l2_sweep_map", *outputs}
     assert {option.name for option in OPTIONS if option.role.needs_results} == of_a_run - {"processes", "isolate", "shard"}
     assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
     # A gate gives each output a file of its own.

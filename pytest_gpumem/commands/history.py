@@ -1,0 +1,118 @@
+"""The command `gpumem history`: what became slower or larger, over many runs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+
+import click
+
+from pytest_gpumem.commands import examples, terminal
+from pytest_gpumem.commands.baseline import one_line
+from pytest_gpumem.judging.finding import change as share_of_change
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.printable import printable
+from pytest_gpumem.reporting.columns import Columns, Line
+from pytest_gpumem.revisions import DIRTY
+from pytest_gpumem.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from pytest_gpumem.history.data import Change, History
+
+DAYS = 30
+SHOWN = 5  # tests of one run and one card that are named; the others are counted
+
+
+def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime:
+    if value is None or (value.isdecimal() and len(value) < 6):
+        return datetime.now(timezone.utc) - timedelta(days=int(value or DAYS))
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no time; accepted is a number of days, or a date such as 2026-10-01") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
+
+
+@click.command(
+    short_help="What became slower or larger over many runs.",
+    epilog=examples("gpumem history s3://bucket/history", "gpumem history .benchmarks --since 90 --test tests/test_a.py"),
+)
+@click.argument("where", metavar="WHERE")
+@click.option("--since", callback=_time, metavar="TIME", help=f"Changes since then: days, or a date. Default: {DAYS} days.")
+@click.option("--test", metavar="TEST", help="Only of this test, file or class, or of a row by its name.")
+@click.option("--card", metavar="KEY", help="Only on this GPU, by the name of its folder. Default: every GPU.")
+def history(where: str, since: datetime, test: str | None, card: str | None) -> None:
+    """List the lasting changes of the tests in WHERE, the folder or URL of --gpumem-record, of a baseline, or of both.
+
+    First come changes for the worse that nobody accepted, then accepted ones with who and why, then changes for the better. A change lies
+    between two commits, which the runs around it name. Counts and bytes are exact; a change of a time is reported from 0.5 % on, if it
+    lasts.
+    """
+    from pytest_gpumem.history import query
+    from pytest_gpumem.history.data import MissingLibrary
+
+    try:
+        with one_line():
+            found = query.history(where, card=card, test=test)
+    except MissingLibrary as error:
+        raise click.ClickException(str(error)) from None
+    if not found.series:
+        of = "".join(f" of {name}" for name in (test, card) if name is not None)
+        raise click.ClickException(f"{where}: there are no runs{of}; pytest --gpumem --gpumem-record {where} keeps one")
+    changes = query.recent(found, since)
+    slower = [change for change in changes if query.worse(found, change)]
+    open_ = [change for change in slower if not change.accepted]
+    for title, chosen in (
+        ("slower or larger", open_),
+        ("slower or larger, accepted", [change for change in slower if change.accepted]),
+        ("faster or smaller", [change for change in changes if not query.worse(found, change)]),
+    ):
+        for line in _lines(found, title, chosen):
+            click.echo(line)
+    tests = len({(one.card, one.test) for one in found.series})
+    click.echo(
+        f"{counted(len(found.runs), 'run')} of {counted(tests, 'test')}; since {since:%Y-%m-%d}: {counted(len(open_), 'change')} for the "
+        f"worse, {len(slower) - len(open_)} accepted, {len(changes) - len(slower)} for the better"
+    )
+
+
+def _lines(found: History, title: str, changes: Sequence[Change]) -> list[str]:
+    """A table of changes; many tests that changed with the same run are counted."""
+    if not changes:
+        return []
+    of_run: dict[tuple[int, str], list[Change]] = defaultdict(list)
+    for change in changes:
+        one = found.series[change.series]
+        of_run[int(one.runs[change.at]), one.metric].append(change)
+    several = len({(run.card, one.variant) for one in found.series for run in (found.runs[one.runs[0]],)}) > 1
+    left = {id(change) for together in of_run.values() for change in together[SHOWN:]}
+    rows = [_line(found, change, several) for change in changes if id(change) not in left]
+    for (run, metric), together in of_run.items():
+        if rest := len(together) - SHOWN:
+            name = f"and {counted(rest, 'test')} more with the run of {found.runs[run].when:%Y-%m-%d %H:%M}"
+            rows += [Line(name, ("", metric, "", "", "", ""))] if rest > 0 else []
+    width, colour = terminal()
+    return [Columns(title, ("change", "figure", "level", "commits", "date", "card"), "", rows).drawn(width, colour), ""]
+
+
+def _line(found: History, change: Change, several: bool) -> Line:
+    one = found.series[change.series]
+    before, first, last = (found.runs[one.runs[at]] for at in (change.earliest - 1, change.at, change.latest))
+    commits = f"{_commit(before.revision)}..{_commit(last.revision)}"
+    level = f"{_shown(one.unit, change.before)} -> {_shown(one.unit, change.after)}"
+    card = (f"{first.device}{' (simulated)' if first.simulated else ''}" + (f", {one.variant}" if one.variant else "")) if several else ""
+    share = share_of_change(change.relative) if math.isfinite(change.relative) else "new"
+    below = [f"accepted by {change.who}: {change.why}"] if change.accepted else []
+    name, *figures = printable([one.test, share, one.metric, level, commits, f"{first.when:%Y-%m-%d}", card])
+    return Line(name, figures, below=printable(below))
+
+
+def _commit(revision: str) -> str:
+    return revision.removesuffix(DIRTY)[:8] + (DIRTY if revision.endswith(DIRTY) else "") if revision else "unknown"
+
+
+def _shown(unit: str, value: float) -> str:
+    return format_time(value) if unit == "s" else format_bytes(round(value)) if unit == "B" else f"{value:.0f}"

@@ -1,0 +1,234 @@
+"""The history of a store: its accepted and recorded runs, as series and changes."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_gpumem.baselines.storage import Storage, storage
+from pytest_gpumem.baselines.store import IMPROVED
+from pytest_gpumem.history.changes import Step, exact_steps, steps
+from pytest_gpumem.history.columns import Column, Columns, Mark, Values, columns_of
+from pytest_gpumem.history.data import Change, History, Run, Series
+from pytest_gpumem.history.figures import METRICS
+from pytest_gpumem.judging.drift import APART
+from pytest_gpumem.records.row import selects
+from pytest_gpumem.units import format_time
+
+Marks = Mapping[tuple[str, str], Sequence[Mark]]
+"""By card and test: its accepted changes, oldest first."""
+
+
+def history(where: str | Path | Storage, *, card: str | None = None, test: str | None = None) -> History:
+    """Everything that the accepted and the recorded runs of a place say.
+
+    Args:
+        where: as of --gpumem-baseline or --gpumem-record.
+        card: only of this device, by its key.
+        test: only of this test: a row's key, or what selects it on pytest's command line.
+
+    Raises:
+        BaselineError: the place cannot be reached, or a file of it cannot be read.
+        MissingLibrary: there may be changes, and ruptures is not installed.
+    """
+    place = storage(where)
+    keys = sorted({*place.devices(), *place.recorded().devices()})
+    return of_columns({key: _both(place, key) for key in keys if card in (None, key)}, test=test)
+
+
+def of_columns(cards: Mapping[str, tuple[Columns, Columns]], *, test: str | None = None) -> History:
+    """The history of columns: by card, those of accepted and of recorded runs. Otherwise as `history`."""
+    every: list[tuple[str, bool, Column]] = []
+    marks: dict[tuple[str, str], list[Mark]] = defaultdict(list)
+    for key, (accepted, recorded) in cards.items():
+        ids = {column.id for column in accepted.columns}
+        twice = {column.id for column in recorded.columns}
+        every += [(key, True, column) for column in accepted.columns if column.id not in twice]
+        every += [(key, column.id in ids, column) for column in recorded.columns]
+        for mark in sorted(accepted.marks, key=lambda mark: mark.when):
+            marks[key, mark.test].append(mark)
+    every.sort(key=lambda one: (one[2].when, one[2].file))
+    number = {id(column): index for index, (_, _, column) in enumerate(every)}
+    runs = tuple(
+        Run(datetime.fromisoformat(column.when), column.revision, key, column.device, accepted, column.simulated)
+        for key, accepted, column in every
+    )
+    found: list[Series] = []
+    for key, both in cards.items():
+        found += _series(key, both, number)
+    at = [_steps_of(found, index) for index in _groups(found)]
+    by_series: dict[int, list[Step]] = {index: own for group in at for index, own in group.items()}
+    chosen = [index for index, one in enumerate(found) if test is None or test == one.test or selects(test, one.test)]
+    changes = [
+        change
+        for position, index in enumerate(chosen)
+        for change in _changes(
+            position, found[index], by_series.get(index, []), runs, marks.get((found[index].card, found[index].test), ())
+        )
+    ]
+    return History(runs, tuple(found[index] for index in chosen), tuple(changes))
+
+
+def worse(found: History, change: Change) -> bool:
+    """True if a test became slower or larger."""
+    return (change.after > change.before) == found.series[change.series].larger_is_worse
+
+
+def recent(found: History, since: datetime) -> list[Change]:
+    """The changes since a time: what became worse and nobody accepted, what became worse, what became better; the largest first."""
+    after = [change for change in found.changes if found.runs[found.series[change.series].runs[change.latest]].when >= since]
+    return sorted(after, key=lambda change: (not worse(found, change), change.accepted, -_size(change)))
+
+
+def _size(change: Change) -> float:
+    """As large for a doubling as for a halving."""
+    return abs(math.log(change.after / change.before)) if change.before > 0 and change.after > 0 else math.inf
+
+
+def _both(place: Storage, key: str) -> tuple[Columns, Columns]:
+    return columns_of(place, key), columns_of(place.recorded(), key)
+
+
+def variants(columns: Sequence[Column]) -> list[str | None]:
+    """What tells the cards of one model apart that ran these columns: the latency of their memory. None for all where they are alike.
+
+    Readings of one control that lie less than `APART` from the next are of one variant. Another version of the control reads other
+    latencies: a card that both have read links their variants.
+    """
+    parent: dict[tuple[str, int], tuple[str, int]] = {}
+    of: dict[int, tuple[str, int]] = {}
+    for control in sorted({column.control for column in columns if column.control is not None and column.dram is not None}):
+        read = sorted((column.dram, index) for index, column in enumerate(columns) if column.control == control and column.dram)
+        number, last = 0, read[0][0] if read else 0.0
+        for latency, index in read:
+            number += latency > last * (1 + APART)
+            last = latency
+            of[index] = control, number
+            parent.setdefault((control, number), (control, number))
+
+    def root(node: tuple[str, int]) -> tuple[str, int]:
+        while parent[node] != node:
+            node = parent[node]
+        return node
+
+    newest: dict[str, tuple[str, int]] = {}
+    for index in sorted(of, key=lambda index: columns[index].when):
+        card, node = columns[index].card, of[index]
+        if card is None:
+            continue
+        if (before := newest.get(card)) is not None and before[0] != node[0]:
+            parent[root(before)] = root(node)
+        newest[card] = node
+    roots = {root(node) for node in parent}
+    if len(roots) < 2:
+        return [None] * len(columns)
+    latencies: dict[tuple[str, int], list[float]] = defaultdict(list)
+    last_control: dict[tuple[str, int], str] = {}
+    for index in sorted(of, key=lambda index: columns[index].when):
+        last_control[root(of[index])] = of[index][0]
+    for index, node in of.items():
+        if node[0] == last_control[root(node)]:
+            latencies[root(node)].append(columns[index].dram or 0.0)
+    names = {node: f"DRAM {format_time(float(np.median(read)))}" for node, read in latencies.items()}
+    found: list[str | None] = []
+    for index, column in enumerate(columns):
+        known = of.get(index) or newest.get(column.card or "")
+        found.append(names[root(known)] if known is not None else None)
+    return found
+
+
+def _series(key: str, both: tuple[Columns, Columns], number: Mapping[int, int]) -> list[Series]:
+    """The series of one card; `number`: of each column's run, by its identity."""
+    together = [column for columns in both for column in columns.columns]
+    of_column = dict(zip(map(id, together), variants(together), strict=True))
+    names = sorted({name for name in of_column.values() if name is not None})
+    hows: dict[str, set[str]] = defaultdict(set)
+    for columns in both:
+        for test, how in columns.rows:
+            if how:
+                hows[test].add(how)
+    parts: dict[tuple[str, str, str, str | None], list[tuple[NDArray[np.int32], NDArray[np.float64]]]] = defaultdict(list)
+    for columns in both:
+        at = np.array([number.get(id(column), -1) for column in columns.columns], np.int32)
+        of = [of_column[id(column)] for column in columns.columns]
+        groups = {name: np.array([one == name for one in of], bool) & (at >= 0) for name in (None, *names)}
+        for metric, values in columns.values.items():
+            for row, variant, runs, own in _rows(values, at, groups):
+                test, how = columns.rows[row]
+                parts[metric, test, how, variant].append((runs, own))
+    found = []
+    for (metric, test, how, variant), pieces in parts.items():
+        runs, own = (
+            pieces[0] if len(pieces) == 1 else (np.concatenate([one[0] for one in pieces]), np.concatenate([one[1] for one in pieces]))
+        )
+        if len(pieces) > 1:
+            order = np.argsort(runs, kind="stable")
+            runs, own = runs[order], own[order]
+        told = ", ".join(filter(None, (variant, how if len(hows[test]) > 1 else None))) or None
+        kind = METRICS[metric]
+        found.append(Series(test, metric, kind.unit, kind.larger_is_worse, key, told, runs, own))
+    return found
+
+
+def _rows(
+    values: Values, at: NDArray[np.int32], groups: Mapping[str | None, NDArray[np.bool_]]
+) -> Iterator[tuple[int, str | None, NDArray[np.int32], NDArray[np.float64]]]:
+    """Row, variant, runs and values of each row of a metric.
+    `at`: the number of each column's run.
+    `groups`: the columns of each variant.
+    """
+    mask = values.mask(len(at))
+    dense = dict(zip(values.varying.tolist(), values.dense, strict=True))
+    known: dict[bytes, list[tuple[str | None, NDArray[np.int64], NDArray[np.int32]]]] = {}
+    for position, (row, present) in enumerate(zip(values.rows.tolist(), mask, strict=True)):
+        bits = values.present[position].tobytes()
+        if (pieces := known.get(bits)) is None:
+            pieces = known[bits] = []
+            for variant, of in groups.items():
+                columns = np.flatnonzero(present & of)
+                columns = columns[np.argsort(at[columns], kind="stable")]
+                if len(columns):
+                    pieces.append((variant, columns, at[columns]))
+        for variant, columns, runs in pieces:
+            line = dense.get(position)
+            own = np.broadcast_to(values.constant[position], len(columns)) if line is None else line[columns]
+            yield row, variant, runs, own
+
+
+def _groups(found: Sequence[Series]) -> list[list[int]]:
+    """Indexes of the series whose runs share their deviations: each figure of each card and variant."""
+    groups: dict[tuple[str, str, str | None], list[int]] = defaultdict(list)
+    for index, one in enumerate(found):
+        groups[one.metric, one.card, one.variant].append(index)
+    return list(groups.values())
+
+
+def _steps_of(found: Sequence[Series], group: Sequence[int]) -> dict[int, list[Step]]:
+    if METRICS[found[group[0]].metric].exact:
+        return {index: own for index in group if found[index].values.strides != (0,) and (own := exact_steps(found[index].values))}
+    numbers = np.unique(np.concatenate([found[index].runs for index in group]))
+    local = np.full(int(numbers[-1]) + 1, -1, np.int32)
+    local[numbers] = np.arange(len(numbers))
+    every = steps([local[found[index].runs] for index in group], [found[index].values for index in group], len(numbers))
+    return {index: own for index, own in zip(group, every, strict=True) if own}
+
+
+def _changes(position: int, one: Series, own: Sequence[Step], runs: Sequence[Run], marks: Sequence[Mark]) -> Iterator[Change]:
+    edges = [0, *(step.at for step in own), len(one.values)]
+    for index, step in enumerate(own):
+        before = float(
+            np.median(one.values[edges[index] : step.earliest] if step.earliest > edges[index] else one.values[edges[index] : step.at])
+        )
+        after = float(np.median(one.values[step.at : edges[index + 2]]))
+        relative = after / before - 1 if before else math.copysign(math.inf, after - before)
+        is_worse = (after > before) == one.larger_is_worse
+        began = runs[one.runs[step.earliest - 1]].when
+        by = next((mark for mark in marks if datetime.fromisoformat(mark.when) >= began and (mark.who != IMPROVED or not is_worse)), None)
+        who, why = (by.who, by.why) if by is not None else ("", "")
+        yield Change(position, step.at, step.earliest, step.latest, before, after, relative, by is not None, who, why)
