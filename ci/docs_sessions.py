@@ -41,7 +41,7 @@ def test_histogram(gpu_benchmark, device_buffer, gpu_kernels):
     result = gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0)
     assert result.bandwidth > 0.85 * result.device.peak_bandwidth
 """
-PYTEST = [sys.executable, "-m", "pytest"]
+PYTEST = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest"]
 GATE = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "gate"]
 REPLACED = (
     (r"Python [\d.]+, pytest-[\d.]+, pluggy-[\d.]+", "Python 3.12, pytest-9, pluggy-1"),
@@ -122,7 +122,7 @@ def undecided(session: Session) -> str:
 def gate(session: Session) -> str:
     """A pull request with a slow-down."""
     session.slowed()
-    return session.run(*GATE, "HEAD~1", "--max-regression", "2%", "--", "-p", "no:cacheprovider")
+    return session.run(*GATE, "HEAD~1", "--max-regression", "2%", "--", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 
 
 SESSIONS = {"main": main_command, "failing": failing, "undecided": undecided, "gate": gate}

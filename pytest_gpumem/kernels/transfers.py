@@ -32,9 +32,9 @@ def _elementwise_cycles(call: Call) -> float:
 
 def _elementwise(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     result = arrays["x"].copy()
-    rate = calls.element(3.75, result)
+    rate, one, subtract = calls.element(3.75, result), calls.element(1, result), calls.module_of(result).subtract
     for _ in range(int(scalars["rounds"])):
-        rest = calls.module_of(result).subtract(calls.element(1, result), result)
+        rest = subtract(one, result)
         result *= rate
         result *= rest
     return {"x": result}

@@ -11,6 +11,7 @@ from contextlib import suppress
 import compiling
 import pytest
 import pytest_benchmark.plugin
+import pytest_benchmark.session
 from sessions import QUICKLY, SIMULATED
 
 from pytest_gpumem.devices.simulated import content
@@ -21,13 +22,17 @@ from pytest_gpumem.units import KiB
 with compiling.written():
     for name in ("session", "terminal", "repeating", "outputs", "profiling", "gpu_benchmark", "l2_sweeping"):
         importlib.import_module(f"pytest_gpumem.plugin.{name}")
-    for name in ("pytest_gpumem.devices.simulated.device", "pytest_gpumem.measuring.stopping", "scipy.special", "email.parser"):
+    for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table"):
+        importlib.import_module(f"pytest_gpumem.{name}")
+    for name in ("scipy.special", "email.parser", "rich.console"):
         importlib.import_module(name)
     with suppress(ImportError):
         importlib.import_module("nvtx")
 
-# So does the processor stay the same, of which pytest-benchmark asks several commands for each file that it writes.
+# pytest-benchmark asks programs for the processor, the machine and the commit, some of them in every session.
 pytest_benchmark.plugin.get_cpu_info = functools.cache(pytest_benchmark.plugin.get_cpu_info)
+pytest_benchmark.session.get_machine_id = functools.cache(pytest_benchmark.session.get_machine_id)
+pytest_benchmark.plugin.get_tag = lambda: "tag"
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import ssh_server
+from ci_project import again
 from msgspec import structs
 from sessions import SIMULATED
 
@@ -268,8 +269,9 @@ def test_undecided_rows_are_measured_again_on_their_gpus(pytester: pytest.Pytest
         gpu_benchmark(gpu_kernels.copy, device_buffer(32 << 20), device_buffer(32 << 20), max_regression=limit)
 """
     )
-    for _ in range(3):
-        seen.run("--gpumem-save").assert_outcomes(passed=2)
+    seen.run("--gpumem-save").assert_outcomes(passed=2)
+    for number in range(2):
+        again(next(pytester.path.glob(".benchmarks/*/gpumem/*.json")), number)
     seen.forget()
     monkeypatch.setenv("LIMIT", "0.8%")
     seen.run("-n", "2", "--gpumem-no-evidence", processes="auto").assert_outcomes(passed=2)
