@@ -380,6 +380,8 @@ def _text(found: Found, line: Sequence[Commit], request: Request, key: str, *, s
         yield from (f"  {line[index].short} {line[index].subject}{reasons.get(index, '')}" for index in left[:LISTED])
         if len(left) > LISTED:
             yield f"  and {len(left) - LISTED} more"
+        if request.figure is None and (found.proof is None or found.proof.outcome is None):
+            yield f"to go on with more pairs: the same command with --rounds-max {2 * request.rounds_max}"
         return
     commit, parent = line[found.high], line[found.low]
     yield f"found{note}: {commit.id}"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from pytest_gpumem.judging.paired import Bet, Judge, Paired, centre, far_beyond
 from pytest_gpumem.outcomes import Outcome
@@ -41,27 +42,34 @@ class Level:
 GOOD, BAD = Level(0, 0), Level(PARTS, PARTS)
 
 
-def level(values: Sequence[float], whole: float, error: float) -> Level:
-    """What pairs prove of a commit.
-    `values`: log-ratios to good, in the order of measurement.
-    `whole`: log-ratio of bad to good.
-    `error`: of each side, over all pairs together.
-    """
-    low, high = 0, PARTS
-    # The first bound that is not proven ends it: a wrong bound then needs one wrong bet, the first that can be wrong.
-    while low + 1 < PARTS and _beyond(values, whole, low + 1, 1, error):
-        low += 1
-    while high - 1 > 0 and _beyond(values, whole, high - 1, -1, error):
-        high -= 1
-    return Level(low, max(low, high))
+class Levels:
+    """What pairs prove of a commit, after every pair."""
 
+    def __init__(self, whole: float, error: float) -> None:
+        """No pair yet.
+        `whole`: log-ratio of bad to good.
+        `error`: of each side, over all pairs together.
+        """
+        self._error = error
+        self._values: list[float] = []
+        self._bets = {
+            side: [Bet(whole * part / PARTS, side, whole * (PARTS - part if side > 0 else part) / PARTS) for part in range(1, PARTS)]
+            for side in (1, -1)
+        }
 
-def _beyond(values: Sequence[float], whole: float, part: int, side: int, error: float) -> bool:
-    bound = whole * part / PARTS
-    bet = Bet(bound, side, whole - bound if side > 0 else bound)
-    for value in values:
-        bet.take(value)
-    return bet.p_value <= error or far_beyond([side * value for value in values], side * bound)
+    def of(self, values: Sequence[float]) -> Level:
+        """After these pairs, which begin with those of the call before: log-ratios to good, in the order of measurement."""
+        for value in values[len(self._values) :]:
+            self._values.append(value)
+            for bet in (*self._bets[1], *self._bets[-1]):
+                bet.take(value)
+        # The first bound that is not proven ends it: a wrong level then needs one wrong bet, the first that can be wrong.
+        low = sum(1 for _ in takewhile(self._proven, self._bets[1]))
+        high = PARTS - sum(1 for _ in takewhile(self._proven, reversed(self._bets[-1])))
+        return Level(low, max(low, high))
+
+    def _proven(self, bet: Bet) -> bool:
+        return bet.p_value <= self._error or far_beyond([bet.side * value for value in self._values], bet.side * bet.bound)
 
 
 @dataclass
@@ -104,12 +112,14 @@ class Search:
 
 
 def of_step(search: Search, whole: float) -> Judge:
-    """Judges a commit against good: FAIL on bad's side, PASS on good's."""
+    """Judges the one measurement of a commit against good: FAIL on bad's side, PASS on good's."""
+
+    levels = Levels(whole, search.error)
 
     def judge(pairs: Mapping[str, Sequence[float]], _deltas: Mapping[str, float], _same: Collection[str]) -> dict[str, Paired]:
         found = {}
         for key, values in pairs.items():
-            bad = search.side(level(values, whole, search.error), len(values))
+            bad = search.side(levels.of(values), len(values))
             outcome = None if bad is None else Outcome.FAIL if bad else Outcome.PASS
             found[key] = _paired(outcome, values, whole * search.bound / PARTS, whole)
         return found

@@ -96,17 +96,22 @@ SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)  # codes of a doubt that the same mach
 CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree: one step of 15 MHz is less
 
 
-def same_code(measurement: Measurement, alike: Sequence[Measurement]) -> bool:
-    """True if every run that a row is compared with ran the same machine code in the same way, at the same clocks, and the row does not
-    look slower. Never for rows by the host's clock: what the host does between its calls was not watched.
-    `alike`: the accepted runs that it is compared with.
-    `comparison`: their difference.
-    `delta`: allowed slow-down, as a share.
+def ran_the_same(one: Measurement, other: Measurement) -> bool:
+    """True if two measurements ran the same machine code in the same way. Never for rows by the host's clock: what the host does between
+    its calls was not watched.
     """
+    if one.what_ran is None or other.what_ran is None or one.what_ran.digest is None:
+        return False
+    watched = not any(measurement.sampler in ("host", "plain") for measurement in (one, other))
+    return watched and one.what_ran.digest == other.what_ran.digest
+
+
+def same_code(measurement: Measurement, alike: Sequence[Measurement]) -> bool:
+    """True if a row and every accepted run that it is compared with ran the same machine code in the same way, at the same clocks."""
     ran = measurement.what_ran
     if ran is None or ran.digest is None or measurement.sampler in ("host", "plain"):
         return False
-    return all(past.what_ran is not None and past.what_ran.digest == ran.digest and _same_clocks(measurement, past) for past in alike)
+    return all(ran_the_same(measurement, past) and _same_clocks(measurement, past) for past in alike)
 
 
 def _same_clocks(measurement: Measurement, past: Measurement) -> bool:

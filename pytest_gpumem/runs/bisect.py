@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pytest_gpumem.judging.bisection import BAD, GOOD, STEP, STEP_AGAIN, Level, Search, level, of_proof, of_step, whole_of
-from pytest_gpumem.judging.judge import same_code
+from pytest_gpumem.judging.bisection import BAD, GOOD, STEP, STEP_AGAIN, Level, Levels, Search, of_proof, of_step, whole_of
+from pytest_gpumem.judging.judge import ran_the_same
 from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement
@@ -133,7 +133,7 @@ class _Line:
         search = Search(0, self.commits, error)
         good, bad = (self._look(index) for index in (0, self.commits))
         # If both ran the same, what a commit runs does not tell its side.
-        self._known = {0: (good, GOOD), self.commits: (bad, BAD)} if evidence and not same_code(bad, [good]) else {}
+        self._known = {0: (good, GOOD), self.commits: (bad, BAD)} if evidence and not ran_the_same(good, bad) else {}
         while (index := search.next(self._skipped)) is not None:
             self._on_step(search, index, None)
             step, found = self._step(search, index)
@@ -151,12 +151,12 @@ class _Line:
         try:
             ran = self._look(index)
             for known, (other, found) in self._known.items():
-                if same_code(ran, [other]) and (bad := search.side(found)) is not None:
+                if ran_the_same(ran, other) and (bad := search.side(found)) is not None:
                     return Step(index, bad, same_as=known), found
             paired = self._time(0, index, of_step(search, self.whole), "")
         except Skip as reason:
             return Step(index, skipped=str(reason)), GOOD
-        found = level(paired.log_ratios, self.whole, search.error)
+        found = Levels(self.whole, search.error).of(paired.log_ratios)
         if paired.outcome is not None and self._known:
             self._known[index] = ran, found
         return Step(index, None if paired.outcome is None else paired.outcome is Outcome.FAIL, paired=paired), found
@@ -186,6 +186,11 @@ def bisect_values(commits: int, value: Callable[[int], int], on_step: OnStep) ->
         steps.append(step)
         on_step(search, index, step)
     return Found(search.low, search.high, tuple(steps), values=values)
+
+
+def by_times(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float], _same: Collection[str] = ()) -> dict[str, Paired]:
+    """As `judge_pairs`, whatever ran: good and bad may differ by what nothing but the times shows."""
+    return judge_pairs(pairs, deltas)
 
 
 @dataclass(frozen=True)
@@ -284,7 +289,7 @@ class Commits:
         return Journal(self._asked.journal / f"{name}.jsonl", self._asked.identity)
 
     def duet(
-        self, base: int, head: int, wanted: Wanted, *, judge: Judge = judge_pairs, max_regression: str | None = None, name: str = ""
+        self, base: int, head: int, wanted: Wanted, *, judge: Judge = by_times, max_regression: str | None = None, name: str = ""
     ) -> Result:
         """The duet of two commits.
         `judge`: as of `Duet`.

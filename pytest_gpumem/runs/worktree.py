@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -120,7 +120,7 @@ def commit_side(commit: str, here: Path) -> Iterator[Side]:
             side = _revision(commit[:10], commit, here.resolve(), held_folder(stack), stack, who="commit")
         except OSError as error:
             raise DuetError(f"commit {commit[:10]} cannot be prepared: {error}") from None
-        yield side
+        yield replace(side, title=f"commit {commit[:10]}")
 
 
 def working_tree(here: Path) -> Side:

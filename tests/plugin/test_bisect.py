@@ -162,6 +162,9 @@ def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
 
 def test_what_cannot_be_searched_is_one_line(project: Project) -> None:
     first = project.commit("first", 16)
+    (project.folder / "conftest.py").write_text(f"import sys; sys.path.insert(0, {str(project.folder)!r}); import kern\n")
+    imports = project.commit("takes a module of the working tree", 16)
+    (project.folder / "conftest.py").write_text("")
     last = project.commit("last", 16, "def test_other(): pass\n")
     for arguments, message in (
         (("--good", last, "--bad", first, TEST), f"'{last}' is no ancestor of '{first}'"),
@@ -170,6 +173,7 @@ def test_what_cannot_be_searched_is_one_line(project: Project) -> None:
         (("--good", first, TEST, "--peak", "--limit", "2%"), "--limit, --peak and --count exclude each other"),
         (("--good", first, TEST, "--limit", "2 apples"), "--limit: '2 apples'"),
         (("--good", first, TEST), f"--bad HEAD: {TEST} measures nothing there: there is no such test"),
+        (("--good", first, "--bad", imports, TEST), "did not run its own code: kern from"),
         (("--good", first, "test_no.py::test_no"), f"--good {first}: test_no.py::test_no measures nothing there: there is no test_no.py"),
     ):
         done = project.bisect(*arguments)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from processes import measured
 
-from pytest_gpumem.judging.bisection import PARTS, PATIENT, STEP, Level, Search, level
+from pytest_gpumem.judging.bisection import PARTS, PATIENT, STEP, Level, Levels, Search
 from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Measurement
@@ -158,10 +158,10 @@ def test_a_value_takes_one_run_a_commit() -> None:
 
 def test_levels_are_proven_bounds() -> None:
     whole = math.log1p(0.04)
-    assert level([whole] * 8, whole, STEP) == Level(PARTS - 1, PARTS)
-    assert level([0.0] * 8, whole, STEP) == Level(0, 1)
-    assert level([whole] * 7, whole, STEP) == Level(0, PARTS)  # one pair too few
-    assert level([whole / 2] * PATIENT, whole, STEP) == Level(3, 5)
+    assert Levels(whole, STEP).of([whole] * 8) == Level(PARTS - 1, PARTS)
+    assert Levels(whole, STEP).of([0.0] * 8) == Level(0, 1)
+    assert Levels(whole, STEP).of([whole] * 7) == Level(0, PARTS)  # one pair too few
+    assert Levels(whole, STEP).of([whole / 2] * PATIENT) == Level(3, 5)
 
 
 def test_a_commit_in_the_middle_moves_the_bound() -> None:
