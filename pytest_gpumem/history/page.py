@@ -10,7 +10,7 @@ import base64
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -24,8 +24,6 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.web_page import anchor, rendered
 from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
-LATELY = timedelta(days=30)
-"""Before the newest run: what changed since then comes first."""
 MOST_CHANGES = 2000
 """Lines of a table of changes; the sections of the tests have all."""
 
@@ -49,10 +47,10 @@ class _Line:
     rank: float  # larger ones come first
 
 
-def page(history: History) -> str:
-    """The page."""
+def page(history: History, since: datetime) -> str:
+    """The page; what changed since a time comes first."""
     cards = _cards(history.runs)
-    lines = [_line(history, change, cards) for change in history.changes]
+    lines = [_line(history, change, cards, since) for change in history.changes]
     recent = sorted((one for one in lines if one.lately), key=lambda one: (one.accepted, -one.rank))
     tables = (
         ("slower", "Slower or larger", [one for one in recent if one.worse]),
@@ -75,7 +73,7 @@ def page(history: History) -> str:
             ]
         ),
         period=_period(history.runs),
-        lately=LATELY.days,
+        since=f"{since:%Y-%m-%d}",
         tables=[(name, heading, found[:MOST_CHANGES], len(found)) for name, heading, found in tables],
         metrics=list(dict.fromkeys(printable(one.metric) for one in history.series)),
         cards=list(dict.fromkeys(_card(one, cards) for one in history.series)),
@@ -108,7 +106,7 @@ def _card(series: Series, cards: dict[str, str]) -> str:
     return cards[series.card] if series.variant is None else f"{cards[series.card]}, {printable(series.variant)}"
 
 
-def _line(history: History, change: Change, cards: dict[str, str]) -> _Line:
+def _line(history: History, change: Change, cards: dict[str, str], since: datetime) -> _Line:
     series = history.series[change.series]
     runs = [history.runs[index] for index in series.runs[[max(change.earliest - 1, 0), change.latest, change.at]]]
     finite = np.isfinite(change.relative)
@@ -124,7 +122,7 @@ def _line(history: History, change: Change, cards: dict[str, str]) -> _Line:
         judged=_judged(change),
         worse=(change.after > change.before) == series.larger_is_worse,
         accepted=change.accepted,
-        lately=runs[2].when >= history.runs[-1].when - LATELY,
+        lately=runs[1].when >= since,
         rank=abs(change.relative) if finite else np.inf,
     )
 
@@ -181,7 +179,6 @@ def _facts(history: History, cards: dict[str, str], lines: Sequence[_Line]) -> t
         parts += packed
         parts += bytes(-len(packed) % 3)  # so that the Base64 of each line begins with a character of its own
     facts = {
-        "lately": int((history.runs[-1].when - LATELY).timestamp()) if history.runs else 0,
         "runs": {
             "when": [round(one.when.timestamp()) for one in history.runs],
             "revision": [_revision(one) for one in history.runs],

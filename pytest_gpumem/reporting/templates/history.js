@@ -166,11 +166,10 @@
       line.changes.map((one) => `; ${one.size} on ${one.date}, commits ${one.commits}, ${one.judged}`).join(""));
 
     function tell() {
-      if (cursor < 0) { told.textContent = ""; return; }
-      const run = line.runs[cursor];
-      const change = line.changes.find((one) => one.at === cursor);
-      told.textContent = [
-        date(runs.when[run], true) + " UTC", runs.revision[run] || "unknown commit", figure(all[cursor], line.unit), runs.accepted[run] ? "accepted run" : "recorded run",
+      const at = cursor < 0 ? all.length - 1 : cursor, run = line.runs[at];
+      const change = line.changes.find((one) => one.at === at);
+      told.textContent = (cursor < 0 ? "last run: " : "") + [
+        date(runs.when[run], true) + " UTC", runs.revision[run] || "unknown commit", figure(all[at], line.unit), runs.accepted[run] ? "accepted run" : "recorded run",
         ...(change ? [`${mark(change)}, ${change.levels}, ${change.judged}`] : []),
       ].join(", ");
     }
@@ -309,6 +308,7 @@
     });
     room.addEventListener("pointercancel", () => { picked = null; });
     room.addEventListener("dblclick", () => view.whole());
+    tell();
     return { made, draw };
   }
 

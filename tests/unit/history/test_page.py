@@ -8,15 +8,22 @@ import html
 import json
 import re
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
-from histories import CARD, DEVICE, change, one_slower, runs, series
+from histories import CARD, DEVICE, NEWEST, change, one_slower, runs, series
 
 from pytest_gpumem.history.data import History
-from pytest_gpumem.history.page import page
+from pytest_gpumem.history.page import page as drawn
 from pytest_gpumem.reporting.web_page import anchor
+
+SINCE = NEWEST - timedelta(days=30)
+
+
+def page(history: History) -> str:
+    return drawn(history, SINCE)
 
 
 def facts(text: str) -> Any:

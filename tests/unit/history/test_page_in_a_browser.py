@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
-from histories import DEVICE, change, runs, series
+from histories import DEVICE, NEWEST, change, runs, series
 
 from pytest_gpumem.history.data import History
 from pytest_gpumem.history.page import page as drawn
@@ -35,7 +36,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed")
     file = tmp_path_factory.mktemp("history") / "page.html"
-    file.write_text(drawn(many()))
+    file.write_text(drawn(many(), NEWEST - timedelta(days=30)))
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         opened = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
