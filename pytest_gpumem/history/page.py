@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -18,45 +17,26 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from pytest_gpumem.history.data import Change, History, Run, Series
+from pytest_gpumem.history.data import Change, History, Run
+from pytest_gpumem.history.lines import ChangeLine, card_names, card_of, change_lines, revision
+from pytest_gpumem.history.query import recent, worse
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.web_page import anchor, rendered
-from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
 MOST_CHANGES = 2000
 """Lines of a table of changes; the sections of the tests have all."""
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A change as a line of a table, and in the section of its test."""
-
-    test: str
-    target: str
-    metric: str
-    card: str
-    size: str  # such as "+3.2 %"
-    levels: str  # before and after it
-    commits: str
-    date: str
-    judged: str  # "not accepted", or who accepted it and why
-    worse: bool
-    accepted: bool
-    lately: bool
-    rank: float  # larger ones come first
-
-
 def page(history: History, since: datetime) -> str:
     """The page; what changed since a time comes first."""
-    cards = _cards(history.runs)
-    lines = [_line(history, change, cards, since) for change in history.changes]
-    recent = sorted((one for one in lines if one.lately), key=lambda one: (one.accepted, -one.rank))
+    cards = card_names(history.runs)
+    lately = recent(history, since)
     tables = (
-        ("slower", "Slower or larger", [one for one in recent if one.worse]),
-        ("gains", "Faster or smaller", [one for one in recent if not one.worse]),
+        ("slower", "Slower or larger", [change for change in lately if worse(history, change)]),
+        ("gains", "Faster or smaller", [change for change in lately if not worse(history, change)]),
     )
-    facts, values = _facts(history, cards, lines)
+    facts, values = _facts(history, cards, {id(change) for change in lately})
     simulated = sorted({cards[one.card] for one in history.runs if one.simulated})
     return rendered(
         "history.html",
@@ -74,9 +54,9 @@ def page(history: History, since: datetime) -> str:
         ),
         period=_period(history.runs),
         since=f"{since:%Y-%m-%d}",
-        tables=[(name, heading, found[:MOST_CHANGES], len(found)) for name, heading, found in tables],
+        tables=[(name, heading, list(_rows(history, found[:MOST_CHANGES])), len(found)) for name, heading, found in tables],
         metrics=list(dict.fromkeys(printable(one.metric) for one in history.series)),
-        cards=list(dict.fromkeys(_card(one, cards) for one in history.series)),
+        cards=list(dict.fromkeys(card_of(one, cards) for one in history.series)),
         # In JSON, a character that could end or begin an element is an escape.
         facts=Markup(msgspec.json.encode(facts, enc_hook=np.generic.item).decode().replace("<", "\\u003c")),
         values=Markup(values),
@@ -95,67 +75,18 @@ def _period(runs: Sequence[Run]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _cards(runs: Sequence[Run]) -> dict[str, str]:
-    """By key, how the page names a card: its device, or the key where cards of one name have several."""
-    devices = {one.card: f"{one.device} (simulated)" if one.simulated else one.device for one in runs}
-    names = list(devices.values())
-    return {card: printable(device if names.count(device) == 1 else card) for card, device in devices.items()}
+def _rows(history: History, changes: Sequence[Change]) -> Iterator[tuple[ChangeLine, str, str]]:
+    """Lines of a table of changes: the texts, the element of the test, and the class of the change."""
+    for change, texts in zip(changes, change_lines(history, changes), strict=True):
+        style = "doubt" if change.accepted else "fail" if worse(history, change) else "pass"
+        yield texts, anchor(history.series[change.series].test), style
 
 
-def _card(series: Series, cards: dict[str, str]) -> str:
-    return cards[series.card] if series.variant is None else f"{cards[series.card]}, {printable(series.variant)}"
+def _facts(history: History, cards: dict[str, str], lately: set[int]) -> tuple[dict[str, Any], str]:
+    """All that the script draws: what JSON has, and the packed values in Base64.
 
-
-def _line(history: History, change: Change, cards: dict[str, str], since: datetime) -> _Line:
-    series = history.series[change.series]
-    runs = [history.runs[index] for index in series.runs[[max(change.earliest - 1, 0), change.latest, change.at]]]
-    finite = np.isfinite(change.relative)
-    return _Line(
-        test=printable(series.test),
-        target=anchor(series.test),
-        metric=printable(series.metric),
-        card=_card(series, cards),
-        size=format_share(change.relative, sign=True) if finite else "from 0",
-        levels=f"{_figure(change.before, series.unit)} → {_figure(change.after, series.unit)}",
-        commits=_commits(runs[0] if change.earliest else None, runs[1]),
-        date=f"{runs[2].when:%Y-%m-%d}",
-        judged=_judged(change),
-        worse=(change.after > change.before) == series.larger_is_worse,
-        accepted=change.accepted,
-        lately=runs[1].when >= since,
-        rank=abs(change.relative) if finite else np.inf,
-    )
-
-
-def _judged(change: Change) -> str:
-    if not change.accepted:
-        return "not accepted"
-    who = f"accepted by {change.who}" if change.who else "accepted"
-    return printable(f"{who}: {change.why}" if change.why else who)
-
-
-def _commits(before: Run | None, last: Run) -> str:
-    """The commits that may have made a change, as git takes them: behind the first one, up to the second one."""
-    after = _revision(last)
-    if before is None or not after or not (base := _revision(before)):
-        return f"up to {after}" if after else "unknown commit"
-    return f"{base}..{after}" if base != after else f"none: {after} before and after"
-
-
-def _revision(run: Run) -> str:
-    commit, dash, dirty = run.revision.partition("-")
-    return printable(f"{commit[:9]}{dash}{dirty}")
-
-
-_FORMATS: dict[str, Callable[[float], str]] = {"s": format_time, "B/s": format_rate, "B": lambda value: short_bytes(round(value))}
-
-
-def _figure(value: float, unit: str) -> str:
-    return _FORMATS[unit](value) if unit in _FORMATS else f"{value:.10g}{unit and ' '}{printable(unit)}"
-
-
-def _facts(history: History, cards: dict[str, str], lines: Sequence[_Line]) -> tuple[dict[str, Any], str]:
-    """All that the script draws: what JSON has, and the packed values in Base64."""
+    `lately`: identities of the changes that come first.
+    """
     names = list(cards)
     tests = {name: index for index, name in enumerate(dict.fromkeys(one.test for one in history.series))}
     metrics = {(one.metric, one.unit): one.larger_is_worse for one in history.series}
@@ -181,7 +112,7 @@ def _facts(history: History, cards: dict[str, str], lines: Sequence[_Line]) -> t
     facts = {
         "runs": {
             "when": [round(one.when.timestamp()) for one in history.runs],
-            "revision": [_revision(one) for one in history.runs],
+            "revision": [revision(one) for one in history.runs],
             "accepted": [int(one.accepted) for one in history.runs],
         },
         "cards": list(cards.values()),
@@ -189,16 +120,16 @@ def _facts(history: History, cards: dict[str, str], lines: Sequence[_Line]) -> t
         "metrics": [[printable(name), printable(unit), worse] for (name, unit), worse in metrics.items()],
         "series": columns,
         "sets": sets.packed,
-        "changes": list(_marks(history, lines)),
+        "changes": list(_marks(history, lately)),
     }
     return facts, base64.b64encode(parts).decode()
 
 
-def _marks(history: History, lines: Sequence[_Line]) -> Iterator[dict[str, Any]]:
-    for change, line in zip(history.changes, lines, strict=True):
-        places = {name: getattr(change, name) for name in ("series", "at", "earliest", "latest", "before", "after")}
-        texts = {name: getattr(line, name) for name in ("size", "levels", "commits", "date", "judged", "worse", "accepted", "lately")}
-        yield {**places, **texts, "rank": min(line.rank, 1e9)}
+def _marks(history: History, lately: set[int]) -> Iterator[dict[str, Any]]:
+    for change, texts in zip(history.changes, change_lines(history, history.changes), strict=True):
+        places = {name: getattr(change, name) for name in ("series", "at", "earliest", "latest", "before", "after", "accepted")}
+        told = {name: getattr(texts, name) for name in ("size", "levels", "commits", "date", "judged")}
+        yield {**places, **told, "worse": worse(history, change), "lately": id(change) in lately}
 
 
 class _RunSets:

@@ -37,6 +37,7 @@
   for (const line of lines) groups[line.test].lines.push(line);
   for (const change of changes) {
     const line = lines[change.series], group = groups[line.test];
+    change.rank = change.before > 0 && change.after > 0 ? Math.abs(Math.log(change.after / change.before)) : 1e9;
     line.changes.push(change);
     // Worst first: what nobody accepted and got worse lately, by size; then other changes; then all that never changed.
     const rank = change.lately && change.worse && !change.accepted ? 2 + change.rank : change.lately ? 1 : 0.5;

@@ -65,7 +65,7 @@ def test_a_change_of_this_month_stands_first_with_its_commits_and_levels() -> No
             "tests/test_a.py::test_copy",
             "latency",
             "+2.50 %",
-            "100.0 us → 102.5 us",
+            "100.0 us -> 102.5 us",
             "001cc0dec..001fc0dec",
             "2026-11-13",
             DEVICE,
@@ -104,8 +104,8 @@ def test_what_is_worse_depends_on_the_metric_and_bytes_from_nothing_have_no_shar
     lines = (series("t", [1e12] * 40, metric="bandwidth", unit="B/s"), series("t", [0.0] * 40, metric="kept", unit="B"))
     text = page(History(tuple(runs(40)), lines, (change(0, 30, 1e12, 0.9e12), change(1, 30, 0.0, 4096.0))))
     assert [line[1:4] for line in table(text, "slower")] == [
-        ["kept", "from 0", "0 B → 4 KiB"],
-        ["bandwidth", "-10.0 %", "1000 GB/s → 900.0 GB/s"],
+        ["kept", "new", "0 B -> 4 KiB"],
+        ["bandwidth", "-10.0 %", "1000 GB/s -> 900.0 GB/s"],
     ]
 
 

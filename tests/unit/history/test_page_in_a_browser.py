@@ -94,7 +94,7 @@ def test_a_link_opens_its_test_whatever_is_filtered(shown: Any) -> None:
     assert shown.locator("details[open]").get_attribute("id") == anchor("t.py::test_last")
     assert shown.locator("details[open] figcaption").all_inner_texts() == [f"kernels on {DEVICE}, DRAM 700 ns"]
     text = shown.locator("details[open] li").inner_text()
-    assert "-33.3 % kernels 3 → 2" in text
+    assert "-33.3 % kernels 3 -> 2" in text
     assert f"accepted by {HOSTILE}: fused" in text
 
 
