@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -13,6 +15,7 @@ import click
 from pytest_gpumem.commands import examples
 
 if TYPE_CHECKING:
+    from pytest_gpumem.history.data import History
     from pytest_gpumem.result_files import Results
 
 
@@ -36,6 +39,43 @@ def _github(results: Results) -> str:
 
 FORMATS: Mapping[str, Callable[[Results], str]] = MappingProxyType({"csv": _csv, "bmf": _bmf, "github-action-benchmark": _github})
 """By the name of a format, the text of results in it."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A file that has a history."""
+
+    help: str
+    made: Callable[[History, datetime], str | memoryview | Iterator[bytes]]
+    """Its content. The time is the start of the period whose changes come first."""
+
+
+def _page(history: History, since: datetime) -> str:
+    from pytest_gpumem.history.page import page
+
+    return page(history, since)
+
+
+def _of_history(name: str) -> Callable[[History, datetime], str | memoryview | Iterator[bytes]]:
+    def made(history: History, since: datetime) -> str | memoryview | Iterator[bytes]:
+        from pytest_gpumem.history import exports
+
+        content: str | memoryview | Iterator[bytes] = getattr(exports, name)(history)
+        return content
+
+    return made
+
+
+OF_HISTORY: Mapping[str, Export] = MappingProxyType(
+    {
+        "html": Export("A page with a line for each figure of each test, in one file.", _page),
+        "csv": Export("A line for each value, in SI units.", _of_history("csv")),
+        "parquet": Export("The same as an Apache Parquet file. Needs the extra parquet.", _of_history("parquet")),
+        "openmetrics": Export("The last values, as text for Prometheus.", _of_history("openmetrics")),
+        "bmf": Export("The last values, in Bencher's format.", _of_history("bmf")),
+    }
+)
+"""By the name of an option of `gpumem history`, the file that it writes."""
 
 
 @click.command(

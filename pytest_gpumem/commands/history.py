@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pytest_gpumem.commands import examples, terminal
+from pytest_gpumem.commands import check_writable, examples, terminal, write
 from pytest_gpumem.commands.baseline import one_line
-from pytest_gpumem.judging.finding import change as share_of_change
+from pytest_gpumem.commands.export import OF_HISTORY
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import Columns, Line
-from pytest_gpumem.revisions import DIRTY
-from pytest_gpumem.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from pytest_gpumem.history.data import Change, History
+    from pytest_gpumem.history.lines import ChangeLine
 
 DAYS = 30
 SHOWN = 5  # tests of one run and one card that are named; the others are counted
@@ -36,24 +35,38 @@ def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> date
     return found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
 
 
+def _files(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of the files that are written."""
+    for name, export in reversed(list(OF_HISTORY.items())):
+        command = click.option(f"--{name}", type=click.Path(path_type=Path), metavar="FILE", help=export.help)(command)
+    return command
+
+
 @click.command(
     short_help="What became slower or larger over many runs.",
-    epilog=examples("gpumem history s3://bucket/history", "gpumem history .benchmarks --since 90 --test tests/test_a.py"),
+    epilog=examples(
+        "gpumem history s3://bucket/history --html history.html", "gpumem history .benchmarks --since 90 --test tests/test_a.py"
+    ),
 )
 @click.argument("where", metavar="WHERE")
 @click.option("--since", callback=_time, metavar="TIME", help=f"Changes since then: days, or a date. Default: {DAYS} days.")
 @click.option("--test", metavar="TEST", help="Only of this test, file or class, or of a row by its name.")
 @click.option("--card", metavar="KEY", help="Only on this GPU, by the name of its folder. Default: every GPU.")
-def history(where: str, since: datetime, test: str | None, card: str | None) -> None:
+@_files
+def history(where: str, since: datetime, test: str | None, card: str | None, **files: Path | None) -> None:
     """List the lasting changes of the tests in WHERE, the folder or URL of --gpumem-record, of a baseline, or of both.
 
     First come changes for the worse that nobody accepted, then accepted ones with who and why, then changes for the better. A change lies
     between two commits, which the runs around it name. Counts and bytes are exact; a change of a time is reported from 0.5 % on, if it
     lasts.
+
+    The files have everything that WHERE has of these tests and cards, of all times.
     """
     from pytest_gpumem.history import query
     from pytest_gpumem.history.data import MissingLibrary
 
+    for name, path in files.items():
+        check_writable(f"--{name}", path)
     try:
         with one_line():
             found = query.history(where, card=card, test=test)
@@ -62,6 +75,12 @@ def history(where: str, since: datetime, test: str | None, card: str | None) -> 
     if not found.series:
         of = "".join(f" of {name}" for name in (test, card) if name is not None)
         raise click.ClickException(f"{where}: there are no runs{of}; pytest --gpumem --gpumem-record {where} keeps one")
+    try:
+        for name, path in files.items():
+            if path is not None:
+                write(f"--{name}", path, OF_HISTORY[name].made(found, since))
+    except MissingLibrary as error:
+        raise click.ClickException(f"--{name}: {error}") from None
     changes = query.recent(found, since)
     slower = [change for change in changes if query.worse(found, change)]
     open_ = [change for change in slower if not change.accepted]
@@ -77,19 +96,24 @@ def history(where: str, since: datetime, test: str | None, card: str | None) -> 
         f"{counted(len(found.runs), 'run')} of {counted(tests, 'test')}; since {since:%Y-%m-%d}: {counted(len(open_), 'change')} for the "
         f"worse, {len(slower) - len(open_)} accepted, {len(changes) - len(slower)} for the better"
     )
+    for path in files.values():
+        if path is not None:
+            click.echo(printable(f"wrote {path}"))
 
 
 def _lines(found: History, title: str, changes: Sequence[Change]) -> list[str]:
     """A table of changes; many tests that changed with the same run are counted."""
+    from pytest_gpumem.history.lines import change_lines
+
     if not changes:
         return []
     of_run: dict[tuple[int, str], list[Change]] = defaultdict(list)
     for change in changes:
         one = found.series[change.series]
         of_run[int(one.runs[change.at]), one.metric].append(change)
-    several = len({(run.card, one.variant) for one in found.series for run in (found.runs[one.runs[0]],)}) > 1
+    several = len({(one.card, one.variant) for one in found.series}) > 1 or any(run.simulated for run in found.runs)
     left = {id(change) for together in of_run.values() for change in together[SHOWN:]}
-    rows = [_line(found, change, several) for change in changes if id(change) not in left]
+    rows = [_line(texts, several) for texts in change_lines(found, [change for change in changes if id(change) not in left])]
     for (run, metric), together in of_run.items():
         if rest := len(together) - SHOWN:
             name = f"and {counted(rest, 'test')} more with the run of {found.runs[run].when:%Y-%m-%d %H:%M}"
@@ -98,21 +122,6 @@ def _lines(found: History, title: str, changes: Sequence[Change]) -> list[str]:
     return [Columns(title, ("change", "figure", "level", "commits", "date", "card"), "", rows).drawn(width, colour), ""]
 
 
-def _line(found: History, change: Change, several: bool) -> Line:
-    one = found.series[change.series]
-    before, first, last = (found.runs[one.runs[at]] for at in (change.earliest - 1, change.at, change.latest))
-    commits = f"{_commit(before.revision)}..{_commit(last.revision)}"
-    level = f"{_shown(one.unit, change.before)} -> {_shown(one.unit, change.after)}"
-    card = (f"{first.device}{' (simulated)' if first.simulated else ''}" + (f", {one.variant}" if one.variant else "")) if several else ""
-    share = share_of_change(change.relative) if math.isfinite(change.relative) else "new"
-    below = [f"accepted by {change.who}: {change.why}"] if change.accepted else []
-    name, *figures = printable([one.test, share, one.metric, level, commits, f"{first.when:%Y-%m-%d}", card])
-    return Line(name, figures, below=printable(below))
-
-
-def _commit(revision: str) -> str:
-    return revision.removesuffix(DIRTY)[:8] + (DIRTY if revision.endswith(DIRTY) else "") if revision else "unknown"
-
-
-def _shown(unit: str, value: float) -> str:
-    return format_time(value) if unit == "s" else format_bytes(round(value)) if unit == "B" else f"{value:.0f}"
+def _line(texts: ChangeLine, several: bool) -> Line:
+    figures = (texts.size, texts.metric, texts.levels, texts.commits, texts.date, texts.card if several else "")
+    return Line(texts.test, figures, below=[texts.judged] if texts.accepted else [])

@@ -10,7 +10,7 @@ import numpy as np
 from pytest_gpumem.history.data import Change, History, Run, Series
 from pytest_gpumem.judging.finding import change as share_of_change
 from pytest_gpumem.printable import printable
-from pytest_gpumem.units import format_rate, format_time, short_bytes
+from pytest_gpumem.units import format_bytes, format_rate, format_time
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class ChangeLine:
     date: str
     """Of the first run at the new level."""
     card: str
+    accepted: bool
     judged: str
     """Whether it was accepted, by whom, and why."""
 
@@ -47,6 +48,7 @@ def change_lines(history: History, changes: Iterable[Change]) -> Iterator[Change
             commits=_commits(before, last),
             date=f"{first.when:%Y-%m-%d}",
             card=card_of(one, cards),
+            accepted=change.accepted,
             judged=_judged(change),
         )
 
@@ -84,7 +86,7 @@ def revision(run: Run) -> str:
     return printable(f"{commit[:9]}{dash}{dirty}")
 
 
-_FORMATS: dict[str, Callable[[float], str]] = {"s": format_time, "B/s": format_rate, "B": lambda value: short_bytes(round(value))}
+_FORMATS: dict[str, Callable[[float], str]] = {"s": format_time, "B/s": format_rate, "B": lambda value: format_bytes(round(value))}
 
 
 def _figure(value: float, unit: str) -> str:
