@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from measurements import measurement
+
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Comparison, Row, Verdict
 
 OUTCOMES = {
@@ -14,21 +16,9 @@ OUTCOMES = {
 
 
 def row(verdict: Code | Outcome = Outcome.PASS, name: str = "a", delta: float | None = 0.03, label: str = "", **limits: str) -> Row:
-    measurement = Measurement(
-        label=label,
-        target="copy",
-        mode="clean-cold",
-        sampler="graph",
-        sampler_reason="",
-        placements=((1e-3, 1e-3), (1e-3, 1e-3)),
-        half_width=1e-9,
-        traffic=None,
-        footprint=None,
-        floor=1e-6,
-        conditions=(Conditions(), Conditions()),
-    )
+    made = measurement(label=label, placements=((1e-3, 1e-3), (1e-3, 1e-3)), half_width=1e-9)
     outcome, code = (verdict, None) if isinstance(verdict, Outcome) else (OUTCOMES.get(verdict, Outcome.UNDECIDED), verdict)
     comparison = None if delta is None else Comparison(delta, delta, delta, 0.01, 3)
     held = Limits(**{"max_regression": "1%", **limits})
     said = Verdict(outcome, f"said by the screen of {name}", comparison, code=code)
-    return Row(f"t.py::{name}", held, said, measurement, label, failed=outcome is Outcome.FAIL)
+    return Row(f"t.py::{name}", held, said, made, label, failed=outcome is Outcome.FAIL)

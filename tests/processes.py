@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from measurements import measurement
+
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
+from pytest_gpumem.records.measurement import Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn
 from pytest_gpumem.runs.worktree import Side
@@ -18,21 +20,7 @@ SETTINGS = {"device": "cuda", "mode": "clean-cold", "sampler": "auto", "placemen
 
 def measured(latency: float, **changes: Any) -> Measurement:
     """A measurement of one placement."""
-    given: dict[str, Any] = {
-        "label": "",
-        "target": "triad",
-        "mode": "clean-cold",
-        "sampler": "blocked",
-        "sampler_reason": "",
-        "placements": ((latency,),),
-        "half_width": None,
-        "traffic": Traffic(2, 1),
-        "footprint": None,
-        "floor": 0.0,
-        "conditions": (Conditions(), Conditions()),
-        "overhead": 3e-6,
-    }
-    return Measurement(**{**given, **changes})
+    return measurement(**{"placements": ((latency,),), "traffic": Traffic(2, 1), "floor": 0.0, "overhead": 3e-6, **changes})
 
 
 def row(nodeid: str, latency: float | None, code: Code | None = Code.NO_BASELINE, **changes: Any) -> Row:
@@ -41,13 +29,13 @@ def row(nodeid: str, latency: float | None, code: Code | None = Code.NO_BASELINE
     `changes` are of the row, those that it does not have of its measurement.
     """
     own = {name: changes.pop(name) for name in ("failed", "limits", "label") if name in changes}
-    measurement = None if latency is None else measured(latency, label=own.get("label", ""), **changes)
+    taken = None if latency is None else measured(latency, label=own.get("label", ""), **changes)
     outcome = {Code.NO_BASELINE: Outcome.NEW, Code.CONDITIONS: Outcome.UNDECIDED, None: Outcome.FAIL}[code]
     return Row(
         nodeid,
         own.get("limits", Limits()),
         Verdict(outcome, "because", code=code),
-        measurement,
+        taken,
         own.get("label", ""),
         own.get("failed", False),
     )

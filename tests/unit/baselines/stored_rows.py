@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from known_devices import H100
+from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
+from pytest_gpumem.records.measurement import Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Comparison, Row, Verdict
 
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
@@ -25,21 +26,13 @@ def every(past: Measurement) -> bool:
 
 def row(name: str = "test_triad", *, latency: float = 268e-6, outcome: Outcome = Outcome.PASS, **changes: Any) -> Row:
     measured = {key: changes.pop(key) for key in MEASURED if key in changes}
-    measurement = Measurement(
-        label="",
-        placements=((latency, latency * 1.001), (latency, latency * 0.999)),
-        half_width=1e-7,
-        traffic=Traffic(2, 1),
-        footprint=3,
-        floor=1.28e-6,
-        sampler_reason="",
-        **{"target": "triad", "mode": "clean-cold", "sampler": "graph", "conditions": (Conditions(), Conditions()), **measured},
-    )
+    around = ((latency, latency * 1.001), (latency, latency * 0.999))
+    triad = {"target": "triad", "sampler": "graph", "traffic": Traffic(2, 1), "footprint": 3, "floor": 1.28e-6, "half_width": 1e-7}
     given = {
         "nodeid": f"tests/test_a.py::{name}",
         "limits": Limits(),
         "verdict": Verdict(outcome, "because"),
-        "measurement": measurement,
+        "measurement": measurement(placements=around, **triad | measured),
     }
     return Row(**{**given, **changes})
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from measurements import passing
 from msgspec import structs
 
 from pytest_gpumem.baselines.store import Store
@@ -21,10 +22,9 @@ from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.doctor.card import Known, on_record, reach
 from pytest_gpumem.measuring.controls import read_controls
-from pytest_gpumem.outcomes import Exit, Outcome
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import CardFigures, CardProcess
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Provenance
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.measurement import Provenance
 
 SOUND = DATASHEETS["h100"]
 CHECKS = ("like its model", "throttling", "configuration", "ageing")
@@ -120,21 +120,8 @@ def save(place: Path, sheet: Datasheet, uuid: str | None) -> None:
     controls = read_controls(device)
     device.close()
     facts = structs.replace(chosen.facts, uuid=uuid)
-    measurement = Measurement(
-        label="",
-        target="copy",
-        mode="hot",
-        sampler="blocked",
-        sampler_reason="",
-        placements=((1e-3,),),
-        half_width=None,
-        traffic=None,
-        footprint=None,
-        floor=1e-6,
-        conditions=(Conditions(), Conditions()),
-        provenance=Provenance("2026-11-20T12:00:00+00:00", uuid, controls),
-    )
-    row = Row("tests/test_a.py::test_copy", Limits(), Verdict(Outcome.PASS, "", simulated=True), measurement)
+    row = passing("tests/test_a.py::test_copy", provenance=Provenance("2026-11-20T12:00:00+00:00", uuid, controls))
+    row = structs.replace(row, verdict=structs.replace(row.verdict, simulated=True))
     assert Store(place, facts).save([row], None).path is not None
 
 

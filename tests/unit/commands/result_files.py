@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 from known_devices import H100 as KNOWN
+from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
+from pytest_gpumem.records.measurement import Limits, Traffic
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import document
 
@@ -30,20 +31,11 @@ class Folder:
     def row(self, latency: float = 268e-6, name: str = "test_triad", *, spread: float = 1e-4, **changes: Any) -> Row:
         measured = {key: changes.pop(key) for key in ("mode", "sampler", "conditions", "profiled", "kernel_source") if key in changes}
         medians = latency * np.exp(self._rng.normal(0, spread) + self._rng.normal(0, spread, 8))
-        measurement = Measurement(
-            label=changes.get("label", ""),
-            target="triad",
-            placements=tuple((float(m),) * 3 for m in medians),
-            half_width=1e-8,
-            traffic=Traffic(2 << 28, 1 << 28),
-            footprint=3 << 28,
-            floor=1.28e-6,
-            sampler_reason="",
-            overhead=2e-6,
-            **{"mode": "clean-cold", "sampler": "blocked", "conditions": (Conditions(), Conditions()), **measured},
-        )
+        placements = tuple((float(m),) * 3 for m in medians)
+        triad = {"target": "triad", "half_width": 1e-8, "traffic": Traffic(2 << 28, 1 << 28), "footprint": 3 << 28, "overhead": 2e-6}
+        taken = measurement(label=changes.get("label", ""), placements=placements, floor=1.28e-6, **triad | measured)
         verdict = Verdict(Outcome.PASS, "no limit set")
-        return Row(**{"nodeid": f"tests/test_a.py::{name}", "limits": Limits(), "verdict": verdict, "measurement": measurement, **changes})
+        return Row(**{"nodeid": f"tests/test_a.py::{name}", "limits": Limits(), "verdict": verdict, "measurement": taken, **changes})
 
     def write(self, name: str, rows: Sequence[Row], facts: DeviceFacts = H100, **settings: Any) -> str:
         """A `--benchmark-json` file."""

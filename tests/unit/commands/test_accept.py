@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from known_devices import H100
+from measurements import passing
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main
-from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
-from pytest_gpumem.records.row import Row, Verdict
 
 Accept = Callable[..., Result]
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
@@ -24,23 +22,7 @@ TESTS = ("tests/test_a.py::test_copy[1]", "tests/test_a.py::test_copy[2]", "test
 
 
 def save(folder: Path, facts: DeviceFacts, tests: tuple[str, ...], label: str = "") -> None:
-    rows = []
-    for test in tests:
-        measurement = Measurement(
-            label=label,
-            target="copy",
-            mode="hot",
-            sampler="graph",
-            sampler_reason="",
-            placements=((1e-3,),),
-            half_width=None,
-            traffic=None,
-            footprint=None,
-            floor=1e-6,
-            conditions=(Conditions(), Conditions()),
-        )
-        rows.append(Row(test, Limits(), Verdict(Outcome.PASS, ""), measurement, label))
-    Store(folder, facts).save(rows, "abc")
+    Store(folder, facts).save([passing(test, label=label) for test in tests], "abc")
 
 
 @pytest.fixture

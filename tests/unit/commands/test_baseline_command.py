@@ -9,34 +9,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from known_devices import H100
+from measurements import passing
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.store import Store, reset
 from pytest_gpumem.cli import main
-from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
-from pytest_gpumem.records.row import Row, Verdict
 
 Command = Callable[..., Result]
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
 TEST = "tests/test_a.py::test_copy"
-
-
-def row(nodeid: str = TEST) -> Row:
-    measurement = Measurement(
-        label="",
-        target="copy",
-        mode="hot",
-        sampler="blocked",
-        sampler_reason="",
-        placements=((1e-3,),),
-        half_width=None,
-        traffic=None,
-        footprint=None,
-        floor=1e-6,
-        conditions=(Conditions(), Conditions()),
-    )
-    return Row(nodeid, Limits(), Verdict(Outcome.PASS, ""), measurement)
 
 
 @pytest.fixture
@@ -46,10 +27,10 @@ def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.delenv("GPUMEM_BASELINE", raising=False)
     folder = tmp_path / ".benchmarks"
     for revision in ("one", "two"):
-        Store(folder, H100).save([row()], revision)
+        Store(folder, H100).save([passing(TEST)], revision)
     reset(folder, H100.key, [TEST], "checks bounds", "ada", "two")
-    Store(folder, H100).save([row()], "three")
-    Store(folder, A100).save([row("tests/test_b.py::test_other")], "one")
+    Store(folder, H100).save([passing(TEST)], "three")
+    Store(folder, A100).save([passing("tests/test_b.py::test_other")], "one")
     return lambda *arguments: CliRunner().invoke(main, ["baseline", *arguments])
 
 

@@ -348,7 +348,7 @@ def test_all_rows_are_judged_as_one_family(folder: Folder, compare: Compare, mon
         ("[1]", "neither a --benchmark-json file nor a baseline's"),
         ("{}", "neither a --benchmark-json file nor a baseline's"),
         ("[" * 100_000, "not JSON"),
-        ('{"gpumem": {"schema": 9}}', "$.gpumem.schema: 9; this version reads 1"),
+        ('{"gpumem": {"schema": 9}}', "$.gpumem.schema: 9; this version reads 2"),
         ('{"gpumem": null}', "$.gpumem: not a JSON object"),
         ('{"benchmarks": [1]}', "$.benchmarks[0]: no fullname and stats"),
         ('{"benchmarks": [{"fullname": "x", "stats": {"median": NaN}}]}', "$.benchmarks[0].stats.median: nan is no time"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import measurements
 from known_devices import H100
 from msgspec.structs import replace
 
@@ -39,12 +40,8 @@ KERNEL = KernelUse(
 
 
 def measurement(latency: float = 400e-6, **changed: Any) -> Measurement:
-    given: dict[str, Any] = {
-        "label": "",
+    given = {
         "target": "triad",
-        "mode": "clean-cold",
-        "sampler": "blocked",
-        "sampler_reason": "",
         "placements": ((latency,),) * 8,
         "half_width": latency * 1e-4,
         "traffic": Traffic(800_000_000, 400_000_000),
@@ -54,7 +51,7 @@ def measurement(latency: float = 400e-6, **changed: Any) -> Measurement:
         "migrations": Migrations(PageCounts(), PageCounts(), "CUPTI"),
         "activity": Activity(source="CUPTI", set_aside=0),
     }
-    return Measurement(**(given | changed))
+    return measurements.measurement(**given | changed)
 
 
 def profile(*kernels: KernelUse, **changed: Any) -> TestProfile:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 from known_devices import H100
+from measurements import measurement
 from ncu_csv import HEADING, UNITS, line, log, measured
 
 from pytest_gpumem.explain.processes import SideRun, count
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS
 from pytest_gpumem.nsight.tools import NothingRecorded
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.runs.worktree import Side
@@ -63,9 +64,7 @@ def stand_in(tmp_path: Path, results: str, table: str = TABLE, refuses: str = ""
 @pytest.fixture
 def results() -> str:
     """What a session wrote that measured test_triad five times."""
-    taken = Measurement(
-        "", "triad", "clean-cold", "plain", "", ((1e-3,) * 5,), None, None, None, 1e-6, (Conditions(), Conditions()), profiled=True
-    )
+    taken = measurement(target="triad", sampler="plain", placements=((1e-3,) * 5,), profiled=True)
     row = Row("t.py::test_triad", Limits(), Verdict(Outcome.UNDECIDED, "profiled"), taken, range_name="test_triad")
     return json.dumps({"gpumem": document(H100, [row], {})})
 

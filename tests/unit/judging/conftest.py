@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from known_devices import H100
+from measurements import TRIAD, measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance, Repeat, Traffic
+from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance, Repeat
 
 DAY = datetime(2026, 11, 1, 10, tzinfo=timezone.utc)
 
@@ -41,21 +42,9 @@ class Bench:
 
     @staticmethod
     def of(placements: tuple[tuple[float, ...], ...], **changes: object) -> Measurement:
-        given: dict[str, object] = {
-            "label": "",
-            "target": "triad",
-            "mode": "clean-cold",
-            "sampler": "graph",
-            "sampler_reason": "the work can be captured",
-            "placements": placements,
-            "half_width": None,
-            "traffic": Traffic(reads=2 * 2**28, writes=2**28),
-            "footprint": 3 * 2**28,
-            "floor": 1.28e-6,
-            "conditions": (Conditions(sm_clock_hz=1.98e9), Conditions(sm_clock_hz=1.965e9)),
-            **changes,
-        }
-        return Measurement(**given)  # type: ignore[arg-type]
+        clocks = (Conditions(sm_clock_hz=1.98e9), Conditions(sm_clock_hz=1.965e9))
+        given = {"sampler": "graph", "placements": placements, "floor": 1.28e-6, "conditions": clocks, **TRIAD}
+        return measurement(**given | changes)
 
 
 @pytest.fixture

@@ -6,35 +6,23 @@ from typing import Any
 
 import pytest
 from known_devices import H100
+from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.traffic import Agreement, account, beyond_arguments, two_declarations
-from pytest_gpumem.records.measurement import Conditions, Counted, Measurement, Traffic, Window
+from pytest_gpumem.records.measurement import Counted, Measurement, Traffic, Window
 from pytest_gpumem.units import MB, MiB
 
 L2 = H100.l2_bytes  # 50 MiB
 
 
-def measurement(traffic: Traffic | None, reads: int, writes: int, l2: tuple[int, int] | None = None, **changes: Any) -> Measurement:
-    values: dict[str, Any] = {
-        "label": "",
-        "target": "triad",
-        "mode": "clean-cold",
-        "sampler": "graph",
-        "sampler_reason": "",
-        "placements": ((1e-3,),),
-        "half_width": None,
-        "traffic": traffic,
-        "footprint": 768 * MiB,
-        "floor": 1e-6,
-        "conditions": (Conditions(), Conditions()),
-        "counted": Counted(reads, writes, *(l2 or (None, None)), 5, "ncu"),
-    }
-    return Measurement(**{**values, **changes})
+def measured(traffic: Traffic | None, reads: int, writes: int, l2: tuple[int, int] | None = None, **changes: Any) -> Measurement:
+    counted = Counted(reads, writes, *(l2 or (None, None)), 5, "ncu")
+    return measurement(**{"traffic": traffic, "footprint": 768 * MiB, "counted": counted, **changes})
 
 
 def find(*args: Any, **changes: Any) -> Agreement:
-    said = account(measurement(*args, **changes), H100)
+    said = account(measured(*args, **changes), H100)
     assert said is not None
     return said.finding
 
@@ -43,12 +31,12 @@ TRIAD = Traffic(512 * MiB, 256 * MiB)
 
 
 def test_nothing_counted_says_nothing() -> None:
-    assert account(measurement(TRIAD, 1, 1, counted=None), H100) is None
+    assert account(measured(TRIAD, 1, 1, counted=None), H100) is None
 
 
 def test_the_triad_of_an_h200_agrees() -> None:
     # ci/records/nvidia-h200/nvtx_filter.json: arrays of 512 MiB, L2 of 60 MiB.
-    taken = measurement(Traffic(1024 * MiB, 512 * MiB), 1073762048, 517492480, footprint=1536 * MiB)
+    taken = measured(Traffic(1024 * MiB, 512 * MiB), 1073762048, 517492480, footprint=1536 * MiB)
     said = account(taken, replace(H100, l2_bytes=60 * MiB))
     assert said is not None
     assert said.finding is Agreement.AGREES
@@ -58,7 +46,7 @@ def test_the_triad_of_an_h200_agrees() -> None:
 
 def test_reads_short_of_the_declared_ones_are_a_wrong_declaration() -> None:
     assert find(TRIAD, 512 * MiB * 96 // 100, 256 * MiB) is Agreement.AGREES
-    said = account(measurement(TRIAD, 256 * MiB, 256 * MiB), H100)
+    said = account(measured(TRIAD, 256 * MiB, 256 * MiB), H100)
     assert said is not None
     assert said.finding is Agreement.WRONG
     assert said.notable
@@ -88,9 +76,9 @@ def test_what_a_persisting_window_holds_need_not_come_from_dram() -> None:
 
 def test_more_than_the_compulsory_bytes_is_excess_and_says_where() -> None:
     assert find(TRIAD, 512 * MiB * 105 // 100, 256 * MiB) is Agreement.AGREES
-    strided = account(measurement(TRIAD, 1024 * MiB, 256 * MiB, (1024 * MiB, 256 * MiB)), H100)
-    again = account(measurement(TRIAD, 1024 * MiB, 256 * MiB, (512 * MiB, 256 * MiB)), H100)
-    unknown = account(measurement(TRIAD, 1024 * MiB, 256 * MiB), H100)
+    strided = account(measured(TRIAD, 1024 * MiB, 256 * MiB, (1024 * MiB, 256 * MiB)), H100)
+    again = account(measured(TRIAD, 1024 * MiB, 256 * MiB, (512 * MiB, 256 * MiB)), H100)
+    unknown = account(measured(TRIAD, 1024 * MiB, 256 * MiB), H100)
     for said in (strided, again, unknown):
         assert said is not None
         assert said.finding is Agreement.EXCESS
@@ -111,18 +99,18 @@ def test_more_than_the_compulsory_bytes_is_excess_and_says_where() -> None:
     ],
 )
 def test_where_caches_or_a_link_account_for_it_nothing_is_judged(changes: dict[str, Any], reason: str) -> None:
-    said = account(measurement(**{"traffic": TRIAD, "reads": 0, "writes": 0, **changes}), H100)
+    said = account(measured(**{"traffic": TRIAD, "reads": 0, "writes": 0, **changes}), H100)
     assert said is not None
     assert said.finding is Agreement.UNJUDGED
     assert said.notable
     assert reason in said.sentence
-    close = account(measurement(**{"traffic": TRIAD, "reads": 512 * MiB, "writes": 256 * MiB, **changes}), H100)
+    close = account(measured(**{"traffic": TRIAD, "reads": 512 * MiB, "writes": 256 * MiB, **changes}), H100)
     assert close is not None
     assert not close.notable
 
 
 def test_a_count_is_judged_without_a_known_peak() -> None:
-    said = account(measurement(TRIAD, 0, 0), replace(H100, peak_bandwidth=0.0))
+    said = account(measured(TRIAD, 0, 0), replace(H100, peak_bandwidth=0.0))
     assert said is not None
     assert said.finding is Agreement.WRONG
 
@@ -132,7 +120,7 @@ def test_four_times_l2_is_judged() -> None:
 
 
 def test_without_a_declaration_there_is_the_count() -> None:
-    said = account(measurement(None, 2 * MB, MB), H100)
+    said = account(measured(None, 2 * MB, MB), H100)
     assert said is not None
     assert said.finding is Agreement.UNDECLARED
     assert said.difference is None

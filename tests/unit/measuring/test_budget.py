@@ -9,31 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from known_devices import H100
+from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.measuring.budget import FIXED, HOST, LEAST, Ledger, need, share_out
 from pytest_gpumem.measuring.stopping import MOST_SAMPLES
-from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.measurement import Measurement
 
 seconds = st.floats(1e-6, 1e4)
 needs = st.lists(st.none() | seconds, min_size=1, max_size=12)
 
 
 def measured(latency: float, **changes: Any) -> Measurement:
-    values: dict[str, Any] = {
-        "label": "",
-        "target": "triad",
-        "mode": "clean-cold",
-        "sampler": "blocked",
-        "sampler_reason": "",
-        "placements": ((latency,),),
-        "half_width": None,
-        "traffic": None,
-        "footprint": None,
-        "floor": 1e-6,
-        "conditions": (Conditions(), Conditions()),
-    }
-    return Measurement(**{**values, **changes})
+    return measurement(placements=((latency,),), **changes)
 
 
 # What a measurement needs

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from known_devices import H100
+from measurements import TRIAD, measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.nsight.counting import BadFile, CallError, CountedRun, count, counted, kernels_of, load, to_json
@@ -14,29 +15,15 @@ from pytest_gpumem.nsight.ncu import CountedKernel
 from pytest_gpumem.nsight.tools import ToolMissing
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.ranges import labelled
-from pytest_gpumem.records.measurement import Conditions, Counted, Limits, Measurement, Traffic
+from pytest_gpumem.records.measurement import Counted, Limits
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.uses import KernelUse
 from pytest_gpumem.units import MiB
 
 
 def row(range_name: str, label: str = "", *, launches: int = 5) -> Row:
-    measurement = Measurement(
-        label=label,
-        target="triad",
-        mode="clean-cold",
-        sampler="plain",
-        sampler_reason="a profiler is attached",
-        placements=((1e-3,) * launches,),
-        half_width=None,
-        traffic=Traffic(512 * MiB, 256 * MiB),
-        footprint=768 * MiB,
-        floor=1e-6,
-        conditions=(Conditions(), Conditions()),
-        profiled=True,
-    )
-    verdict = Verdict(Outcome.UNDECIDED, "a profiler was attached")
-    return Row(f"t.py::{range_name}", Limits(), verdict, measurement, label, range_name=range_name)
+    made = measurement(label=label, sampler="plain", placements=((1e-3,) * launches,), profiled=True, **TRIAD)
+    return Row(f"t.py::{range_name}", Limits(), Verdict(Outcome.UNDECIDED, "a profiler was attached"), made, label, range_name=range_name)
 
 
 def kernel(*ranges: str, reads: int = 1000, writes: int = 500, l2: int | None = 64) -> CountedKernel:

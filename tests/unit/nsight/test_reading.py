@@ -10,6 +10,7 @@ from pathlib import Path
 import ncu_csv
 import pytest
 from click.testing import CliRunner
+from measurements import passing
 from nsys_sqlite import Export
 from test_ncu_report import page
 from test_nsys import one_test
@@ -19,10 +20,9 @@ from pytest_gpumem.nsight import ncu as ncu_module
 from pytest_gpumem.nsight.reading import read, with_results
 from pytest_gpumem.nsight.recording import BadReport
 from pytest_gpumem.nsight.tools import ToolMissing
-from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.ranges import labelled
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Window
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.measurement import Window
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import profiles_from_json
 
 
@@ -96,22 +96,7 @@ def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, name: str, con
 
 
 def row(label: str, window: Window | None = None) -> Row:
-    measurement = Measurement(
-        label=label,
-        target="triad",
-        mode="clean-cold",
-        sampler="plain",
-        sampler_reason="",
-        placements=((1e-3, 1e-3, 1e-3),),
-        half_width=None,
-        traffic=None,
-        footprint=None,
-        floor=1e-6,
-        conditions=(Conditions(), Conditions()),
-        window=window,
-    )
-    verdict = Verdict(Outcome.PASS, "")
-    return Row("tests/test_a.py::test_triad[1]", Limits(), verdict, measurement, label, range_name="test_triad")
+    return passing("tests/test_a.py::test_triad[1]", label=label, window=window, placements=((1e-3,) * 3,), range_name="test_triad")
 
 
 def test_results_of_the_run_tell_launches_and_windows() -> None:

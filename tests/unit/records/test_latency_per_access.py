@@ -5,26 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from measurements import measurement
 
-from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.measurement import Measurement
 
 
 def measured(**changes: Any) -> Measurement:
-    values: dict[str, Any] = {
-        "label": "",
-        "target": "chase",
-        "mode": "hot",
-        "sampler": "batched",
-        "sampler_reason": "",
-        "placements": ((1e-3, 2e-3, 9e-3), (3e-3, 4e-3, 5e-3)),  # medians 2 and 4 ms
-        "half_width": 0.6e-3,
-        "traffic": None,
-        "footprint": None,
-        "floor": 1e-6,
-        "conditions": (Conditions(), Conditions()),
-        "accesses_per_launch": 10_000,
-    }
-    return Measurement(**{**values, **changes})
+    chase = {"mode": "hot", "half_width": 0.6e-3, "accesses_per_launch": 10_000}
+    return measurement(placements=((1e-3, 2e-3, 9e-3), (3e-3, 4e-3, 5e-3)), **chase | changes)  # medians 2 and 4 ms
 
 
 def test_the_interval_is_the_launchs_shared_out() -> None:

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 from known_devices import H100
+from measurements import TRIAD, measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Comparison, Row, Verdict
-from pytest_gpumem.units import MiB
 
 
 @pytest.fixture
@@ -35,20 +35,16 @@ def make_row() -> Callable[..., Row]:
         measured: bool = True,
         **changes: Any,
     ) -> Row:
-        values: dict[str, Any] = {
-            "label": label,
-            "target": "triad",
-            "mode": "clean-cold",
+        placements = ((268.2e-6, 268.3e-6, 268.9e-6), (268.3e-6, 268.3e-6, 268.3e-6))
+        given = {
             "sampler": "graph",
             "sampler_reason": "it can be captured",
-            "placements": ((268.2e-6, 268.3e-6, 268.9e-6), (268.3e-6, 268.3e-6, 268.3e-6)),
+            "placements": placements,
             "half_width": 0.2683e-6,
-            "traffic": Traffic(reads=512 * MiB, writes=256 * MiB),
-            "footprint": 768 * MiB,
             "floor": 1.28e-6,
-            "conditions": (Conditions(), Conditions()),
+            **TRIAD,
         }
-        measurement = Measurement(**{**values, **changes}) if measured else None
-        return Row(nodeid, Limits(), Verdict(outcome, reason, comparison, simulated, code), measurement, label=label)
+        taken = measurement(label=label, **given | changes) if measured else None
+        return Row(nodeid, Limits(), Verdict(outcome, reason, comparison, simulated, code), taken, label=label)
 
     return make

@@ -7,35 +7,21 @@ from typing import Any
 
 import pytest
 from known_devices import H100
+from measurements import TRIAD, measurement, passing
 from msgspec.structs import replace
 
-from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic, Window
+from pytest_gpumem.records.measurement import Traffic, Window
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.overlap import Overlap, Part
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.groups import Behaviour, behaviour_of, behaviours, function_of
 from pytest_gpumem.units import MiB
 
-TRIAD = Measurement(
-    label="",
-    target="triad",
-    mode="clean-cold",
-    sampler="graph",
-    sampler_reason="",
-    placements=((1e-3,),),
-    half_width=None,
-    traffic=Traffic(512 * MiB, 256 * MiB),
-    footprint=768 * MiB,
-    floor=1e-6,
-    conditions=(Conditions(), Conditions()),
-)
-
 
 def row(nodeid: str, **changes: Any) -> Row:
-    return Row(nodeid, Limits(), Verdict(Outcome.PASS, ""), replace(TRIAD, **changes))
+    return passing(nodeid, **TRIAD | changes)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +42,7 @@ def row(nodeid: str, **changes: Any) -> Row:
     ],
 )
 def test_the_kind_of_a_measurement(changes: dict[str, Any], expected: Behaviour) -> None:
-    assert behaviour_of(replace(TRIAD, **changes), H100) is expected
+    assert behaviour_of(measurement(**TRIAD | changes), H100) is expected
 
 
 def test_a_test_is_of_one_kind() -> None:
@@ -89,7 +75,7 @@ def test_a_test_whose_memory_alone_is_watched_is_of_its_own_kind(make_row: Calla
 
 def test_counting_pages_moves_no_row_to_managed_memory() -> None:
     def kind(**counts: int) -> Behaviour:
-        return behaviour_of(replace(TRIAD, migrations=Migrations(PageCounts(), PageCounts(**counts), "CUPTI")), H100)
+        return behaviour_of(measurement(**TRIAD, migrations=Migrations(PageCounts(), PageCounts(**counts), "CUPTI")), H100)
 
     assert kind() is Behaviour.DRAM
     assert kind(gpu_faults=3) is Behaviour.MANAGED

@@ -1,0 +1,36 @@
+"""Measurements that no device took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Traffic
+from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.units import MiB
+
+TRIAD: dict[str, Any] = {"target": "triad", "traffic": Traffic(512 * MiB, 256 * MiB), "footprint": 768 * MiB}
+"""Changes of `measurement`: the work is a triad over 768 MiB."""
+
+
+def measurement(**changes: Any) -> Measurement:
+    """One placement of 1 ms, of work whose traffic is unknown, under conditions of which nothing is known."""
+    given: dict[str, Any] = {
+        "label": "",
+        "target": "copy",
+        "mode": "clean-cold",
+        "sampler": "blocked",
+        "sampler_reason": "",
+        "placements": ((1e-3,),),
+        "half_width": None,
+        "traffic": None,
+        "footprint": None,
+        "floor": 1e-6,
+        "conditions": (Conditions(), Conditions()),
+    }
+    return Measurement(**given | changes)
+
+
+def passing(nodeid: str, *, range_name: str = "", **changes: Any) -> Row:
+    """A row without limits; `changes` are of its measurement."""
+    return Row(nodeid, Limits(), Verdict(Outcome.PASS, ""), measurement(**changes), changes.get("label", ""), range_name=range_name)
