@@ -45,7 +45,7 @@ def test_the_users_arguments_come_after_the_commands_and_before_what_it_relies_o
 def test_what_is_off_in_a_part_and_in_a_run_that_saves_nothing() -> None:
     assert {"save", "report", "processes", ANNOUNCE} <= switched_off(for_a_part({}))
     assert switched_off(for_a_run({})) == {"save", "record"}
-    assert switched_off(for_a_run({}, announces=False)) == {"save", ANNOUNCE}
+    assert switched_off(for_a_run({}, announces=False)) == {"save", "record", ANNOUNCE}
     assert for_a_part({"HOME": "/x"})["HOME"] == "/x"
 
 
