@@ -68,11 +68,11 @@ class Source(ABC):
         """The library's own counts now."""
         return {}
 
-    def settle(self, kept: Sequence[Allocated]) -> None:
-        """Give back what it keeps for reuse and cannot tell from what is used.
+    def settle(self, kept: Sequence[Allocated]) -> bool:
+        """Give back what it keeps for reuse and cannot tell from what is used; False if nothing has changed.
         `kept`: allocations of the driver that live, and that no pool is known to have made.
         """
-        return
+        return False
 
     def cached(self) -> int:
         """Page-locked blocks that it keeps for reuse, each of which is one allocation of the driver."""
@@ -386,18 +386,21 @@ class _Watch:
     def accounts(self) -> Accounts:
         return self._accounts
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         of = self._of
         of._settle()
         kept = [one for one in live_of(of._log.steps[self._index :]) if one.layer == "driver"]
         locked = [one for one in kept if one.kind == "pinned"]
+        changed = False
         # To free a cache of page-locked memory costs the next test much more than a look: it is done only where blocks are in use.
         if locked and self._cached_now() - self._cached == len(locked):
             of._log.cache(locked, time.perf_counter())
             self._cached += len(locked)
             kept = [one for one in kept if one not in locked]
+            changed = True
         for source in of._running.values():
-            source.settle(kept)
+            changed = source.settle(kept) or changed
+        return changed
 
     def _cached_now(self) -> int:
         return sum(source.cached() for source in self._of._running.values())

@@ -460,8 +460,9 @@ class MemoryWatch(Protocol):
     def read(self) -> Footprint:
         """The footprint so far. Waits for no work. What CuPy's and PyTorch's pools keep for reuse is `reserved`, not `kept`."""
 
-    def settle(self) -> None:
-        """Give back what libraries keep for reuse and cannot be told from what is used, such as page-locked memory."""
+    def settle(self) -> bool:
+        """Give back what libraries keep for reuse and cannot be told from what is used, such as page-locked memory; False if there was
+        nothing of it, so that a `read` would give what the last one gave."""
 
     def seconds(self) -> float:
         """Seconds since it began."""

@@ -88,14 +88,12 @@ class WatchedTest:
         if found.kept:
             gc.collect(YOUNG)
             found = self._read(ended=True)
-        if found.kept or found.reserved:
-            self.watch.settle()
+        if (found.kept or found.reserved) and self.watch.settle():
             found = self._read(ended=True)
         if found.kept:
             gc.collect()
             found = self._read(ended=True)
-        if found.kept:
-            self.watch.settle()  # once more, for what the collection left to caches
+        if found.kept and self.watch.settle():  # once more, for what the collection left to caches
             found = self._read(ended=True)
         return traced(found, self.watch, self.item, self.session)
 

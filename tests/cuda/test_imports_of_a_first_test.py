@@ -14,8 +14,10 @@ import os, sys, traceback
 
 class Asked:
     def find_spec(self, name, path=None, target=None):
-        if name in ("scipy", "cupyx", "cupyx.linalg"):
-            print("ASKED", name, *traceback.format_stack(), sep="\\n")
+        stack = traceback.format_stack()
+        lazily = any("in lazy_import" in frame for frame in stack)  # CuPy asks where it is, and imports it when it is used
+        if name in ("scipy", "cupyx", "cupyx.linalg") and not lazily:
+            print("ASKED", name, *stack, sep="\\n")
 
 sys.meta_path.insert(0, Asked())
 

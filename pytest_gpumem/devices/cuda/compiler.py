@@ -8,12 +8,13 @@ from typing import Any
 import cupy
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
+from cupy.cuda import driver
 from cupy.cuda.compiler import CompileException, compile_using_nvrtc
 from cupy.cuda.function import Module
 
 from pytest_gpumem.devices.cuda.ahead_of_time import first_error
 from pytest_gpumem.devices.cuda.code_cache import CodeCache, MachineCode
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check_driver, translated
+from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check_driver, failure, translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
@@ -38,17 +39,19 @@ class KernelCall:
         pointers = (values.ctypes.data + 16 * np.arange(len(arguments))).astype(np.uint64)
         self._kept = (function, values, pointers)
         self._address = int(pointers.ctypes.data)
-        self._function = D.CUfunction(function.ptr)
+        self._function = int(function.ptr)
         self._blocks, self._threads, self._shared_bytes = shape.blocks, shape.threads, shape.shared_bytes
         self._doing = doing
 
     def queue(self, stream: CudaStream) -> None:
         """Queue it. Raises `DeviceError`: the driver refuses."""
-        result = D.cuLaunchKernel(
-            self._function, self._blocks, 1, 1, self._threads, 1, 1, self._shared_bytes, stream.driver, self._address, 0
-        )
-        if int(result[0]):
-            check_driver(result, self._doing)
+        # By CuPy, which takes 4.7 us on the host of an H200, where cuda-bindings takes 5.8 us: a sample has three launches.
+        try:
+            driver.launchKernel(
+                self._function, self._blocks, 1, 1, self._threads, 1, 1, self._shared_bytes, stream.handle, self._address, 0
+            )
+        except CUPY_ERRORS as error:
+            raise failure(error.status, str(error), self._doing) from error
 
     def queue_with(self, stream: CudaStream, attribute: Any) -> None:
         """Queue it with one attribute of a launch. Raises `DeviceError`: the driver refuses."""
@@ -56,10 +59,10 @@ class KernelCall:
         config.gridDimX, config.blockDimX = self._blocks, self._threads
         config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
         config.sharedMemBytes = self._shared_bytes
-        config.hStream = stream.driver
+        config.hStream = D.CUstream(stream.handle)
         config.attrs = [attribute]
         config.numAttrs = 1
-        check_driver(D.cuLaunchKernelEx(config, self._function, self._address, 0), f"{self._doing} with a window")
+        check_driver(D.cuLaunchKernelEx(config, D.CUfunction(self._function), self._address, 0), f"{self._doing} with a window")
 
 
 class Compiler:

@@ -140,11 +140,11 @@ class DriverMemory(Source):
             ordered = Figures(used, reserved - used, high=of_pools(pool.cudaMemPoolAttrUsedMemHigh), single=False)
         return {(DRIVER, "device"): ordered, (GRAPHS, "device"): Figures(in_graphs, held - in_graphs)}
 
-    def settle(self, kept: Sequence[Allocated]) -> None:
+    def settle(self, kept: Sequence[Allocated]) -> bool:
         """Find what a handle of cuBLAS allocates, once something has loaded cuBLAS: libraries make one at their first call, and keep it."""
         known = CUBLAS in self._handles or not any(one.kind == "device" for one in kept)
         if not self._listens or known or not is_loaded("libcublas.so"):
-            return
+            return False
         self.drain()
         self._probed = []
         try:
@@ -159,6 +159,7 @@ class DriverMemory(Source):
             self._handles[CUBLAS] = ()
         finally:
             self._probed = None
+        return True
 
     def handles(self) -> Mapping[str, Sequence[int]]:
         return {name: sizes for name, sizes in self._handles.items() if sizes}

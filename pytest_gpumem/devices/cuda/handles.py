@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import cupy
-from cuda.bindings import driver as D  # noqa: N812
 from cupy.cuda import runtime
 
 
 class CudaStream:
     """A non-blocking stream: it does not wait for the legacy default stream, nor that for it."""
 
-    __slots__ = ("__weakref__", "cupy", "driver", "handle")
+    __slots__ = ("__weakref__", "cupy", "handle")
 
     def __init__(self, existing: Any = None) -> None:
         self.cupy: Any = cupy.cuda.Stream(non_blocking=True) if existing is None else existing
         self.handle: int = int(self.cupy.ptr)
-        self.driver: Any = D.CUstream(self.handle)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """The protocol by which cuda.core and CuPy take another library's stream: version and handle."""

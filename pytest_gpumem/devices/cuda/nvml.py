@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +15,8 @@ from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.settings import FURTHER_PROCESS
 
+LISTED = 0.05
+"""Seconds for which a list of processes counts. To ask for it takes 0.4 ms while kernels run, seven times as long as all else."""
 XDIST_WORKER = "PYTEST_XDIST_WORKER"  # set by pytest-xdist in its workers. Those of one GPU take turns.
 
 T = TypeVar("T")
@@ -91,6 +95,8 @@ class ConditionReader:
         self._instance = self._gpu
         if self._gpu is not None and facts.mig_profile is not None and facts.uuid is not None:
             self._instance = asked(pynvml.nvmlDeviceGetHandleByUUID, facts.uuid)
+        self._listed = -math.inf  # when the processes were listed, on the clock of `time.monotonic`
+        self._others: int | None = None
 
     def read(self) -> Conditions:
         """The state now."""
@@ -101,16 +107,18 @@ class ConditionReader:
         memory = asked(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_MEM)
         temperature = asked(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU)
         power = asked(pynvml.nvmlDeviceGetPowerUsage, gpu)
+        if (now := time.monotonic()) - self._listed > LISTED:
+            self._listed, self._others = now, self._count_others()
         return Conditions(
             sm_clock_hz=None if sm is None else sm * 1e6,
             memory_clock_hz=None if memory is None else memory * 1e6,
             temperature_c=None if temperature is None else float(temperature),
             power_w=None if power is None else power * 1e-3,
             throttle_reasons=reason_names(clock_reasons(gpu) or 0),
-            other_processes=self._others(),
+            other_processes=self._others,
         )
 
-    def _others(self) -> int | None:
+    def _count_others(self) -> int | None:
         if self._instance is None:
             return None
         running = asked(pynvml.nvmlDeviceGetComputeRunningProcesses, self._instance)

@@ -160,11 +160,12 @@ class Library(Source):
     def arrays(self) -> list[tuple[int, object]]:
         return []
 
-    def settle(self, kept: Sequence[Allocated]) -> None:
+    def settle(self, kept: Sequence[Allocated]) -> bool:
         self.asked_to_free.append(len(kept))
-        if self.frees is not None:
-            self.frees()
-            self.frees = None
+        frees, self.frees = self.frees, None
+        if frees is not None:
+            frees()
+        return frees is not None
 
     def cached(self) -> int:
         return self.blocks

@@ -9,10 +9,13 @@ import msgspec
 import pytest
 from bench import Bench
 from counted_device import CountedDevice, replaced
+from msgspec import UNSET
 
 from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.conductor import Passes
+from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.target_callable import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.l2 import persisting
@@ -248,6 +251,21 @@ def test_the_hosts_time_of_nothing_at_all_is_not_judged(scene: Scene) -> None:
     assert judge(taken, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome is Outcome.UNDECIDED
     working = take(scene, scene.on(scene.device.private))
     assert judge(working, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome is Outcome.PASS
+
+
+def test_work_that_is_over_when_its_launch_returns_is_judged_where_a_pass_has_seen_it(scene: Scene) -> None:
+    def waits(_: Stream) -> None:
+        scene.device.kernels.launch(scene.work, scene.device.private)
+        scene.device.streams.synchronize(scene.device.private)
+
+    def taken(ran: bool) -> Any:
+        target, plan = scene.bench.target(lambda: waits(scene.own)), Plan(placements=1)
+        return scene.bench.conductor.measure(target, plan, arena=scene.bench.arena, label="", name="x", passes=Passes(ran=ran))
+
+    assert (taken(False).sampler, taken(False).work_seen) == ("host", False)
+    seen = taken(True)
+    assert (seen.sampler, seen.work_seen) == ("host", UNSET)
+    assert judge(seen, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome is Outcome.PASS
 
 
 def test_what_waits_is_timed_by_the_hosts_clock(scene: Scene) -> None:

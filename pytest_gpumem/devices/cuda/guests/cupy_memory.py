@@ -68,9 +68,11 @@ class CupyMemory(Source):
                     used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
         return {(NAME, "device"): Figures(used, total - used, segments=total)}
 
-    def settle(self, kept: Sequence[Allocated]) -> None:
-        if any(one.kind == "pinned" for one in kept):
+    def settle(self, kept: Sequence[Allocated]) -> bool:
+        locked = any(one.kind == "pinned" for one in kept)
+        if locked:
             cupy.get_default_pinned_memory_pool().free_all_blocks()
+        return locked
 
     def cached(self) -> int:
         return int(cupy.get_default_pinned_memory_pool().n_free_blocks())

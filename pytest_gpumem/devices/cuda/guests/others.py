@@ -116,8 +116,9 @@ class NumbaMemory(Source):
     def ready(self) -> bool:
         return "numba.cuda" in sys.modules
 
-    def settle(self, kept: Sequence[Allocated]) -> None:
+    def settle(self, kept: Sequence[Allocated]) -> bool:
         context = sys.modules["numba.cuda"].current_context()
         for holder in (context, context.memory_manager):
             if (pending := getattr(holder, "deallocations", None)) is not None:
                 pending.clear()
+        return True

@@ -114,11 +114,11 @@ class TorchMemory(Source):
         current, unused = int(used["current"]) + self._held, unused - self._held
         return {(NAME, "device"): Figures(current, unused, reserved, int(used["peak"]), single=self._records)}
 
-    def settle(self, kept: Sequence[Allocated]) -> None:
+    def settle(self, kept: Sequence[Allocated]) -> bool:
         """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find what CUDA graphs hold."""
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized():
-            return
+            return False
         if self._private():
             # Only an emptied cache tells the pools of graphs that live from those of graphs that are gone. Graphs may use the workspaces.
             torch.cuda.empty_cache()
@@ -129,6 +129,7 @@ class TorchMemory(Source):
         locked = any(one.kind == "pinned" for one in kept)
         if locked and not _call(torch._C, "_host_emptyCache"):
             _call(torch._C, "_cuda_hostEmptyCache")
+        return True
 
     def _private(self) -> int:
         """Bytes in pools of CUDA graphs that no tensor uses."""

@@ -10,7 +10,7 @@ import pytest
 
 pynvml = pytest.importorskip("pynvml")
 
-from pytest_gpumem.devices.cuda.nvml import ConditionReader, Conditions, other_processes, reason_names  # noqa: E402
+from pytest_gpumem.devices.cuda.nvml import LISTED, ConditionReader, Conditions, other_processes, reason_names  # noqa: E402
 
 FACTS: Any = SimpleNamespace(pci_bus_id="0000:18:00.0", mig_profile=None, uuid="GPU-1")
 
@@ -58,6 +58,17 @@ def test_what_the_driver_refuses_is_none(nvml: list[str], monkeypatch: pytest.Mo
     assert (now.power_w, now.other_processes) == (None, None)
     assert now.throttle_reasons == ("hw_thermal_slowdown",)
     assert now.sm_clock_hz == 1980e6
+
+
+def test_processes_are_listed_now_and_then(nvml: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now, listed = [0.0], list[float]()
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda gpu: listed.append(now[0]) or [])
+    reader = ConditionReader(FACTS)
+    for seconds in (0.0, 0.5 * LISTED, 1.1 * LISTED, 1.5 * LISTED, 2.3 * LISTED):
+        now[0] = seconds
+        reader.read()
+    assert listed == [0.0, 1.1 * LISTED, 2.3 * LISTED]
 
 
 def test_processes_are_those_of_the_mig_instance(nvml: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

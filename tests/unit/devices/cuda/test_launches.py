@@ -14,6 +14,7 @@ pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.driver")
 
 from cuda.bindings import driver as D  # noqa: N812
+from cupy.cuda import driver
 from known_devices import H100
 
 from pytest_gpumem.devices.cuda.compiler import entry_for, first_error
@@ -96,7 +97,7 @@ class FakeCompiler:
 
 
 class FakeStream:
-    driver = D.CUstream(0x55)
+    handle = 0x55
 
 
 ARGUMENTS = [a.tobytes() for a in (np.uint64(0x7F12_3456_7800), np.uint64(0x7F22_0000_0000), np.int64(SIZE), np.float32(2.5))]
@@ -113,12 +114,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The plain launches that the driver is asked for: function, grid and block, shared bytes, stream, arguments."""
     seen = list[Any]()
 
-    def launch(function: Any, *rest: Any) -> Any:
+    def launch(function: Any, *rest: Any) -> None:
         *shape, shared, stream, parameters, _ = rest
         seen.append((int(function), shape, shared, int(stream), contents(parameters)))
-        return (D.CUresult.CUDA_SUCCESS,)
 
-    monkeypatch.setattr(D, "cuLaunchKernel", launch)
+    monkeypatch.setattr(driver, "launchKernel", launch)
     return seen
 
 
@@ -139,8 +139,13 @@ def test_a_launch_with_a_window_hands_the_driver_the_same_arguments(monkeypatch:
 
 @pytest.mark.parametrize(("window", "what"), [(WindowSpec(4096, 4096, 1.0), " with a window"), (None, "")])
 def test_a_launch_that_the_driver_refuses(monkeypatch: pytest.MonkeyPatch, window: WindowSpec | None, what: str) -> None:
-    for name in ("cuLaunchKernel", "cuLaunchKernelEx"):
-        monkeypatch.setattr(D, name, lambda *_: (D.CUresult.CUDA_ERROR_INVALID_VALUE,))
+    def refuse(*_: Any) -> None:
+        error = driver.CUDADriverError.__new__(driver.CUDADriverError, "CUDA_ERROR_INVALID_VALUE: invalid argument")
+        error.status = 1
+        raise error
+
+    monkeypatch.setattr(driver, "launchKernel", refuse)
+    monkeypatch.setattr(D, "cuLaunchKernelEx", lambda *_: (D.CUresult.CUDA_ERROR_INVALID_VALUE,))
     monkeypatch.setattr(D, "cuGetErrorName", lambda error: (None, b"CUDA_ERROR_INVALID_VALUE"))
     monkeypatch.setattr(D, "cuGetErrorString", lambda error: (None, b"invalid argument"))
     prepared = CudaKernels(0, H100, FakeCompiler()).prepared(launch(kernel()))  # type: ignore[arg-type]
