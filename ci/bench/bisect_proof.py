@@ -150,7 +150,7 @@ class Project:
         (self.folder / "pytest.ini").write_text("[pytest]\n")
         for index in range(commits + 1):
             share = sum(per_cent for place, per_cent in more.items() if index >= place)
-            (self.folder / "planted.py").write_text(broken.get(index) or planted(share, f", commit {index}"))
+            (self.folder / "planted.py").write_text(f"{broken.get(index) or planted(share)}# commit {index}\n")
             (self.folder / "test_copy.py").write_text("def test_other():\n    pass\n" if broken.get(index) == "" else test)
             self.git("add", "-A")
             self.git("commit", "-qm", f"commit {index}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.runs.workers import Process
 
 PEAK = "peak"  # the figure of --peak
-COUNTS = ("kernels", "copies", "copied_bytes", "syncs", "registers", "spill")  # as `runs.bisect.COUNTS`, not imported for a help text
+COUNTS = ("kernels", "copies", "copied_bytes", "syncs", "registers", "spill")  # figures of `WhatRan`
 LISTED = 20  # commits that are listed at most
 EXPLAINED = 3  # pairs of processes behind an explanation
 
@@ -186,7 +186,7 @@ def _asked(line: Sequence[Commit], request: Request) -> Asked:
     tests = tuple(dict.fromkeys((request.test, request.test.rpartition("[")[0] if request.test.endswith("]") else request.test)))
     identity = {
         "folder": str(here),
-        "tests": list(tests),
+        "test": request.test,
         "seed": request.seed,
         "pytest": list(arguments),
         "environment": measured_under(os.environ),
@@ -212,8 +212,9 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
             ends.append(commits.look(index))
         except Skip as reason:
             raise DuetError(f"{option} {name}: {request.test} measures nothing there: {reason}") from None
-        if not rows_of_test(ends[-1], request.test):
+        if not (rows := rows_of_test(ends[-1], request.test)):
             raise DuetError(f"{option} {name}: {request.test} is no test or measurement there")
+        commits.tests = tuple(dict.fromkeys(row.nodeid for row in rows.values()))
     show = _Steps(line)
     if request.figure is not None:
         key = _grown(_values(ends[0], request), _values(ends[1], request), request)
@@ -227,9 +228,9 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
         return bisect_values(last, value, show), key, ends[0]
     from pytest_gpumem.runs.reading import Wanted
 
-    rows = [row for row in rows_of_test(ends[1], request.test).values() if row.measurement is not None]
+    timed = [row for row in rows_of_test(ends[1], request.test).values() if row.measurement is not None]
     _tell("bad against good: a duet")
-    played = commits.duet(0, last, Wanted.of(rows), max_regression=request.limit)
+    played = commits.duet(0, last, Wanted.of(timed), max_regression=request.limit)
     judged = {one.key: one.paired for one in played.verdicts if one.paired is not None}
     if not judged:
         raise DuetError("; ".join(f"{one.key}: {one.sentence}" for one in played.verdicts) or f"{request.test} measured nothing")
@@ -237,7 +238,7 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
     key = max(judged, key=lambda one: (_RANKS[judged[one].outcome], judged[one].change))
     if len(judged) > 1:
         _tell(f"of {len(judged)} measurements, {key} changed most; name another one as TEST to follow that")
-    wanted = Wanted.of([row for row in rows if row.key == key])
+    wanted = Wanted.of([row for row in timed if row.key == key])
     _tell(f"bad against good: {judged[key].sentence}")
 
     def look(index: int) -> Any:
@@ -246,12 +247,12 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
             raise Skip(f"there is no {key}")
         return row.measurement
 
-    timed = commits.timed(wanted, key)
+    play = commits.timed(wanted, key)
 
     def duet(base: int, head: int, judge: Judge, name: str) -> Paired:
         if name:
             _tell(f"proof: {line[head].short} against {line[base].short}, by new pairs")
-        return timed(base, head, judge, name)
+        return play(base, head, judge, name)
 
     return bisect_times(last, judged[key], look, duet, show), key, ends[0]
 

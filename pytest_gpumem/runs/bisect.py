@@ -32,10 +32,6 @@ from pytest_gpumem.runs.worktree import Side, commit_side, working_tree
 
 KEPT = 3  # commits whose worktree and environment are kept: good, and the two last ones
 PROOF = "proof-"  # begins the journal of the duet that proves a commit
-COUNTS = ("kernels", "copies", "copied_bytes", "syncs", "registers", "spill")
-"""Figures of `WhatRan` that a search can follow."""
-
-
 _UNPREPARED = "not prepared: "  # begins the error of a commit that cannot be run
 
 
@@ -219,6 +215,7 @@ class Commits:
         """
         self.processes = self.resumed = 0  # that were measured, the resumed ones included; that come from journals
         self.duets = 0
+        self.tests = asked.tests  # node ids that a process runs
         self._line = line
         self._asked = asked
         self._progress = progress
@@ -251,7 +248,7 @@ class Commits:
         if index not in self._looks:
             self._looks[index] = self._looked(index)
         process = self._looks[index]
-        if (why := unmeasured(process, Wanted(frozenset(self._asked.tests)))) is not None:
+        if (why := unmeasured(process, Wanted(frozenset(self.tests)))) is not None:
             raise Skip(why.removeprefix(f"crashed: {_UNPREPARED}"))
         return process
 
@@ -274,7 +271,7 @@ class Commits:
             sides, asked = {BASE: side, HEAD: side}, self._asked
             workers = Workers(sides, asked.arguments, self._files, asked.environment, ahead=0, evidence=True, tree=self.tree)
             try:
-                return workers.run([turn], asked.tests, attempt)
+                return workers.run([turn], self.tests, attempt)
             finally:
                 workers.close()
         except DuetError as error:
@@ -283,7 +280,7 @@ class Commits:
 
     @property
     def _files(self) -> list[str]:
-        return sorted({test.partition("::")[0] for test in self._asked.tests})
+        return sorted({test.partition("::")[0] for test in self.tests})
 
     def _journal(self, name: str) -> Journal:
         return Journal(self._asked.journal / f"{name}.jsonl", self._asked.identity)

@@ -25,6 +25,16 @@ from kern import NBYTES
 def test_mine(gpu_benchmark, device_buffer, gpu_kernels):
     gpu_benchmark(gpu_kernels.copy, device_buffer(NBYTES), device_buffer(NBYTES))
 """
+LABELLED = """
+import pytest
+from kern import NBYTES
+
+@pytest.mark.parametrize("name", ["same", "changes"])
+def test_mine(gpu_benchmark, device_buffer, gpu_kernels, name):
+    for label in ("one", "other"):
+        nbytes = NBYTES if (name, label) == ("changes", "other") else 1 << 20
+        gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes), label=label)
+"""
 
 
 class Project:
@@ -117,18 +127,19 @@ def test_killed_and_interrupted_it_resumes_and_names_the_commit_past_those_that_
 
 
 def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
-    """A merge is one step; of two slow-downs one is found, and the command for the other is printed."""
-    commits = [project.commit(f"comment {number}", 16) for number in range(2)]
+    """Of one row of a test. A merge is one step; of two slow-downs one is found, and the command for the other is printed."""
+    row = f"{TEST}[changes][other]"
+    commits = [project.commit(f"comment {number}", 16, LABELLED) for number in range(2)]
     project.git("checkout", "-qb", "side")
-    project.commit("faster, only on the branch", 20)
-    commits.append(project.commit("comment of the branch", 64))
+    project.commit("faster, only on the branch", 20, LABELLED)
+    commits.append(project.commit("comment of the branch", 64, LABELLED))
     project.git("checkout", "-q", "main")
     project.git("merge", "-q", "--no-ff", "-m", "merge the branch", "side")
     merge = project.git("rev-parse", "HEAD").strip()
-    project.commit("comment 3", 64)
-    project.commit("a little slower", 80)
+    project.commit("comment 3", 64, LABELLED)
+    project.commit("a little slower", 80, LABELLED)
     (project.folder / "kern.py").write_text("NBYTES = 1 << 20\n")
-    done = project.bisect("--good", commits[0], TEST, "--json", str(project.temporary / "out.json"))
+    done = project.bisect("--good", commits[0], row, "--json", str(project.temporary / "out.json"))
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert project.left() == []
     document = project.document()
@@ -136,11 +147,12 @@ def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
     assert (found["commit"], found["author"], found["parent"]) == (merge, "Ada", commits[1])
     assert found["paired"]["low"] <= found["paired"]["change"] <= found["paired"]["high"]
     assert 0.5 < found["share"] < 0.95
-    assert found["another"].startswith(f"gpumem bisect --good {merge[:10]} --bad HEAD test_it.py::test_mine --")
+    assert found["another"].startswith(f"gpumem bisect --good {merge[:10]} --bad HEAD 'test_it.py::test_mine[changes][other]' --")
     assert "uncommitted changes take no part" in done.stderr
     assert f"git merge-base {merge[:10]}^1 {merge[:10]}^2" in done.stdout
     assert "ran differently: kernel copy" in done.stdout
     assert document["duets"] <= 3  # bad against good, a commit that runs other code than both, and the proof
+    assert document["key"] == row
     assert document["simulated"] is True
 
 
