@@ -271,8 +271,7 @@ def claim(steps: Sequence[Step], library: str, nbytes: int) -> bool:
     `library`: the pool's.
     `nbytes`: by which its segments grew over the interval, beyond those that are known.
     Returns true if some of the allocations that still live add up to `nbytes`, the largest first; or if there are none, as of a pool that
-    maps
-    Returns its memory, which the driver does not report. Else some may count twice.
+    maps its memory, which the driver does not report. Else some may count twice.
     """
     found: list[Allocated] = []
     left = nbytes

@@ -186,13 +186,3 @@ def sectors_per_request(accesses: Sequence[Access]) -> float:
     if not asked:
         raise ValueError("no access asks for a byte: there is no request whose sectors could be counted")
     return sum(access.requested * access.sectors_per_request for access in accesses) / asked
-
-
-def predicted_share(accesses: Sequence[Access]) -> float:
-    """Bandwidth over that of the same words coalesced, if time goes with the sectors moved: 4 / sectors.
-
-    A prediction, not a bound. Sectors that neighbouring warps share are moved once, so a misaligned copy is faster; DRAM that moves more
-    than a sector at a time makes wide strides slower.
-    Raises `ValueError`: no access asks for anything.
-    """
-    return SECTORS_COALESCED / sectors_per_request(accesses)

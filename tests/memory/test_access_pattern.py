@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.kernels.calls import predicted_share
+from pytest_gpumem.kernels.calls import SECTORS_COALESCED, sectors_per_request
 
 OFFSETS = range(1, 33)
 STRIDES = range(2, 33)
@@ -17,7 +17,7 @@ def copied(gpu_benchmark, device_buffer, streamed_bytes):
 
     def copy(kernel, *scalars, label):
         result = gpu_benchmark(kernel, out, source, *scalars, label=label)
-        return result.bandwidth, predicted_share(kernel.accesses(out, source, *scalars))
+        return result.bandwidth, SECTORS_COALESCED / sectors_per_request(kernel.accesses(out, source, *scalars))
 
     return copy
 

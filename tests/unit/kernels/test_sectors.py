@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from kernel_calls import sized
 
-from pytest_gpumem.kernels.calls import predicted_share, requested_bytes, sectors_per_request
+from pytest_gpumem.kernels.calls import SECTORS_COALESCED, requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call
 
 
 def share(name, **scalars):
-    return predicted_share(CATALOGUE[name].accesses(Call(sized(odata=4096, idata=4096), scalars)))
+    return SECTORS_COALESCED / sectors_per_request(CATALOGUE[name].accesses(Call(sized(odata=4096, idata=4096), scalars)))
 
 
 def test_copies_are_predicted_by_their_sectors():
@@ -34,4 +34,4 @@ def test_repeats_are_asked_for_again():
 
 def test_nothing_asked_for_has_no_sectors():
     with pytest.raises(ValueError, match="no access asks for a byte"):
-        predicted_share([])
+        sectors_per_request([])
