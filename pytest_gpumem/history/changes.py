@@ -93,6 +93,8 @@ def steps(runs: Sequence[NDArray[np.int32]], values: Sequence[Floats], count: in
     Raises:
         MissingLibrary: there are tests to look at closely, and ruptures is not installed.
     """
+    if not count:
+        return [[] for _ in runs]
     logs = [np.log(own) if scaled else own / (np.abs(np.median(own)) or 1.0) for own in values]
     usual = common(runs, logs, count)
     shared = usual - _levels(usual)

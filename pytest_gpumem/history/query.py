@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pytest_gpumem.baselines.storage import Storage, storage
 from pytest_gpumem.baselines.store import IMPROVED
+from pytest_gpumem.collector import uncollected
 from pytest_gpumem.history.changes import Step, exact_steps, steps
 from pytest_gpumem.history.columns import Column, Columns, Mark, Values, columns_of
 from pytest_gpumem.history.data import Change, History, Run, Series
@@ -60,8 +61,9 @@ def of_columns(cards: Mapping[str, tuple[Columns, Columns]], *, test: str | None
         for key, accepted, column in every
     )
     found: list[Series] = []
-    for key, both in cards.items():
-        found += _series(key, both, number)
+    with uncollected():
+        for key, both in cards.items():
+            found += _series(key, both, number)
     at = [_steps_of(found, index) for index in _groups(found)]
     by_series: dict[int, list[Step]] = {index: own for group in at for index, own in group.items()}
     chosen = [index for index, one in enumerate(found) if test is None or test == one.test or selects(test, one.test)]
@@ -156,10 +158,12 @@ def _series(key: str, both: tuple[Columns, Columns], number: Mapping[int, int]) 
     parts: dict[tuple[str, str, str, str | None], list[tuple[NDArray[np.int32], NDArray[np.float64]]]] = defaultdict(list)
     for columns in both:
         at = np.array([number.get(id(column), -1) for column in columns.columns], np.int32)
-        of = [of_column[id(column)] for column in columns.columns]
-        groups = {name: np.array([one == name for one in of], bool) & (at >= 0) for name in (None, *names)}
+        order = np.argsort(at, kind="stable")
+        of = [of_column[id(columns.columns[column])] for column in order]
+        groups = {name: np.array([one == name for one in of], bool) & (at[order] >= 0) for name in (None, *names)}
+        known: dict[bytes, list[_Piece]] = {}
         for metric, values in columns.values.items():
-            for row, variant, runs, own in _rows(values, at, groups):
+            for row, variant, runs, own in _rows(values, at, order, groups, known):
                 test, how = columns.rows[row]
                 parts[metric, test, how, variant].append((runs, own))
     found = []
@@ -176,29 +180,37 @@ def _series(key: str, both: tuple[Columns, Columns], number: Mapping[int, int]) 
     return found
 
 
+_Piece = tuple[str | None, NDArray[np.intp], NDArray[np.int32]]
+"""Variant, columns and runs of a row."""
+
+
 def _rows(
-    values: Values, at: NDArray[np.int32], groups: Mapping[str | None, NDArray[np.bool_]]
+    values: Values,
+    at: NDArray[np.int32],
+    order: NDArray[np.intp],
+    groups: Mapping[str | None, NDArray[np.bool_]],
+    known: dict[bytes, list[_Piece]],
 ) -> Iterator[tuple[int, str | None, NDArray[np.int32], NDArray[np.float64]]]:
     """Row, variant, runs and values of each row of a metric.
     `at`: the number of each column's run.
-    `groups`: the columns of each variant.
+    `order`: the columns by these numbers.
+    `groups`: of each variant, which columns it has, in that order.
+    `known`: the pieces of rows with values in the same columns.
     """
-    mask = values.mask(len(at))
     dense = dict(zip(values.varying.tolist(), values.dense, strict=True))
-    known: dict[bytes, list[tuple[str | None, NDArray[np.int64], NDArray[np.int32]]]] = {}
-    for position, (row, present) in enumerate(zip(values.rows.tolist(), mask, strict=True)):
-        bits = values.present[position].tobytes()
+    values.constant.flags.writeable = False
+    for position, (row, present) in enumerate(zip(values.rows.tolist(), values.present, strict=True)):
+        bits = present.tobytes()
         if (pieces := known.get(bits)) is None:
-            pieces = known[bits] = []
-            for variant, of in groups.items():
-                columns = np.flatnonzero(present & of)
-                columns = columns[np.argsort(at[columns], kind="stable")]
-                if len(columns):
-                    pieces.append((variant, columns, at[columns]))
+            there = np.unpackbits(present, count=len(at)).view(bool)[order]
+            chosen = ((variant, order[there & of]) for variant, of in groups.items())
+            pieces = known[bits] = [(variant, columns, at[columns]) for variant, columns in chosen if len(columns)]
+        line = dense.get(position)
         for variant, columns, runs in pieces:
-            line = dense.get(position)
-            own = np.broadcast_to(values.constant[position], len(columns)) if line is None else line[columns]
-            yield row, variant, runs, own
+            if line is not None:
+                yield row, variant, runs, line[columns]
+            else:  # as `numpy.broadcast_to`, which takes ten times as long
+                yield row, variant, runs, np.ndarray((len(columns),), np.float64, values.constant, 8 * position, (0,))
 
 
 def _groups(found: Sequence[Series]) -> list[list[int]]:
@@ -221,14 +233,24 @@ def _steps_of(found: Sequence[Series], group: Sequence[int]) -> dict[int, list[S
 
 def _changes(position: int, one: Series, own: Sequence[Step], runs: Sequence[Run], marks: Sequence[Mark]) -> Iterator[Change]:
     edges = [0, *(step.at for step in own), len(one.values)]
-    for index, step in enumerate(own):
-        before = float(
-            np.median(one.values[edges[index] : step.earliest] if step.earliest > edges[index] else one.values[edges[index] : step.at])
-        )
-        after = float(np.median(one.values[step.at : edges[index + 2]]))
+    levels = [(edges[0], own[0].earliest), *((step.at, end) for step, end in zip(own, edges[2:], strict=True))] if own else []
+    medians = [float(np.median(one.values[begin:end])) for begin, end in levels]
+    by = _accepted(one, own, medians, runs, marks) if marks else {}
+    for index, (step, before, after) in enumerate(zip(own, medians, medians[1:], strict=False)):
         relative = after / before - 1 if before else math.copysign(math.inf, after - before)
-        is_worse = (after > before) == one.larger_is_worse
-        began = runs[one.runs[step.earliest - 1]].when
-        by = next((mark for mark in marks if datetime.fromisoformat(mark.when) >= began and (mark.who != IMPROVED or not is_worse)), None)
-        who, why = (by.who, by.why) if by is not None else ("", "")
-        yield Change(position, step.at, step.earliest, step.latest, before, after, relative, by is not None, who, why)
+        who, why = (by[index].who, by[index].why) if index in by else ("", "")
+        yield Change(position, step.at, step.earliest, step.latest, before, after, relative, index in by, who, why)
+
+
+def _accepted(one: Series, own: Sequence[Step], medians: Sequence[float], runs: Sequence[Run], marks: Sequence[Mark]) -> dict[int, Mark]:
+    """What accepted each change: somebody accepts all that runs have shown by then, or else the change that the next run shows."""
+    by: dict[int, Mark] = {}
+    for mark in marks:
+        when = datetime.fromisoformat(mark.when)
+        left = [index for index in range(len(own)) if index not in by]
+        if mark.who == IMPROVED:  # of a gain
+            left = [index for index in left if (medians[index + 1] > medians[index]) != one.larger_is_worse]
+        shown = [index for index in left if runs[one.runs[own[index].at]].when <= when]
+        next_one = [index for index in left if runs[one.runs[own[index].earliest - 1]].when <= when][:1]
+        by |= dict.fromkeys(shown or next_one, mark)
+    return by
