@@ -8,6 +8,8 @@ Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -159,3 +161,8 @@ class Callbacks:
 
 
 CALLBACKS = Callbacks()  # the callbacks of this process
+
+
+def words(address: int, count: int) -> tuple[int, ...]:
+    """Eight-byte words at an address: the first parameters of a call."""
+    return struct.unpack(f"<{count}Q", ctypes.string_at(address, 8 * count))

@@ -1,7 +1,8 @@
 """The driver's allocations: CUPTI's records of each, and the driver's own counts of its stream-ordered pool and of CUDA graphs.
 
 A record comes later and from a thread of CUPTI's. The Python stack of its allocation is taken in CUPTI's callback, which runs in the thread
-that allocates, and found again by the correlation id that both have.
+that allocates, and found again by the correlation id that both have. What cudaMalloc and cudaFree do is read in the callback itself,
+because it takes milliseconds to have CUPTI deliver records.
 
 Sources: CUPTI, CUpti_ActivityMemory4 (kind MEMORY2) and CUpti_CallbackData; CUDA Runtime API, cudaMemPoolGetAttribute,
 cudaDeviceGetGraphMemAttribute.
@@ -9,6 +10,7 @@ cudaDeviceGetGraphMemAttribute.
 
 from __future__ import annotations
 
+import ctypes
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +22,7 @@ from cupy.cuda import runtime
 
 from pytest_gpumem.devices.allocation_sites import python_stack
 from pytest_gpumem.devices.cuda.counters import CudaCounters
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, words
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, MemoryEvent, MemoryLog, Series
@@ -40,6 +42,7 @@ CALLS = (
     *("cuArrayCreate_v2", "cuGraphLaunch", "cuGraphLaunch_ptsz"),
 )
 """Calls of the driver that allocate, as cupti-python names them. Calls of the runtime make one of these, with the same correlation id."""
+_PLAIN = ("cuMemAlloc_v2", "cuMemFree_v2")  # calls that are read in their callback
 _CHANGE = re.compile(
     r"cu(MemAlloc|MemFree|MemHost(Alloc|Register|Unregister)|MemCreate|MemRelease|MemImport|MemPool(Destroy|TrimTo|Import)|GraphLaunch"
     r"|GraphExecDestroy|DeviceGraphMemTrim|\w*Array\w*(Create|Destroy)|CtxDestroy|DevicePrimaryCtxRe(lease|set))"
@@ -65,7 +68,11 @@ class DriverMemory(Source):
         self._stacks: dict[int, tuple[Frame, ...]] = {}
         """By correlation id, the stacks of calls whose record was not delivered yet."""
         self._called_since = True
-        """Memory was allocated or freed since the last `drain`: to deliver records takes time, and few tests take memory of the driver."""
+        """Memory was allocated or freed since the last `drain`, by calls that are not read: then records have to be delivered."""
+        self._plain: dict[int, bool] = {}  # by CUPTI's number of a call of `_PLAIN`: it allocates
+        self._read: set[int] = set()  # correlation ids of calls that were read, whose records were not delivered yet
+        self._devices: dict[int, int] = {}  # by CUPTI's number of a context: its device, once a record has told it
+        self._untold: dict[int, int] = {}  # by correlation id, contexts whose device is unknown
         self._names: tuple[str, ...] = ()
         self._ends: list[Callable[[], None]] = []  # each ends some callbacks
 
@@ -80,6 +87,8 @@ class DriverMemory(Source):
             return str(why)
         self._offset = time.perf_counter() - cupti.get_timestamp() * 1e-9
         self._listens = self._called_since = True
+        self._exit = int(cupti.ApiCallbackSite.API_EXIT)
+        self._plain = {int(getattr(cupti.driver_api_trace_cbid, name)): name == _PLAIN[0] for name in _PLAIN}
         with suppress(NotCounted):  # such as another tool that holds the callbacks: then every look delivers records, without stacks
             self._ends.append(CALLBACKS.add("DRIVER_API", self._changes(cupti), self._changed))
             if stacks:
@@ -93,8 +102,33 @@ class DriverMemory(Source):
             self._names = tuple(name for name in dir(cupti.driver_api_trace_cbid) if _CHANGE.match(name))
         return self._names
 
-    def _changed(self, _cbid: int, _data: Any) -> None:
-        self._called_since = True  # at the begin of a call and at its end, when there is a record
+    def _changed(self, cbid: int, data: Any) -> None:
+        """Note a call that may make a record, at its begin and at its end."""
+        allocates = self._plain.get(cbid)
+        try:
+            self._called_since = allocates is None or not self._take(allocates, data._data) or self._called_since
+        except Exception:  # which would be lost; there is a record all the same
+            self._called_since = True
+
+    def _take(self, allocates: bool, call: Any) -> bool:
+        """Report what a call of `_PLAIN` has done; False if only its record can tell."""
+        if int(call["callback_site"].item()) != self._exit:
+            return True
+        parameters, result = int(call["function_params"].item()), int(call["function_return_value"].item())
+        if not parameters or not result:
+            return False
+        first, nbytes = words(parameters, 2) if allocates else (*words(parameters, 1), 0)
+        if ctypes.c_int.from_address(result).value or not first:
+            return True  # it has done nothing
+        context, correlation = int(call["context_uid"].item()), int(call["correlation_id"].item())
+        if context not in self._devices:
+            self._untold[correlation] = context
+            return False
+        self._read.add(correlation)
+        if self._devices[context] == self._index:
+            (address,) = words(first, 1) if allocates else (first,)
+            self._report(time.perf_counter(), "device", address, nbytes, correlation)
+        return True
 
     def _called(self, _cbid: int, data: Any) -> None:
         if int(data.callback_site) == self._enter:
@@ -107,17 +141,26 @@ class DriverMemory(Source):
             self._stacks.clear()  # of calls that failed
 
     def _receive(self, cupti: Any, record: Any) -> None:
+        correlation = int(record.correlation_id)
+        if correlation in self._read:
+            self._read.remove(correlation)
+            return
         kind = _KINDS.get(cupti.ActivityMemoryKind(int(record.memory_kind)).name)
+        if kind == "device" and correlation in self._untold:
+            self._devices[self._untold.pop(correlation)] = int(record.device_id)
         if kind is None or (kind == "device" and int(record.device_id) != self._index) or self._log is None:
             return
         allocates = int(record.memory_operation_type) == int(cupti.ActivityMemoryOperationType.ALLOCATION)
         at = int(record.timestamp) * 1e-9 + self._offset
-        nbytes = int(record.bytes) if allocates else 0
+        self._report(at, kind, int(record.address), int(record.bytes) if allocates else 0, correlation)
+
+    def _report(self, at: float, kind: MemoryPlace, address: int, nbytes: int, correlation: int) -> None:
+        """Report an allocation, or a free, which has 0 bytes."""
+        stack = self._stacks.pop(correlation, ())
         if self._probed is not None:
-            self._probed += [nbytes] if allocates else []
-            return
-        stack = self._stacks.pop(int(record.correlation_id), ()) if allocates else ()
-        self._log.emit(MemoryEvent(at, DRIVER, kind, "driver", int(record.address), nbytes, stack))
+            self._probed += [nbytes] if nbytes else []
+        elif self._log is not None:
+            self._log.emit(MemoryEvent(at, DRIVER, kind, "driver", address, nbytes, stack))
 
     def figures(self) -> Mapping[Series, Figures]:
         pool, graphs = R.cudaMemPoolAttr, R.cudaGraphMemAttributeType

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, words
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.kernels.cubin import Cubin, NoSuchKernel, NotACubin
 
@@ -166,18 +165,18 @@ class Modules:
             self._calls.append([])
             if name in _LAUNCHES and self._collecting is not None:
                 at = 1 if name.startswith("cuLaunchKernelEx") else 0
-                function = _words(int(plain["function_params"].item()), at + 1)[at]
+                function = words(int(plain["function_params"].item()), at + 1)[at]
                 self._collecting.append(Launch(int(plain["correlation_id"].item()), str(data.symbol_name), function))
             return
         loaded = self._calls.pop() if self._calls else []
-        first, second, third = _words(int(plain["function_params"].item()), 3)
+        first, second, third = words(int(plain["function_params"].item()), 3)
         if name in _LAUNCHES:
             self._place(second if name.startswith("cuLaunchKernelEx") else first, loaded)
             return
         result = int(plain["function_return_value"].item())
         if not first or (result and ctypes.c_int.from_address(result).value):
             return  # it failed, and gave no handle
-        (handle,) = _words(first, 1)
+        (handle,) = words(first, 1)
         # What had this handle before is gone.
         self._holder.pop(handle, None)
         self._loaded.pop(handle, None)
@@ -196,11 +195,6 @@ class Modules:
             handle = self._holder[handle]
         if loaded:
             self._loaded.setdefault(handle, []).extend(loaded)
-
-
-def _words(address: int, count: int) -> tuple[int, ...]:
-    """Eight-byte words at an address: the first parameters of a call."""
-    return struct.unpack(f"<{count}Q", ctypes.string_at(address, 8 * count))
 
 
 _followed: Modules | NotCounted | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("cupy")
@@ -70,10 +72,23 @@ class Counters:
     def unlisten(self, kind: str) -> None: ...
 
     def record(
-        self, address: int, nbytes: int, kind: Kind = Kind.DEVICE, *, allocates: bool = True, device: int = 0, correlation: int = 0
+        self,
+        address: int,
+        nbytes: int,
+        kind: Kind = Kind.DEVICE,
+        *,
+        allocates: bool = True,
+        device: int = 0,
+        correlation: int = 0,
+        context: int | None = None,
     ) -> None:
+        """`context`: of a call whose parameters can be read; None: they cannot."""
         operation = Operation.ALLOCATION if allocates else Operation.RELEASE
-        self.calls.call("cuMemAlloc_v2" if allocates else "cuMemFree_v2", correlation)
+        name = "cuMemAlloc_v2" if allocates else "cuMemFree_v2"
+        if context is None:
+            self.calls.call(name, correlation)
+        else:
+            self.calls.plain(name, correlation, address, nbytes, context=context)
         self.records.append(
             SimpleNamespace(
                 memory_kind=kind,
@@ -98,11 +113,26 @@ class Calls:
         self.receivers.append((names, receive))
         return lambda: self.receivers.remove((names, receive))
 
-    def call(self, name: str, correlation: int = 0) -> None:
+    def call(self, name: str, correlation: int = 0, **plain: int) -> None:
         for site in Site:
             for names, receive in self.receivers:
                 if name in names:
-                    receive(7, SimpleNamespace(callback_site=site, correlation_id=correlation))
+                    data = {key: np.int64(value) for key, value in plain.items()} | {"callback_site": np.int32(site)}
+                    receive(NAMES.index(name), SimpleNamespace(callback_site=site, correlation_id=correlation, _data=data))
+
+    def plain(self, name: str, correlation: int, address: int, nbytes: int = 0, *, context: int = 1, result: int = 0) -> None:
+        """A call as CUPTI shows it, with its parameters in memory."""
+        pointer, returned = ctypes.c_uint64(address), ctypes.c_int(result)
+        first = ctypes.addressof(pointer) if name == "cuMemAlloc_v2" else address
+        parameters = (ctypes.c_uint64 * 2)(first, nbytes)
+        self.call(
+            name,
+            correlation,
+            function_params=ctypes.addressof(parameters),
+            function_return_value=ctypes.addressof(returned),
+            context_uid=context,
+            correlation_id=correlation,
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -193,6 +223,48 @@ def test_records_are_delivered_only_after_a_call_that_makes_some(calls: Calls, c
         source.drain()
         source.drain()
         assert counters.delivered == number
+
+
+def test_what_cudamalloc_and_cudafree_do_needs_no_record(calls: Calls, counters: Counters, source: DriverMemory) -> None:
+    """Once a record has told the device of a context. The records of calls that were read come late, and count for nothing."""
+    log = MemoryLog()
+    source.start(log, stacks=False)
+    counters.record(0xA000, 100, correlation=1, context=1)
+    counters.record(0xB000, 200, correlation=2, context=2, device=1)  # another GPU's
+    source.drain()
+    for number in range(3):
+        counters.record(0xC000 + number, 4096, correlation=10 + number, context=1)
+        source.drain()
+    counters.record(0xA000, 100, allocates=False, correlation=20, context=1)
+    counters.record(0xD000, 300, correlation=21, context=2, device=1)
+    calls.plain("cuMemAlloc_v2", 22, 0xE000, 1 << 40, result=2)  # out of memory
+    calls.plain("cuMemFree_v2", 23, 0)
+    source.drain()
+    assert counters.delivered == 1
+    log.settle()
+    living = {one.address: one.nbytes for one in log.living()}
+    assert living == {0xC000: 4096, 0xC001: 4096, 0xC002: 4096}
+    steps = len(log.steps)
+    calls.call("cuArrayCreate_v2")
+    source.drain()
+    log.settle()
+    assert (counters.delivered, len(log.steps)) == (2, steps)
+    assert not source._read
+
+
+def test_a_call_that_is_read_has_its_stack(counters: Counters, source: DriverMemory) -> None:
+    log = MemoryLog()
+    source.start(log, stacks=True)
+    counters.record(1, 100, correlation=1, context=1)
+    source.drain()
+
+    def allocates() -> None:
+        counters.record(2, 100, correlation=2, context=1)
+
+    allocates()
+    source.drain()
+    log.settle()
+    assert [name for _, _, name in log.living()[-1].stack if name == "allocates"] == ["allocates"]
 
 
 def test_a_record_has_the_stack_of_its_call(calls: Calls, counters: Counters, source: DriverMemory) -> None:
