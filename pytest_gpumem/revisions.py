@@ -36,8 +36,7 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
     Raises `RevisionError`: git is missing or fails, there is no repository, `of` is no commit of it, or it shares no history with HEAD.
     """
     commit = _git(folder, ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{of}^{{commit}}"], f"{of!r} is no commit of {folder}")
-    shallow = _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true"
-    hint = " (this clone is shallow: fetch its history)" if shallow else ""
+    hint = _hint(folder)
     merge_base = _git(folder, ["merge-base", "HEAD", commit.strip()], f"HEAD and {of!r} have no history in common{hint}").strip()
     # Stored text reaches git by standard input only, and only if it cannot be an option or an expression.
     asked = sorted(r for r in set(revisions) if _COMMIT.fullmatch(r))
@@ -79,9 +78,14 @@ def line_between(good: str, bad: str, folder: Path) -> list[Commit]:
     # First parents alone would lead past a commit that came in by a merge; its descendants among them are the line.
     after = set(_git(folder, ["rev-list", "--ancestry-path", between]).split())
     if not after:
-        raise RevisionError(f"{good!r} is no ancestor of {bad!r}")
+        raise RevisionError(f"{good!r} is no ancestor of {bad!r}{_hint(folder)}")
     chain = _git(folder, ["rev-list", "--first-parent", "--reverse", between]).split()
     return _commits(folder, [first.strip(), *(one for one in chain if one in after)])
+
+
+def _hint(folder: Path) -> str:
+    shallow = _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true"
+    return " (this clone is shallow: fetch its history)" if shallow else ""
 
 
 def _commits(folder: Path, ids: Sequence[str]) -> list[Commit]:

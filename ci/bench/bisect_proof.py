@@ -301,21 +301,7 @@ def table(record: Mapping[str, Any]) -> str:
     """The record as text."""
     lines = []
     if rows := record["parts"].get("statistics"):
-        lines += [f"SIMULATED, no GPU and no processes: searches of {LINE} commits; shares in %", ""]
-        names = f"{'searches':>9}{'right':>8}{'wrong':>8}{'nothing':>9}{'undecided':>10}{'pairs':>7}"
-        lines.append(f"{'slow-downs':<11}{'noise':<14}{'spread %':>9}{names}")
-        for row in rows:
-            count = sum(row["ends"].values())
-            shares = {name: 100 * row["ends"].get(name, 0) / count for name in ("right", "wrong", "nothing", "undecided")}
-            lines.append(
-                f"{row['case']:<11}{row['noise']:<14}{100 * row['spread']:>9.2f}{count:>9}{shares['right']:>8.1f}{shares['wrong']:>8.1f}"
-                f"{shares['nothing']:>9.1f}{shares['undecided']:>10.1f}{row['pairs']:>7}"
-            )
-        every: Counter[str] = Counter()
-        for row in rows:
-            every.update(row["ends"])
-        low, high = (100 * end for end in interval(every["wrong"], sum(every.values())))
-        lines += [f"all: {every['wrong']} of {sum(every.values())} searches name a wrong commit, {low:.3f} to {high:.3f} %", ""]
+        lines += _statistics(rows)
     parts = {part: entries for part, entries in record["parts"].items() if part != "statistics"}
     if parts:
         device = next((entry["device"] for entries in parts.values() for entry in entries if "device" in entry), None)
@@ -339,6 +325,35 @@ def table(record: Mapping[str, Any]) -> str:
             )
     broken = wrong(record)
     return "\n".join([*lines, "", f"not as promised: {len(broken) or 'none'}", *(f"MISS  {sentence}" for sentence in broken)])
+
+
+def _statistics(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    cases: dict[tuple[str, float], dict[str, Counter[str]]] = {}
+    pairs = {}
+    for row in rows:
+        cases.setdefault((row["noise"], row["spread"]), {})[row["case"]] = Counter(row["ends"])
+        if row["case"] == "one":
+            pairs[row["noise"], row["spread"]] = row["pairs"]
+    lines = [
+        f"SIMULATED, no GPU and no processes: searches of {LINE} commits",
+        f"one, two equal: slow-downs of {100 * SHARE:g} %; two: of {50 * SHARE:g} and {100 * SHARE:g} %",
+        "shares of searches that end right, in %: nothing to find, or one of the commits; most of the others name no commit",
+        "spread: standard deviation between processes; pairs: of processes of a search for one slow-down, median",
+        "",
+        f"{'noise':<14}{'spread %':>9}" + "".join(f"{case:>11}" for case in CHANGES) + f"{'pairs':>8}{'wrong':>8}",
+    ]
+    for (noise, spread), ends in cases.items():
+        shares = [
+            100 * found["nothing" if case == "none" else "right"] / max(1, found.total())
+            for case in CHANGES
+            for found in (ends.get(case, Counter()),)
+        ]
+        wrong_ones = sum(found["wrong"] for found in ends.values())
+        text = "".join(f"{share:>11.1f}" for share in shares)
+        lines.append(f"{noise:<14}{100 * spread:>9.2f}{text}{pairs.get((noise, spread), 0):>8}{wrong_ones:>8}")
+    every: Counter[str] = sum((found for ends in cases.values() for found in ends.values()), Counter())
+    low, high = (100 * end for end in interval(every["wrong"], every.total()))
+    return [*lines, f"wrong: {every['wrong']} of {every.total()} searches, {low:.3f} to {high:.3f} %", ""]
 
 
 PARTS = ("statistics", "one", "counted", "none", "two", "trouble")
