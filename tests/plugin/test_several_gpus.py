@@ -19,6 +19,7 @@ from sessions import SIMULATED
 
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices import opening
+from pytest_gpumem.plugin import exclusive, session
 from pytest_gpumem.plugin.gpus import beginning_with, orders
 from pytest_gpumem.plugin.session import WORKER_BASELINE, _unfit_worker
 
@@ -72,8 +73,10 @@ WRITTEN = """
 class Seen:
     """What each test of a session saw."""
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
         self._pytester = pytester
+        for module, name in ((session, "choose"), (exclusive, "user_runtime_path"), (exclusive, "PATIENCE")):
+            monkeypatch.setattr(module, name, getattr(module, name))  # the conftest changes them for good
         self._runtime = pytester.path / "runtime"
         self._runtime.mkdir(mode=0o700)
 
@@ -85,7 +88,7 @@ class Seen:
     def run(self, *arguments: str, processes: str = "1") -> pytest.RunResult:
         device = () if "--gpumem-device" in arguments else ("--gpumem-device", "cuda")
         given = [one for one in SIMULATED if one not in ("--gpumem-device", "sim")]
-        return self._pytester.runpytest_subprocess(*given, *device, f"--gpumem-processes={processes}", *arguments)
+        return self._pytester.runpytest_inprocess(*given, "-W", "default", *device, f"--gpumem-processes={processes}", *arguments)
 
     def forget(self) -> None:
         """Forget what the sessions so far saw."""
@@ -97,8 +100,8 @@ class Seen:
 
 
 @pytest.fixture
-def seen(pytester: pytest.Pytester) -> Seen:
-    return Seen(pytester)
+def seen(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Seen:
+    return Seen(pytester, monkeypatch)
 
 
 MEASURED = """

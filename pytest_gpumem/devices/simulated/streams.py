@@ -98,14 +98,13 @@ class Timeline:
     def wait(self, streams: Sequence[SimulatedStream]) -> None:
         """The host waits for streams; a hold that nobody released runs into its time-out."""
         self.run()
-        for stream in streams:
+        for stream in [one for one in streams if one.queue]:
             while (held := self.engine.holding(stream)) is not None:
                 item = self.engine.held(held)
                 assert item is not None
                 item.released, item.expired = self.engine.hold_start(held) + item.timeout, True
                 self.run()
-            self.host = max(self.host, stream.ready)
-        self.host += _SYNCHRONIZE
+        self.host = max([self.host, *[stream.ready for stream in streams]]) + _SYNCHRONIZE
 
     def queue(self, stream: SimulatedStream, step: Step, cost: float) -> None:
         """Do a step in stream order: now, or at every replay of the graph that is being captured."""
