@@ -21,6 +21,18 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines) + shown
 
 
+def margin(_context: click.Context, option: click.Parameter, written: str | None) -> str | None:
+    """Check the margin that an option takes: it stays as written."""
+    from pytest_gpumem.units import QuantityError, parse_margin
+
+    try:
+        if written is not None:
+            parse_margin(written)
+    except QuantityError as error:
+        raise click.UsageError(f"{option.opts[0]}: {error}.") from None
+    return written
+
+
 def check_writable(option: str, path: Path | None) -> None:
     """Refuse a file that an option names and that cannot be written, before anything is done."""
     if path is not None and (why := unwritable(path)) is not None:

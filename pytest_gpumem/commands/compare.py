@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pytest_gpumem.baselines.compare import Compared, Pair
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side
-from pytest_gpumem.commands import examples, terminal
+from pytest_gpumem.commands import examples, margin, terminal
 from pytest_gpumem.judging.finding import bounds, change, counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
@@ -131,7 +131,9 @@ def _what(side: Side) -> str:
         "gpumem compare base.json head.json --max-regression 1%", "gpumem compare 'base-*.json' 'head-*.json'    # several processes a side"
     ),
 )
-@click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: the limit of each test.')
+@click.option(
+    "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: the limit of each test.'
+)
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every row has a limit and is a PASS of a real GPU.")
 @click.option("--format", type=click.Choice(["text", "csv", "json"]), default="text", help="Of the output. Default: text.")
 @click.option("--force", is_flag=True, help="Compare results of different GPUs too; the exit code is then 6 at best.")
@@ -144,15 +146,10 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, fo
     """
     from pytest_gpumem.baselines.compare import compare_sides
     from pytest_gpumem.baselines.result_sets import SideError, side
-    from pytest_gpumem.units import QuantityError, parse_margin
+    from pytest_gpumem.units import QuantityError
 
     if len(sides) != 2:
         raise click.UsageError(f"BASE and HEAD are two, not {len(sides)}; put a pattern such as 'base-*.json' into quotes.")
-    if max_regression is not None:
-        try:
-            parse_margin(max_regression)
-        except QuantityError as error:
-            raise click.UsageError(f"--max-regression: {error}.") from None
     try:
         first, second = (side(given) for given in sides)
         compared = compare_sides(first, second, max_regression, force=force)

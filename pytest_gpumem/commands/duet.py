@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import check_writable, examples, terminal, write
+from pytest_gpumem.commands import check_writable, examples, margin, terminal, write
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
@@ -42,7 +42,9 @@ ROUNDS = 96  # as `verdicts.paired.ROUNDS`, which is not imported to show a help
 @click.option("--head", metavar="PATH", help="Folder or wheel to compare with BASE. Default: the working tree.")
 @click.option("--test", "tests", multiple=True, metavar="NODEID", help="Compare this test with its parameters; may be given several times.")
 @click.option("--flagged", metavar="RESULTS", help="Compare what a run flagged, by its --benchmark-json file.")
-@click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: each test\'s own, else 1%.')
+@click.option(
+    "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: each test\'s own, else 1%.'
+)
 @click.option(
     "--rounds-max", type=click.IntRange(1, 10_000), default=ROUNDS, metavar="N", help=f"Pairs of processes at most. Default: {ROUNDS}."
 )
@@ -76,14 +78,8 @@ def duet(
     """
     from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.workers import check_arguments
-    from pytest_gpumem.units import QuantityError, parse_margin
 
     check_writable("--json", file)
-    try:
-        if max_regression is not None:
-            parse_margin(max_regression)
-    except QuantityError as error:
-        raise click.UsageError(f"--max-regression: {error}") from None
     try:
         check_arguments(pytest_arguments)
         wanted = _wanted(tests, flagged)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import examples, margin
 from pytest_gpumem.commands.baseline import FOLDER
 from pytest_gpumem.commands.merge import DUET, FILES, JUNIT, OUTPUTS, RESULTS, merged_into, output_option, prepare
 from pytest_gpumem.files import write_whole
@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     multiple=True,
     help="Results of all shards of the screen, as gpumem merge takes them, in place of measuring here; may be repeated.",
 )
-@click.option("--max-regression", metavar="MARGIN", help='Allowed slow-down, such as "1%". Default: what each test is held to.')
+@click.option(
+    "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: what each test is held to.'
+)
 @click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and an UNDECIDED row is a warning.")
 @click.option("--rounds-max", type=click.IntRange(1, 10_000), metavar="N", help="Pairs of processes of the duet at most, as gpumem duet.")
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every row is a PASS, and of a real GPU.")
@@ -74,14 +76,8 @@ def gate(
     from pytest_gpumem.revisions import RevisionError, ancestry
     from pytest_gpumem.runs.decision import decide, flagged, open_to_a_duet, with_missing
     from pytest_gpumem.runs.workers import accepted
-    from pytest_gpumem.units import QuantityError, parse_margin
 
     _check_arguments(pytest_arguments, output)
-    try:
-        if max_regression is not None:
-            parse_margin(max_regression)
-    except QuantityError as error:
-        raise click.UsageError(f"--max-regression: {error}.") from None
     try:
         ancestry(base, (), Path.cwd())
     except RevisionError as error:
