@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 from pytest_gpumem import MiB
 from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.process_memory import locked_bytes
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.spaces import Memory
@@ -96,14 +96,7 @@ def test_pinned_memory_lies_on_the_node_that_was_asked_for(gpu_device: Any, pinn
     assert os.sched_getaffinity(0) == before
 
 
-def locked_bytes() -> int:
-    """Bytes that this process has locked or pinned (proc(5), VmLck and VmPin). A driver may lock pages without counting them there, so 0
-    proves nothing."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
-    return sum(int(fields[name].split()[0]) * 1024 for name in ("VmLck", "VmPin") if name in fields)
-
-
-def state(device: Any) -> tuple[int, int, int]:
+def state(device: Any) -> tuple[int, int, int | None]:
     gc.collect()
     device.streams.synchronize()
     return device.memory.free_bytes(MemoryKind.DEVICE), device.memory.host().locked, locked_bytes()
