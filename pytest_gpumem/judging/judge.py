@@ -12,7 +12,7 @@ from pytest_gpumem.judging import drift, screen
 from pytest_gpumem.judging.finding import Finding, against, basis, counted, find, window_text
 from pytest_gpumem.judging.limits import STEPS, absolute, physical, uncounted
 from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, allowed, compared, decidable, judge_change
-from pytest_gpumem.judging.spread import difference
+from pytest_gpumem.judging.spread import Difference, difference
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -68,14 +68,16 @@ def judge(
     comparison = compared(found, delta)
     if limits.max_regression is not None:
         name = screen.limit_name(limits.max_regression, limits.origin.get("max_regression", "limit"), delta)
-        finding = judge_change(measurement, found, comparison, delta, name, family)
-        finding = _whatever_followed(moved, finding, comparison, delta)
+        judged = judge_change(measurement, found, comparison, delta, name, family)
+        finding = _whatever_followed(moved, judged, comparison, delta)
+        in_doubt = finding.code in SETTLED or (judged.outcome is Outcome.PASS and finding is not judged)
         if finding.outcome is not Outcome.FAIL and first is not None and comparable(measurement, first):
             crept = screen.since(found, measurement, first)
             since_first = compared(crept, delta)
             if (creep := screen.judge_creep(measurement, crept, since_first, delta, name, family)) is not None:
                 finding = _whatever_followed(drift.drift_of(measurement, [first], facts), creep, since_first, delta)
-        if evidence and finding.code in SETTLED and screen.below(found, delta) and comparison.low <= 0 and same_code(measurement, alike):
+                in_doubt = False
+        if evidence and in_doubt and comparison.low <= 0 and _below(found, delta, moved) and same_code(measurement, alike):
             finding = find(Outcome.PASS, "same code", Code.SAME_CODE, limit=name, seen=against(comparison))
         finding = _of_this_device(finding, measurement, facts, changes, comparison.low - delta, 1)
         findings.append(_same_work(measurement, alike[-1], finding))
@@ -92,7 +94,8 @@ def judge(
 
 
 WIDEST = 0.5  # half of the 95 % interval over placements, as a share of the latency, above which a row passes nothing
-SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)  # codes of a doubt that the same machine code settles
+SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)
+"""Codes of a doubt that the same machine code settles, as it does that of a PASS which depends on the device's drift."""
 CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree: one step of 15 MHz is less
 
 
@@ -242,6 +245,11 @@ def _not_compared(measurement: Measurement, past: Sequence[Measurement], limit: 
     modes = " and ".join(sorted({m.mode for m in past}))
     why = f"its rows are {modes}; this one is {measurement.mode}" if past else no_history or "the baseline holds no such row"
     return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=why)
+
+
+def _below(found: Difference, delta: float, moved: drift.Drift | None) -> bool:
+    """True if the upper bound is below the limit, whether or not the row follows the device's drift."""
+    return screen.below(found, delta, shift=0.0 if moved is None else max(-moved.log, 0.0))
 
 
 def _whatever_followed(moved: drift.Drift | None, found: Finding, comparison: Comparison, delta: float) -> Finding:

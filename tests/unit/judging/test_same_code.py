@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
+from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
 RAN = what_ran([Step(StepKind.KERNEL, "triad", code="c0de", block=(256, 1, 1), stream=0)], {})
@@ -25,6 +25,11 @@ def noisy(bench: Any, latency: float = 268e-6, noise: float = 1.0, **changes: An
     """A run and a baseline of runs that are too noisy for a limit of 1 %."""
     past = [bench.run(268e-6 * (1 + noise * by), day=day, **NOISY) for day, by in enumerate((-0.004, 0.0, 0.004, 0.0))]
     return bench.run(latency, day=9, **{**NOISY, **changes}), past
+
+
+def controlled(run: Measurement, dram: float) -> Measurement:
+    assert isinstance(run.provenance, Provenance)
+    return replace(run, provenance=replace(run.provenance, controls=Controls(dram=dram, l2=20e-6, launch=3e-6, source="1")))
 
 
 def test_a_noisy_row_that_runs_the_same_code_passes(bench: Any, endless: DeviceFacts) -> None:
@@ -89,6 +94,25 @@ def test_a_row_by_the_hosts_clock_is_never_settled(sampler: str, bench: Any, end
     now, past = noisy(bench, sampler=sampler)
     past = [replace(one, sampler=sampler) for one in past]
     assert judge(now, LIMITS, endless, past, strict=False).outcome is Outcome.UNDECIDED
+
+
+@pytest.mark.parametrize(("control", "code"), [(-0.007, Code.SAME_CODE), (-0.015, Code.CONDITIONS)])
+def test_what_the_devices_drift_puts_in_doubt_is_settled_if_it_holds_for_a_row_that_follows(
+    control: float, code: Code, bench: Any, h100: DeviceFacts
+) -> None:
+    """A control that is faster may hide a slow-down of a row that follows it."""
+    quiet = {**NOISY, "spread": 0.0005}
+    past = [controlled(bench.run(268e-6, day=day, **quiet), 60e-6) for day in range(4)]
+    now = controlled(bench.run(268e-6 * 1.001, day=9, **quiet), 60e-6 * (1 + control))
+    assert judge(now, LIMITS, h100, past, strict=False).code is code
+    assert judge(now, LIMITS, h100, past, strict=False, evidence=False).code is Code.CONDITIONS
+
+
+@pytest.mark.parametrize(("control", "code"), [(0.0, Code.SAME_CODE), (0.009, Code.SAME_CODE), (-0.009, Code.NOISY)])
+def test_a_noisy_row_is_settled_if_it_holds_for_a_row_that_follows(control: float, code: Code, bench: Any, h100: DeviceFacts) -> None:
+    now, past = noisy(bench)
+    past = [controlled(one, 60e-6) for one in past]
+    assert judge(controlled(now, 60e-6 * (1 + control)), LIMITS, h100, past, strict=False).code is code
 
 
 def test_bad_conditions_and_other_limits_are_judged_as_ever(bench: Any, endless: DeviceFacts) -> None:
