@@ -1,7 +1,7 @@
 """SIMULATED: how often the gate errs, on processes drawn at random with the spreads that H200 cards showed.
 
 No GPU takes part. A process's latency is drawn from a model: the shares of its session, itself and its placements, and its launch overhead.
-The shipped judge gives every verdict, again with 3, 6 and 12 processes of the run while more of them can decide, as
+The shipped judge gives every verdict, again with 2, 3, 6 and 12 processes of the run while more of them can decide, as
 `--gpumem-processes auto` does. Modelled rows draw what the judge assumes. The other rows draw what it does not assume. The simulation does
 not show that a GPU is like the model.
 
@@ -342,11 +342,11 @@ def cases() -> Iterator[Case]:
             yield Case("modelled, every run of 3 processes", kernel, baseline, looks=(3,), weight=0.5, asked=True)
     for kernel in every:
         for baseline in MODELLED:
-            yield Case("modelled, limit of next to nothing, run of 3 to 12", kernel, baseline, limit=NOTHING, looks=LOOKS[1:])
+            yield Case("modelled, limit of next to nothing, run of 3 to 12", kernel, baseline, limit=NOTHING, looks=LOOKS[2:])
     for limit, looks, baseline, weight in (
         ("", LOOKS, USUAL, 0.01),
-        (NOTHING, LOOKS[1:], USUAL, 0.02),
-        (NOTHING, LOOKS[1:], MODELLED[1], 0.04),
+        (NOTHING, LOOKS[2:], USUAL, 0.02),
+        (NOTHING, LOOKS[2:], MODELLED[1], 0.04),
     ):
         yield Case("modelled, suites of 300", LARGE, baseline, limit=limit, looks=looks, suite=SUITE, weight=weight)
     for days in (2, 4):

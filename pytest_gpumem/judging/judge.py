@@ -17,7 +17,7 @@ from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat
-from pytest_gpumem.records.row import Comparison, Row, Verdict
+from pytest_gpumem.records.row import ENOUGH, Comparison, Row, Verdict
 from pytest_gpumem.units import format_bytes, format_share, format_time, parse_share
 
 
@@ -149,12 +149,12 @@ def repeatable(
         return False
     if verdict.code is Code.CONDITIONS:
         # A disturbance passes; a changed device stays as it is, and so does a missing count of pages.
-        return not measurement.profiled and 1 + len(measurement.further) < LOOKS[1] and not uncounted(measurement, limits)
+        return not measurement.profiled and 1 + len(measurement.further) < ENOUGH and not uncounted(measurement, limits)
     alike = [past for past in history if comparable(measurement, past)]
     if not alike or verdict.code is Code.MEASURED_DIFFERENTLY:
         # Once in a while, something that happens once lets the host's clock take over in a process.
         once = not alike and any(_other_clock(measurement, past) for past in history)
-        return once and 1 + len(measurement.further) < LOOKS[1]
+        return once and 1 + len(measurement.further) < ENOUGH
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
     change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression)
     if verdict.code is Code.NOISY and change.outcome is Outcome.PASS:

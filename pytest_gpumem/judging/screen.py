@@ -61,7 +61,7 @@ SETTLES = 0.96  # confidence of the upper bound that decides PASS where the same
 POWER = 0.99  # probability of a FAIL for a slow-down of `Comparison.catches`
 LUCK = 0.5
 """Standard deviations by which a change has to become clearer in further processes at most: three rows of ten have as much luck."""
-LOOKS = (1, 3, 6, 12)  # numbers of processes after which an undecided run is judged again
+LOOKS = (1, 2, 3, 6, 12)  # numbers of processes after which an undecided run is judged again
 
 
 def baseline_latency(history: Sequence[Measurement]) -> float:

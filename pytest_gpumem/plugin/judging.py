@@ -143,8 +143,10 @@ def fails(row: Row, session: GpuSession) -> bool:
     return is_failure(row.verdict, session.settings.strict) and not (session.decides and undecided(row, session))
 
 
-def undecided(row: Row, session: GpuSession) -> bool:
-    """True if measuring a row in further processes may decide it."""
+def undecided(row: Row, session: GpuSession, most: int | None = None) -> bool:
+    """True if measuring a row in further processes may decide it.
+    `most`: processes of this run at most; default: `GpuSession.most_processes`.
+    """
     if row.measurement is None:
         return False
     history = session.history(row)
@@ -155,7 +157,7 @@ def undecided(row: Row, session: GpuSession) -> bool:
         history.measurements,
         history.first_measurement,
         evidence=session.evidence,
-        most=session.most_processes,
+        most=session.most_processes if most is None else most,
     )
 
 

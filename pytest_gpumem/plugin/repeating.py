@@ -260,15 +260,17 @@ class DecideHooks:
 
     def _measure_on(self, card: str | None) -> None:
         """Measure the open rows again, on one GPU, until they are decided or the time ends."""
-        gpu, further = self._session, list[Further]()
+        gpu, further, begun = self._session, list[Further](), time.monotonic()
         try:
             for process in self._ready.pop(card, None) or self._processes(card):
                 further.append(process)
                 self._fail_as(process)
                 count = len(further) + 1
-                last = count == gpu.most_processes or time.monotonic() >= self._until
+                now = time.monotonic()
+                last = count == gpu.most_processes or now >= self._until
                 if last or count in LOOKS:
-                    self._judge(further)
+                    fit = int((self._until - now) / (now - begun) * len(further))  # processes in the time that is left
+                    self._judge(further, min(gpu.most_processes, count + fit))
                 if last or not self._open:
                     break
                 line = f"gpumem: process {count} of at most {gpu.most_processes}: {counted(len(self._open), 'row')} undecided"
@@ -286,8 +288,10 @@ class DecideHooks:
                 self._report(nodeid, text)
                 self._open = [key for key in self._open if self._first[key].nodeid != nodeid]
 
-    def _judge(self, further: Sequence[Further]) -> None:
-        """Judge the open rows over all their processes, and report the tests that fail by them."""
+    def _judge(self, further: Sequence[Further], most: int) -> None:
+        """Judge the open rows over all their processes, and report the tests that fail by them.
+        `most`: processes at most; rows that more than these would decide are given up.
+        """
         gpu, failing = self._session, []
         for key in tuple(self._open):
             first = self._first[key]
@@ -297,7 +301,7 @@ class DecideHooks:
             gpu.rows.update(row)
             if row.nodeid in gpu.replays:  # in an xdist worker, pytest-benchmark's statistics are off
                 gpu.replays[row.nodeid].correct(row.label, summary(row, gpu))
-            if not undecided(row, gpu):
+            if not undecided(row, gpu, most):
                 self._open.remove(key)
                 failing += [row] if fails(row, gpu) else []
         self._fail(failing)

@@ -50,7 +50,7 @@ from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Controls, Counted, Limits, Measurement, Provenance
-from pytest_gpumem.records.row import Missing, Row, Verdict
+from pytest_gpumem.records.row import ENOUGH, Missing, Row, Verdict
 from pytest_gpumem.settings import (
     DEFAULT_BUDGET,
     DUET_FOLLOWS,
@@ -173,7 +173,7 @@ class GpuSession:
     @property
     def most_processes(self) -> int:
         """Processes at most in which an undecided row is measured. A duet decides more in the time that many of them take."""
-        return LOOKS[1] if DUET_FOLLOWS in os.environ else LOOKS[-1]
+        return ENOUGH if DUET_FOLLOWS in os.environ else LOOKS[-1]
 
     @property
     def evidence(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -167,7 +166,7 @@ class Workers:
         self._environment = environment
         self._ahead = ahead
         self._evidence = evidence
-        self._waiting: deque[_Worker] = deque()
+        self._waiting: dict[Turn, _Worker] = {}
         self._stack = contextlib.ExitStack()
         self._folder = held_folder(self._stack)
         self._nothing = self._folder / "no-baseline"
@@ -185,13 +184,10 @@ class Workers:
         `ways`: by row key, mode and sampler that the process measures with, whatever its tests ask for.
         Raises `DuetError`: pytest did not accept its arguments or the device, or a side imported the other's modules.
         """
-        if not self._waiting or self._waiting[0].turn != turns[0]:
-            # A repeated turn: those that wait for the next ones stay.
-            self._waiting.appendleft(self._worker(turns[0]))
-        for turn in turns[1 : 1 + self._ahead]:
-            if all(worker.turn != turn for worker in self._waiting):
-                self._waiting.append(self._worker(turn))
-        worker = self._waiting.popleft()
+        for turn in turns[: 1 + self._ahead]:
+            if turn not in self._waiting:
+                self._waiting[turn] = self._worker(turn)
+        worker = self._waiting.pop(turns[0])
         try:
             return worker.run(tests, attempt, ways or {})
         finally:
@@ -209,7 +205,7 @@ class Workers:
 
     def _end_waiting(self) -> None:
         while self._waiting:
-            self._waiting.popleft().close()
+            self._waiting.popitem()[1].close()
 
     def _worker(self, turn: Turn) -> _Worker:
         side = self._sides[turn.side]

@@ -120,19 +120,19 @@ def test_an_undecided_row_passes_by_further_processes(pytester: pytest.Pytester,
     result = run("--gpumem-strict", "--gpumem-save", *how, LIMIT="0.8%")
     result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.OK
-    assert (verdict(pytester.path), verdict(pytester.path, "test_other")) == (("PASS", None, 3), ("PASS", None, 1))
-    assert times(pytester.path) == {"copy": 3, "other": 1}
+    assert (verdict(pytester.path), verdict(pytester.path, "test_other")) == (("PASS", None, 2), ("PASS", None, 1))
+    assert times(pytester.path) == {"copy": 2, "other": 1}
     # The baseline holds the processes that the verdict used.
     (new,) = (path for path in pytester.path.glob(".benchmarks/*/gpumem/*") if str(path.relative_to(pytester.path)) not in STORED)
     stored = {row["nodeid"]: row["measurement"] for row in json.loads(new.read_text())["content"]["rows"]}
-    assert {name: len(one.get("further", ())) for name, one in stored.items()} == {"test_a.py::test_copy": 2, "test_a.py::test_other": 0}
+    assert {name: len(one.get("further", ())) for name, one in stored.items()} == {"test_a.py::test_copy": 1, "test_a.py::test_other": 0}
 
 
 @pytest.mark.parametrize("named", [(), ("test_a.py", "test_b.py")], ids=["collected", "named"])
 def test_further_processes_import_no_other_files(pytester: pytest.Pytester, run: Run, named: tuple[str, ...]) -> None:
     (pytester.path / "test_b.py").write_text("open('imports.txt', 'a').write('b')\n\ndef test_nothing(): pass\n")
     run(*named, LIMIT="0.8%").assert_outcomes(passed=3)
-    assert times(pytester.path) == {"copy": 3, "other": 1}
+    assert times(pytester.path) == {"copy": 2, "other": 1}
     assert (pytester.path / "imports.txt").read_text() == ("bbb" if named else "b")
 
 
@@ -155,13 +155,13 @@ def test_a_process_gets_ready_while_the_session_measures(pytester: pytest.Pytest
     os.mkfifo(pytester.path / "ready")
     (pytester.path / "test_b.py").write_text(WAITS)
     run(LIMIT="0.8%").assert_outcomes(passed=3)
-    assert times(pytester.path) == {"copy": 3, "other": 1}
+    assert times(pytester.path) == {"copy": 2, "other": 1}
 
 
 def test_a_row_that_takes_many_processes_is_left_to_the_duet_that_follows(pytester: pytest.Pytester, run: Run) -> None:
-    assert run(LIMIT="0.6%").ret == pytest.ExitCode.OK
+    assert run(LIMIT="0.65%").ret == pytest.ExitCode.OK
     assert times(pytester.path)["copy"] > 3
-    assert run(LIMIT="0.6%", **{DUET_FOLLOWS: "1"}).ret == pytest.ExitCode.OK
+    assert run(LIMIT="0.65%", **{DUET_FOLLOWS: "1"}).ret == pytest.ExitCode.OK
     assert times(pytester.path)["copy"] <= 3
 
 
@@ -175,7 +175,7 @@ def test_a_slow_down_that_one_process_only_suspects_fails(
     result = run("--junitxml=junit.xml", "--benchmark-autosave", *how, SLOW="1.06")
     result.assert_outcomes(passed=1, failed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert (verdict(pytester.path), times(pytester.path)) == (("FAIL", "slower", 3), {"copy": 3, "other": 1})
+    assert (verdict(pytester.path), times(pytester.path)) == (("FAIL", "slower", 3), {"copy": 2, "other": 1})
     assert [row["failed"] for row in rows(pytester.path)] == [True, False]
     (suite,) = ElementTree.parse(pytester.path / "junit.xml").iter("testsuite")
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["2", "1", "0"]

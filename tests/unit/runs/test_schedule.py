@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from itertools import islice
 
-from pytest_gpumem.runs.workers import BASE, HEAD, turns
+import pytest
+
+from pytest_gpumem.runs.workers import BASE, HEAD, Turn, Workers, turns
 
 
 def test_each_pair_has_a_coin_of_its_own_that_the_seed_tosses() -> None:
@@ -16,3 +18,26 @@ def test_each_pair_has_a_coin_of_its_own_that_the_seed_tosses() -> None:
         assert 60 <= sum(one == other for one, other in zip(first[begin::2], first[begin + 1 :: 2], strict=False)) <= 140
     assert drawn == list(islice(turns(3), 800))
     assert drawn != list(islice(turns(4), 800))
+
+
+def test_a_pair_that_is_run_again_leaves_no_process_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Turn] = []
+
+    class Fake:
+        def __init__(self, turn: Turn) -> None:
+            self.turn = turn
+            begun.append(turn)
+
+        def run(self, *given: object) -> Turn:
+            return self.turn
+
+        def close(self) -> None:
+            pass
+
+    workers = Workers({}, (), (), {}, ahead=2)
+    monkeypatch.setattr(workers, "_worker", Fake)
+    coming = list(islice(turns(0), 12))
+    for index in (0, 1, 0, 1, 2, 3, 4, 5):  # the first pair showed that the sides measure in different ways
+        assert workers.run(coming[index:], None, 1) == coming[index]
+    assert [begun.count(turn) for turn in coming] == [2, 2, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0]
+    workers.close()
