@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 )
 @click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and an UNDECIDED row is a warning.")
 @click.option("--rounds-max", type=click.IntRange(1, 10_000), metavar="N", help="Pairs of processes of the duet at most, as gpumem duet.")
-@click.option("--strict", is_flag=True, help="Exit with 6 unless every row is a PASS, and of a real GPU.")
+@click.option("--strict", is_flag=True, help="Exit with 6 unless every row is a PASS, and of a real GPU; duets of all rows in doubt.")
 @click.option(
     "--allow-lost", metavar="TEST", multiple=True, help="Measurements that this run may lose, as TEST or TEST[label]; may be repeated."
 )
@@ -70,11 +70,11 @@ def gate(
     """Compare a change with BASE, a git revision: for pipelines of pull requests.
 
     Runs pytest with --gpumem against the accepted processes of BASE's history. What that finds slower, cannot tell, or has no baseline
-    for, a duet of BASE and the working tree decides. Writes results, a report, a Markdown summary and a code-quality report into a
-    folder, and under GitHub Actions the job's summary and annotations.
+    for, a duet of BASE and the working tree decides; rows that are only noisy and run the same machine code have none. Writes results, a
+    report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the job's summary and annotations.
     """
     from pytest_gpumem.revisions import RevisionError, ancestry
-    from pytest_gpumem.runs.decision import decide, flagged, open_to_a_duet, with_missing
+    from pytest_gpumem.runs.decision import decide, flagged, open_to_a_duet, unaltered, with_missing
     from pytest_gpumem.runs.workers import accepted
 
     _check_arguments(pytest_arguments, output)
@@ -99,8 +99,10 @@ def gate(
     facts, settings = (document.device, document.settings) if document is not None else (None, {})
     strict_screen = bool(settings.get("strict"))
     found = flagged(rows) if screened.code in (Exit.FINE, Exit.FAILED) and not screen_only else []
+    if not strict and not strict_screen:
+        found = [row for row in found if not unaltered(row)]
     if found and facts is not None:
-        wanted = open_to_a_duet(rows, facts, strict=strict_screen)
+        wanted = [row for row in open_to_a_duet(rows, facts, strict=strict_screen) if row in found]
         click.echo(f"gpumem gate: step 2 of 2: the screen flags {_flags(len(found), len(wanted))}", err=True)
         if wanted:
             duet = _duet(output, base, wanted, rounds_max, accepted(measuring))

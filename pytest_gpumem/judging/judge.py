@@ -65,7 +65,7 @@ def judge(
     if moved is not None and moved.too_large:
         return _verdict([moved.doubt("no limit was judged")], None, facts, strict)
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
-    comparison = compared(found, delta)
+    comparison = replace(compared(found, delta), same_code=evidence and same_code(measurement, alike))
     if limits.max_regression is not None:
         name = screen.limit_name(limits.max_regression, limits.origin.get("max_regression", "limit"), delta)
         judged = judge_change(measurement, found, comparison, delta, name, family)
@@ -77,7 +77,7 @@ def judge(
             if (creep := screen.judge_creep(measurement, crept, since_first, delta, name, family)) is not None:
                 finding = _whatever_followed(drift.drift_of(measurement, [first], facts), creep, since_first, delta)
                 in_doubt = False
-        if evidence and in_doubt and comparison.low <= 0 and _below(found, delta, moved) and same_code(measurement, alike):
+        if in_doubt and comparison.same_code and comparison.low <= 0 and _below(found, delta, moved):
             finding = find(Outcome.PASS, "same code", Code.SAME_CODE, limit=name, seen=against(comparison))
         finding = _of_this_device(finding, measurement, facts, changes, comparison.low - delta, 1)
         findings.append(_same_work(measurement, alike[-1], finding))
@@ -139,11 +139,12 @@ def repeatable(
     history: Sequence[Measurement],
     first: Measurement | None = None,
     *,
-    evidence: bool = True,
     most: int = LOOKS[-1],
+    duet_follows: bool = False,
 ) -> bool:
     """True if further processes of this run may decide an undecided row.
     `most`: processes of this run at most.
+    `duet_follows`: a duet decides what few processes leave undecided, except rows of the same machine code.
     """
     if verdict.outcome is not Outcome.UNDECIDED or limits.max_regression is None:
         return False
@@ -159,7 +160,8 @@ def repeatable(
     change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression)
     if verdict.code is Code.NOISY and change.outcome is Outcome.PASS:
         return False  # another limit is too close to call, which this process alone decides
-    settles = evidence and change.code in SETTLED and same_code(measurement, alike)
+    settles = change.code in SETTLED and verdict.comparison is not None and verdict.comparison.same_code
+    most = min(most, ENOUGH) if duet_follows and not settles else most
     if 1 + len(measurement.further) < most and decidable(found, delta, most, settles=settles):
         return True
     if first is None or not comparable(measurement, first):

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.history import changes
 from pytest_gpumem.judging.judge import comparable, is_failure, judge, merged, repeatable
+from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.footprints import WATCHED, with_footprints, with_verdict
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
@@ -143,9 +144,9 @@ def fails(row: Row, session: GpuSession) -> bool:
     return is_failure(row.verdict, session.settings.strict) and not (session.decides and undecided(row, session))
 
 
-def undecided(row: Row, session: GpuSession, most: int | None = None) -> bool:
+def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
     """True if measuring a row in further processes may decide it.
-    `most`: processes of this run at most; default: `GpuSession.most_processes`.
+    `most`: processes of this run at most.
     """
     if row.measurement is None:
         return False
@@ -156,8 +157,8 @@ def undecided(row: Row, session: GpuSession, most: int | None = None) -> bool:
         row.verdict,
         history.measurements,
         history.first_measurement,
-        evidence=session.evidence,
-        most=session.most_processes if most is None else most,
+        most=most,
+        duet_follows=session.duet_follows,
     )
 
 

@@ -29,6 +29,8 @@ from pytest_gpumem.runs.repeats import AHEAD, ENDED, Further, RepeatFailed, Repe
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TESTS, FURTHER_TURN, READS_CONTROLS
 
 LEAST_SECONDS = 30.0  # the least time for measuring again. It may take as long as the session took so far.
+BEFORE_A_DUET = 0.5
+"""The same in the screen of a gate, as a share of the session's time so far: somebody waits for a gate."""
 
 
 def check_alone(config: pytest.Config) -> None:
@@ -232,7 +234,8 @@ class DecideHooks:
         gpu, now = self._session, time.monotonic()
         gpu.check_controls()
         gpu.close()  # its memory is for the other processes
-        self._until = now + max(LEAST_SECONDS, now - self._begun)
+        took = now - self._begun
+        self._until = now + (BEFORE_A_DUET * took if gpu.duet_follows else max(LEAST_SECONDS, took))
         self._open = list(self._first)
         announce(
             self._session, f"gpumem: {counted(len(self._open), 'undecided row')} measured again in fresh processes, {self._left()} at most"
@@ -256,7 +259,7 @@ class DecideHooks:
     def _processes(self, card: str | None) -> Repeats:
         gpu = self._session
         serial = ["-n0"] if is_controller(gpu.config) else []
-        return processes(gpu, serial, gpu.most_processes - 1, self._tests, card, environment=self._environment)
+        return processes(gpu, serial, LOOKS[-1] - 1, self._tests, card, environment=self._environment)
 
     def _measure_on(self, card: str | None) -> None:
         """Measure the open rows again, on one GPU, until they are decided or the time ends."""
@@ -267,13 +270,13 @@ class DecideHooks:
                 self._fail_as(process)
                 count = len(further) + 1
                 now = time.monotonic()
-                last = count == gpu.most_processes or now >= self._until
+                last = count == LOOKS[-1] or now >= self._until
                 if last or count in LOOKS:
                     fit = int((self._until - now) / (now - begun) * len(further))  # processes in the time that is left
-                    self._judge(further, min(gpu.most_processes, count + fit))
+                    self._judge(further, min(LOOKS[-1], count + fit))
                 if last or not self._open:
                     break
-                line = f"gpumem: process {count} of at most {gpu.most_processes}: {counted(len(self._open), 'row')} undecided"
+                line = f"gpumem: process {count} of at most {LOOKS[-1]}: {counted(len(self._open), 'row')} undecided"
                 replace_line(gpu, f"{line}, {self._left()} left")
         except RepeatFailed as failed:
             announce(self._session, f"gpumem: {counted(len(self._open), 'row')} not decided: {failed}")

@@ -25,7 +25,7 @@ from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, Hol
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.drift import control_of, since_start
 from pytest_gpumem.judging.judge import comparable
-from pytest_gpumem.judging.screen import LOOKS, Family
+from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
 from pytest_gpumem.measuring.conductor import Conductor
@@ -50,7 +50,7 @@ from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Controls, Counted, Limits, Measurement, Provenance
-from pytest_gpumem.records.row import ENOUGH, Missing, Row, Verdict
+from pytest_gpumem.records.row import Missing, Row, Verdict
 from pytest_gpumem.settings import (
     DEFAULT_BUDGET,
     DUET_FOLLOWS,
@@ -171,9 +171,9 @@ class GpuSession:
         return self.settings.processes is None and "processes" not in switched_off(os.environ) and not self.ranges.tool_attached()
 
     @property
-    def most_processes(self) -> int:
-        """Processes at most in which an undecided row is measured. A duet decides more in the time that many of them take."""
-        return ENOUGH if DUET_FOLLOWS in os.environ else LOOKS[-1]
+    def duet_follows(self) -> bool:
+        """True in the screen of a gate, whose duet decides what the screen leaves undecided."""
+        return DUET_FOLLOWS in os.environ
 
     @property
     def evidence(self) -> bool:

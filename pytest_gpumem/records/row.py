@@ -29,6 +29,7 @@ class Comparison(Record, frozen=True):
     runs: int = 1  # Accepted runs that those processes are of
     measured: int = 1  # Processes of this run behind the change
     p_value: float | None = None  # Probability that a change of no more than the limit shows such a slow-down or a larger one
+    same_code: bool = False  # Each run that it is compared with ran the same machine code in the same way
 
 
 class Verdict(Record, frozen=True):

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import RULES, added, judge_footprint
-from pytest_gpumem.judging.judge import is_failure, judge
+from pytest_gpumem.judging.judge import SETTLED, is_failure, judge
 from pytest_gpumem.judging.limits import of_baseline
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Exit, Outcome
@@ -68,6 +68,13 @@ def _flagged(verdict: Verdict) -> bool:
     if verdict.outcome is Outcome.FAIL:
         return verdict.code in _REGRESSION
     return verdict.outcome is not Outcome.PASS and verdict.code is not Code.ACCEPTED
+
+
+def unaltered(row: Row) -> bool:
+    """True for a row that is in doubt by its noise alone, and runs the same machine code as its baseline. Its duet would take longer than
+    the rest of a gate: only a strict gate has one."""
+    change = row.verdict.comparison
+    return row.verdict.code in SETTLED and change is not None and change.same_code and change.low <= 0
 
 
 def _unjudged(row: Row, duet: Mapping[str, Judged] | None) -> bool:
@@ -212,6 +219,8 @@ def decide(
     remarks += [f"new, base does not have it: {row.key}" for row in new]
     remarks += [f"a change of it was accepted: {row.key}" for row in doubtful if row.verdict.code is Code.ACCEPTED]
     remarks += [f"undecided{f', {row.verdict.code.value}' if row.verdict.code is not None else ''}: {row.key}" for row in undecided]
+    if no_duet := sum(unaltered(row) and row.key not in (duet or {}) for row in undecided):
+        remarks.append(f"{counted(no_duet, 'noisy row')} of the same machine code had no duet: --strict, or gpumem duet, decides")
     if same := sum(row.verdict.code is Code.SAME_CODE for row in rows):
         remarks.append(f"{counted(same, 'row')} in doubt needed no duet: the same machine code ran in the same way")
     if free := sum(row.measurement is not None and row.limits.max_regression is None for row in after):

@@ -98,6 +98,22 @@ def test_rows_of_the_same_code_need_no_duet(run: Run, tmp_path: Path) -> None:
     assert "**3 measured: 3 PASS (2 by the same code)**" in (tmp_path / "gpumem-results" / "summary.md").read_text()
 
 
+def test_a_noisy_row_of_the_same_code_has_a_duet_only_in_a_strict_gate(run: Run, tmp_path: Path) -> None:
+    rows = [row(code, name, 0.004) for name, code in (("a", Code.LOOKS_SLOWER), ("b", Code.NOISY), ("c", Code.NOISY), ("d", Code.NOISY))]
+    changes = ({"same_code": True, "low": -0.01}, {"same_code": True, "low": -0.01}, {"low": -0.01}, {"same_code": True, "low": 0.001})
+    rows = [
+        structs.replace(one, verdict=structs.replace(one.verdict, comparison=structs.replace(one.verdict.comparison, **change)))
+        for one, change in zip(rows, changes, strict=True)
+    ]
+    duet = {f"t.py::{name}": "PASS" for name in "acd"}
+    result = run(rows=tuple(rows), duet=duet)
+    assert json.loads((tmp_path / "calls.json").read_text())["keys"] == list(duet)
+    remark = "gpumem gate: 1 noisy row of the same machine code had no duet: --strict, or gpumem duet, decides"
+    assert (result.exit_code, result.stdout.splitlines()[-2:]) == (0, [remark, "gpumem gate: green: 4 rows, 1 of them undecided"])
+    run("--strict", rows=tuple(rows), duet=duet | {"t.py::b": "PASS"})
+    assert len(json.loads((tmp_path / "calls.json").read_text())["keys"]) == 4
+
+
 def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
