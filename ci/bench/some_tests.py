@@ -1,15 +1,37 @@
-"""A pytest plugin of `footprint_overhead.py`: runs some tests of a suite, spread evenly over all, and profiles them if it is asked to.
+"""A pytest plugin of `footprint_overhead.py`: runs some tests of a suite, spread evenly over all, and times the plugin's work in them.
 
-SOME_TESTS is their number; SOME_PROFILE the file of a profile of cProfile, from the first test to the last.
+SOME_TESTS is their number. SOME_PROFILE is the file of the times: functions of `WATCHED` with their calls and seconds, the functions that
+they call included.
 """
 
 from __future__ import annotations
 
-import cProfile
+import gc
+import json
 import os
+import time
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-_PROFILE = cProfile.Profile()
+WATCHED = (
+    ("plugin.footprints", "FootprintHooks", "_begin"),
+    ("plugin.footprints", "FootprintHooks", "_end"),
+    ("plugin.running", "LeftoverHooks", "_settle"),
+    ("plugin.watchdog", "Watchdog", "_send"),
+    ("devices.footprints", "Footprints", "look"),
+    ("devices.footprints", "_Watch", "read"),
+    ("devices.footprints", "_Watch", "settle"),
+    ("devices.cuda.counters", "CudaCounters", "deliver"),
+    ("devices.cuda.driver_memory", "DriverMemory", "figures"),
+    ("devices.cuda.driver_memory", "DriverMemory", "_changed"),
+    ("devices.cuda.guests.cupy_memory", "CupyMemory", "figures"),
+    ("devices.cuda.guests.cupy_memory", "_Hook", "_emit"),
+)
+"""Module of the package, class and method."""
+_costs: dict[str, list[float]] = {}
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
@@ -21,14 +43,31 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
         items[:] = [item for index, item in enumerate(items) if index in kept]
 
 
-def pytest_runtest_logstart() -> None:
-    """Begin the profile with the first test."""
-    if os.environ.get("SOME_PROFILE"):
-        _PROFILE.enable()
+def pytest_collection_finish() -> None:
+    """Put stop-watches around the functions."""
+    if not os.environ.get("SOME_PROFILE"):
+        return
+    for module, owner, name in WATCHED:
+        of = getattr(import_module(f"pytest_gpumem.{module}"), owner)
+        setattr(of, name, _timed(f"{owner}.{name}", getattr(of, name)))
+    gc.collect = _timed("gc.collect", gc.collect)
+
+
+def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        begun = time.perf_counter()
+        try:
+            return function(*arguments, **options)
+        finally:
+            cost = _costs.setdefault(name, [0, 0.0])
+            cost[0] += 1
+            cost[1] += time.perf_counter() - begun
+
+    return wrapper
 
 
 def pytest_sessionfinish() -> None:
-    """Write the profile."""
+    """Write the times."""
     if path := os.environ.get("SOME_PROFILE"):
-        _PROFILE.disable()
-        _PROFILE.dump_stats(path)
+        Path(path).write_text(json.dumps(_costs))
