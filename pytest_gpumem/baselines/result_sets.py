@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import unfit
@@ -175,7 +176,12 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
     rows, left_out, of_memory = [], {}, 0
     # A test that fails by a limit was timed correctly; one that fails by an assertion may have timed anything.
     broken = {row.nodeid for row in found.rows if is_failure(row.verdict, strict=bool(found.settings.get("strict")))}
+    # A side is of one model. Rows of other models are compared with those of their own by `--gpumem-max-regression`.
     for row in found.rows:
+        if row.device is not UNSET:
+            left_out[row.key] = f"measured on {row.device.key}, and the run on {found.device.key}"
+    own = [row for row in found.rows if row.device is UNSET]
+    for row in own:
         why = "its test failed" if row.failed and row.nodeid not in broken else None
         if why is None and row.measurement is not None:
             why = unfit(row.measurement)
@@ -191,7 +197,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
         )
         rows.append(Accepted(row.nodeid, measurement, process, test_source=row.test_source))
     _refuse_twice(rows)
-    limits = {row.key: row.limits.max_regression for row in found.rows if row.limits.max_regression is not None}
+    limits = {row.key: row.limits.max_regression for row in own if row.limits.max_regression is not None}
     return File(path, digest, found.device, tuple(rows), limits=limits, left_out=left_out, of_memory=of_memory)
 
 

@@ -99,8 +99,8 @@ class Diff:
 
 def diff_of(base: Sequence[Row], head: Sequence[Row]) -> Diff:
     """The rows of two runs side by side, in the order of head."""
-    before = {row.key: row for row in base}
-    now = {row.key: row for row in head}
+    before = {row.unique_key: row for row in base}
+    now = {row.unique_key: row for row in head}
     pairs = tuple(_pair(before[key], row) for key, row in now.items() if key in before)
     return Diff(pairs, tuple(key for key in before if key not in now), tuple(key for key in now if key not in before))
 
@@ -111,7 +111,7 @@ def _pair(base: Row, head: Row) -> Pair:
     # What a side did not watch would look like steps that are gone.
     watched = [one for one in launches if one is not None and one.not_watched is None]
     ran = tuple(one.text for one in differences(*watched)) if len(watched) == 2 else ()
-    return Pair(head.key, {name: pair for name, pair in figures.items() if pair != (None, None)}, ran)
+    return Pair(head.unique_key, {name: pair for name, pair in figures.items() if pair != (None, None)}, ran)
 
 
 def as_json(found: Diff) -> str:

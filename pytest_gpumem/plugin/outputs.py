@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
+from msgspec import UNSET
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin import replay
@@ -147,7 +148,7 @@ class OutputHooks(SummaryHooks):
         gpu = self._session
         past: dict[str, list[Past]] = {}
         for row in gpu.rows:
-            for one in gpu.baseline.rows.get(row.key, ()):
+            for one in gpu.baseline.rows.get(row.key, ()) if row.device is UNSET else ():
                 then = one.measurement
                 if row.measurement is not None and then.mode == row.measurement.mode:
                     past.setdefault(row.key, []).append(Past(one.process.utc, then.latency, then.half_width, one.process.revision))

@@ -212,7 +212,7 @@ class DecideHooks:
         try:
             result = yield
             if not gpu.config.option.collectonly and not session.shouldstop and not session.shouldfail:
-                self._first = {row.key: row for row in gpu.rows if gpu.rows.end(row.nodeid) == PASSED and undecided(row, gpu)}
+                self._first = {row.key: row for row in gpu.rows.own() if gpu.rows.end_of(row) == PASSED and undecided(row, gpu)}
                 if self._first:
                     self._measure_again()
         finally:
@@ -247,7 +247,7 @@ class DecideHooks:
             undecided_rows += self._open
         self._open = undecided_rows
         if gpu.settings.strict:
-            self._fail(row for row in gpu.rows if row.key in self._open)
+            self._fail(row for row in gpu.rows.own() if row.key in self._open)
 
     def _by_gpu(self) -> dict[str | None, list[str]]:
         """The keys of the open rows, by the UUID of the GPU that they were measured on: workers of xdist have one each."""
@@ -299,7 +299,7 @@ class DecideHooks:
         for key in tuple(self._open):
             first = self._first[key]
             assert first.measurement is not None
-            siblings = {row.label: row.measurement for row in gpu.rows if row.nodeid == first.nodeid and row.measurement is not None}
+            siblings = {row.label: row.measurement for row in gpu.rows.own() if row.nodeid == first.nodeid and row.measurement is not None}
             row = judged(replace(first, measurement=merged(first.measurement, key, [process.rows for process in further])), siblings, gpu)
             gpu.rows.update(row)
             if row.nodeid in gpu.replays:  # in an xdist worker, pytest-benchmark's statistics are off
@@ -344,7 +344,7 @@ class DecideHooks:
         path = getattr(self._session.config.option, "xmlpath", None)
         if self._first and path:
             gpu = self._session
-            again = [row for row in gpu.rows if row.key in self._first]
+            again = [row for row in gpu.rows.own() if row.key in self._first]
             correct_junit(gpu.config.invocation_params.dir / path, [dict(properties(row, summary(row, gpu))) for row in again])
         return finished
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
@@ -28,6 +29,15 @@ ROWS_ATTRIBUTE = "gpumem_rows"
 """Attribute of a report that carries the rows, samples included, to the process that has them: from an xdist worker or a forked child."""
 
 
+CARD_ATTRIBUTE = "gpumem_card"
+"""Attribute of a report of a worker of xdist whose GPU is of another model than the session's: the key of its baseline."""
+
+
+def card_of(row: Row) -> str | None:
+    """The key of the GPU of another model that measured a row; None if it is of the session's."""
+    return None if row.device is UNSET else row.device.key
+
+
 def failure_texts(rows: Iterable[Row], device: DeviceFacts) -> list[str]:
     """The texts of failing rows, as wide as the terminal; 80 columns in a worker of xdist."""
     width = shutil.get_terminal_size().columns
@@ -47,70 +57,90 @@ def broken_limits(rows: Sequence[Row], texts: Iterable[str]) -> BaseException:
     return failure
 
 
+_Test = tuple[str, str | None]
+
+
 class Rows:
     """The rows in the order in which their tests ended. The rows of a test's last run replace those of its earlier runs.
 
     The reports decide whether a test passed. An exception at the end of its body does not: a failed `unittest.TestCase` raises none,
-    nor does a failed subtest.
+    nor does a failed subtest. GPUs of several models may each run a test: a test counts once for each.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[str, tuple[Row, ...]] = {}
-        self._ends: dict[str, str] = {}
+        # By node id, and by the key of the GPU if that is of another model than the session's.
+        self._rows: dict[_Test, tuple[Row, ...]] = {}
+        self._ends: dict[_Test, str] = {}
         self._calls: dict[str, pytest.TestReport] = {}
-        self._skips: dict[str, str] = {}
-        self._errors: set[str] = set()
+        self._skips: dict[_Test, str] = {}
+        self._errors: set[_Test] = set()
+        self._cards: set[str] = set()  # keys of other models
 
-    def add(self, nodeid: str, rows: Iterable[Row]) -> None:
-        """Take the rows of a test that is about to be reported."""
-        self._rows.pop(nodeid, None)
-        self._rows[nodeid] = tuple(rows)
+    def add(self, nodeid: str, rows: Iterable[Row], card: str | None = None) -> None:
+        """Take the rows of a test that is about to be reported; `card` as `card_of`."""
+        self._rows.pop((nodeid, card), None)
+        self._rows[nodeid, card] = tuple(rows)
 
     def of(self, nodeid: str) -> tuple[Row, ...]:
-        """The rows of a test, as they were judged."""
-        return self._rows.get(nodeid, ())
+        """The rows of a test on the session's GPU, as they were judged."""
+        return self._rows.get((nodeid, None), ())
 
     def update(self, row: Row) -> None:
         """Take a row that was judged again."""
-        self._rows[row.nodeid] = tuple(row if row.key == old.key else old for old in self._rows[row.nodeid])
+        test = row.nodeid, card_of(row)
+        self._rows[test] = tuple(row if row.key == old.key else old for old in self._rows[test])
 
     def call(self, nodeid: str) -> pytest.TestReport | None:
-        """The report of a test's body; None while there is none."""
+        """The report of a test's body on the session's GPU; None while there is none."""
         return self._calls.get(nodeid)
+
+    def own(self) -> Iterator[Row]:
+        """The rows of the session's GPU, and of others of its model."""
+        return (row for row in self if row.device is UNSET)
 
     def report(self, report: pytest.TestReport) -> None:
         """Take a report of a test: of a phase, a subtest, or a worker's crash."""
-        nodeid = report.nodeid
+        card: str | None = getattr(report, CARD_ATTRIBUTE, None)
+        test = report.nodeid, card
+        self._cards |= {card} if card is not None else set()
         if report.when == "setup":
             # The first report of a run of the test, which may be a rerun.
-            self._ends.pop(nodeid, None)
-            self._errors.discard(nodeid)
-        if report.when == "call":
-            self._calls[nodeid] = report
+            self._ends.pop(test, None)
+            self._errors.discard(test)
+        if report.when == "call" and card is None:
+            self._calls[report.nodeid] = report
         if report.failed:
-            self._ends[nodeid] = FAILED
+            self._ends[test] = FAILED
             if not getattr(report, BY_LIMITS_ATTRIBUTE, False):
-                self._errors.add(nodeid)
-        elif (end := _end(report)) is not None and self._ends.get(nodeid) != FAILED:
-            self._ends[nodeid] = end
+                self._errors.add(test)
+        elif (end := _end(report)) is not None and self._ends.get(test) != FAILED:
+            self._ends[test] = end
             if end == SKIPPED and isinstance(report.longrepr, tuple):
-                self._skips[nodeid] = report.longrepr[2]
+                self._skips[test] = report.longrepr[2]
 
     def end(self, nodeid: str) -> str | None:
-        """How a test ended; None while it was not reported."""
-        return self._ends.get(nodeid)
+        """How a test ended, on the session's GPU if that ran it; None while it was not reported."""
+        return next((self._ends[test] for test in self._runs(nodeid)), None)
+
+    def end_of(self, row: Row) -> str | None:
+        """How the test of a row ended, on the GPU that measured it."""
+        return self._ends.get((row.nodeid, card_of(row)))
+
+    def _runs(self, nodeid: str) -> list[_Test]:
+        """The runs of a test that have ended, that of the session's GPU first."""
+        return [test for card in (None, *sorted(self._cards)) if (test := (nodeid, card)) in self._ends]
 
     def explain(self, nodeid: str) -> str:
         """How a test ended, with the reason of a skip: "skipped (no torch)"."""
-        end = self._ends[nodeid]
-        reason = self._skips.get(nodeid, "").removeprefix("Skipped: ")
+        test = self._runs(nodeid)[0]
+        end, reason = self._ends[test], self._skips.get(test, "").removeprefix("Skipped: ")
         return f"{end} ({reason})" if end == SKIPPED and reason else end
 
     def __iter__(self) -> Iterator[Row]:
-        for nodeid, rows in tuple(self._rows.items()):
+        for test, rows in tuple(self._rows.items()):
             for row in rows:
-                reported = _reported(row, self._ends.get(nodeid))
-                yield replace(reported, test_error=True) if nodeid in self._errors else reported
+                reported = _reported(row, self._ends.get(test))
+                yield replace(reported, test_error=True) if test in self._errors else reported
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))

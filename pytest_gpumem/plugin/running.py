@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import PLENTY, ContextLost, DeviceError, Unsupported
 from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
@@ -21,7 +22,7 @@ from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
 from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, KERNELS_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, broken_limits, failure_texts, short_texts
+from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, CARD_ATTRIBUTE, ROWS_ATTRIBUTE, broken_limits, failure_texts, short_texts
 from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts
@@ -137,6 +138,8 @@ class RunningHooks:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         shown = yield
+        if self._session.of_another_model:
+            setattr(shown, CARD_ATTRIBUTE, self._session.facts.key)
         if call.excinfo is not None and hasattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE):
             setattr(shown, BY_LIMITS_ATTRIBUTE, True)
             if (crash := getattr(shown.longrepr, "reprcrash", None)) is not None:
@@ -161,6 +164,7 @@ class RunningHooks:
         if ended or (shown.when == "teardown" and any(row.footprint is not None for row in item.stash.get(ROWS, []))):
             rows = item.stash.get(ROWS, [])
             if self._session.reports_elsewhere:
+                rows = [replace(row, device=self._session.facts) for row in rows] if self._session.of_another_model else rows
                 setattr(shown, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
             else:
                 self._session.rows.add(item.nodeid, rows)

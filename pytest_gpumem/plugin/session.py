@@ -28,7 +28,7 @@ from pytest_gpumem.plugin.hangs import WatchdogHooks
 from pytest_gpumem.plugin.isolation import FOLDER, ControllerHooks, WorkerHooks
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_FIXTURE, uses
-from pytest_gpumem.plugin.reported import FAILED, PASSED, ROWS_ATTRIBUTE
+from pytest_gpumem.plugin.reported import CARD_ATTRIBUTE, FAILED, PASSED, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.running import LeftoverHooks, RunningHooks
 from pytest_gpumem.plugin.state import SESSION, GpuSession, fail
 from pytest_gpumem.plugin.workers import is_controller, is_worker
@@ -182,10 +182,10 @@ def _register_watchdog(config: pytest.Config, session: GpuSession) -> None:
 
 
 def _unfit_worker(config: pytest.Config, session: GpuSession) -> str | None:
-    """Why a worker of xdist cannot take part: its GPU is of another model than the session's, or it has not its baseline."""
+    """Why a worker of xdist cannot take part: it alone is simulated or real, or it has not the session's baseline."""
     given: Mapping[str, Any] = getattr(config, "workerinput", {})
-    if (key := given.get(KEY, session.facts.key)) != session.facts.key:
-        return f"this worker's GPU is {session.facts.key}, and the session's is {key}; their rows have no common baseline"
+    if (key := given.get(KEY, session.facts.key)).startswith(SIMULATED) != session.facts.simulated:
+        return f"this worker's device is {session.facts.key}, and the session's is {key}: simulated rows are never beside a GPU's"
     place = session.store.storage
     if given and given[WORKER_BASELINE]["exists"] and not place.folder.exists() and not isinstance(place, RemoteStorage):
         return (
@@ -288,7 +288,7 @@ class SessionHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         rows = getattr(report, ROWS_ATTRIBUTE, None)
         if rows is not None and not self._session.is_worker:
-            self._session.rows.add(report.nodeid, [row_from_json(row) for row in rows])
+            self._session.rows.add(report.nodeid, [row_from_json(row) for row in rows], getattr(report, CARD_ATTRIBUTE, None))
         self._session.rows.report(report)
 
     @pytest.hookimpl(tryfirst=True)  # before anything is stored
@@ -408,7 +408,7 @@ class LostHooks:
         # A session under a profiler judges nothing.
         if session.config.option.collectonly or gpu.ranges.tool_attached():
             return
-        measured = {row.key for row in gpu.rows if row.measurement is not None and gpu.rows.end(row.nodeid) in (PASSED, FAILED)}
+        measured = {row.key for row in gpu.rows if row.measurement is not None and gpu.rows.end_of(row) in (PASSED, FAILED)}
         for key, row in known.items():
             if key in measured or (why := self._why(row.nodeid, complete=exitstatus in _COMPLETE)) is None:
                 continue

@@ -38,7 +38,7 @@ from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
-from pytest_gpumem.plugin.gpus import reserved
+from pytest_gpumem.plugin.gpus import KEY, reserved
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, OVERSUBSCRIBES, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
@@ -123,6 +123,10 @@ class GpuSession:
         """In a shard, by `Row.key`: the FAIL of a row that is UNDECIDED only because so many rows are compared."""
         self.sweeps: list[tuple[str, Sweep]] = []  # sweeps of persisting L2, each with its test's id
         self.is_worker = is_worker(config)
+        self.of_another_model = getattr(config, "workerinput", {}).get(KEY, chosen.facts.key) != chosen.facts.key
+        """True in a worker of xdist whose GPU is of another model than the controller's: its rows have a baseline of their own."""
+        self._others: dict[str, tuple[Store, Baseline]] = {}
+        """In the controller, by key, what rows of GPUs of other models are stored in."""
         self.unfit: str | None = None  # why this worker of xdist runs no test
         self._pid = os.getpid()
         self.ranges = Ranges()
@@ -167,8 +171,9 @@ class GpuSession:
 
     @property
     def decides(self) -> bool:
-        """True if the session measures undecided rows again at its end: until then none of them fails."""
-        return self.settings.processes is None and "processes" not in switched_off(os.environ) and not self.ranges.tool_attached()
+        """True if the session measures undecided rows again at its end: until then none of them fails. It does so on GPUs of its model."""
+        decided_elsewhere = self.settings.processes is not None or "processes" in switched_off(os.environ) or self.of_another_model
+        return not decided_elsewhere and not self.ranges.tool_attached()
 
     @property
     def duet_follows(self) -> bool:
@@ -184,6 +189,15 @@ class GpuSession:
         """The baseline of a measured row."""
         assert row.measurement is not None
         return self.baseline.history(row.key, partial(comparable, row.measurement))
+
+    def stored(self, facts: DeviceFacts) -> tuple[Store, Baseline]:
+        """The store of a GPU of some model, and its baseline. Raises `BaselineError`: as `Store.load`."""
+        if facts.key == self.facts.key:
+            return self.store, self.baseline
+        if facts.key not in self._others:
+            store = Store(self.store.storage, facts)
+            self._others[facts.key] = store, store.load(window=self.settings.baseline_window)
+        return self._others[facts.key]
 
     def failure_elsewhere(self, nodeid: str) -> str | None:
         """Why a test failed in a further process; None if it did not."""
@@ -394,7 +408,7 @@ class GpuSession:
         return [] if "dram" in changed_kinds else [row for row in rows if self._follows(row) not in changed_kinds]
 
     def _follows(self, row: Row) -> str | None:
-        return control_of(row.measurement, self.facts) if row.measurement is not None else None
+        return control_of(row.measurement, row.measured_on(self.facts)) if row.measurement is not None else None
 
     # Plans and budgets
 

@@ -6,6 +6,7 @@ import os
 import secrets
 import shlex
 import time
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.state import GpuSession, SummaryHooks, fail
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.progress import Progress
@@ -148,8 +150,9 @@ class TerminalHooks(SummaryHooks):
             yield f"nothing is recorded of code that is not ours: {fork}"
         else:
             assert self._keeps is not None
-            path, count = record(self._keeps, gpu.facts, rows, replay.revision(gpu.config), gpu.settings.to_json(), self._run)
-            yield f"{count} of {len(gpu.rows)} rows recorded in {self._keeps.recorded().shown(path)}"
+            for facts, own, measured in self._by_model(rows):
+                path, count = record(self._keeps, facts, own, replay.revision(gpu.config), gpu.settings.to_json(), self._run)
+                yield f"{count} of {measured} rows recorded in {self._keeps.recorded().shown(path)}"
 
     def _save(self, exitstatus: int) -> Iterator[str]:
         """Store the accepted rows; lines about stored and refused rows."""
@@ -170,9 +173,26 @@ class TerminalHooks(SummaryHooks):
         if (fork := untrusted(os.environ)) is not None:
             yield f"nothing is stored of code that is not ours: {fork}"
             return
-        saved = gpu.store.save(settled, replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline, self._run)
+        for facts, own, measured in self._by_model(settled):
+            yield from self._save_on(facts, own, measured)
+
+    def _by_model(self, rows: Sequence[Row]) -> Iterator[tuple[DeviceFacts, list[Row], int]]:
+        """Rows by the model of their GPU: workers of xdist may have several. With how many rows of it were measured."""
+        gpu = self._session
+        measured = Counter(row.measured_on(gpu.facts).key for row in gpu.rows)
+        cards: dict[str, list[Row]] = {}
+        for row in rows:
+            cards.setdefault(row.measured_on(gpu.facts).key, []).append(row)
+        for key, own in cards.items():
+            yield own[0].measured_on(gpu.facts), own, measured[key]
+
+    def _save_on(self, facts: DeviceFacts, rows: Sequence[Row], measured: int) -> Iterator[str]:
+        """Store the accepted rows of one model of GPU, as `_save`."""
+        gpu = self._session
+        store, baseline = gpu.stored(facts)
+        saved = store.save(rows, replay.revision(gpu.config), gpu.settings.to_json(), baseline, self._run)
         if saved.path is not None:
-            yield f"{len(saved.accepted)} of {len(gpu.rows)} rows stored in {gpu.store.storage.shown(saved.path)}"
+            yield f"{len(saved.accepted)} of {measured} rows stored in {store.storage.shown(saved.path)}"
         else:
             yield "no row was accepted, nothing is stored"
         for key in saved.rejected:
@@ -181,7 +201,7 @@ class TerminalHooks(SummaryHooks):
             yield f"{reset.key} is {reset.reason}: its baseline is reset, older processes no longer count"
         for row, why in saved.refused:
             yield f"refused {row.key}: {why}"
-        if changed := [row.key for row, _ in saved.refused if row.key in gpu.baseline.rows]:
+        if changed := [row.key for row, _ in saved.refused if row.key in baseline.rows]:
             tests = shlex.join(changed[:1]) + (" ..." if len(changed) > 1 else "")
             yield f"to accept a change on purpose: gpumem accept {tests} --baseline {shlex.quote(str(gpu.store.storage))} --reason '...'"
 
@@ -216,7 +236,8 @@ class TerminalHooks(SummaryHooks):
         rows = list(session.rows)
         if not rows and not self._notes:
             return
-        title = f"gpumem: {printable(session.facts.name)}" + (" (simulated)" if session.facts.simulated else "")
+        cards = sorted({row.measured_on(session.facts).name for row in rows}, key=lambda name: (name != session.facts.name, name))
+        title = f"gpumem: {printable(', '.join(cards or [session.facts.name]))}" + (" (simulated)" if session.facts.simulated else "")
         writer.ensure_newline()  # so that the section's heading has no blank line below
         writer.section(title)
         if session.ranges.tool_attached():

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from msgspec import UNSET, UnsetType, field
 
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
@@ -66,10 +67,22 @@ class Row(Record, frozen=True):
     why: tuple[str, ...] = ()
     """Of a row that fails: what ran differently than in the baseline, and the causes that `--gpumem-explain` finds, a line each."""
 
+    device: DeviceFacts | UnsetType = UNSET
+    """The GPU that measured it, where that is of another model than the run's, in a worker of xdist. Written only then."""
+
+    def measured_on(self, device: DeviceFacts) -> DeviceFacts:
+        """The GPU that measured it, in a run on `device`."""
+        return device if self.device is UNSET else self.device
+
     @property
     def key(self) -> str:
         """`nodeid[label]`, or the node id alone for an unlabelled measurement; `key_of` escapes brackets in either."""
         return key_of(self.nodeid, self.label)
+
+    @property
+    def unique_key(self) -> str:
+        """The key; with the GPU where that is of another model than the run's, whose rows may have the same keys."""
+        return self.key if self.device is UNSET else f"{self.key} on {self.device.key}"
 
 
 Status = Literal["lost", "allowed", "not run"]

@@ -39,7 +39,7 @@ DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Footprint: ("kept", "reserved", "allocations", "largest", "pinned_peak", "managed_peak"),
 }
 """Properties that are written after the fields of a record."""
-_WITH_DERIVED: dict[str, type[Record]] = {"measurement": Measurement, "footprint": Footprint}
+_WITH_DERIVED: dict[str, type[Record]] = {"measurement": Measurement, "footprint": Footprint, "device": DeviceFacts}
 """Fields of a row that have properties of their own."""
 
 _T = TypeVar("_T")
@@ -86,7 +86,7 @@ def row_to_json(row: Row) -> dict[str, Any]:
     plain: dict[str, Any] = to_plain(row)
     _refuse_other_label(row, "$")
     for name in _WITH_DERIVED:
-        if (record := getattr(row, name)) is not None:
+        if isinstance(record := getattr(row, name), Record):
             plain[name] |= _derived(record, f"$.{name}")
     return plain | _derived(row, "$")
 

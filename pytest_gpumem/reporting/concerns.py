@@ -50,7 +50,7 @@ class Concern:
     @property
     def sentence(self) -> str:
         """Verdict, row and reason in one line."""
-        return " ".join(f"{self.name} {self.row.key}: {self.row.verdict.reason}".split())
+        return " ".join(f"{self.name} {self.row.unique_key}: {self.row.verdict.reason}".split())
 
 
 def concerns(rows: Iterable[Row]) -> list[Concern]:
@@ -117,7 +117,7 @@ def _finding(concern: Concern, place: Place | None) -> dict[str, object]:
 
 def fingerprint(row: Row) -> str:
     """The same for one row and verdict in different runs: without figures, which always differ."""
-    return hashlib.sha256(f"{_check(row)}\0{row.key}".encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(f"{_check(row)}\0{row.unique_key}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _check(row: Row) -> str:

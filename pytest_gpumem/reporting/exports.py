@@ -27,7 +27,7 @@ def of_rows(rows: Iterable[Row], device: DeviceFacts) -> str:
     """The rows of a run. Each of the figures that tests added has a column of its name behind the others."""
     rows = list(rows)
     extra = list(dict.fromkeys(name for row in rows for name in row.extra))
-    return written([(*_HEADINGS, *extra), *((*_fields(row, device), *map(row.extra.get, extra)) for row in rows)])
+    return written([(*_HEADINGS, *extra), *((*_fields(row, row.measured_on(device)), *map(row.extra.get, extra)) for row in rows)])
 
 
 def written(lines: Iterable[Sequence[object]]) -> str:
@@ -64,7 +64,7 @@ def _fields(row: Row, device: DeviceFacts) -> list[object]:
 
 def bencher(rows: Iterable[Row], device: DeviceFacts) -> str:
     """Latencies and bandwidths of the rows in the Bencher Metric Format, each with the 95 % interval."""
-    return bmf(figure for name, measured in _measured(rows, device) for figure in _figures(name, measured))
+    return bmf(figure for name, _, measured in _measured(rows, device) for figure in _figures(name, measured))
 
 
 def _figures(name: str, measured: Measurement) -> Iterator[tuple[str, str, float, tuple[float, float] | None]]:
@@ -102,15 +102,16 @@ def github_action_benchmark(rows: Iterable[Row], device: DeviceFacts) -> str:
             "unit": "us",
             "value": 1e6 * measured.latency,
             "range": f"± {1e6 * (measured.half_width or 0.0):.4g}",
-            "extra": f"{device.name}, driver {device.driver or 'unknown'}, {measured.mode}",
+            "extra": f"{own.name}, driver {own.driver or 'unknown'}, {measured.mode}",
         }
-        for name, measured in _measured(rows, device)
+        for name, own, measured in _measured(rows, device)
     ]
     return json.dumps(found, indent=1) + "\n"
 
 
-def _measured(rows: Iterable[Row], device: DeviceFacts) -> Iterator[tuple[str, Measurement]]:
-    """Rows with times that mean something: not of tests that failed by themselves, nor of a session under a profiler."""
+def _measured(rows: Iterable[Row], device: DeviceFacts) -> Iterator[tuple[str, DeviceFacts, Measurement]]:
+    """Name, GPU and measurement of rows with times that mean something: not of tests that failed by themselves, nor under a profiler."""
     for row in rows:
         if row.measurement is not None and not row.measurement.profiled and row.test_error is not True:
-            yield printable(f"{row.key} @ {device.key}"), row.measurement
+            own = row.measured_on(device)
+            yield printable(f"{row.key} @ {own.key}"), own, row.measurement

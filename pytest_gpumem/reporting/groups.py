@@ -69,7 +69,7 @@ def behaviours(rows: Iterable[Row], facts: DeviceFacts) -> dict[str, Behaviour]:
     """The kind of each test function, by its id."""
     found: dict[str, Behaviour] = {}
     for row in rows:
-        function, kind = function_of(row), behaviour_of(row.measurement, facts)
+        function, kind = function_of(row), behaviour_of(row.measurement, row.measured_on(facts))
         if row.measurement is None and row.footprint is not None:
             kind = Behaviour.MEMORY
         found[function] = min(found.get(function, kind), kind, key=ORDER.index)

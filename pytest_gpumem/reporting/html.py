@@ -84,9 +84,9 @@ def page(
         summary=counts_text(rows),
         remedies=remedies(rows),
         concerns=list(_concerns(shown)),
-        rows=[_line(one, kinds[function_of(one.row)].value, headings, footprints.get(one.row.key)) for one in shown],
+        rows=[_line(one, kinds[function_of(one.row)].value, headings, footprints.get(one.row.unique_key)) for one in shown],
         figures=[*_of_suite(shown, facts, past), *_figures(shown, facts, sweeps, footprints)],
-        sections=[_section(one, past.get(one.row.key, ()), footprints.get(one.row.key)) for one in shown],
+        sections=[_section(one, past.get(one.row.unique_key, ()), footprints.get(one.row.unique_key)) for one in shown],
     )
 
 
@@ -98,10 +98,10 @@ def _concerns(rows: Sequence[RowFacts]) -> Iterator[tuple[str, str, str, str, st
         if _failed_otherwise(one):
             if count := failed.pop(row.nodeid, 0):
                 verdicts = "the verdict on its measurement" if count == 1 else f"the verdicts on {count} measurements"
-                yield "TEST FAILED", one.css, row.nodeid, f"the test failed by something else than {verdicts}", anchor(row.key)
+                yield "TEST FAILED", one.css, row.nodeid, f"the test failed by something else than {verdicts}", anchor(row.unique_key)
         elif how_soon < FINE:
             verdict, css = ("SLOWER", "doubt") if how_soon == SLOWER else (one.verdict, one.css)
-            yield verdict, css, row.key, row.verdict.reason, anchor(row.key)
+            yield verdict, css, row.unique_key, row.verdict.reason, anchor(row.unique_key)
 
 
 def _failed_otherwise(one: RowFacts) -> bool:
@@ -115,7 +115,7 @@ def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint |
     share = one.figures[HEADINGS.index("of peak")].value
     return {
         "name": one.name,
-        "target": anchor(one.row.key),
+        "target": anchor(one.row.unique_key),
         "kind": kind,
         "figures": [
             (heading, figure.text, "" if figure.value is None else f"{figure.value:.6g}", was.get(heading, ""))
@@ -162,11 +162,11 @@ def _section(one: RowFacts, past: Sequence[Past], before: Footprint | None) -> d
         notes = (*site_lines(now, before), *peak_stack(now))
         figures.append(_Figure(caption, memory_course(now), legend(now), notes=notes))
     return {
-        "target": anchor(one.row.key),
+        "target": anchor(one.row.unique_key),
         "name": one.name,
         "verdict": one.verdict,
         "style": one.css,
-        "details": [("test", one.row.key), ("verdict", one.row.verdict.reason), *one.facts(), *changed],
+        "details": [("test", one.row.unique_key), ("verdict", one.row.verdict.reason), *one.facts(), *changed],
         "figures": figures,
     }
 
@@ -178,8 +178,8 @@ def _figures(
     if deltas := [delta for one in rows if (delta := _delta(one)) is not None]:
         most = f": the {MOST} of {len(deltas)} rows that changed most" if len(deltas) > MOST else ""
         yield _Figure(f"changes against the baseline{most}", forest(deltas))
-    targets = {function_of(one.row): anchor(one.row.key) for one in reversed(rows)}
-    for family in families([one.row for one in rows], facts):
+    targets = {function_of(one.row): anchor(one.row.unique_key) for one in reversed(rows)}
+    for family in families([one.row for one in rows if one.device == facts], facts):
         plot = curve(family.series, family.x_unit, family.unit, family.ceilings, caption_of(family), family.y_name)
         legend = tuple(
             (f"{colour}{' predicted' if one.predicted else ''}", one.name)
@@ -199,7 +199,9 @@ def _memory(rows: Sequence[RowFacts], before: Mapping[str, Footprint]) -> Iterat
     watched = [(one, one.row.footprint) for one in rows if one.row.footprint is not None and not one.row.label]
     for caption, name in (("most memory in use at once", "peak"), ("memory kept after the test", "kept")):
         was = {key: getattr(footprint, name) for key, footprint in before.items()}
-        taken = [Taken(one.name, anchor(one.row.key), getattr(footprint, name), was.get(one.row.key)) for one, footprint in watched]
+        taken = [
+            Taken(one.name, anchor(one.row.unique_key), getattr(footprint, name), was.get(one.row.unique_key)) for one, footprint in watched
+        ]
         if taken := [one for one in taken if one.nbytes > 0]:
             most = f": {MOST_TESTS} of {len(taken)} tests" if len(taken) > MOST_TESTS else ""
             marked = any(one.before not in (None, one.nbytes) for one in taken)
@@ -208,7 +210,8 @@ def _memory(rows: Sequence[RowFacts], before: Mapping[str, Footprint]) -> Iterat
 
 def _of_suite(rows: Sequence[RowFacts], facts: DeviceFacts, past: Mapping[str, Sequence[Past]]) -> Iterator[_Figure]:
     """The plots of the whole suite."""
-    now = {one.row.key: one.row.measurement.latency for one in rows if one.row.measurement is not None}
+    rows = [one for one in rows if one.device == facts]  # the peak and the history are of one GPU
+    now = {one.row.unique_key: one.row.measurement.latency for one in rows if one.row.measurement is not None}
     if len(now) > 1 and (earlier := turns(past, now)):
         note = "A line is from the row that changed least to the one that changed most; below zero, the suite was faster than it is now."
         yield _Figure(f"all rows over {counted(len(earlier), 'earlier run')}", trend(earlier, len(now)), notes=(note,))
@@ -238,7 +241,7 @@ def _delta(one: RowFacts) -> Delta | None:
             margin = parse_margin(row.limits.max_regression).over(row.measurement.latency)
         except QuantityError:  # in a file that somebody else wrote: the verdict stays as it is
             margin = None
-    return Delta(one.name, anchor(row.key), past.delta, past.low, past.high, one.css, margin)
+    return Delta(one.name, anchor(one.row.unique_key), past.delta, past.low, past.high, one.css, margin)
 
 
 def _rung(one: RowFacts) -> Rung | None:
@@ -246,7 +249,7 @@ def _rung(one: RowFacts) -> Rung | None:
     if measurement is None or measurement.latency_per_access is None or not measurement.accesses_per_launch:
         return None
     half = measurement.half_width / measurement.accesses_per_launch if measurement.half_width is not None else None
-    return Rung(one.name, anchor(one.row.key), measurement.latency_per_access, half)
+    return Rung(one.name, anchor(one.row.unique_key), measurement.latency_per_access, half)
 
 
 def _short(nodeid: str) -> str:

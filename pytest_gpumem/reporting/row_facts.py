@@ -43,10 +43,12 @@ class RowFacts:
     """A row as text."""
 
     row: Row
-    device: DeviceFacts
-    name: str  # the key without what all rows of the report share
+    device: DeviceFacts  # that measured it
+    name: str  # the key without what all rows of the report share; with the GPU where the rows are of several
     function: str  # the part of the name before its parameters and its label
-    apart: str  # parameters and label, such as "4, pinned": what tells the rows of one test function apart. Empty if there are none.
+    apart: str
+    """Parameters and label, such as "4, pinned", and the GPU of several: what tells the rows of one test function apart; may be empty."""
+    card: str = ""  # name of the GPU where the rows are of several
 
     @property
     def outcome(self) -> Outcome:
@@ -119,14 +121,18 @@ class RowFacts:
 def row_facts(rows: Sequence[Row], device: DeviceFacts) -> list[RowFacts]:
     """The rows of one report as text."""
     found = []
+    several = any(row.measured_on(device) != device for row in rows)
     for row, name in zip(rows, names_of(rows), strict=True):
+        own = row.measured_on(device)
         parameters = row.nodeid[len(function_of(row)) :]
         label = f"[{row.label}]" if row.label else ""
         inside = parameters.removeprefix("[").removesuffix("]")
         if f"{row.label}, ".startswith(f"{inside}, "):
             inside = ""  # the label repeats it
-        apart = ", ".join(part for part in (inside, row.label) if part)
-        found.append(RowFacts(row, device, name, name.removesuffix(parameters + label), apart))
+        card = own.name if several else ""
+        apart = ", ".join(part for part in (inside, row.label, card) if part)
+        shown = f"{name} on {card}" if card else name
+        found.append(RowFacts(row, own, shown, name.removesuffix(parameters + label), apart, card))
     return found
 
 
@@ -138,7 +144,7 @@ def shown_headings(rows: Sequence[RowFacts]) -> list[str]:
 def names_of(rows: Sequence[Row]) -> list[str]:
     """Keys without their file where they are unique without it, else without the common folder of all rows."""
     tests = [row.key.partition("::")[2] for row in rows]
-    if all(tests) and len(set(tests)) == len(rows):
+    if all(tests) and len({row.unique_key.partition("::")[2] for row in rows}) == len(rows):
         return tests
     folders = [posixpath.dirname(row.nodeid.partition("::")[0]) for row in rows]
     common = posixpath.commonpath(folders) if all(folders) and not any(posixpath.isabs(f) for f in folders) else ""

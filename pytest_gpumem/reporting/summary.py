@@ -75,12 +75,12 @@ def _parts(shown: Sequence[RowFacts], facts: DeviceFacts) -> Iterator[_Part]:
     fine = [one for one in rest if not one.row.failed]
     for one in failing:
         yield one.name, [one]
-    yield from _by(otherwise, lambda one: one.row.nodeid, shown)
+    yield from _by(otherwise, lambda one: (one.row.nodeid, one.card), shown)
     for one in doubtful:
         yield one.name, [one]
     of_row = {id(one.row): one for one in fine}
     kinds = [(kind, [of_row[id(row)] for row in of]) for kind, of in ordered([one.row for one in fine], facts)]
-    tests = [part for _, of in kinds for part in _by(of, lambda one: function_of(one.row), shown)]
+    tests = [part for _, of in kinds for part in _by(of, lambda one: (function_of(one.row), one.card), shown)]
     if len(tests) <= MOST:
         yield from tests
         return
@@ -88,9 +88,9 @@ def _parts(shown: Sequence[RowFacts], facts: DeviceFacts) -> Iterator[_Part]:
         yield f"{kind.value}: {counted(len({function_of(one.row) for one in of}), 'test')}", of
 
 
-def _by(rows: Sequence[RowFacts], key: Callable[[RowFacts], str], all_rows: Sequence[RowFacts]) -> Iterator[_Part]:
+def _by(rows: Sequence[RowFacts], key: Callable[[RowFacts], tuple[str, str]], all_rows: Sequence[RowFacts]) -> Iterator[_Part]:
     """Rows with the same key, under the name of their test; it says so where others of its rows have a line of their own."""
-    groups: dict[str, list[RowFacts]] = {}
+    groups: dict[tuple[str, str], list[RowFacts]] = {}
     for one in rows:
         groups.setdefault(key(one), []).append(one)
     whole = Counter(key(one) for one in all_rows)
@@ -98,7 +98,8 @@ def _by(rows: Sequence[RowFacts], key: Callable[[RowFacts], str], all_rows: Sequ
         if len(of) == 1:
             yield of[0].name, of
         else:
-            yield of[0].function + (f" ({len(of)} others)" if len(of) < whole[name] else ""), of
+            card = f" on {of[0].card}" if of[0].card else ""
+            yield of[0].function + card + (f" ({len(of)} others)" if len(of) < whole[name] else ""), of
 
 
 def _change(one: RowFacts) -> float:

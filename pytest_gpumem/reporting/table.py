@@ -161,7 +161,7 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
     for row in rows:
         # The first run of a suite has no baseline: one line below covers all NEW rows, unless notes are wanted.
         if row.verdict.outcome is not Outcome.PASS and (notes or row.verdict.outcome is not Outcome.NEW):
-            text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
+            text.append(f"{row.verdict.outcome.value} {row.unique_key}: {row.verdict.reason}")
     noted = list[str]()
     for one in shown:
         account = one.account
@@ -170,7 +170,7 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
             if term in terms:
                 # A wrong declaration makes the bandwidth in the table wrong, so it is always shown.
                 always = term == "traffic" and account is not None and account.finding is Agreement.WRONG
-                (text if always else noted).append(f"{term} {one.row.key}: {fact}")
+                (text if always else noted).append(f"{term} {one.row.unique_key}: {fact}")
     if notes:
         text += noted
     elif noted:

@@ -13,8 +13,12 @@ from sessions_of_their_own import need_a_free_gpu
 from pytest_gpumem.outcomes import Exit
 
 
-def test_a_card_of_a_data_centre_is_within_its_datasheet_and_healthy(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def _real_gpu(pytestconfig: pytest.Config) -> None:  # in place of the conftest's, which holds the GPU
     need_a_free_gpu(pytestconfig)
+
+
+def test_a_card_of_a_data_centre_is_within_its_datasheet_and_healthy(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "card", "--device", "cuda:0", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode in (Exit.FINE, Exit.FAILED), done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +17,16 @@ from ci_project import again
 from msgspec import structs
 from sessions import SIMULATED
 
-from pytest_gpumem.baselines.store import Store
+from pytest_gpumem.baselines.storage import Storage
+from pytest_gpumem.baselines.store import Store, files
 from pytest_gpumem.devices import opening
 from pytest_gpumem.plugin import exclusive, session
 from pytest_gpumem.plugin.gpus import beginning_with, orders
 from pytest_gpumem.plugin.session import WORKER_BASELINE, _unfit_worker
 
 pytest.importorskip("xdist")
+
+Models = Callable[..., pytest.RunResult]
 
 TWO_GPUS = """
     import os
@@ -254,12 +257,123 @@ def test_each_gpu_comes_first_in_turn(gpus: tuple[str, ...], visible: str | None
     assert orders(gpus, [gpu for gpu in gpus if gpu != "GPU-other"], visible) == expected
 
 
-def test_a_worker_whose_gpu_is_of_another_model_runs_nothing(seen: Seen) -> None:
+def test_a_worker_whose_gpu_is_of_another_model_has_rows_of_its_own(pytester: pytest.Pytester, seen: Seen) -> None:
     """Such as a MIG instance of another profile: CUDA shows one instance to a process, so that the controller does not know the others."""
     seen.write(MEASURED)
-    result = seen.run("--dist", "load", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-other")
-    result.assert_outcomes(errors=4)
-    result.stdout.fnmatch_lines(["*not run: this worker's GPU is another-model-*, and the session's is NVIDIA-H100-*"])
+    workers = ("--dist", "load", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-other", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-a")
+    seen.run(*workers, "--benchmark-json=out.json").assert_outcomes(passed=4)
+    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    names = {row.get("device", {}).get("name") for row in rows}
+    assert names <= {None, "another model"}
+    assert "another model" in names
+
+
+H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+EACH = ("--dist", "each", "--tx", "popen", "--tx", "popen//env:GPUMEM_DEVICE=sim:h200")
+COPY = """
+    import pytest
+
+    @pytest.mark.parametrize("number", range(2))
+    def test_copy(gpu_benchmark, device_buffer, gpu_kernels, number):
+        gpu_benchmark(gpu_kernels.copy, device_buffer(256 << 20), device_buffer(256 << 20))
+"""
+
+
+@pytest.fixture
+def models(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Models:
+    """Runs sessions whose controller has a simulated H100."""
+    monkeypatch.setenv("GPUMEM_DEVICE", "sim:h100")
+    given = [one for one in SIMULATED if one not in ("--gpumem-device", "sim")]
+    return lambda *arguments: pytester.runpytest_subprocess(*given, "--gpumem-processes=1", *arguments)
+
+
+def stored(pytester: pytest.Pytester) -> dict[str, int]:
+    """By the folder of a GPU in the baseline, the rows of its newest run."""
+    place = Storage(pytester.path / "baseline")
+    runs = {key: max((content for _, content in files(place, key)), key=lambda content: content.sequence) for key in place.devices()}
+    return {key: len(run.rows) for key, run in runs.items()}
+
+
+def results(pytester: pytest.Pytester) -> dict[str, Any]:
+    return dict(json.loads((pytester.path / "out.json").read_text())["gpumem"])
+
+
+def test_each_worker_compares_with_the_baseline_of_its_own_card(pytester: pytest.Pytester, models: Models) -> None:
+    pytester.makepyfile(COPY)
+    place = "--gpumem-baseline=baseline"
+    for _ in range(3):
+        saved = models(*EACH, place, "--gpumem-save")
+        saved.assert_outcomes(passed=4)
+    keys = {name: opening.choose(f"sim:{name}").facts.key for name in ("h100", "h200")}
+    assert stored(pytester) == {keys["h100"]: 2, keys["h200"]: 2}
+    for key in keys.values():
+        saved.stdout.fnmatch_lines([f"--gpumem-save: 2 of 2 rows stored in */baseline/{key}/*"])
+    saved.stdout.fnmatch_lines([f"*gpumem: {H100}, {H200} (simulated)*", f"*test_copy on {H100} *", f"*test_copy on {H200} *"])
+    compared = models(*EACH, place, "--gpumem-max-regression=5%", "--benchmark-json=out.json", "--gpumem-report=page.html", "-v")
+    compared.assert_outcomes(passed=4)
+    run = results(pytester)
+    assert run["device"]["key"] == keys["h100"]
+    by_card: dict[str, list[dict[str, Any]]] = {}
+    for row in run["rows"]:
+        by_card.setdefault(row.get("device", run["device"])["key"], []).append(row)
+    assert {key: len(rows) for key, rows in by_card.items()} == dict.fromkeys(keys.values(), 2)
+    # An H200 is a third faster than an H100: compared with the other's baseline, it would be far off.
+    for rows in by_card.values():
+        assert {row["verdict"]["outcome"] for row in rows} == {"PASS"}
+        assert all(row["verdict"]["comparison"]["runs"] == 3 and abs(row["verdict"]["comparison"]["delta"]) < 0.02 for row in rows)
+    latency = {key: rows[0]["measurement"]["latency"] for key, rows in by_card.items()}
+    assert latency[keys["h200"]] < 0.8 * latency[keys["h100"]]
+    # The peak is that of the card, and its name tells the rows apart.
+    compared.stdout.fnmatch_lines([f"*{H100}*", f"*{H200}*"])
+    page = (pytester.path / "page.html").read_text()
+    assert f"on {H100}" in page
+    assert f"on {H200}" in page
+
+
+def test_a_slow_down_on_one_card_fails_there(pytester: pytest.Pytester, models: Models) -> None:
+    pytester.makepyfile(COPY)
+    place = "--gpumem-baseline=baseline"
+    for _ in range(3):
+        models(*EACH, place, "--gpumem-save").assert_outcomes(passed=4)
+    slower = """
+    import pytest
+
+    @pytest.mark.parametrize("number", range(2))
+    def test_copy(gpu_benchmark, gpu_device, device_buffer, gpu_kernels, number):
+        nbytes = (300 if gpu_device.facts.name == "NVIDIA H200" and number == 1 else 256) << 20
+        gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes))
+"""
+    pytester.makepyfile(slower)
+    result = models(*EACH, place, "--gpumem-max-regression=5%", "--gpumem-save", "--benchmark-json=out.json")
+    result.assert_outcomes(passed=3, failed=1)
+    run = results(pytester)
+    failed = [(row["nodeid"], row["device"]["name"]) for row in run["rows"] if row["failed"]]
+    assert [(nodeid[-3:], name) for nodeid, name in failed] == [("[1]", H200)]
+    assert run["missing"] == []
+    assert stored(pytester) == {opening.choose("sim:h100").facts.key: 2, opening.choose("sim:h200").facts.key: 1}
+
+
+def test_a_test_that_another_card_measured_is_not_lost(pytester: pytest.Pytester, models: Models) -> None:
+    pytester.makepyfile(COPY)
+    place = "--gpumem-baseline=baseline"
+    models(place, "--gpumem-save").assert_outcomes(passed=2)
+    on_h200 = ("--dist", "load", "--tx", "popen//env:GPUMEM_DEVICE=sim:h200")
+    models(*on_h200, place, "--benchmark-json=out.json").assert_outcomes(passed=2)
+    run = results(pytester)
+    assert run["missing"] == []
+    assert {row["verdict"]["outcome"] for row in run["rows"]} == {"PASS"}
+    assert {row["device"]["name"] for row in run["rows"]} == {H200}
+
+
+def test_workers_on_another_machine_have_its_cards_baseline(pytester: pytest.Pytester, models: Models, other_machine: str) -> None:
+    pytester.makepyfile(COPY)
+    there = f"{other_machine}//chdir={pytester.path}//env:GPUMEM_DEVICE=sim:h200"
+    workers = ("--dist", "load", "--tx", there, "--gpumem-baseline=baseline")
+    for _ in range(3):
+        models(*workers, "--gpumem-save").assert_outcomes(passed=2)
+    assert stored(pytester) == {opening.choose("sim:h200").facts.key: 2}
+    models(*workers, "--gpumem-max-regression=5%", "--benchmark-json=out.json").assert_outcomes(passed=2)
+    assert {row["verdict"]["comparison"]["runs"] for row in results(pytester)["rows"]} == {3}
 
 
 def test_undecided_rows_are_measured_again_on_their_gpus(pytester: pytest.Pytester, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
