@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_gpumem.history.data import Change, History, Run, Series
+from pytest_gpumem.history.data import Change, History, Run
 from pytest_gpumem.judging.finding import change as share_of_change
 from pytest_gpumem.printable import printable
 from pytest_gpumem.units import format_bytes, format_rate, format_time
@@ -47,7 +47,7 @@ def change_lines(history: History, changes: Iterable[Change]) -> Iterator[Change
             levels=f"{_figure(change.before, one.unit)} -> {_figure(change.after, one.unit)}",
             commits=_commits(before, last),
             date=f"{first.when:%Y-%m-%d}",
-            card=card_of(one, cards),
+            card=card_of(one.card, one.variant, cards),
             accepted=change.accepted,
             judged=_judged(change),
         )
@@ -60,9 +60,9 @@ def card_names(runs: Sequence[Run]) -> dict[str, str]:
     return {card: printable(device if names.count(device) == 1 else card) for card, device in devices.items()}
 
 
-def card_of(series: Series, cards: dict[str, str]) -> str:
-    """The card and the variant of a series. `cards`: of `card_names`."""
-    return cards[series.card] if series.variant is None else f"{cards[series.card]}, {printable(series.variant)}"
+def card_of(card: str, variant: str | None, cards: dict[str, str]) -> str:
+    """The name of a card with its variant. `cards`: of `card_names`."""
+    return cards[card] if variant is None else f"{cards[card]}, {printable(variant)}"
 
 
 def _judged(change: Change) -> str:

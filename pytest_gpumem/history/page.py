@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.web_page import anchor, rendered
 
+_Key = TypeVar("_Key")
 MOST_CHANGES = 2000
 """Lines of a table of changes; the sections of the tests have all."""
 
@@ -46,7 +47,7 @@ def page(history: History, since: datetime) -> str:
         simulated=f"No GPU was measured in the runs of {', '.join(simulated)}. These times come from a model." if simulated else "",
         counts=", ".join(
             [
-                counted(len({one.test for one in history.series}), "test"),
+                counted(len(facts["tests"]), "test"),
                 counted(len(history.series), "line"),
                 counted(len(history.runs), "run"),
                 counted(len(history.changes), "change"),
@@ -55,8 +56,8 @@ def page(history: History, since: datetime) -> str:
         period=_period(history.runs),
         since=f"{since:%Y-%m-%d}",
         tables=[(name, heading, list(_rows(history, found[:MOST_CHANGES])), len(found)) for name, heading, found in tables],
-        metrics=list(dict.fromkeys(printable(one.metric) for one in history.series)),
-        cards=list(dict.fromkeys(card_of(one, cards) for one in history.series)),
+        metrics=list(dict.fromkeys(name for name, _, _ in facts["metrics"])),
+        cards=facts["cards"],
         # In JSON, a character that could end or begin an element is an escape.
         facts=Markup(msgspec.json.encode(facts, enc_hook=np.generic.item).decode().replace("<", "\\u003c")),
         values=Markup(values),
@@ -87,26 +88,16 @@ def _facts(history: History, cards: dict[str, str], lately: set[int]) -> tuple[d
 
     `lately`: identities of the changes that come first.
     """
-    names = list(cards)
-    tests = {name: index for index, name in enumerate(dict.fromkeys(one.test for one in history.series))}
-    metrics = {(one.metric, one.unit): one.larger_is_worse for one in history.series}
-    metric_of = {metric: index for index, metric in enumerate(metrics)}
+    tests = _numbered(one.test for one in history.series)
+    metrics = _numbered((one.metric, one.unit, one.larger_is_worse) for one in history.series)
+    shown = _numbered((one.card, one.variant) for one in history.series)
     sets = _RunSets(len(history.runs))
-    columns: dict[str, list[Any]] = {name: [] for name in ("test", "metric", "card", "variant", "runs", "packing", "scale")}
+    lines: list[tuple[int, int, int, int, int, list[float]]] = []
     parts = bytearray()
     for one in history.series:
         packing, scale, packed = _packed(one.values)
-        row = (
-            tests[one.test],
-            metric_of[one.metric, one.unit],
-            names.index(one.card),
-            printable(one.variant),
-            sets.of(one.runs),
-            packing,
-            scale,
-        )
-        for column, value in zip(columns.values(), row, strict=True):
-            column.append(value)
+        metric = metrics[one.metric, one.unit, one.larger_is_worse]
+        lines.append((tests[one.test], metric, shown[one.card, one.variant], sets.of(one.runs), packing, scale))
         parts += packed
         parts += bytes(-len(packed) % 3)  # so that the Base64 of each line begins with a character of its own
     facts = {
@@ -115,14 +106,19 @@ def _facts(history: History, cards: dict[str, str], lately: set[int]) -> tuple[d
             "revision": [revision(one) for one in history.runs],
             "accepted": [int(one.accepted) for one in history.runs],
         },
-        "cards": list(cards.values()),
+        "cards": [card_of(card, variant, cards) for card, variant in shown],
         "tests": [[printable(name), anchor(name)] for name in tests],
-        "metrics": [[printable(name), printable(unit), worse] for (name, unit), worse in metrics.items()],
-        "series": columns,
+        "metrics": printable([list(metric) for metric in metrics]),
+        "lines": lines,
         "sets": sets.packed,
         "changes": list(_marks(history, lately)),
     }
     return facts, base64.b64encode(parts).decode()
+
+
+def _numbered(values: Iterable[_Key]) -> dict[_Key, int]:
+    """The different values, each with its number, in the order of their first occurrence."""
+    return {value: number for number, value in enumerate(dict.fromkeys(values))}
 
 
 def _marks(history: History, lately: set[int]) -> Iterator[dict[str, Any]]:
@@ -133,21 +129,27 @@ def _marks(history: History, lately: set[int]) -> Iterator[dict[str, Any]]:
 
 
 class _RunSets:
-    """The sets of runs that series have, each once, as a bit for each run of the history."""
+    """The sets of runs that series have, each once: how many runs, and a bit for each run of the history."""
 
     def __init__(self, runs: int) -> None:
-        self.packed: list[str] = []
+        self.packed: list[tuple[int, str]] = []
         self._runs = runs
+        self._arrays: dict[int, int] = {}  # by identity: many series share an array
         self._known: dict[bytes, int] = {}
 
     def of(self, runs: NDArray[np.int32]) -> int:
-        """Index into `packed`."""
+        """Index into `packed`. The array has to live as long as this."""
+        if id(runs) not in self._arrays:
+            self._arrays[id(runs)] = self._of(runs)
+        return self._arrays[id(runs)]
+
+    def _of(self, runs: NDArray[np.int32]) -> int:
         key = runs.tobytes()
         if key not in self._known:
             bits = np.zeros(self._runs, dtype=bool)
             bits[runs] = True
             self._known[key] = len(self.packed)
-            self.packed.append(base64.b64encode(np.packbits(bits).tobytes()).decode())
+            self.packed.append((len(runs), base64.b64encode(np.packbits(bits).tobytes()).decode()))
         return self._known[key]
 
 
@@ -163,7 +165,8 @@ def _packed(values: NDArray[np.float64]) -> tuple[int, list[float], bytes]:
     """
     if not len(values):
         return _PALETTE, [], b""
-    least, largest = float(values.min()), float(values.max())
+    least, largest = (values[0], values[0]) if values.strides == (0,) else (values.min(), values.max())
+    least, largest = float(least), float(largest)
     if least == largest:
         return _PALETTE, [least], b""
     if np.isfinite(least) and np.isfinite(largest):

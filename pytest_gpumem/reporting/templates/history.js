@@ -2,7 +2,7 @@
 (function () {
   const facts = JSON.parse(by("facts").textContent);
   const values = by("values").textContent; // Base64, of which the part of a line is decoded when it is drawn
-  const { runs, cards, tests, metrics, series, changes } = facts;
+  const { runs, cards, tests, metrics, changes } = facts;
   const STEP = 50; // tests that are added to the list at once
   const FIRST = 20; // lines of a table of changes before it is unfolded
   const SOME = 2000; // points of a line up to which all are drawn
@@ -11,27 +11,28 @@
     return Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
   }
 
-  // The runs of each set, as indexes.
-  const sets = facts.sets.map((text) => {
-    const found = [];
-    bytes(text).forEach((byte, place) => {
-      for (let bit = 0; bit < 8; bit++) if (byte & (128 >> bit)) found.push(8 * place + bit);
-    });
-    return found;
-  });
+  // The runs of a set, as indexes.
+  const sets = new Map();
+  function runsOf(set) {
+    if (!sets.has(set)) {
+      const found = [];
+      bytes(facts.sets[set][1]).forEach((byte, place) => {
+        for (let bit = 0; bit < 8; bit++) if (byte & (128 >> bit)) found.push(8 * place + bit);
+      });
+      sets.set(set, found);
+    }
+    return sets.get(set);
+  }
 
   // Where the values of each line begin.
   const PALETTE = 0, LOGARITHMIC = 1;
   let end = 0;
-  const lines = series.test.map((test, index) => {
-    const column = (name) => series[name][index];
-    const scale = column("scale"), packing = column("packing"), count = sets[column("runs")].length;
+  const lines = facts.lines.map(([test, of, card, set, packing, scale]) => {
     const width = packing === PALETTE ? (scale.length > 1 ? 1 : 0) : packing === LOGARITHMIC ? 2 : 4;
-    const start = end, length = width * count;
+    const start = end, length = width * facts.sets[set][0];
     end += Math.ceil(length / 3) * 4;
-    const card = cards[column("card")] + (column("variant") === null ? "" : ", " + column("variant"));
-    const [metric, unit, larger] = metrics[column("metric")];
-    return { index, test, metric, unit, larger, card, runs: sets[column("runs")], start, length, scale, packing, width, changes: [] };
+    const [metric, unit] = metrics[of];
+    return { test, metric, unit, card: cards[card], get runs() { return runsOf(set); }, start, length, scale, packing, width, changes: [] };
   });
   const groups = tests.map(([name, id], index) => ({ index, name, id, words: name.toLowerCase(), lines: [], rank: 0 }));
   for (const line of lines) groups[line.test].lines.push(line);
@@ -39,8 +40,8 @@
     const line = lines[change.series], group = groups[line.test];
     change.rank = change.before > 0 && change.after > 0 ? Math.abs(Math.log(change.after / change.before)) : 1e9;
     line.changes.push(change);
-    // Worst first: what nobody accepted and got worse lately, by size; then other changes; then all that never changed.
-    const rank = change.lately && change.worse && !change.accepted ? 2 + change.rank : change.lately ? 1 : 0.5;
+    // First what nobody accepted and got worse lately, then other changes of late, then older ones; each the largest first.
+    const rank = change.rank + 1e10 * (change.lately && change.worse && !change.accepted ? 3 : change.lately ? 2 : 1);
     group.rank = Math.max(group.rank, rank);
   }
   const order = groups.slice().sort((a, b) => b.rank - a.rank || a.index - b.index);
@@ -346,12 +347,10 @@
     const tools = element("div", { class: "tools" },
       button("zoom in", () => view.zoom(0.5, null)), button("zoom out", () => view.zoom(2, null)), button("all runs", () => view.whole()),
       element("a", { href: "#" + group.id }, "link to this test"));
-    const grid = element("div", { class: "grid" }), same = element("dl", {});
+    const grid = element("div", { class: "grid" }), same = new Map();
     for (const line of shown) {
       if (line.width === 0) { // a plot of a value that never changed says less than the value
-        const inside = `${line.metric} ${figure(line.scale[0], line.unit)}`, last = same.lastChild;
-        if (last !== null && last.previousSibling.textContent === line.card) last.append(", " + inside);
-        else same.append(element("dt", {}, line.card), element("dd", {}, "the same in all runs: " + inside));
+        same.set(line.card, [...(same.get(line.card) || []), `${line.metric} ${figure(line.scale[0], line.unit)}`]);
         continue;
       }
       const one = plot(line, view, redraw);
@@ -366,7 +365,9 @@
           `, ${line.card}, ${change.judged}`));
       }
     }
-    section.replaceChildren(section.firstChild, tools, ...(list.firstChild ? [list] : []), grid, ...(same.firstChild ? [same] : []));
+    const constant = element("dl", {});
+    for (const [of, texts] of same) constant.append(element("dt", {}, of), element("dd", {}, "the same in all runs: " + texts.join(", ")));
+    section.replaceChildren(section.firstChild, tools, ...(list.firstChild ? [list] : []), grid, ...(same.size ? [constant] : []));
     view.whole();
     open.set(section, { redraw, whole: () => view.whole() });
   }
@@ -390,8 +391,9 @@
   // The filter, for the tables and the list.
   const list = by("list"), more = by("more");
   let found = [], listed = 0;
+  let metric = "", card = "";
   function fits(line) {
-    return (!by("metric").value || line.metric === by("metric").value) && (!by("card").value || line.card === by("card").value);
+    return (metric === "" || line.metric === metric) && (card === "" || line.card === card);
   }
   function add() {
     const next = found.slice(listed, listed + STEP);
@@ -411,7 +413,10 @@
   function filter() {
     const words = by("text").value.toLowerCase().split(/\s+/).filter(Boolean);
     const named = (one) => words.every((word) => one.words.includes(word));
-    found = order.filter((group) => named(group) && group.lines.some((line) => fits(line) && (!by("changed").checked || line.changes.length > 0)));
+    metric = by("metric").value;
+    card = by("card").value;
+    const changed = by("changed").checked;
+    found = order.filter((group) => named(group) && group.lines.some((line) => fits(line) && (!changed || line.changes.length > 0)));
     for (const table of tables) {
       const fitting = table.rows.filter((one) => named(one) && fits(one));
       for (const one of table.rows) one.row.hidden = true;

@@ -34,9 +34,8 @@ def unpacked(text: str) -> list[list[float]]:
     """The values of each line, as the page's script unpacks them."""
     found, read, lines = [], 0, facts(text)
     packed = base64.b64decode(re.findall(r'id="values">(.*?)</script>', text, re.DOTALL)[0])
-    of = lines["series"]
-    for index, packing, scale in zip(of["runs"], of["packing"], of["scale"], strict=True):
-        count = int(np.unpackbits(np.frombuffer(base64.b64decode(lines["sets"][index]), np.uint8)).sum())
+    for *_, index, packing, scale in lines["lines"]:
+        count = lines["sets"][index][0]
         kind = {0: np.uint8, 1: np.dtype("<u2"), 2: np.dtype("<f4")}[packing]
         if packing == 0 and len(scale) == 1:
             found.append(scale * count)
@@ -144,7 +143,7 @@ def test_a_line_keeps_the_runs_that_measured_it() -> None:
     odd = np.array([1, 8, 9, 30], np.int32)
     one = replace(series("t", [1.0, 2.0, 3.0, 4.0]), runs=odd)
     lines = facts(page(History(tuple(runs(31)), (one, series("u", [1.0] * 31)), ())))
-    bits = np.unpackbits(np.frombuffer(base64.b64decode(lines["sets"][lines["series"]["runs"][0]]), np.uint8))
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(lines["sets"][lines["lines"][0][3]][1]), np.uint8))
     assert np.flatnonzero(bits).tolist() == odd.tolist()
 
 
