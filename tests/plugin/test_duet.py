@@ -73,8 +73,22 @@ class Project:
     def command(self, *arguments: str) -> list[str]:
         return [*COMMAND, *arguments, *(() if "--" in arguments else ("--", *QUICKLY))]
 
+    def run(self, *arguments: str) -> Done[str]:
+        """A command inside this process; the processes of pytest that it starts are real."""
+        with pytest.MonkeyPatch.context() as patched:
+            patched.chdir(self.folder)
+            patched.setattr("tempfile.tempdir", str(self.temporary))
+            for name, value in self.environment.items():
+                patched.setenv(name, value)
+            result = CliRunner().invoke(main, arguments)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return Done(arguments, result.exit_code, result.stdout, result.stderr)
+
     def duet(self, *arguments: str) -> Done[str]:
-        return subprocess.run(self.command(*arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True)
+        return self.run("duet", *arguments, *(() if "--" in arguments else ("--", *QUICKLY)))
+
+    def gate(self, *arguments: str) -> Done[str]:
+        return self.run("gate", "main", *arguments, "--max-regression", "5%", "--", "-q", *QUICKLY)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
@@ -233,16 +247,8 @@ def test_the_sides_are_named_once_to_each_reader(project: Project) -> None:
     assert (apart.stdout.count("base: revision main ("), apart.stderr.count("base: revision main (")) == (1, 1)
 
 
-def refused(*arguments: str) -> Done[str]:
-    """The command inside this process, for what it refuses before it starts another."""
-    result = CliRunner().invoke(main, ["duet", *arguments])
-    assert isinstance(result.exception, SystemExit), result.exception
-    return Done(arguments, result.exit_code, result.stdout, result.stderr)
-
-
-def test_what_cannot_be_played_is_one_line(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(project.folder)
-    monkeypatch.setattr("tempfile.tempdir", str(project.temporary))
+def test_what_cannot_be_played_is_one_line(project: Project) -> None:
+    refused = project.duet
     assert "BASE no-such is no revision" in complaint(refused("no-such"))
     assert "--rounds-max: 4 pairs prove no small slow-down; accepted are 11 or more" in complaint(refused("main", "--rounds-max", "4"))
     assert "--max-regression: '1' is not understood" in complaint(refused("main", "--max-regression", "1"))
@@ -311,8 +317,7 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(proje
     project.write("kern.py", "NBYTES = 128 << 20\n")
     hidden = TESTS.replace("def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same").replace("64 <<", "128 <<")
     project.write("test_it.py", "import pytest\n" + hidden + NEW)
-    command = [*COMMAND[:-1], "gate", "main", *ROUNDS, "--max-regression", "5%", "--", "-q", *QUICKLY]
-    done = subprocess.run(command, cwd=project.folder, env=project.environment, capture_output=True, text=True)
+    done = project.gate(*ROUNDS)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "the screen flags 3 rows; the duet decides them" in done.stderr
     assert verdicts(project.folder / "gpumem-results" / "duet.json") == {
@@ -330,8 +335,7 @@ def test_a_gate_needs_few_pairs_where_the_same_machine_code_runs(project: Projec
     """The limit of a test is its own, whatever the option says."""
     limited = TESTS.replace("def test_same", "@pytest.mark.gpumem(max_regression='20%')\ndef test_same")
     project.write("test_it.py", "import pytest  # another comment\n" + limited)
-    command = [*COMMAND[:-1], "gate", "main", *ROUNDS, "--max-regression", "5%", "--", "-q", *QUICKLY]
-    done = subprocess.run(command, cwd=project.folder, env=project.environment, capture_output=True, text=True)
+    done = project.gate(*ROUNDS)
     assert done.returncode == 0, done.stdout + done.stderr
     played = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())
     found = {one["key"].partition("::")[2]: one["paired"] for one in played["verdicts"]}
@@ -340,9 +344,9 @@ def test_a_gate_needs_few_pairs_where_the_same_machine_code_runs(project: Projec
     assert "(2 by the same code)" in (project.folder / "gpumem-results" / "summary.md").read_text()
 
 
-def test_a_gate_says_before_it_measures_that_the_baseline_is_empty(project: Project) -> None:
-    command = [*COMMAND[:-1], "gate", "main", "--screen-only", "--max-regression", "5%", "--", "-q", "--gpumem-baseline=basline", *QUICKLY]
-    done = subprocess.run(command, cwd=project.folder, env=project.environment, capture_output=True, text=True)
-    assert done.returncode == 6, done.stdout + done.stderr
-    assert done.stdout.splitlines()[0].startswith("gpumem: nothing to compare with: ")
-    assert "basline" in done.stdout.splitlines()[0]
+def test_a_gate_says_before_it_measures_that_the_baseline_is_empty(project: Project, capfd: pytest.CaptureFixture[str]) -> None:
+    project.environment["GPUMEM_BASELINE"] = "basline"
+    assert project.gate("--screen-only").returncode == 6
+    first, *_ = capfd.readouterr().out.splitlines()  # of the pytest that it runs
+    assert first.startswith("gpumem: nothing to compare with: ")
+    assert "basline" in first

@@ -10,6 +10,12 @@ from sessions import SIMULATED
 
 Run = Callable[..., pytest.RunResult]
 
+
+@pytest.fixture(autouse=True)
+def _state(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(STATE)
+
+
 STATE = """
     import pytest
     from pytest_gpumem.devices.protocol import WindowSpec
@@ -123,7 +129,6 @@ CTRL_C = "signal.raise_signal(signal.SIGINT)"
     ids=["success", "failure", "skip", "time-out"],
 )
 def test_all_is_as_found_after(pytester: pytest.Pytester, gpumem: Run, body: str, outcomes: dict[str, int]) -> None:
-    pytester.makeconftest(STATE)
     pytester.makepyfile(way_out(body))
     result = gpumem("--gpumem-device", "sim:h100", "-W", "ignore:Benchmark fixture was not used")
     # No warning: nothing was left that the session had to put back.
@@ -135,7 +140,6 @@ def test_all_is_as_found_after(pytester: pytest.Pytester, gpumem: Run, body: str
 
 @pytest.mark.parametrize("way", ["stream", "graph", "launch", "sample", "sweep", "case"])
 def test_all_is_as_found_after_ctrl_c(pytester: pytest.Pytester, way: str) -> None:
-    pytester.makeconftest(STATE)
     pytester.makepyfile(way_out(CTRL_C))
     arguments = (*SIMULATED, "-W", "default", "--gpumem-device", "sim:h100", "-k", way)
     result = pytester.runpytest_inprocess(*arguments, no_reraise_ctrlc=True)
@@ -170,7 +174,6 @@ NEIGHBOUR = """
 
 
 def test_the_next_test_is_measured_as_before(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makeconftest(STATE)
     pytester.makepyfile(
         NEIGHBOUR
         + """
@@ -203,7 +206,6 @@ def test_the_next_test_is_measured_as_before(pytester: pytest.Pytester, gpumem: 
 
 def test_lines_alone_are_let_go_of_before_the_next_test(pytester: pytest.Pytester, gpumem: Run) -> None:
     """Nobody can be asked for them, so there is nothing to warn of."""
-    pytester.makeconftest(STATE)
     pytester.makepyfile(
         NEIGHBOUR
         + """
@@ -231,7 +233,6 @@ def test_lines_alone_are_let_go_of_before_the_next_test(pytester: pytest.Pyteste
     "body", ["raise ValueError('in the body')", "pytest.skip('in the body')", TIMEOUT], ids=["failure", "skip", "time-out"]
 )
 def test_a_neighbour_that_does_not_get_to_its_end(pytester: pytest.Pytester, gpumem: Run, body: str) -> None:
-    pytester.makeconftest(STATE)
     pytester.makepyfile(
         NEIGHBOUR
         + f"""
@@ -254,7 +255,6 @@ def test_a_neighbour_that_does_not_get_to_its_end(pytester: pytest.Pytester, gpu
 
 def test_a_neighbour_that_ctrl_c_ends(pytester: pytest.Pytester) -> None:
     """The process may live on, as in a notebook."""
-    pytester.makeconftest(STATE)
     pytester.makepyfile(
         NEIGHBOUR
         + f"""
@@ -272,7 +272,6 @@ def test_a_neighbour_that_ctrl_c_ends(pytester: pytest.Pytester) -> None:
 
 def test_a_neighbour_without_our_fixtures(pytester: pytest.Pytester, gpumem: Run) -> None:
     """Once a test has opened the device; before that nothing is looked at, and nothing opened."""
-    pytester.makeconftest(STATE)
     pytester.makepyfile(
         NEIGHBOUR
         + """
@@ -297,7 +296,6 @@ def test_a_neighbour_without_our_fixtures(pytester: pytest.Pytester, gpumem: Run
 
 
 def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makeconftest(STATE)
     pytester.makepyfile(
         NEIGHBOUR
         + """
@@ -372,7 +370,6 @@ def test_a_fixture_from_before_the_device_was_opened_restores(pytester: pytest.P
 
 
 def test_a_fixture_of_one_test_that_restores_leaves_nothing(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makeconftest(STATE)
     pytester.makepyfile(
         NEIGHBOUR
         + """
@@ -399,7 +396,6 @@ def test_a_fixture_of_one_test_that_restores_leaves_nothing(pytester: pytest.Pyt
 
 
 def test_a_block_that_is_never_left_is_closed_with_its_test(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makeconftest(STATE)
     pytester.makepyfile(
         NEIGHBOUR
         + """
@@ -428,14 +424,12 @@ LEAVES = """
 
 
 def test_strict_is_satisfied_with_what_was_put_back(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makeconftest(STATE)
     pytester.makepyfile(NEIGHBOUR + LEAVES)
     gpumem("--gpumem-device", "sim:h100", "--gpumem-strict").assert_outcomes(passed=1, warnings=1)
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_cannot_be_put_back_is_an_error_under_strict(pytester: pytest.Pytester, gpumem: Run, strict: bool) -> None:
-    pytester.makeconftest(STATE)
     pytester.makepyfile(
         NEIGHBOUR
         + """
@@ -451,7 +445,6 @@ def test_what_cannot_be_put_back_is_an_error_under_strict(pytester: pytest.Pytes
 
 
 def test_the_warning_can_be_made_an_error(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makeconftest(STATE)
     pytester.makepyfile(
         NEIGHBOUR
         + LEAVES

@@ -269,21 +269,26 @@ def test_the_templates(project: Project, tmp_path: Path, kind: str) -> None:
     assert "shard 2 of 2 is missing" in missing.stderr
 
 
-def test_a_gate_refuses_shards_of_another_comparison(project: Project) -> None:
-    command = ". .venv/bin/activate; python -m pytest -q --gpumem --gpumem-shard=1/1 --benchmark-json=../one.json $MORE"
-    gate = ". .venv/bin/activate; gpumem gate --screen-only --shards ../one.json $MORE -- origin/main"
+def test_a_gate_refuses_shards_of_another_comparison(project: Project, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.folder)
+    for name, value in {**SIMULATED, **shared(project)}.items():
+        monkeypatch.setenv(name, value)
+
+    def gate(*more: str) -> Result:
+        return CliRunner().invoke(main, ["gate", "--screen-only", "--shards", "../one.json", *more, "--", "origin/main"])
+
     for more, to_gate, words in (
         ("", "", "compared with all runs"),
         ("--gpumem-baseline-of=HEAD", "", "compared with the history of HEAD"),
         ("--gpumem-baseline-of=origin/main", "--max-regression=1%", "give --gpumem-max-regression to each of them"),
     ):
-        assert project.run(command, SIMULATED, **shared(project, MORE=more)).returncode == 0
-        done = project.run(gate, SIMULATED, **shared(project, MORE=to_gate))
-        assert done.returncode == 4
+        assert gpumem("--gpumem-shard=1/1", "--benchmark-json=../one.json", *more.split()).ret == 0
+        done = gate(*to_gate.split())
+        assert done.exit_code == 4
         assert words in done.stderr
     project.git("commit", "-qm", "empty", "--allow-empty")
-    done = project.run(gate, SIMULATED, **shared(project, MORE=""))
-    assert done.returncode == 4
+    done = gate()
+    assert done.exit_code == 4
     assert "is checked out" in done.stderr
 
 

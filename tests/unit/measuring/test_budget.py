@@ -55,22 +55,19 @@ def test_a_need_is_at_most_what_a_measurement_gets_without_a_total() -> None:
 # Water-filling
 
 
-def test_who_needs_less_than_an_equal_share_gets_it_and_the_others_share_the_rest() -> None:
-    assert share_out(10, [None, 1, None, 5]) == pytest.approx([3, 1, 3, 3])
-    assert share_out(10, [2, 1, None, 2]) == pytest.approx([2, 1, 5, 2])
-
-
-def test_nothing_known_is_shared_equally() -> None:
-    assert share_out(12, [None] * 4) == [3, 3, 3, 3]
-
-
-def test_what_nobody_needs_is_shared_equally() -> None:
-    assert share_out(9, [1, 2, 3]) == pytest.approx([2, 3, 4])
-
-
-def test_nobody_and_nothing() -> None:
-    assert share_out(5, []) == []
-    assert share_out(0, [None, 1]) == [0, 0]
+@pytest.mark.parametrize(
+    ("total", "needs", "shares"),
+    [
+        (10, [None, 1, None, 5], [3, 1, 3, 3]),
+        (10, [2, 1, None, 2], [2, 1, 5, 2]),
+        (12, [None] * 4, [3, 3, 3, 3]),
+        (9, [1, 2, 3], [2, 3, 4]),  # what nobody needs is shared equally
+        (5, [], []),
+        (0, [None, 1], [0, 0]),
+    ],
+)
+def test_who_needs_less_gets_it_and_the_others_share_the_rest(total: float, needs: list[float | None], shares: list[float]) -> None:
+    assert share_out(total, needs) == pytest.approx(shares)
 
 
 @given(st.floats(0, 1e4), needs)
