@@ -222,6 +222,7 @@ class Commits:
         self.tree = working_tree(asked.here)  # of which no commit may import anything
         self._ready: OrderedDict[int, tuple[Side, ExitStack]] = OrderedDict()
         self._looks: dict[int, Process] = {}
+        self._played: dict[str, int] = {}  # processes of each duet, by the name of its journal
 
     def close(self) -> None:
         """Remove all worktrees and environments."""
@@ -325,9 +326,11 @@ class Commits:
                 played = duet.play()
             finally:
                 workers.close()
-        self.duets += 1
-        self.processes += len(played.processes)
-        self.resumed += played.resumed
+        known = self._played.get(stem, 0)  # a second search goes on with the duets of the first
+        self.duets += not known
+        self.processes += len(played.processes) - known
+        self.resumed += 0 if known else played.resumed
+        self._played[stem] = len(played.processes)
         return played
 
     def timed(self, wanted: Wanted, key: str) -> Time:
