@@ -305,11 +305,9 @@ def table(record: Mapping[str, Any]) -> str:
     parts = {part: entries for part, entries in record["parts"].items() if part != "statistics"}
     if parts:
         device = next((entry["device"] for entries in parts.values() for entry in entries if "device" in entry), None)
-        lines += (
-            []
-            if device is None
-            else [f"{'SIMULATED ' if record['simulated'] else ''}{device['name']}, driver {device['driver']}, {record['ended'][:10]}", ""]
-        )
+        if device is not None:
+            driver = f", driver {device['driver']}" if device["driver"] else ""
+            lines += [f"{'SIMULATED ' if record['simulated'] else ''}{device['name']}{driver}, {record['ended'][:10]}", ""]
         names = f"{'change':>10}{'duets':>7}{'processes':>11}{'skipped':>9}{'seconds':>9}"
         lines.append(f"{'search':<9}{'commits':>8} {'planted':<10}{'found':>6}{names}")
     for part, entries in parts.items():
