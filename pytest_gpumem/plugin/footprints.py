@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 TROUBLE = (DeviceError, RuntimeError)
 """Errors of the device and of libraries, such as after the loss of the context: memory is not watched then, and the test goes on."""
-YOUNG = 1
-"""Generations of the garbage collector up to which the objects of a test mostly are. To collect all takes tens of milliseconds."""
+YOUNG, OLD = 1, 2
+"""Generations of the garbage collector: up to which the objects of a test mostly are, and of all. To collect all takes tens of
+milliseconds."""
 NO_FIXTURE_SIMULATED = "no GPU is measured: of a simulated device, buffers of fixtures are counted alone"
 
 
@@ -85,14 +86,12 @@ class WatchedTest:
         if found.kept:
             _let_go(self.item)
             found = self._read(ended=True)
-        if found.kept:
-            gc.collect(YOUNG)
-            found = self._read(ended=True)
         if (found.kept or found.reserved) and self.watch.settle():
             found = self._read(ended=True)
-        if found.kept:
-            gc.collect()
-            found = self._read(ended=True)
+        for generation in (YOUNG, OLD):
+            if found.kept:
+                gc.collect(generation)
+                found = self._read(ended=True)
         if found.kept and self.watch.settle():  # once more, for what the collection left to caches
             found = self._read(ended=True)
         return traced(found, self.watch, self.item, self.session)
@@ -361,7 +360,7 @@ class Used:
             gc.collect(YOUNG)
             found = self._watch.read()
         if found.kept:
-            gc.collect()
+            gc.collect(OLD)
             self._watch.settle()
             found = self._watch.read()
         found = traced(found, self._watch, item, item.config.stash[SESSION])

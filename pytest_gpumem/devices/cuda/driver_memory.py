@@ -1,7 +1,7 @@
 """The driver's allocations: CUPTI's records of each, and the driver's own counts of its stream-ordered pool and of CUDA graphs.
 
 A record comes later and from a thread of CUPTI's. The Python stack of its allocation is taken in CUPTI's callback, which runs in the thread
-that allocates, and found again by the correlation id that both have. What cudaMalloc and cudaFree do is read in the callback itself,
+that allocates, and found again by the correlation id that both have. What the calls of `_PLAIN` do is read in the callback itself,
 because it takes milliseconds to have CUPTI deliver records.
 
 Sources: CUPTI, CUpti_ActivityMemory4 (kind MEMORY2) and CUpti_CallbackData; CUDA Runtime API, cudaMemPoolGetAttribute,
@@ -42,7 +42,15 @@ CALLS = (
     *("cuArrayCreate_v2", "cuGraphLaunch", "cuGraphLaunch_ptsz"),
 )
 """Calls of the driver that allocate, as cupti-python names them. Calls of the runtime make one of these, with the same correlation id."""
-_PLAIN = ("cuMemAlloc_v2", "cuMemFree_v2")  # calls that are read in their callback
+_PLAIN: Mapping[str, tuple[MemoryPlace, bool]] = {
+    "cuMemAlloc_v2": ("device", True),
+    "cuMemFree_v2": ("device", False),
+    **dict.fromkeys(("cuMemHostAlloc", "cuMemHostAlloc_v2"), ("pinned", True)),
+    "cuMemAllocHost_v2": ("pinned", True),
+    "cuMemFreeHost": ("pinned", False),
+}
+"""Calls that are read in their callback: the kind of memory, and whether they allocate. Their parameters begin with the address, or with
+where it is written to and the bytes."""
 _CHANGE = re.compile(
     r"cu(MemAlloc|MemFree|MemHost(Alloc|Register|Unregister)|MemCreate|MemRelease|MemImport|MemPool(Destroy|TrimTo|Import)|GraphLaunch"
     r"|GraphExecDestroy|DeviceGraphMemTrim|\w*Array\w*(Create|Destroy)|CtxDestroy|DevicePrimaryCtxRe(lease|set))"
@@ -69,7 +77,7 @@ class DriverMemory(Source):
         """By correlation id, the stacks of calls whose record was not delivered yet."""
         self._called_since = True
         """Memory was allocated or freed since the last `drain`, by calls that are not read: then records have to be delivered."""
-        self._plain: dict[int, bool] = {}  # by CUPTI's number of a call of `_PLAIN`: it allocates
+        self._plain: dict[int, tuple[MemoryPlace, bool]] = {}  # `_PLAIN`, by CUPTI's number of a call
         self._read: set[int] = set()  # correlation ids of calls that were read, whose records were not delivered yet
         self._devices: dict[int, int] = {}  # by CUPTI's number of a context: its device, once a record has told it
         self._untold: dict[int, int] = {}  # by correlation id, contexts whose device is unknown
@@ -88,7 +96,8 @@ class DriverMemory(Source):
         self._offset = time.perf_counter() - cupti.get_timestamp() * 1e-9
         self._listens = self._called_since = True
         self._exit = int(cupti.ApiCallbackSite.API_EXIT)
-        self._plain = {int(getattr(cupti.driver_api_trace_cbid, name)): name == _PLAIN[0] for name in _PLAIN}
+        numbers = cupti.driver_api_trace_cbid
+        self._plain = {int(getattr(numbers, name)): call for name, call in _PLAIN.items() if hasattr(numbers, name)}
         with suppress(NotCounted):  # such as another tool that holds the callbacks: then every look delivers records, without stacks
             self._ends.append(CALLBACKS.add("DRIVER_API", self._changes(cupti), self._changed))
             if stacks:
@@ -104,13 +113,13 @@ class DriverMemory(Source):
 
     def _changed(self, cbid: int, data: Any) -> None:
         """Note a call that may make a record, at its begin and at its end."""
-        allocates = self._plain.get(cbid)
+        plain = self._plain.get(cbid)
         try:
-            self._called_since = allocates is None or not self._take(allocates, data._data) or self._called_since
+            self._called_since = plain is None or not self._take(*plain, data._data) or self._called_since
         except Exception:  # which would be lost; there is a record all the same
             self._called_since = True
 
-    def _take(self, allocates: bool, call: Any) -> bool:
+    def _take(self, kind: MemoryPlace, allocates: bool, call: Any) -> bool:
         """Report what a call of `_PLAIN` has done; False if only its record can tell."""
         if int(call["callback_site"].item()) != self._exit:
             return True
@@ -121,13 +130,15 @@ class DriverMemory(Source):
         if ctypes.c_int.from_address(result).value or not first:
             return True  # it has done nothing
         context, correlation = int(call["context_uid"].item()), int(call["correlation_id"].item())
-        if context not in self._devices:
+        if correlation in self._read:  # a call within the call
+            return True
+        if kind == "device" and context not in self._devices:
             self._untold[correlation] = context
             return False
         self._read.add(correlation)
-        if self._devices[context] == self._index:
+        if kind != "device" or self._devices[context] == self._index:
             (address,) = words(first, 1) if allocates else (first,)
-            self._report(time.perf_counter(), "device", address, nbytes, correlation)
+            self._report(time.perf_counter(), kind, address, nbytes, correlation)
         return True
 
     def _called(self, _cbid: int, data: Any) -> None:

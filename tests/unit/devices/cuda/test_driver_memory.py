@@ -41,7 +41,10 @@ class Operation(IntEnum):
     RELEASE = 2
 
 
-NAMES = ("cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyHtoD_v2", "cuArrayCreate_v2", "cuArray3DCreate_v2", "cuMemHostGetFlags")
+NAMES = (
+    *("cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyHtoD_v2", "cuArrayCreate_v2", "cuArray3DCreate_v2", "cuMemHostGetFlags"),
+    *("cuMemHostAlloc", "cuMemAllocHost_v2", "cuMemFreeHost"),
+)
 CUPTI = SimpleNamespace(
     ApiCallbackSite=Site,
     ActivityMemoryKind=Kind,
@@ -123,7 +126,7 @@ class Calls:
     def plain(self, name: str, correlation: int, address: int, nbytes: int = 0, *, context: int = 1, result: int = 0) -> None:
         """A call as CUPTI shows it, with its parameters in memory."""
         pointer, returned = ctypes.c_uint64(address), ctypes.c_int(result)
-        first = ctypes.addressof(pointer) if name == "cuMemAlloc_v2" else address
+        first = ctypes.addressof(pointer) if "Alloc" in name else address
         parameters = (ctypes.c_uint64 * 2)(first, nbytes)
         self.call(
             name,
@@ -239,17 +242,20 @@ def test_what_cudamalloc_and_cudafree_do_needs_no_record(calls: Calls, counters:
     counters.record(0xD000, 300, correlation=21, context=2, device=1)
     calls.plain("cuMemAlloc_v2", 22, 0xE000, 1 << 40, result=2)  # out of memory
     calls.plain("cuMemFree_v2", 23, 0)
+    calls.plain("cuMemHostAlloc", 24, 0xF000, 64, context=7)
+    calls.plain("cuMemAllocHost_v2", 25, 0xF100, 32, context=7)
+    calls.plain("cuMemFreeHost", 26, 0xF000, context=7)
     source.drain()
     assert counters.delivered == 1
     log.settle()
-    living = {one.address: one.nbytes for one in log.living()}
-    assert living == {0xC000: 4096, 0xC001: 4096, 0xC002: 4096}
+    living = {(one.address, one.kind): one.nbytes for one in log.living()}
+    assert living == {(0xC000, "device"): 4096, (0xC001, "device"): 4096, (0xC002, "device"): 4096, (0xF100, "pinned"): 32}
     steps = len(log.steps)
     calls.call("cuArrayCreate_v2")
     source.drain()
     log.settle()
     assert (counters.delivered, len(log.steps)) == (2, steps)
-    assert not source._read
+    assert source._read == {24, 25, 26}  # which have no record here
 
 
 def test_a_call_that_is_read_has_its_stack(counters: Counters, source: DriverMemory) -> None:
