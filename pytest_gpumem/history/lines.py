@@ -83,7 +83,7 @@ def _commits(before: Run | None, last: Run) -> str:
 def revision(run: Run) -> str:
     """The commit of a run, shortened; "-dirty" stays. Empty where it is unknown."""
     commit, dash, dirty = run.revision.partition("-")
-    return printable(f"{commit[:9]}{dash}{dirty}")
+    return printable(f"{commit[:8]}{dash}{dirty}")
 
 
 _FORMATS: dict[str, Callable[[float], str]] = {"s": format_time, "B/s": format_rate, "B": lambda value: format_bytes(round(value))}

@@ -21,6 +21,8 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.row import Row, Verdict
 
+pytest.importorskip("ruptures", reason="ruptures is of the extra history")
+
 Command = Callable[..., Result]
 RUNS = 40
 NOW = datetime.now(timezone.utc)

@@ -7,6 +7,8 @@ import pytest
 
 from pytest_gpumem.history.changes import Floats, Step, exact_steps, steps
 
+pytest.importorskip("ruptures", reason="ruptures is of the extra history")
+
 RUNS, TESTS = 300, 40
 SCATTER = 0.002
 

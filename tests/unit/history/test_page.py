@@ -65,7 +65,7 @@ def test_a_change_of_this_month_stands_first_with_its_commits_and_levels() -> No
             "latency",
             "+2.50 %",
             "100.0 us -> 102.5 us",
-            "001cc0dec..001fc0dec",
+            "001cc0de..001fc0de",
             "2026-11-13",
             DEVICE,
             "not accepted",
@@ -116,10 +116,10 @@ def test_commits_are_those_that_git_takes_and_unknown_ones_are_named() -> None:
         all_runs[28], all_runs[31] = replace(all_runs[28], revision=before), replace(all_runs[31], revision=last)
         return table(page(replace(history, runs=tuple(all_runs))), "slower")[0][4]
 
-    assert commits("a" * 40, "b" * 40 + "-dirty") == "aaaaaaaaa..bbbbbbbbb-dirty"
-    assert commits("", "b" * 40) == "up to bbbbbbbbb"
+    assert commits("a" * 40, "b" * 40 + "-dirty") == "aaaaaaaa..bbbbbbbb-dirty"
+    assert commits("", "b" * 40) == "up to bbbbbbbb"
     assert commits("a" * 40, "") == "unknown commit"
-    assert commits("a" * 40, "a" * 40) == "none: aaaaaaaaa before and after"
+    assert commits("a" * 40, "a" * 40) == "none: aaaaaaaa before and after"
 
 
 def test_values_of_every_packing_come_back() -> None:

@@ -105,15 +105,15 @@ def test_keys_and_drags_read_and_zoom_a_line(shown: Any) -> None:
     assert plot.count() == 1
     assert "peak 4 KiB" in shown.locator("details[open] dd").inner_text()
     assert "40 runs" in plot.get_attribute("aria-label")
-    assert "+2.50 % on 2026-11-13, commits 001cc0dec..001fc0dec, not accepted" in plot.get_attribute("aria-label")
+    assert "+2.50 % on 2026-11-13, commits 001cc0de..001fc0de, not accepted" in plot.get_attribute("aria-label")
     plot.focus()
     told = shown.locator("details[open] output")
-    for key, expected in (("Home", "0000c0dec, 100 us, accepted run"), ("ArrowRight", "0001c0dec, 100 us, recorded run")):
+    for key, expected in (("Home", "0000c0de, 100 us, accepted run"), ("ArrowRight", "0001c0de, 100 us, recorded run")):
         plot.press(key)
         assert expected in told.inner_text()
     for _ in range(29):
         plot.press("ArrowRight")
-    assert "2026-11-13 12:00 UTC, 001ec0dec, 102.5 us" in told.inner_text()
+    assert "2026-11-13 12:00 UTC, 001ec0de, 102.5 us" in told.inner_text()
     assert "+2.50 %" in told.inner_text()
 
     def axis() -> str:

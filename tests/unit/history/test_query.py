@@ -23,6 +23,8 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance
 from pytest_gpumem.records.row import Row, Verdict
 
+pytest.importorskip("ruptures", reason="ruptures is of the extra history")
+
 TEST = "tests/test_a.py::test_copy"
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
