@@ -83,10 +83,10 @@ class WatchedTest:
     def after(self) -> Footprint:
         """The footprint at the end, without what only pytest still refers to."""
         found = self._read(ended=True)
+        if (found.kept or found.reserved) and self.watch.settle():
+            found = self._read(ended=True)
         if found.kept:
             _let_go(self.item)
-            found = self._read(ended=True)
-        if (found.kept or found.reserved) and self.watch.settle():
             found = self._read(ended=True)
         for generation in (YOUNG, OLD):
             if found.kept:
