@@ -153,21 +153,24 @@ class Columns:
         latencies: dict[tuple[str | None, str | None], list[float]] = defaultdict(list)
         of: dict[str, tuple[str | None, str | None]] = {}
         for row in content.rows:
-            taken = row.measurement.provenance
+            test, taken = row.key, row.measurement.provenance
             controls = taken.controls if taken is not None else None
             card = (taken.card if taken is not None else process.device.uuid, controls.source if controls is not None else None)
-            of[row.key] = card
+            of[test] = card
             if controls is not None and controls.latency is not None:
                 latencies[card].append(controls.latency)
             into = cards.setdefault(card, defaultdict(dict))
-            how = f"{row.measurement.mode}, {row.measurement.sampler}"
+            at = self._row(test, "")
             for metric, value in of_measurement(row.measurement):
-                into[metric][self._row(row.key, how if metric == LATENCY.name else "")] = value
+                into[metric][at] = value
+            timed = into[LATENCY.name]
+            timed[self._row(test, f"{row.measurement.mode}, {row.measurement.sampler}")] = timed.pop(at)
         usual = next(iter(cards), (process.device.uuid, None))
         for one in content.footprints:
-            into = cards.setdefault(of.get(one.key, usual), defaultdict(dict))
+            test = one.key
+            into, at = cards.setdefault(of.get(test, usual), defaultdict(dict)), self._row(test, "")
             for metric, value in of_footprint(one.footprint):
-                into[metric][self._row(one.key, "")] = value
+                into[metric][at] = value
         for card, figures in cards.items():
             read = sorted(latencies[card])
             self.columns.append(
