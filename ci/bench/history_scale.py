@@ -265,9 +265,9 @@ def meets(one: Mapping[str, Any]) -> bool:
 def table(record: Mapping[str, Any]) -> str:
     """The record as text."""
     lines = [f"generated runs, one a night; seconds of one processor; no GPU, {record['ended'][:10]}"]
-    lines += [
-        f"{'tests':>6}{'runs':>6}{'planted':>9}{'found':>7}{'false':>7}{'false in a test-year':>22}{'query s':>9}{'page s':>8}{'MiB':>6}"
-    ]
+    headings = ("tests", 6), ("runs", 6), ("planted", 9), ("found", 7), ("false", 7), ("false in a test-year", 22)
+    headings += ("query s", 9), ("page s", 8), ("MiB", 6)
+    lines.append("".join(name.rjust(width) for name, width in headings))
     for one in record["histories"]:
         query, page, memory = costs(one)
         lines.append(
