@@ -126,7 +126,7 @@ class ExplainRequest:
     arguments: tuple[str, ...]  # pytest's
     pairs: int  # processes of each side
     counters: bool  # run both sides under ncu too
-    traces: bool | None = None  # run both sides under nsys too; None: if CUPTI could not watch copies or pages
+    traces: bool | None = None  # run both sides under nsys too; None: if CUPTI could not watch
     seed: int = 0  # of the order of base and head
     tree: Tree | None = None  # as of `Workers`
 
@@ -145,7 +145,7 @@ def measure_sides(
         raise ExplainError(str(error)) from None
 
     def side(name: str, other: str) -> SideEvidence:
-        return _side(name, trees[name], trees[other], request, rows[name], facts[name], environment, echo)
+        return _side(trees[name], trees[other], request, rows[name], facts[name], environment, echo)
 
     return side(BASE, HEAD), side(HEAD, BASE)
 
@@ -233,18 +233,11 @@ def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, 
         echo(f"gpumem: process {number + 1} of {request.pairs}, {HEAD}")
         if not rows:
             raise NothingMeasured(f"{HEAD} ({tree.title}) measured nothing: its tests skipped or failed; the output of pytest is above")
-    return _side(HEAD, tree, tree, request, rows, found.device, environment, echo)
+    return _side(tree, tree, request, rows, found.device, environment, echo)
 
 
 def _side(
-    name: str,
-    tree: Tree,
-    other: Tree,
-    request: ExplainRequest,
-    rows: Sequence[Row],
-    facts: DeviceFacts,
-    environment: Mapping[str, str],
-    echo: Echo,
+    tree: Tree, other: Tree, request: ExplainRequest, rows: Sequence[Row], facts: DeviceFacts, environment: Mapping[str, str], echo: Echo
 ) -> SideEvidence:
     """Profile a side, and add its profiles to its measurements."""
     by_key: dict[str, list[Row]] = {}
