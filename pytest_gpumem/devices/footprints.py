@@ -354,7 +354,7 @@ class _Watch:
             peak_bound=peak + unknown if unknown else None,
             uses=tuple(sorted((self._with_source(use) for use in uses.values()), key=lambda use: (use.kind, -use.peak, use.library))),
             driver_peak=found.driver_peak if driver else None,
-            bound=self._bound(after, uses),
+            bound=self._bound(uses),
             watched=("fixtures", *of._running),
             not_watched=tuple(not_watched),
             seconds=self.seconds(),
@@ -372,7 +372,7 @@ class _Watch:
         source = next((one for one in self._of._wanted or () if one.name == name), None)
         return use if source is None else replace(use, source=source.method)
 
-    def _bound(self, after: Mapping[Series, Figures], uses: Mapping[Series, MemoryUse]) -> int | None:
+    def _bound(self, uses: Mapping[Series, MemoryUse]) -> int | None:
         """What the free memory of the device tells beyond what is known."""
         now = self._of._free_bytes() if self._free is not None else None
         if self._free is None or now is None:

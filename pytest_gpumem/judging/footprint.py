@@ -76,7 +76,7 @@ def _max_peak_regression(one: _Judged) -> Finding:
             return find(Outcome.UNDECIDED, "measured differently", Code.MEASURED_DIFFERENTLY, limit=limit, changed=changed)
         return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=one.no_history or "the baseline holds no such row")
     peaks = [peak for past in alike for peak in peaks_of(past.footprint)]
-    varies = varying(now, alike)
+    varies = varying(alike)
     before = max(peaks) if varies else min(peaks)
     share, nbytes = parse_growth(one.written)
     most = before + floor(before * share) + nbytes
@@ -104,7 +104,7 @@ def peaks_of(footprint: Footprint) -> tuple[int, ...]:
     return (footprint.peak, *footprint.further_peaks)
 
 
-def varying(now: Footprint, past: Sequence[PastFootprint]) -> bool:
+def varying(past: Sequence[PastFootprint]) -> bool:
     """True if processes of one run, or runs of one revision without other changes, have different peaks."""
     by_revision: dict[str, set[int]] = {}
     for one in past:
