@@ -1,7 +1,7 @@
 """Does `gpumem bisect` find the commit? In git projects made for it, and in simulated searches without processes.
 
     python ci/bench/bisect_proof.py --json ci/records/no-gpu/bisect.json               # on the simulated device: minutes for a search
-    python ci/bench/bisect_proof.py --device cuda --only counted --commits 16 --json ci/records/nvidia-h100/bisect.json
+    python ci/bench/bisect_proof.py --device cuda --only counted --commits 16 --json ci/records/nvidia-h200/bisect.json
 
 A project has one test, which copies an array, and some more per cent of bytes after the commits that are planted; every other commit
 changes a comment. The record is written after every search. Prints it as a table. Exits with 1 if a search names a wrong commit, names

@@ -53,7 +53,7 @@ EXPLAINED = 3  # pairs of processes behind an explanation
 @click.option("--count", type=click.Choice(COUNTS), help="Find what raised this count of a launch, without timing.")
 @click.option(
     "--rounds-max",
-    type=click.IntRange(10, 10_000),
+    type=click.IntRange(11, 10_000),
     default=ROUNDS,
     metavar="N",
     help=f"Pairs of processes of a step at most. Default: {ROUNDS}.",
