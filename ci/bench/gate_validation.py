@@ -136,9 +136,14 @@ def appended(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     """A record with the sessions of the one at `path` before its own.
 
     Raises:
-        ValueError: the sessions were measured in different ways.
+        ValueError: the sessions were measured in different ways or on different GPUs, or one of its own has no head beside its baseline.
     """
     before = json.loads(path.read_text())
+    for card in record["cards"]:
+        if (key := card["device"]["key"]) != (known := before["cards"][0]["device"]["key"]):
+            raise ValueError(f"{path}: it is of {known}, this call of {key}")
+        if (count := len(card["processes"])) <= BASELINE:
+            raise ValueError(f"{path}: {count} processes are no baseline of {BASELINE} and a head; nothing is added: give more --seconds")
     for name in ("kind", "simulated", "options"):
         if before.get(name) != record[name]:
             raise ValueError(f"{path}: its {name} is {before.get(name)!r}, of this call {record[name]!r}")
@@ -196,7 +201,13 @@ def main() -> int:
             return 1
     record |= {"versions": versions(), "seed": options.seed, "seconds": round(time.monotonic() - begun, 1)}
     record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return finish(options.json, appended(options.json, record) if options.append else record, raw=options.raw)
+    if options.append:
+        try:
+            record = appended(options.json, record)
+        except ValueError as refused:
+            print(f"--append: {refused}", file=sys.stderr)
+            return 1
+    return finish(options.json, record, raw=options.raw)
 
 
 if __name__ == "__main__":

@@ -216,7 +216,7 @@ def test_a_further_session_is_appended(record: dict[str, Any], tmp_path: Path, m
     path = tmp_path / "record.json"
 
     def call(*more: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["gate_validation.py", "--simulated", "4", "--raw", "--json", str(path), *more])
+        monkeypatch.setattr(sys, "argv", ["gate_validation.py", "--simulated", "23", "--raw", "--json", str(path), *more])
         return script.main()
 
     with pytest.raises(SystemExit) as refused:
@@ -224,12 +224,15 @@ def test_a_further_session_is_appended(record: dict[str, Any], tmp_path: Path, m
     assert refused.value.code == 2
     assert call() == call("--append", "--seed", "1") == 0
     cards = json.loads(path.read_text())["cards"]
-    assert [len(card["processes"]) for card in cards] == [2, 2]
+    assert [len(card["processes"]) for card in cards] == [21, 21]
     assert cards[0]["processes"] != cards[1]["processes"]
     before = path.read_text()
     with pytest.raises(SystemExit):
         call("--append", "--rows", "small")
+    assert call("--append", "--simulated", "22") == 1  # a baseline without a head
     assert path.read_text() == before
+    path.write_text(before.replace('"key":"', '"key":"another '))
+    assert call("--append") == 1
 
 
 # Peers
