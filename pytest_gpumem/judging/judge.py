@@ -160,6 +160,8 @@ def repeatable(
     change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression)
     if verdict.code is Code.NOISY and change.outcome is Outcome.PASS:
         return False  # another limit is too close to call, which this process alone decides
+    if duet_follows and change.code is Code.LOOKS_SLOWER and 1 + len(measurement.further) < ENOUGH:
+        return True  # a duet takes many more processes, and most of what one process makes look slower is not
     settles = change.code in SETTLED and verdict.comparison is not None and verdict.comparison.same_code
     most = min(most, ENOUGH) if duet_follows and not settles else most
     if 1 + len(measurement.further) < most and decidable(found, delta, most, settles=settles):

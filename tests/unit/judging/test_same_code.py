@@ -42,6 +42,21 @@ def test_a_noisy_row_that_runs_the_same_code_passes(bench: Any, endless: DeviceF
     assert (doubtful.outcome, doubtful.code) == (Outcome.UNDECIDED, Code.NOISY)
 
 
+def test_before_a_duet_few_processes_are_measured_unless_the_code_is_the_same(bench: Any, endless: DeviceFacts) -> None:
+    """A row that looks slower by one process is measured in three: its duet would take more."""
+
+    def again(latency: float, processes: int, *, evidence: bool = True, noise: float = 1.0) -> bool:
+        now, past = noisy(bench, latency, noise)
+        now = replace(now, further=(now.repeat,) * (processes - 1))
+        verdict = judge(now, LIMITS, endless, past, strict=False, evidence=evidence)
+        assert verdict.outcome is Outcome.UNDECIDED
+        return repeatable(now, LIMITS, verdict, past, duet_follows=True)
+
+    assert [again(268e-6 * 1.012, count, noise=4.0) for count in (1, 2, 3)] == [True, True, False]
+    assert [again(268e-6 * 1.003, count) for count in (1, 3)] == [True, True]
+    assert [again(268e-6 * 1.003, count, evidence=False) for count in (1, 3)] == [False, False]
+
+
 def test_too_few_runs_of_the_same_code_are_enough(bench: Any, endless: DeviceFacts) -> None:
     quiet = {**NOISY, "spread": 0.0001}
     now, past = bench.run(day=9, **quiet), [bench.run(day=0, **quiet)]
