@@ -17,6 +17,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from pytest_gpumem.collector import uncollected
 from pytest_gpumem.history.data import Change, History, Run
 from pytest_gpumem.history.lines import ChangeLine, card_names, card_of, change_lines, revision
 from pytest_gpumem.history.query import recent, worse
@@ -29,6 +30,7 @@ MOST_CHANGES = 2000
 """Lines of a table of changes; the sections of the tests have all."""
 
 
+@uncollected()
 def page(history: History, since: datetime) -> str:
     """The page; what changed since a time comes first."""
     cards = card_names(history.runs)

@@ -43,6 +43,7 @@ def history(where: str | Path | Storage, *, card: str | None = None, test: str |
     return of_columns({key: _both(place, key) for key in keys if card in (None, key)}, test=test)
 
 
+@uncollected()
 def of_columns(cards: Mapping[str, tuple[Columns, Columns]], *, test: str | None = None) -> History:
     """The history of columns: by card, those of accepted and of recorded runs. Otherwise as `history`."""
     every: list[tuple[str, bool, Column]] = []
@@ -61,9 +62,8 @@ def of_columns(cards: Mapping[str, tuple[Columns, Columns]], *, test: str | None
         for key, accepted, column in every
     )
     found: list[Series] = []
-    with uncollected():
-        for key, both in cards.items():
-            found += _series(key, both, number)
+    for key, both in cards.items():
+        found += _series(key, both, number)
     at = [_steps_of(found, index) for index in _groups(found)]
     by_series: dict[int, list[Step]] = {index: own for group in at for index, own in group.items()}
     chosen = [index for index, one in enumerate(found) if test is None or test == one.test or selects(test, one.test)]
