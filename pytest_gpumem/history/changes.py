@@ -210,8 +210,9 @@ def _bounds(times: _Times) -> list[int]:
     certain = CERTAIN * (1 + FEW / len(logs))
     while bounds:
         edges = [0, *bounds, len(logs)]
-        bounds = [_best(smooth, begin, end, at) for begin, at, end in zip(edges, bounds, edges[2:], strict=False)]
-        edges = [0, *bounds, len(logs)]
+        for index, at in enumerate(bounds, 1):  # each between the new place of the one before and the old one of the next
+            edges[index] = _best(smooth, edges[index - 1], edges[index + 1], at)
+        bounds = edges[1:-1]
         weakest, least = 0, math.inf
         for index, (begin, at, end) in enumerate(zip(edges, bounds, edges[2:], strict=False)):
             change = abs(float(np.median(logs[at:end]) - np.median(logs[begin:at])))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -49,11 +51,13 @@ def test_a_planted_change_is_dated(share: float, at: int) -> None:
 
 def test_the_place_of_a_small_change_is_less_certain() -> None:
     logs = suite()
-    logs[7, 150:] += 0.004 * 2
+    logs[7] += 0.006 * np.random.default_rng(1).standard_normal(RUNS)
+    logs[7, 150:] += 0.01
     logs[8, 150:] += 0.2
     (small,), (large,) = found(logs)[7:9]
     assert (large.earliest, large.at, large.latest) == (150, 150, 150)
     assert small.earliest <= 150 <= small.latest
+    assert 1 < small.latest - small.earliest < 30
 
 
 def test_two_changes_and_a_short_excursion() -> None:
@@ -61,6 +65,16 @@ def test_two_changes_and_a_short_excursion() -> None:
     logs[3, 100:200] += 0.03
     logs[4, 100:103] += 0.03
     assert [[step.at for step in own] for own in found(logs)[3:5]] == [[100, 200], []]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_changes_close_together_keep_their_order(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    logs = suite(seed)
+    logs[:20] += (random.random((20, RUNS)) < 0.05) * 0.03 * random.choice([-1, 1], (20, RUNS))
+    logs[:20] += np.repeat((random.random((20, RUNS // 3)) < 0.08) * random.normal(0, 0.03, (20, RUNS // 3)), 3, axis=1)
+    for own in found(logs):
+        assert all(before.at < after.at for before, after in pairwise(own))
 
 
 def test_a_slope_is_one_change() -> None:
