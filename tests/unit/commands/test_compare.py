@@ -49,6 +49,18 @@ def test_a_slow_down_fails(folder: Folder, compare: Compare) -> None:
     assert "over 3 processes of this run" in " ".join(result.stdout.split())
 
 
+def test_rows_of_another_model_than_the_files_are_left_out(folder: Folder, compare: Compare) -> None:
+    """As workers of xdist measure them: the same test on two cards, and one test on the other card alone."""
+    for of, slower in (("base", 1.0), ("head", 2.0)):
+        theirs = [folder.row(268e-6 * slower, device=A100), folder.row(268e-6, "test_other", device=A100)]
+        folder.write(f"{of}.json", [folder.row(), *theirs])
+    result = compare("base.json", "head.json", "--max-regression", "50%", "--format", "json")
+    rows = {row["test"].partition("::")[2]: row for row in json.loads(result.stdout)["rows"]}
+    assert rows["test_triad"]["outcome"] != "FAIL"
+    assert rows["test_triad"]["head_s"] == pytest.approx(268e-6, rel=0.01)
+    assert rows["test_other"]["reason"] == f"in head.json: measured on {A100.key}, and the run on {H100.key}"
+
+
 @pytest.mark.parametrize(("width", "between"), [(120, True), (80, False)])
 def test_rows_stay_apart_and_within_a_terminal(
     width: int, between: bool, folder: Folder, compare: Compare, monkeypatch: pytest.MonkeyPatch

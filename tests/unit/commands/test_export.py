@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 from result_files import H100, Folder
 
 from pytest_gpumem.cli import main
@@ -40,6 +41,15 @@ def test_names_for_charts_tell_cards_apart_and_have_intervals_and_bandwidth(fold
     (entry,) = exported("github-action-benchmark")
     assert (entry["name"], entry["unit"]) == (name, "us")
     assert entry["value"] == pytest.approx(268, rel=0.01)
+
+
+def test_a_row_of_another_model_has_its_own_card(folder: Folder) -> None:
+    other = replace(H100, name="NVIDIA H200")
+    folder.write("a.json", [folder.row(), folder.row(134e-6, device=other)])
+    latency = {name.partition(" @ ")[2]: metrics["latency"]["value"] for name, metrics in exported("bmf").items()}
+    assert latency == {H100.key: pytest.approx(268e3, rel=0.01), other.key: pytest.approx(134e3, rel=0.01)}
+    lines = list(csv.DictReader(CliRunner().invoke(main, ["export", "csv", "a.json"]).stdout.splitlines()))
+    assert [line["device"] for line in lines] == [H100.key, other.key]
 
 
 def test_what_is_no_file_of_results_is_one_line(folder: Folder) -> None:
