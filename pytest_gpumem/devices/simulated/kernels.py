@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -143,8 +144,10 @@ class SimulatedKernels:
         window = self._timeline.window_of_kernel(own)
         duration: Callable[[float], float] = partial(self._machine.run_kernel, work, window)
         duration = partial(self._machine.watched, launched("reference", full), duration)
-        code = f"{_code_of(foreign.function)} {_code_of(foreign.reference)} {foreign.accesses}"
-        ran = replace(_kernel_step("reference", full, code), window=None if window is None else window.words)
+        ran = None
+        if self._timeline.watching is not None:
+            code = f"{_code_of(foreign.function)} {_code_of(foreign.reference)} {foreign.accesses}"
+            ran = replace(_kernel_step("reference", full, code), window=None if window is None else window.words)
         self._timeline.queue(own, Step(Work(COMPUTE, duration), partial(_run_reference, foreign.reference), ran), 2 * LAUNCH)
 
     def forget(self, allocation: Allocation) -> None:
@@ -173,10 +176,21 @@ def _source(name: str) -> str:
         return name
 
 
+_PLAIN = (bool, int, float, str, bytes, type(None))
+
+
 def _code_of(function: Callable[[], object]) -> str:
-    """Instructions, names and constants of a Python function; not its file, lines and comments."""
+    """Instructions, names and constants of a Python function, and the plain values that it finds outside, such as whether it waits for
+    the device; not its file, lines and comments."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return repr(_instructions(code)) if isinstance(code, CodeType) else type(function).__name__
+    if not isinstance(code, CodeType):
+        return type(function).__name__
+    try:
+        outside = inspect.getclosurevars(function)
+    except ValueError:  # a variable that the function finds outside has no value yet
+        return repr(_instructions(code))
+    values = {name: value for name, value in {**outside.globals, **outside.nonlocals}.items() if isinstance(value, _PLAIN)}
+    return repr((_instructions(code), sorted(values.items())))
 
 
 def _instructions(code: CodeType) -> tuple[object, ...]:

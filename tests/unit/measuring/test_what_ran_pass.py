@@ -20,6 +20,7 @@ from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 from pytest_gpumem.units import MiB
 
 N = 16 * MiB
+WAITS = False
 PLAN = Plan(**QUICK)  # type: ignore[arg-type]
 
 
@@ -54,6 +55,31 @@ def test_two_processes_agree_and_each_change_shows() -> None:
 def ran_copy(kind: str, nbytes: int = N) -> WhatRan:
     bench = Bench()
     return ran(bench, bench.kernels.memcpy, bench.memory.device(nbytes), getattr(bench.memory, kind)(nbytes))
+
+
+@pytest.mark.parametrize("where", ["module", "function"])
+def test_a_value_that_a_case_finds_outside_is_part_of_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as whether its launch waits for the device, which the simulated device does not run."""
+
+    def digest(waits: bool) -> str | None:
+        monkeypatch.setitem(globals(), "WAITS", waits if where == "module" else False)
+        bench = Bench()
+
+        def case(memory: Any) -> Case:
+            x, y = memory.device(N, "f4"), memory.device(N, "f4")
+
+            def copy() -> None:
+                y.view()[:] = x.view()
+                assert not (waits if where == "function" else WAITS) or N
+
+            return Case(copy, reference=copy, reads=[x], writes=[y])
+
+        target = bench.conductor.case(case, arena=bench.arena)
+        found = bench.conductor.measure(target, PLAN, arena=bench.arena, label="", name="test_it", passes=Passes(ran=True)).what_ran
+        assert found is not None
+        return found.digest
+
+    assert digest(False) == digest(False) != digest(True)
 
 
 @pytest.mark.parametrize("kind", ["pinned", "pageable"])
