@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).parents[3] / "ci" / "bench" / "history_scale.py"
 
 
 def test_planted_changes_are_found(tmp_path: Path) -> None:
+    pytest.importorskip("ruptures", reason="ruptures is of the extra history")
     history_scale = pytest.importorskip("history_scale")
     out = tmp_path / "record.json"
     command = [sys.executable, str(SCRIPT), "--tests", "200", "--runs", "400", "--out", str(out)]
