@@ -196,7 +196,7 @@ def test_jax(gpu_benchmark: Any, jax: Any, scaled: Callable[[], Any]) -> None:
         return Case(launch, check=lambda: bool((results[0] == 2 * x).all()), reads=[x], moved=2 * NBYTES)
 
     result = gpu_benchmark.case(case, label="jax")
-    assert 0.9 < result.latency / scaled().latency < 12  # on a busy host
+    assert result.latency > 0.9 * scaled().latency  # how much longer depends on the host, which dispatches
     assert result.measurement.checked
 
 
