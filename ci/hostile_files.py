@@ -389,8 +389,6 @@ def _profiles(folder: Path) -> None:
     export.copy(210, 240, 1 << 20, 1, export.call(205, 208, "cuMemcpy"))
     export.memset(250, 260, 4096, export.call(245, 248, "cuMemset"))
     export.migration(150, 160, 1 << 16, 11, 2)
-    export.gpu_fault(151, 4, 0x10000)
-    export.cpu_fault(152, 0x10000)
     export.close()
     lines = [ncu_csv.line(number, ncu_csv.TRIAD, ncu_csv.measured("test_copy"), ncu_csv.H200) for number in range(3)]
     (folder / "ncu.csv").write_text(ncu_csv.log(*lines))

@@ -131,7 +131,7 @@ def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint |
 def _base(one: RowFacts) -> str:
     """The latency of the baseline that a change is against."""
     measurement, comparison = one.row.measurement, one.row.verdict.comparison
-    if measurement is None or comparison is None:
+    if measurement is None or comparison is None or comparison.delta <= -1:  # a damaged file may have such a change
         return ""
     base = measurement.latency / (1 + comparison.delta)
     accesses = measurement.accesses_per_launch

@@ -205,11 +205,11 @@ def test_history_and_conditions_are_in_a_rows_section(facts: DeviceFacts, make_r
 
 
 def test_odd_figures_can_be_drawn(facts: DeviceFacts, make_row: MakeRow) -> None:
-    """One sample, equal samples, a huge interval, no change at all, thousands of samples, the same number twice."""
+    """One sample, equal samples, a huge interval, no change at all, a change to nothing, thousands of samples, the same number twice."""
     same = replace(COMPARISON, delta=0.0, low=0.0, high=0.0)
     rows = [
         make_row("t.py::a", placements=((1e-4,),), half_width=None, comparison=same),
-        make_row("t.py::b", placements=((1e-4,) * 9, (1e-4,) * 9), half_width=0.0),
+        make_row("t.py::b", placements=((1e-4,) * 9, (1e-4,) * 9), half_width=0.0, comparison=replace(same, delta=-1.0)),
         make_row("t.py::c", placements=((1e-4, 2e-4), (9e-4, 9e-4)), half_width=4e-2),
         make_row("t.py::d", placements=(tuple(1e-4 + i * 1e-9 for i in range(5000)),)),
         *(make_row("t.py::e", label=f"{x} of {y}", half_width=1.0) for x in (0, -1, 5) for y in ("x", "y")),
