@@ -133,7 +133,8 @@ def test_further_processes_import_no_other_files(pytester: pytest.Pytester, run:
     (pytester.path / "test_b.py").write_text("open('imports.txt', 'a').write('b')\n\ndef test_nothing(): pass\n")
     run(*named, LIMIT="0.8%").assert_outcomes(passed=3)
     assert times(pytester.path) == {"copy": 2, "other": 1}
-    assert (pytester.path / "imports.txt").read_text() == ("bbb" if named else "b")
+    # One further process decides the row; the next one may be ready by then.
+    assert (pytester.path / "imports.txt").read_text() in (("bb", "bbb") if named else ("b",))
 
 
 WAITS = """

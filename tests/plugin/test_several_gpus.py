@@ -275,7 +275,7 @@ COPY = """
 
     @pytest.mark.parametrize("number", range(2))
     def test_copy(gpu_benchmark, device_buffer, gpu_kernels, number):
-        gpu_benchmark(gpu_kernels.copy, device_buffer(256 << 20), device_buffer(256 << 20))
+        gpu_benchmark(gpu_kernels.copy, device_buffer(64 << 20), device_buffer(64 << 20))
 """
 
 
@@ -298,7 +298,7 @@ def results(pytester: pytest.Pytester) -> dict[str, Any]:
     return dict(json.loads((pytester.path / "out.json").read_text())["gpumem"])
 
 
-def test_each_worker_compares_with_the_baseline_of_its_own_card(pytester: pytest.Pytester, models: Models) -> None:
+def test_each_worker_compares_with_the_baseline_of_its_own_card_and_fails_there_alone(pytester: pytest.Pytester, models: Models) -> None:
     pytester.makepyfile(COPY)
     place = "--gpumem-baseline=baseline"
     for _ in range(3):
@@ -328,19 +328,13 @@ def test_each_worker_compares_with_the_baseline_of_its_own_card(pytester: pytest
     page = (pytester.path / "page.html").read_text()
     assert f"on {H100}" in page
     assert f"on {H200}" in page
-
-
-def test_a_slow_down_on_one_card_fails_there(pytester: pytest.Pytester, models: Models) -> None:
-    pytester.makepyfile(COPY)
-    place = "--gpumem-baseline=baseline"
-    for _ in range(3):
-        models(*EACH, place, "--gpumem-save").assert_outcomes(passed=4)
+    # A slow-down on one card fails there; the other rows are stored.
     slower = """
     import pytest
 
     @pytest.mark.parametrize("number", range(2))
     def test_copy(gpu_benchmark, gpu_device, device_buffer, gpu_kernels, number):
-        nbytes = (300 if gpu_device.facts.name == "NVIDIA H200" and number == 1 else 256) << 20
+        nbytes = (75 if gpu_device.facts.name == "NVIDIA H200" and number == 1 else 64) << 20
         gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes))
 """
     pytester.makepyfile(slower)
@@ -350,7 +344,7 @@ def test_a_slow_down_on_one_card_fails_there(pytester: pytest.Pytester, models: 
     failed = [(row["nodeid"], row["device"]["name"]) for row in run["rows"] if row["failed"]]
     assert [(nodeid[-3:], name) for nodeid, name in failed] == [("[1]", H200)]
     assert run["missing"] == []
-    assert stored(pytester) == {opening.choose("sim:h100").facts.key: 2, opening.choose("sim:h200").facts.key: 1}
+    assert stored(pytester) == {keys["h100"]: 2, keys["h200"]: 1}
 
 
 def test_a_test_that_another_card_measured_is_not_lost(pytester: pytest.Pytester, models: Models) -> None:
@@ -369,11 +363,10 @@ def test_workers_on_another_machine_have_its_cards_baseline(pytester: pytest.Pyt
     pytester.makepyfile(COPY)
     there = f"{other_machine}//chdir={pytester.path}//env:GPUMEM_DEVICE=sim:h200"
     workers = ("--dist", "load", "--tx", there, "--gpumem-baseline=baseline")
-    for _ in range(3):
-        models(*workers, "--gpumem-save").assert_outcomes(passed=2)
+    models(*workers, "--gpumem-save").assert_outcomes(passed=2)
     assert stored(pytester) == {opening.choose("sim:h200").facts.key: 2}
     models(*workers, "--gpumem-max-regression=5%", "--benchmark-json=out.json").assert_outcomes(passed=2)
-    assert {row["verdict"]["comparison"]["runs"] for row in results(pytester)["rows"]} == {3}
+    assert {row["verdict"]["comparison"]["runs"] for row in results(pytester)["rows"]} == {1}
 
 
 def test_undecided_rows_are_measured_again_on_their_gpus(pytester: pytest.Pytester, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
