@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from known_devices import H100
+from measurements import measurement
 
 from pytest_gpumem.baselines import store as module
 from pytest_gpumem.baselines.storage import Storage
@@ -18,7 +19,7 @@ from pytest_gpumem.baselines.store import record, reset
 from pytest_gpumem.cli import main
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict
 
 pytest.importorskip("ruptures", reason="ruptures is of the extra history")
@@ -29,20 +30,8 @@ NOW = datetime.now(timezone.utc)
 
 
 def row(name: str, latency: float, peak: int) -> Row:
-    measurement = Measurement(
-        label="",
-        target="copy",
-        mode="hot",
-        sampler="blocked",
-        sampler_reason="",
-        placements=((latency,),),
-        half_width=None,
-        traffic=None,
-        footprint=None,
-        floor=1e-9,
-        conditions=(Conditions(), Conditions()),
-    )
-    return Row(f"tests/test_a.py::{name}", Limits(), Verdict(Outcome.PASS, ""), measurement, footprint=Footprint(peak=peak))
+    measured = measurement(mode="hot", placements=((latency,),), floor=1e-9)
+    return Row(f"tests/test_a.py::{name}", Limits(), Verdict(Outcome.PASS, ""), measured, footprint=Footprint(peak=peak))
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
+import measurements
 import pytest
 from known_devices import H100
 from msgspec.structs import replace
@@ -20,7 +22,7 @@ from pytest_gpumem.history.data import History, Series
 from pytest_gpumem.history.query import history, of_columns, recent, worse
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance
+from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
 from pytest_gpumem.records.row import Row, Verdict
 
 pytest.importorskip("ruptures", reason="ruptures is of the extra history")
@@ -29,23 +31,10 @@ TEST = "tests/test_a.py::test_copy"
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def measurement(latency: float = 1e-4, *, card: str | None = "GPU-a", dram: float | None = 6e-7, **more: object) -> Measurement:
+def measurement(latency: float = 1e-4, *, card: str | None = "GPU-a", dram: float | None = 6e-7, **more: Any) -> Measurement:
     controls = None if dram is None else Controls(3e-5, 2e-5, 3e-6, dram, str(more.pop("control", "one")))
-    plain = Measurement(
-        label="",
-        target="copy",
-        mode="clean-cold",
-        sampler="blocked",
-        sampler_reason="",
-        placements=((latency,),),
-        half_width=None,
-        traffic=None,
-        footprint=None,
-        floor=1e-9,
-        conditions=(Conditions(), Conditions()),
-        provenance=Provenance(BEGIN.isoformat(), card, controls),
-    )
-    return replace(plain, **more)
+    provenance = Provenance(BEGIN.isoformat(), card, controls)
+    return measurements.measurement(**{"placements": ((latency,),), "floor": 1e-9, "provenance": provenance} | more)
 
 
 def content(day: int, *measured: Measurement, peak: int | None = None, resets: Sequence[Reset] = ()) -> tuple[str, Content]:
