@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import check_writable, examples, terminal, write
+from pytest_gpumem.commands import check_writable, examples, margin, terminal, write
 from pytest_gpumem.commands.duet import ROUNDS, default_journal, ended_by_signals, measured_under, progress
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
@@ -47,7 +47,10 @@ EXPLAINED = 3  # pairs of processes behind an explanation
 @click.option("--good", required=True, metavar="REVISION", help="Before the change; an ancestor of BAD.")
 @click.option("--bad", default="HEAD", metavar="REVISION", help="After the change. Default: HEAD.")
 @click.option(
-    "--limit", metavar="MARGIN", help='Least slow-down to look for, such as "2%". Default: the test\'s own max_regression, else 1%.'
+    "--limit",
+    metavar="MARGIN",
+    callback=margin,
+    help='Least slow-down to look for, such as "2%". Default: the test\'s own max_regression, else 1%.',
 )
 @click.option("--peak", is_flag=True, help="Find what raised the peak bytes of the test's memory, without timing.")
 @click.option("--count", type=click.Choice(COUNTS), help="Find what raised this count of a launch, without timing.")
@@ -91,19 +94,14 @@ def bisect(
     from pytest_gpumem.revisions import RevisionError, line_between
     from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.workers import check_arguments
-    from pytest_gpumem.units import QuantityError, parse_margin
 
     check_writable("--json", file)
     figure = PEAK if peak else count
     if (peak and count is not None) or (figure is not None and limit is not None):
         raise click.UsageError("--limit, --peak and --count exclude each other")
     try:
-        if limit is not None:
-            parse_margin(limit)
         check_arguments(pytest_arguments)
         line = line_between(good, bad, Path.cwd())
-    except QuantityError as error:
-        raise click.UsageError(f"--limit: {error}") from None
     except DuetError as error:
         raise click.UsageError(f"{error}") from None
     except RevisionError as error:

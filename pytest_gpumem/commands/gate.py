@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     help="Results of all shards of the screen, as gpumem merge takes them, in place of measuring here; may be repeated.",
 )
 @click.option(
-    "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: what each test is held to.'
+    "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: the limit of each test.'
 )
 @click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and an UNDECIDED row is a warning.")
 @click.option("--rounds-max", type=click.IntRange(1, 10_000), metavar="N", help="Pairs of processes of the duet at most, as gpumem duet.")

@@ -115,9 +115,9 @@ def _lines(found: History, title: str, changes: Sequence[Change]) -> list[str]:
     left = {id(change) for together in of_run.values() for change in together[SHOWN:]}
     rows = [_line(texts, several) for texts in change_lines(found, [change for change in changes if id(change) not in left])]
     for (run, metric), together in of_run.items():
-        if rest := len(together) - SHOWN:
+        if (rest := len(together) - SHOWN) > 0:
             name = f"and {counted(rest, 'test')} more with the run of {found.runs[run].when:%Y-%m-%d %H:%M}"
-            rows += [Line(name, ("", metric, "", "", "", ""))] if rest > 0 else []
+            rows.append(Line(name, ("", metric, "", "", "", "")))
     width, colour = terminal()
     return [Columns(title, ("change", "figure", "level", "commits", "date", "card"), "", rows).drawn(width, colour), ""]
 

@@ -35,14 +35,14 @@ LASTING_EXACT = 2  # the same of bytes and counts
 CERTAIN = 6.0  # standard errors between the levels of many runs
 FEW = 10.0  # runs with which the scatter is so uncertain that twice as many standard errors are asked for
 RATIO = 7.35  # of the likelihoods, as twice its logarithm, in 95 % of changes
-SELECTED = 4.5  # standard errors from which on a test is looked at closely
+SELECTED = 4.5  # a test is examined closely if two of its moving means differ by this many standard errors
 PENALTY = 20.0  # of one more change, in squares of the scatter
 LEAST_SCATTER = 2e-4  # of a log-time: clocks are not finer
-SPIKE = 4.0  # scatters between a run and the median of it and its neighbours from which on it is taken for an exception
-TESTS_FOR_COMMON = 8  # fewest tests of a run from which their common deviation is known
-TESTS_AT_MOST = 512  # from which it is taken
+SPIKE = 4.0  # a run is an exception if it lies this many scatters from the median of itself and its neighbours
+TESTS_FOR_COMMON = 8  # a run of fewer tests shows no common deviation
+TESTS_AT_MOST = 512  # tests that the common deviation is the median of
 CHUNK = 256  # tests that are looked at together
-UNSTEADY = 20  # runs a change of an exact figure from which on it scatters like a time
+UNSTEADY = 20  # an exact figure that changes in more than one run of this many scatters like a time
 
 
 @dataclass(frozen=True)

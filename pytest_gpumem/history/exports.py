@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pytest_gpumem.history.data import History, MissingLibrary, Run, Series
+from pytest_gpumem.history.data import Change, History, MissingLibrary, Run, Series
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.exports import bmf as bmf_text
 from pytest_gpumem.reporting.exports import written
@@ -23,8 +24,10 @@ def csv(history: History) -> Iterator[bytes]:
     """The lines of all values, a part for each series."""
     yield written([COLUMNS]).encode()
     of_run = [written([_run(one)])[:-1] for one in history.runs]
-    for one, changes in _with_changes(history):
+    of_series = _changes(history)
+    for index, one in enumerate(history.series):
         start = written([_line(one)])[:-1]
+        changes = {change.at: f"{change.relative:.6g},{change.accepted}" for change in of_series[index]}
         values = zip(one.runs.tolist(), one.values.tolist(), strict=True)
         lines = [f"{start},{of_run[run]},{value!r},{changes.get(place, ',')}\n" for place, (run, value) in enumerate(values)]
         yield "".join(lines).encode()
@@ -38,13 +41,12 @@ def _run(run: Run) -> tuple[object, ...]:
     return run.device, run.simulated, run.when.isoformat(timespec="seconds"), run.revision, run.accepted
 
 
-def _with_changes(history: History) -> Iterator[tuple[Series, Mapping[int, str]]]:
-    """Each series with the last two fields of the runs that begin a change."""
-    changes: dict[int, dict[int, str]] = {}
+def _changes(history: History) -> Mapping[int, list[Change]]:
+    """By index of the series, its changes; none for others."""
+    changes: dict[int, list[Change]] = defaultdict(list)
     for change in history.changes:
-        changes.setdefault(change.series, {})[change.at] = f"{change.relative:.6g},{change.accepted}"
-    for index, one in enumerate(history.series):
-        yield one, changes.get(index, {})
+        changes[change.series].append(change)
+    return changes
 
 
 def parquet(history: History) -> memoryview:
@@ -63,9 +65,7 @@ def parquet(history: History) -> memoryview:
     texts = [pyarrow.array(printable(list(column)), kinds.get(name, text)) for name, column in zip(_OF_RUN, of_run, strict=True)]
     lines = list(zip(*map(_line, history.series), strict=True)) or [()] * len(_OF_SERIES)
     dictionaries = [pyarrow.array(printable(list(column)), pyarrow.string()).dictionary_encode() for column in lines]
-    changes: dict[int, list[tuple[int, float, bool]]] = {}
-    for one in history.changes:
-        changes.setdefault(one.series, []).append((one.at, one.relative, one.accepted))
+    changes = _changes(history)
     sink = io.BytesIO()
     with pyarrow.parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
         for numbers in _parts(history.series):
@@ -77,9 +77,9 @@ def parquet(history: History) -> memoryview:
             relative, accepted = np.full(starts[-1], np.nan), np.zeros(starts[-1], bool)
             marked = np.zeros(starts[-1], bool)
             for place, index in enumerate(numbers):
-                for at, share, by in changes.get(index, ()):
-                    row = starts[place] + at
-                    relative[row], accepted[row], marked[row] = share, by, True
+                for change in changes[index]:
+                    row = starts[place] + change.at
+                    relative[row], accepted[row], marked[row] = change.relative, change.accepted, True
             columns = [column.take(which) for column in dictionaries] + [column.take(runs) for column in texts]
             columns.append(pyarrow.array(np.concatenate([one.values for one in own])))
             columns += [pyarrow.array(column, mask=~marked) for column in (relative, accepted)]

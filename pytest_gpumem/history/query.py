@@ -66,7 +66,7 @@ def of_columns(cards: Mapping[str, tuple[Columns, Columns]], *, test: str | None
         found += _series(key, both, number)
     at = [_steps_of(found, index) for index in _groups(found)]
     by_series: dict[int, list[Step]] = {index: own for group in at for index, own in group.items()}
-    chosen = [index for index, one in enumerate(found) if test is None or test == one.test or selects(test, one.test)]
+    chosen = [index for index, one in enumerate(found) if test is None or selects(test, one.test)]
     changes = [
         change
         for position, index in enumerate(chosen)

@@ -415,8 +415,8 @@ class _Ledger:
             share = fit_hit_ratio(left, fitted) if stream.asked.persists and fitted else 1.0
             stream.hit_ratio = share if stream.asked.hit_ratio is None else stream.asked.hit_ratio
             stream.set_aside = self.granted
-        # Lines of a window that has ended, or persist at a ratio that no longer holds, would take the others' room; where nothing is set
-        # aside, what somebody left persisting would be in what a gain is compared with.
+        # Lines of a window that has ended, or persist at a ratio that no longer holds, would take the others' room. Without a set-aside,
+        # lines that somebody left persisting would change the time that a gain is measured against.
         self.device.l2.reset_persisting()
         for stream in self.live:
             stream.put()
@@ -482,7 +482,7 @@ def persisting(
     `hit_ratio`: share of the window's accesses that have the property `hit`, in [0, 1]; "fit": as many as the set-aside holds, and all of
     them where `hit` is not "persisting".
     `set_aside`: bytes, a share of L2 such as "25%", or "fit" (what holds the window, see `fit_set_aside`), "max", or "off" (limit 0 and no
-    window: what a gain is compared with). The driver rounds up to steps of L2/16; what it granted is in the result.
+    window; a gain is measured against it). The driver rounds up to steps of L2/16; the result has the bytes that it granted.
     `hit`: access property of that share. With "streaming" and "normal" nothing persists, and "fit" sets nothing aside.
     `miss`: access property of the window's other accesses; "fit": normal under a fitted hit ratio below 1, else streaming.
     `window`: bytes under the window, from `offset` on; or the whole buffer, where one beyond `accessPolicyMaxWindowSize` is refused

@@ -1,7 +1,7 @@
 """Find the commit that made a test slower, larger or busier: which commits are run, and what is known of each.
 
-Every commit that the search comes to runs once, which shows whether it has the test and what a launch runs. A commit that runs the same
-as one that was judged needs no duet. What is known is kept in a folder of journals, one for each commit and for each pair of commits.
+The search runs each commit that it comes to once. That run shows whether the commit has the test, and what a launch runs. A commit needs
+no duet if it runs the same as one that was judged. A folder has the results: a journal for each commit, and one for each pair of commits.
 """
 
 from __future__ import annotations
