@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from sessions import command_in
 
-from pytest_gpumem.cli import main
 from pytest_gpumem.judging.finding import counted
 
 QUICKLY = (
@@ -74,15 +73,7 @@ class Project:
         return [*COMMAND, *arguments, *(() if "--" in arguments else ("--", *QUICKLY))]
 
     def run(self, *arguments: str) -> Done[str]:
-        """A command inside this process; the processes of pytest that it starts are real."""
-        with pytest.MonkeyPatch.context() as patched:
-            patched.chdir(self.folder)
-            patched.setattr("tempfile.tempdir", str(self.temporary))
-            for name, value in self.environment.items():
-                patched.setenv(name, value)
-            result = CliRunner().invoke(main, arguments)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return Done(arguments, result.exit_code, result.stdout, result.stderr)
+        return command_in(self.folder, self.temporary, self.environment, arguments)
 
     def duet(self, *arguments: str) -> Done[str]:
         return self.run("duet", *arguments, *(() if "--" in arguments else ("--", *QUICKLY)))

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
-
-from pytest_gpumem.cli import main
+from sessions import command_in
 
 QUICKLY = (
     *("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2"),
@@ -67,16 +65,8 @@ class Project:
         return [*COMMAND, *arguments, "--", *QUICKLY, *pytest_arguments]
 
     def bisect(self, *arguments: str, **others: Any) -> subprocess.CompletedProcess[str]:
-        """The command inside this process; the processes of pytest that it starts are real."""
         _, _, _, *command = self.command(*arguments, **others)
-        with pytest.MonkeyPatch.context() as patched:
-            patched.chdir(self.folder)
-            patched.setattr("tempfile.tempdir", str(self.temporary))
-            for name, value in self.environment.items():
-                patched.setenv(name, value)
-            result = CliRunner().invoke(main, command)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return subprocess.CompletedProcess(command, result.exit_code, result.stdout, result.stderr)
+        return command_in(self.folder, self.temporary, self.environment, command)
 
     def left(self) -> list[str]:
         """What a search left behind, in git and in the temporary folder."""
