@@ -2,17 +2,19 @@
 
 Fresh processes measure some fifty rows each, one process at a time on each card: sessions of pytest with this plugin. Some of the rows are
 twins of others, slower by a known share (`gate_validation_rows`). The verdicts follow from these raw data alone, by the shipped code
-(`gate_validation_verdicts`): the first 20 processes are the baseline, all others are heads. `gate_validation_table` draws them.
+(`gate_validation_verdicts`): the first processes are the baseline, all others are heads. `gate_validation_table` draws them.
 
     python ci/bench/gate_validation.py --seconds 420 --json ci/records/nvidia-h200/gate_validation.json
     python ci/bench/gate_validation.py --append --json FILE                                         # a further session: a further baseline
+    python ci/bench/gate_validation.py --rows minute --works OLD --seconds 65 --raw --json FILE     # a session of a minute
     python ci/bench/gate_validation.py --device cuda:0 --device cuda:1 --seconds 300 --json FILE    # two cards at the same time
     python ci/bench/gate_validation.py --judge ci/records/nvidia-h200/gate_validation.json          # the verdicts anew, without a GPU
 
 How much more work makes a launch slower by a share, two processes find out at the beginning; `--works FILE` takes it from the twins of an
-earlier record, as far as that has them; of several, the mean. `--raw` leaves out the verdicts, which need no GPU, and `--judge FILE` gives
-them. `--replay FILE` gives every verdict anew and exits with 1 if one differs from the record. `--simulated` draws the raw data at random;
-no device takes part. Exits with 1 if unchanged code FAILs or nothing could be measured. Ended by SIGTERM or Ctrl-C, it writes what it has.
+earlier record, as far as that has them; of several, the mean. If it has all, those two processes are left out. `--raw` leaves out the
+verdicts, which need no GPU, and `--judge FILE` gives them. `--replay FILE` gives every verdict anew and exits with 1 if one differs from
+the record. `--simulated` draws the raw data at random; no device takes part. Exits with 1 if unchanged code FAILs or nothing could be
+measured. Ended by SIGTERM or Ctrl-C, it writes what it has.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from gate_validation_collect import OPTIONS, PILOTS, Stop, measured, simulated
+from gate_validation_collect import PILOTS, Stop, measured, simulated
 from gate_validation_rows import SETS
 from gate_validation_table import table
-from gate_validation_verdicts import BASELINE, SEVERAL, UNCHANGED, judged, seen_slopes
+from gate_validation_verdicts import SEVERAL, UNCHANGED, baseline_of, judged, seen_slopes
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.files import write_whole
@@ -63,7 +65,8 @@ def collect(devices: list[str], options: argparse.Namespace, known: dict[str, fl
         for place in places:
             place.mkdir()
         waiting = [
-            pool.submit(measured, device, places[i], options.seed + i, stop, tell, options.rows, known) for i, device in enumerate(devices)
+            pool.submit(measured, device, places[i], options.seed + i, stop, tell, SETS[options.rows], known)
+            for i, device in enumerate(devices)
         ]
         return [card for one in waiting if (card := one.result())["processes"]]
 
@@ -140,13 +143,14 @@ def appended(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     """
     before = json.loads(path.read_text())
     for card in record["cards"]:
-        if (key := card["device"]["key"]) != (known := before["cards"][0]["device"]["key"]):
-            raise ValueError(f"{path}: it is of {known}, this call of {key}")
-        if (count := len(card["processes"])) <= BASELINE:
-            raise ValueError(f"{path}: {count} processes are no baseline of {BASELINE} and a head; nothing is added: give more --seconds")
-    for name in ("kind", "simulated", "options"):
-        if before.get(name) != record[name]:
-            raise ValueError(f"{path}: its {name} is {before.get(name)!r}, of this call {record[name]!r}")
+        if (key := card["device"]["key"]) != (of := before["cards"][0]["device"]["key"]):
+            raise ValueError(f"{path}: it is of {of}, this call of {key}")
+        if (count := len(card["processes"])) <= (base := sum(baseline_of(record))):
+            raise ValueError(f"{path}: {count} processes are no baseline of {base} and a head; nothing is added: give more --seconds")
+    for name in ("kind", "simulated", "options", "baseline"):
+        known = list(baseline_of(before)) if name == "baseline" else before.get(name)
+        if known != record[name]:
+            raise ValueError(f"{path}: its {name} is {known!r}, of this call {record[name]!r}")
     return record | {"cards": [*before["cards"], *record["cards"]]}
 
 
@@ -158,7 +162,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=420.0, help="for everything (default 420)")
     parser.add_argument("--processes", type=int, default=PROCESSES, help="on each card at most, pilots included")
     parser.add_argument("--seed", type=int, default=0, help="of the order of rows and of the modes (default 0)")
-    parser.add_argument("--rows", choices=tuple(SETS), default="all", help="all, measured shortly; few, or those of 32 MiB, as by default")
+    parser.add_argument(
+        "--rows", choices=tuple(SETS), default="all", help="all, measured shortly; fewer, those of 32 MiB, or twelve, as by default"
+    )
     parser.add_argument("--works", type=Path, metavar="FILE", action="append", help="a record whose twins say how latency grows with work")
     parser.add_argument("--raw", action="store_true", help="no verdicts now")
     parser.add_argument("--simulated", type=int, metavar="N", help="draw N processes at random instead")
@@ -176,11 +182,14 @@ def main() -> int:
         return 1 if differing else 0
     if options.judge:
         return finish(options.judge, json.loads(options.judge.read_text()))
+    of = SETS[options.rows]
     if options.processes <= PILOTS or (options.simulated is not None and options.simulated <= PILOTS):
-        parser.error(f"the first {PILOTS} processes are pilots: {PILOTS + 1} processes or more, {PILOTS + BASELINE + 1} for any verdict")
+        needed = PILOTS + sum(of.baseline) + 1
+        parser.error(f"the first {PILOTS} processes are pilots: {PILOTS + 1} processes or more, {needed} for any verdict")
     if options.append and not (options.json and options.json.exists()):
         parser.error(f"--append needs a record: --json {options.json}")
-    record: dict[str, Any] = {"kind": "gate_validation", "simulated": options.simulated is not None, "options": list(OPTIONS[options.rows])}
+    record: dict[str, Any] = {"kind": "gate_validation", "simulated": options.simulated is not None}
+    record |= {"options": list(of.options), "baseline": list(of.baseline)}
     if options.append:
         try:
             appended(options.json, record | {"cards": []})
@@ -188,7 +197,7 @@ def main() -> int:
             parser.error(f"--append: {refused}")
     begun = time.monotonic()
     if options.simulated is not None:
-        record["cards"] = [simulated(device_to_json(choose("sim:h200").facts), options.seed, options.simulated)]
+        record["cards"] = [simulated(device_to_json(choose("sim:h200").facts), options.seed, options.simulated, rows=of.rows)]
     else:
         devices = options.device or ["cuda"]
         try:

@@ -22,16 +22,13 @@ from typing import Any
 
 import numpy as np
 from fresh_processes import one_after_another
-from gate_validation_rows import ARRAYS, PILOT_MORE, ROWS, SETS, SLOW_MODE, Row, launches, rounded, slope, work_of
+from gate_validation_rows import ARRAYS, PILOT_MORE, ROWS, SLOW_MODE, Row, Set, launches, rounded, slope, work_of
 from record_file import taken_at
 
 from pytest_gpumem.files import write_whole
 
 UNIT = 1e-10
 """Seconds of what is kept as a whole number."""
-OPTIONS: dict[str, tuple[str, ...]] = {"all": ("--gpumem-placements=4", "--gpumem-budget=15ms"), "small": (), "32": ()}
-"""How every row is measured, by set: short, so that a process measures many (four placements grow to sixteen where arrays are small), or
-as the plugin does by default."""
 STATS = ("rounds", "stddev", "mean", "min", "q1", "median", "q3")
 WORKER_SECONDS = 180.0
 AHEAD = 3
@@ -106,7 +103,7 @@ def measured(
     seed: int,
     stop: Stop,
     tell: Callable[[str], object],
-    rows: str = "all",
+    of: Set,
     known: Mapping[str, float] | None = None,
 ) -> Card:
     """Run processes on one card until it is time to stop.
@@ -117,23 +114,25 @@ def measured(
         seed: of the rows' order and of modes.
         stop: when.
         tell: takes a line for what went wrong.
-        rows: which set of them, and with it how a row is measured.
-        known: by row, how latency grows with work; goes before what the pilots find.
+        of: the rows, and how each is measured.
+        known: by row, how latency grows with work; goes before what the pilots find. No pilot runs if all twins of the set have it.
     """
     (folder / "pytest.ini").write_text("[pytest]\n")
     slopes_file = folder / "slopes.json"
-    write_whole(slopes_file, "{}")
+    slopes = dict(known or {})
+    write_whole(slopes_file, json.dumps(slopes))
+    piloting = any(row.planned and row.name not in slopes for row in of.rows)
 
     def jobs() -> Iterator[dict[str, Any]]:
-        for number in range(stop.processes):
+        for number in range(0 if piloting else PILOTS, stop.processes):
             results = folder / f"{number}.json"
-            about = {"device": device, "results": str(results), "slopes": str(slopes_file), "options": OPTIONS[rows]}
-            yield job(number, seed, SETS[rows]) | about
+            about = {"device": device, "results": str(results), "slopes": str(slopes_file), "options": of.options}
+            yield job(number, seed, of.rows) | about
 
     def command(one: dict[str, Any]) -> list[str]:
         return [sys.executable, str(Path(__file__).with_name("gate_validation_worker.py")), json.dumps(one)]
 
-    card: Card = {"taken_at": taken_at(), "slopes": {}, "failed": [], "processes": []}
+    card: Card = {"taken_at": taken_at(), "slopes": slopes, "failed": [], "processes": []}
     reading: list[Future[tuple[Process, dict[str, Any]]]] = []
     pilots: list[dict[str, Any]] = []
     longest, done = 0.0, 0
@@ -151,7 +150,7 @@ def measured(
             about = outcome.answer | {"number": number, "seconds": round(outcome.seconds, 2), "slow": outcome.job["slow"]}
             if number < PILOTS:
                 pilots.append(json.loads(Path(outcome.job["results"]).read_text()))
-                card["slopes"] = piloted(pilots) | dict(known or {})
+                card["slopes"] = piloted(pilots) | slopes
                 write_whole(slopes_file, json.dumps(card["slopes"]))
             else:
                 # Read while the next process measures.
@@ -266,23 +265,24 @@ def latency(kernel: str, work: int) -> float:
     return OVERHEAD + (work * HOP if kernel == "chase" else ARRAYS.get(kernel.partition(":")[0], 2) * work / RATE)
 
 
-def simulated(device: dict[str, Any], seed: int, processes: int, *, worse: float = 0.0) -> Card:
+def simulated(device: dict[str, Any], seed: int, processes: int, *, rows: Sequence[Row] | None = None, worse: float = 0.0) -> Card:
     """A card's processes, drawn at random; no device takes part.
 
     Args:
         device: facts of the device that it stands for, as JSON.
         seed: everything follows from it.
         processes: how many, pilots included.
+        rows: those that every process measures; all without it.
         worse: by what share every head row is slower than it should be, to see that it shows.
     """
-    random = np.random.default_rng([seed, 7])
+    random, rows = np.random.default_rng([seed, 7]), ROWS if rows is None else rows
     card: Card = {"device": device, "slopes": {}, "rows": {}, "failed": [], "processes": []}
     for name, row in launches().items():
         noise = SPREADS[row.size].process / math.sqrt(PILOTS)
         both = [latency(row.kernel, rounded(row.kernel, row.work * more)) * math.exp(noise * random.normal()) for more in (1, PILOT_MORE)]
         card["slopes"][name] = slope(both[0], both[1], row.kernel, row.work)
     for number in range(PILOTS, processes):
-        about = job(number, seed)
+        about = job(number, seed, rows)
         overhead = OVERHEAD + OVERHEAD_SPREAD * float(random.normal())
         minute, second = divmod(3 * number, 60)
         process: Process = {
@@ -299,10 +299,10 @@ def simulated(device: dict[str, Any], seed: int, processes: int, *, worse: float
         }
         control = CONTROL * math.exp(SPREADS["256 MiB"].process * float(random.normal()))
         process["controls"] = [units(control), units(control), units(overhead), "model"]
-        for row in ROWS:
+        for row in rows:
             process["rows"][row.name] = _drawn(row, card["slopes"], row.name in about["slow"], overhead, random, worse)
         card["processes"].append(process)
-    for row in ROWS:
+    for row in rows:
         work = work_of(row, card["slopes"])
         nbytes = 4 * work if row.kernel == "chase" else ARRAYS.get(row.kernel.partition(":")[0], 2) * work
         card["rows"][row.name] = {"target": row.kernel, "mode": "clean-cold", "bytes": nbytes, "footprint": nbytes}

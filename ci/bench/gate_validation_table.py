@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from gate_validation_rows import BY_NAME, SIZES
-from gate_validation_verdicts import ABOVE, BASELINE, CHECKS, MISSING, NVBENCH, OPEN, ROBUST, TWICE, measured_ratios
+from gate_validation_verdicts import ABOVE, CHECKS, MISSING, NVBENCH, OPEN, ROBUST, TWICE, baseline_of, measured_ratios
 from scipy.stats import beta
 
 from pytest_gpumem.units import parse_share
@@ -65,7 +65,8 @@ def _head(records: Sequence[Record]) -> Iterator[str]:
     way = " ".join(records[0]["options"]) or "measured as by default"
     yield f"{', '.join(names)}, {' to '.join(dict.fromkeys((days[0], days[-1])))}, {way}"
     yield f"{processes} processes on {len(uuids)} cards, {failed} more failed"
-    yield f"{len(cards)} baselines: the first {BASELINE} processes of each card and session"
+    shapes = dict.fromkeys(f"{len(runs)} runs of {runs[0]}" for runs in map(baseline_of, records))
+    yield f"{len(cards)} baselines: the first processes of each card and session, {' or '.join(shapes)}"
     yield "wrong: FAIL or an interval above the limit (above) of unchanged code; PASS of code slower by the limit"
 
 

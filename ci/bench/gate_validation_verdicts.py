@@ -1,7 +1,8 @@
 """The verdicts of the gate's validation: the shipped judge and the peers on the raw data of a record.
 
-The first 20 processes of a session are the baseline, each a run of its own. All others are heads. The gate takes heads in runs of as many
-processes as their group allows (`SIZES`), and repeats a run while more of them can decide. A duet takes them in pairs. A question names for
+The first processes of a session are the baseline, in runs of as many as the record's `baseline` says: 20 runs of one where it says nothing.
+All others are heads. The gate takes heads in runs of as many processes as their group allows (`SIZES`), and repeats a run while more of
+them can decide. A duet takes them in pairs. A question names for
 each row the measurement that stands for new code: the row's own (unchanged code), that of a twin, or the one after an unrelated allocation.
 A twin is shown with the bytes of its row, so that nothing but the time tells.
 
@@ -11,6 +12,7 @@ placements of the buffers, which neither peer varies by itself.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -34,8 +36,6 @@ from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.units import parse_share
 
-BASELINE = 20
-"""Processes of the baseline."""
 PAIRS = 24
 """Pairs of processes that must be left for a duet to begin."""
 MISSING, OPEN, ABOVE = "-", "O", "A"
@@ -94,13 +94,16 @@ def planned_name(share: float) -> str:
 class Data:
     """The raw data of one card's session, and how its processes are shared out."""
 
-    def __init__(self, card: Mapping[str, Any]) -> None:
+    def __init__(self, card: Mapping[str, Any], baseline: Sequence[int] = ()) -> None:
+        """`baseline`: processes of each of its runs."""
         self.device: DeviceFacts = device_from_json(card["device"])
         self.kinds: Mapping[str, Mapping[str, Any]] = card["rows"]
         # A session whose device changed meanwhile stores nothing: it is no process of a baseline, and nobody judges it.
         self.processes: Mapping[int, Mapping[str, Any]] = {one["number"]: one for one in card["processes"] if one["rows"]}
         numbers = sorted(self.processes)
-        self.baseline, self.heads = numbers[:BASELINE], numbers[BASELINE:]
+        ends = [*itertools.accumulate(baseline, initial=0)]
+        self.baseline = [tuple(numbers[first:end]) for first, end in itertools.pairwise(ends)]
+        self.heads = numbers[ends[-1] :]
         self._seen: dict[tuple[int, str, str], Measurement | None] = {}
 
     def runs(self, processes: int) -> list[tuple[int, ...]]:
@@ -148,11 +151,16 @@ class Data:
         )
 
 
+def baseline_of(record: Mapping[str, Any]) -> tuple[int, ...]:
+    """Processes of each run of the baseline of a record's sessions."""
+    return tuple(record.get("baseline", (1,) * 20))
+
+
 def judged(record: Mapping[str, Any]) -> dict[str, Any]:
     """All verdicts of a record, as its `verdicts` has them."""
     found: dict[str, Any] = {"screens": [], "duets": [], "peers": []}
     for index, card in enumerate(record["cards"]):
-        data = Data(card)
+        data = Data(card, baseline_of(record))
         for question in questions(data.kinds):
             found["screens"] += [{"card": index, **one} for one in screens(data, question)]
             if question.name not in (SEVERAL, TWICE):  # the same heads again
@@ -182,16 +190,21 @@ def screens(data: Data, question: Question) -> Iterator[dict[str, Any]]:
 def screened(data: Data, run: Sequence[int], row: str, head: str, limit: str, family: Family) -> Verdict | None:
     """The verdict on a row, with as many of the run's processes as it takes; None where a process has no measurement of it."""
     seen = data.several(run, head, row)
-    history = [one for number in data.baseline if (one := data.measurement(number, row, row)) is not None]
+    history = [joined(one) for numbers in data.baseline if (one := data.several(numbers, row, row))]
     if seen is None or not history:
         return None
     limits = Limits(max_regression=limit)
     for look in (*(look for look in LOOKS if look < len(seen)), len(seen)):
-        now = structs.replace(seen[0], further=tuple(one.repeat for one in seen[1:look]))
+        now = joined(seen[:look])
         verdict = judge(now, limits, data.device, history, strict=False, family=family)
         if not repeatable(now, limits, verdict, history):
             break
     return verdict
+
+
+def joined(processes: Sequence[Measurement]) -> Measurement:
+    """A run of one process or more."""
+    return structs.replace(processes[0], further=tuple(one.repeat for one in processes[1:]))
 
 
 def letter(verdict: Verdict, limit: str) -> str:
@@ -235,10 +248,11 @@ def log_ratio(base: Measurement, head: Measurement) -> float:
 
 def peers(data: Data, question: Question) -> Iterator[dict[str, Any]]:
     """What the peers say of the same heads, each against one process of the baseline, in turn."""
+    bases = [number for numbers in data.baseline for number in numbers]
     for row, head_row in question.rows.items():
         found: dict[str, list[str]] = {check: [] for check in CHECKS}
         for index, number in enumerate(data.heads):
-            base = data.processes[data.baseline[index % len(data.baseline)]]["rows"].get(row)
+            base = data.processes[bases[index % len(bases)]]["rows"].get(row)
             head = data.processes[number]["rows"].get(head_row)
             for check in CHECKS:
                 missing = base is None or head is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import sys
 import time
@@ -25,7 +26,8 @@ from pytest_gpumem.records.schema import device_to_json
 
 DEVICE = json.loads(json.dumps(device_to_json(choose("sim:h200").facts)))
 FEW = tuple(row for row in rows.ROWS if row.planned in (0.0, 0.01) and not row.bimodal and row.size in ("256 MiB", "32 MiB"))
-PROCESSES = collect.PILOTS + verdicts.BASELINE + 4 * verdicts.PAIRS
+BASELINE = (1,) * 20
+PROCESSES = collect.PILOTS + len(BASELINE) + 4 * verdicts.PAIRS
 """The fewest that duets get their processes of."""
 
 
@@ -41,7 +43,7 @@ def made() -> dict[str, Any]:
         found: dict[str, Any] = {
             "kind": "gate_validation",
             "simulated": True,
-            "options": list(collect.OPTIONS["all"]),
+            "options": list(rows.SETS["all"].options),
             "ended": "2026-11-21T00:00:00+00:00",
             "cards": [collect.simulated(DEVICE, 1, PROCESSES)],
         }
@@ -86,7 +88,7 @@ def test_two_processes_on_a_device_are_a_pilot_and_a_measurement(tmp_path: Path,
     monkeypatch.setattr(collect, "job", job)
     monkeypatch.setattr(collect, "PILOTS", 1)
     said: list[str] = []
-    card = collect.measured("sim:h200", tmp_path, 0, collect.Stop(120.0, 2, time.monotonic()), said.append)
+    card = collect.measured("sim:h200", tmp_path, 0, collect.Stop(120.0, 2, time.monotonic()), said.append, rows.SETS["all"])
     assert (card["failed"], said) == ([], [])
     assert rows.SLOPES[0] <= card["slopes"]["copy-2097152"] <= rows.SLOPES[1]
     (process,) = card["processes"]
@@ -111,11 +113,11 @@ def test_two_processes_on_a_device_are_a_pilot_and_a_measurement(tmp_path: Path,
 
 
 def test_no_process_is_the_head_of_a_row_twice_nor_of_its_baseline(record: dict[str, Any]) -> None:
-    data = verdicts.Data(record["cards"][0])
-    assert len(data.baseline) == verdicts.BASELINE
+    data = verdicts.Data(record["cards"][0], BASELINE)
+    assert len(data.baseline) == len(BASELINE)
     for processes in (1, 3, 6):
         heads = [number for run in data.runs(processes) for number in run]
-        assert len({*heads, *data.baseline}) == len(heads) + len(data.baseline)
+        assert len({*heads, *itertools.chain(*data.baseline)}) == len(heads) + len(data.baseline)
         assert len(data.heads) - processes < len(heads) <= len(data.heads)
 
 
@@ -142,9 +144,9 @@ def test_code_that_is_slower_than_it_should_be_is_an_alarm() -> None:
         both = tuple(rows.BY_NAME[name] for name in ("triad-256", "triad-256 after an allocation"))
         for module in (collect, verdicts):
             patched.setattr(module, "ROWS", both)
-        card = collect.simulated(DEVICE, 2, collect.PILOTS + verdicts.BASELINE + 9, worse=0.03)
+        card = collect.simulated(DEVICE, 2, collect.PILOTS + len(BASELINE) + 9, worse=0.03)
         (asked,) = (one for one in verdicts.questions() if one.name == verdicts.ALLOCATION)
-        (found,) = verdicts.screens(verdicts.Data(card), asked)
+        (found,) = verdicts.screens(verdicts.Data(card, BASELINE), asked)
     assert found["outcomes"] == "FFF"
 
 
@@ -170,7 +172,7 @@ def test_a_record_replays_and_an_altered_one_does_not(record: dict[str, Any], tm
     kept = copy.deepcopy(record)
     kept["verdicts"] = verdicts.judged(kept)
     assert replay(kept) == 0
-    head = kept["cards"][0]["processes"][verdicts.BASELINE]["rows"]["triad-256+1"]
+    head = kept["cards"][0]["processes"][len(BASELINE)]["rows"]["triad-256+1"]
     head["m"][0] = round(0.99 * head["m"][0])
     assert replay(kept) == 1
 
@@ -210,6 +212,29 @@ def test_a_pass_of_code_that_is_slower_than_its_limit_is_wrong() -> None:
     assert tables.wrong_letters(None, 0.01) == "F" + verdicts.ABOVE
     assert tables.wrong_letters(0.0101, 0.01) == "P"
     assert tables.wrong_letters(0.0099, 0.01) == ""
+
+
+def test_a_session_of_a_minute_has_no_pilots_and_its_baseline_is_three_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "record.json"
+    monkeypatch.setattr(sys, "argv", ["gate_validation.py", "--simulated", "20", "--rows", "minute", "--json", str(path)])
+    assert script.main() == 0
+    record = json.loads(path.read_text())
+    assert [one["number"] for one in record["cards"][0]["processes"]] == list(range(2, 20))
+    data = verdicts.Data(record["cards"][0], verdicts.baseline_of(record))
+    assert data.baseline == [(2, 3, 4), (5, 6, 7), (8, 9, 10)]
+    assert set(data.kinds) == set(rows.TWELVE)
+    same = outcomes(record, verdicts.SEVERAL, "256 MiB")
+    assert same["P"] == same.total() > 0
+    known = verdicts.seen_slopes([record])
+    assert {row.name for row in rows.SETS["minute"].rows if row.planned} <= known.keys()
+
+
+def test_no_pilot_runs_where_every_twin_is_known(tmp_path: Path) -> None:
+    of = rows.Set(tuple(rows.BY_NAME[name] for name in ("copy-2", "copy-2+10")))
+    known = {"copy-2+10": 0.5}
+    card = collect.measured("sim:h200", tmp_path, 0, collect.Stop(120.0, 3, time.monotonic()), print, of, known)
+    assert [one["number"] for one in card["processes"]] == [2]
+    assert card["slopes"] == known
 
 
 def test_a_further_session_is_appended(record: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
