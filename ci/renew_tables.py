@@ -8,6 +8,7 @@ A marker stands on a line of its own before a ```text block, which is replaced:
                                         from the record of a script of ci/bench; a line that says so where there is none yet
     <!-- record: FILE of NODEID -->     only the rows of a run whose node id begins so, or
     <!-- record: FILE without NODEID -->    all others
+    <!-- summary: FILE -->              the end of that session: a line for each test, or for each kind of test
     <!-- output: FILE -->               what a script of this repository prints
     <!-- session: NAME -->              a session of ci/docs_sessions.py
 """
@@ -19,19 +20,24 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pytest_gpumem.records.schema import document_from_json
+from pytest_gpumem.reporting.summary import summary
 from pytest_gpumem.reporting.table import table
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
-BLOCK = re.compile(r"(<!-- (record|output|session): (\S+)(?: (of|without) (\S+))? -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"(<!-- (record|summary|output|session): (\S+)(?: (of|without) (\S+))? -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
 
 
-def record(name: str, which: str | None = None, nodeid: str = "") -> str:
-    """The device, the day and the table of a recorded run; of the rows whose node id begins with `nodeid`, or ("without") of the others."""
+def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool = False) -> str:
+    """The device, the day and the table of a recorded run; of the rows whose node id begins with `nodeid`, or ("without") of the others.
+
+    `short`: the summary of these rows in place of their table.
+    """
     if not (ROOT / name).exists():
         return f"not recorded yet: {name}"
     run = json.loads((ROOT / name).read_text())
@@ -41,7 +47,8 @@ def record(name: str, which: str | None = None, nodeid: str = "") -> str:
     device = document.device
     head = f"{device.name}, driver {device.driver}, {run['datetime'][:10]}"
     rows = [row for row in document.rows if which is None or row.nodeid.startswith(nodeid) == (which == "of")]
-    return f"{head}\n\n{table(rows, device, width=WIDTH, colour=False, notes=False)}"
+    drawn = summary(rows, device, width=WIDTH, colour=False) if short else table(rows, device, width=WIDTH, colour=False, notes=False)
+    return f"{head}\n\n{drawn}"
 
 
 def bench_table(run: dict[str, Any]) -> str:
@@ -66,7 +73,7 @@ def session(name: str, *_: str | None) -> str:
 
 def renewed(text: str) -> str:
     """Markdown with every marked block drawn anew."""
-    draw = {"record": record, "output": output, "session": session}
+    draw = {"record": record, "summary": partial(record, short=True), "output": output, "session": session}
     return BLOCK.sub(lambda block: f"{block[1]}{draw[block[2]](block[3], block[4], block[5])}\n```", text)
 
 

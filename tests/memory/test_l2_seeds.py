@@ -3,7 +3,7 @@
 "CUDA L2 Persistent Cache" (Lei Mao) resets data from look-up tables of 1 to 6 MiB, with 3 MiB set aside of the 6 MiB of L2 of an RTX
 3090. The CUDA C++ Best Practices Guide, 9.2.2.2, slides a window over 10 to 60 MiB, with 30 of 40 MiB set aside on an A100. The CUDA C++
 Programming Guide runs kernel A ten times on persisting data, then B, resets, and runs C. docs/seeds-experiments.md says what each text
-claims and what is asserted here. A figure that no assertion looks at is measured all the same, for the table and the gate.
+claims and what GPUs showed. A figure that no assertion looks at is measured all the same, for the table and the gate.
 """
 
 from __future__ import annotations
