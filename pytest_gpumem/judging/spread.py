@@ -1,4 +1,4 @@
-"""The spread between runs of the same code (docs/gate.md).
+"""The spread between runs of the same code (docs/explanation/judging.md).
 
 A process has one figure: the logarithm of its latency, corrected for launch overhead. A run has the mean over its processes. Runs differ
 by session (an hour, a card); processes of a run differ by process and by buffer placement.

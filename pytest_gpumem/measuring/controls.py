@@ -1,7 +1,7 @@
 """Control readings: they show whether the device has changed since the baseline, and between start and end of a session.
 
 They run no code of the project under test: a read bound by DRAM, a read bound by L2, and a launch that reads nothing. The latency of DRAM
-distinguishes variants of a card that have the same name (docs/gate.md, Cards of one name).
+distinguishes variants of a card that have the same name (docs/gate.md, Card variants).
 """
 
 from __future__ import annotations
