@@ -30,7 +30,8 @@ from pytest_gpumem.reporting.table import table
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
-BLOCK = re.compile(r"(<!-- (record|summary|output|session): (\S+)(?: (of|without) (\S+))? -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
+KINDS = "record|summary|output|session"
+BLOCK = re.compile(rf"(<!-- ({KINDS}): (\S+)(?: (of|without) (\S+))? -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool = False) -> str:

@@ -56,7 +56,7 @@ WORDS = 1500  # last characters of a failed command that are recorded
 
 
 SPREADS = (0.0012, 0.0053, 0.015)
-"""Standard deviation between processes: of 32 MiB and of 2 MiB on an H200 (docs/explanation/judging.md), and half of the planted slow-down."""
+"""Standard deviation between processes: of 32 MiB and of 2 MiB on an H200 (docs/explanation/judging.md); half of the planted slow-down."""
 CHANGES: Mapping[str, tuple[tuple[float, float], ...]] = {
     "none": (),
     "one": ((0.3, SHARE),),
