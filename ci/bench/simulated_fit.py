@@ -81,8 +81,7 @@ class Bench:
         values = {p.name: p.default for p in kernel.parameters if p.role is Role.SCALAR and p.default is not None}
         facts = {n: ArrayFacts(a.nbytes // 4, dtype, 4, a.kind.on_host) for n, a in arrays.items()}
         call = Call(facts, {**values, **(scalars or {})}, blocks)
-        problem = kernel.check(call) if kernel.check is not None else None
-        if problem is not None:
+        if (problem := kernel.problem(call)) is not None:
             raise ValueError(f"{name}: {problem}")
         return Launch(kernel, call, kernel.shape(self.device.facts, call), arrays)
 

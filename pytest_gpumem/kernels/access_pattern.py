@@ -6,6 +6,7 @@ memory system moves for them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pytest_gpumem.kernels import calls
@@ -60,48 +61,48 @@ def _stride(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     return {"odata": result}
 
 
-_SAME: calls.Check = calls.all_of(calls.typed(_DTYPES), calls.same_size("odata", "idata"))
+_SAME: calls.Check = calls.same_size("odata", "idata")
+
+_PERMUTED = Kernel(
+    name="permuted_copy",
+    parameters=(Parameter("odata", Role.WRITE), Parameter("idata", Role.READ)),
+    shape=calls.thread_per_element("odata", _THREADS),
+    accesses=lambda call: _copied(call, call.arrays["odata"].size, calls.SECTORS_COALESCED),
+    source="access_pattern.cu",
+    entry="permuted_copy<{dtype}>",
+    reference=lambda arrays, _scalars: {"odata": arrays["idata"].copy()},
+    launch_arguments=lambda call: ("odata", "idata", call.arrays["odata"].size),
+    dtypes=_DTYPES,
+    section="CUDA C++ Best Practices Guide 9.2.1.1 A Simple Access Pattern",
+    checks=(_SAME,),
+)
 
 KERNELS = (
-    Kernel(
+    replace(
+        _PERMUTED,
         name="offset_copy",
         # Updated, not written: the words before the offset keep their content.
         parameters=(Parameter("odata", Role.UPDATE), Parameter("idata", Role.READ), Parameter("offset", Role.SCALAR, 0)),
         shape=lambda _facts, call: calls.grid(call, calls.ceil_div(_after_offset(call), _THREADS), _THREADS),
         accesses=_offset_accesses,
-        source="access_pattern.cu",
         entry="offset_copy<{dtype}>",
         reference=_offset,
         launch_arguments=lambda call: ("odata", "idata", call.arrays["odata"].size, int(call.scalars["offset"])),
-        dtypes=_DTYPES,
         section="CUDA C++ Best Practices Guide 9.2.1.3 Effects of Misaligned Accesses",
-        check=calls.all_of(_SAME, calls.whole_number("offset", 0), _offset_within),
+        checks=(_SAME, calls.whole_number("offset", 0), _offset_within),
     ),
-    Kernel(
+    replace(
+        _PERMUTED,
         name="stride_copy",
         # Updated, not written: the words between keep their content.
         parameters=(Parameter("odata", Role.UPDATE), Parameter("idata", Role.READ), Parameter("stride", Role.SCALAR, 1)),
         shape=lambda _facts, call: calls.grid(call, calls.ceil_div(_at_stride(call), _THREADS), _THREADS),
         accesses=_stride_accesses,
-        source="access_pattern.cu",
         entry="stride_copy<{dtype}>",
         reference=_stride,
         launch_arguments=lambda call: ("odata", "idata", call.arrays["odata"].size, int(call.scalars["stride"])),
-        dtypes=_DTYPES,
         section="CUDA C++ Best Practices Guide 9.2.1.4 Strided Accesses",
-        check=calls.all_of(_SAME, calls.whole_number("stride", 1)),
+        checks=(_SAME, calls.whole_number("stride", 1)),
     ),
-    Kernel(
-        name="permuted_copy",
-        parameters=(Parameter("odata", Role.WRITE), Parameter("idata", Role.READ)),
-        shape=calls.thread_per_element("odata", _THREADS),
-        accesses=lambda call: _copied(call, call.arrays["odata"].size, calls.SECTORS_COALESCED),
-        source="access_pattern.cu",
-        entry="permuted_copy<{dtype}>",
-        reference=lambda arrays, _scalars: {"odata": arrays["idata"].copy()},
-        launch_arguments=lambda call: ("odata", "idata", call.arrays["odata"].size),
-        dtypes=_DTYPES,
-        section="CUDA C++ Best Practices Guide 9.2.1.1 A Simple Access Pattern",
-        check=_SAME,
-    ),
+    _PERMUTED,
 )

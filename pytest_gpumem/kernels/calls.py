@@ -12,7 +12,7 @@ from pytest_gpumem.records.device import DeviceFacts
 
 Shape: TypeAlias = Callable[[DeviceFacts, Call], LaunchShape]  # type of `Kernel.shape`
 
-Check: TypeAlias = Callable[[Call], str | None]  # type of `Kernel.check`
+Check: TypeAlias = Callable[[Call], str | None]  # one of `Kernel.checks`
 
 WARP = 32  # threads of a warp
 
@@ -48,14 +48,11 @@ def touch(
     elements: int | None = None,
     requests: int | None = None,
     sectors: float = SECTORS_COALESCED,
-    dependent: bool = False,
-    random: bool = False,
-    nearby: bool = False,
-    onward: bool = False,
-    through_l1: bool = False,
-    wrapping: bool = False,
+    **traits: bool,
 ) -> Access:
-    """An access to `elements` distinct elements of the array `name` (default: all), asked for `requests` times in total (default: once)."""
+    """An access to `elements` distinct elements of the array `name` (default: all), asked for `requests` times in total (default: once).
+    `sectors`: as `Access.sectors_per_request`; `traits`: its flags.
+    """
     array = call.arrays[name]
     distinct = array.size if elements is None else elements
     return Access(
@@ -64,44 +61,11 @@ def touch(
         footprint=distinct * array.itemsize,
         requested=(distinct if requests is None else requests) * array.itemsize,
         sectors_per_request=sectors,
-        dependent=dependent,
-        random=random,
-        nearby=nearby,
-        onward=onward,
-        through_l1=through_l1,
-        wrapping=wrapping,
+        **traits,
     )
 
 
 # Checks: None, or one sentence that names the values.
-
-
-def all_of(*checks: Check) -> Check:
-    """The first problem that any of the checks finds."""
-
-    def check(call: Call) -> str | None:
-        return next((problem for one in checks if (problem := one(call)) is not None), None)
-
-    return check
-
-
-def typed(dtypes: tuple[str, ...]) -> Check:
-    """No array is empty, all have one element type, it is among `dtypes`, and the caller's grid is not empty."""
-
-    def check(call: Call) -> str | None:
-        for name, array in call.arrays.items():
-            if array.size < 1:
-                return f"{name} is empty"
-            if array.dtype not in dtypes:
-                return f"{name} holds {array.dtype}; accepted: {', '.join(dtypes)}"
-        if len({array.dtype for array in call.arrays.values()}) > 1:
-            types = ", ".join(f"{name} holds {array.dtype}" for name, array in call.arrays.items())
-            return f"the arrays must have one element type: {types}"
-        if call.blocks is not None and call.blocks < 1:
-            return f"a grid of {call.blocks} blocks launches nothing; at least 1 is needed"
-        return None
-
-    return check
 
 
 def same_size(*names: str) -> Check:

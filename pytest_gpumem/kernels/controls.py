@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, all_of, ceil_div, grid, touch, typed, whole_number
-from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, touch, whole_number
+from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Parameter, Role
+from pytest_gpumem.kernels.l2_bandwidth import BLOCKS_PER_SM, DTYPES, THREADS, TILE_BYTES, resident, tiles
+from pytest_gpumem.kernels.stream import tile_sums
 from pytest_gpumem.records.device import DeviceFacts
 
-TILE_BYTES = 4096  # bytes that a warp reads at once, and that one sum is over
 SOURCE = "controls.cu"
-
-_THREADS = 256
-_BLOCKS_PER_SM = 4  # as many as the source leaves the registers for
-_DTYPES = ("i4",)  # sums that wrap around are exact in any order
 
 
 def whole_waves(facts: DeviceFacts, nbytes: int) -> int:
@@ -22,17 +19,9 @@ def whole_waves(facts: DeviceFacts, nbytes: int) -> int:
     Which SMs get the blocks that are left over depends on the kernel before, and decides the reading: on an H100, 200 blocks on 132 SMs
     take 18.2, 18.6 or 19.6 us, for as long as no other kernel runs between (ci/records/nvidia-h100/control_noise.json).
     """
-    wave = facts.sm_count * _THREADS // WARP * TILE_BYTES
+    wave = facts.sm_count * THREADS // WARP * TILE_BYTES
     count = max(1, round(nbytes / wave))
-    return (count if count < _BLOCKS_PER_SM else count - count % _BLOCKS_PER_SM) * wave
-
-
-def _tiles(call: Call) -> int:
-    return call.arrays["a"].nbytes // TILE_BYTES
-
-
-def _shape(facts: DeviceFacts, call: Call) -> LaunchShape:
-    return grid(call, min(_BLOCKS_PER_SM * facts.sm_count, ceil_div(_tiles(call), _THREADS // WARP)), _THREADS)
+    return (count if count < BLOCKS_PER_SM else count - count % BLOCKS_PER_SM) * wave
 
 
 def _accesses(call: Call) -> tuple[Access, ...]:
@@ -41,39 +30,36 @@ def _accesses(call: Call) -> tuple[Access, ...]:
         return ()
     return (
         touch("a", "read", call, requests=call.arrays["a"].size * passes),
-        touch("sums", "write", call, elements=_tiles(call), requests=_tiles(call) * passes),
+        touch("sums", "write", call, elements=tiles(call), requests=tiles(call) * passes),
     )
 
 
 def _check(call: Call) -> str | None:
     a, sums = call.arrays["a"], call.arrays["sums"]
-    if a.nbytes % TILE_BYTES or sums.size < _tiles(call):
+    if a.nbytes % TILE_BYTES or sums.size < tiles(call):
         return f"control_read adds up tiles of {TILE_BYTES} bytes, a sum for each; a has {a.nbytes} bytes, sums {sums.size} elements"
     return None
 
 
 def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     """A sum modulo 2^32 for each tile."""
-    a = arrays["a"]
     if not int(scalars["passes"]):
         return {"sums": arrays["sums"].copy()}
-    width = TILE_BYTES // a.dtype.itemsize
-    tiles = a.size // width
-    return {"sums": a[: tiles * width].reshape(tiles, width).sum(axis=1, dtype="i4")}
+    return {"sums": tile_sums([arrays["a"]], lambda a: a, TILE_BYTES)}
 
 
 CONTROL_READ = Kernel(
     name="control_read",
     parameters=(Parameter("a", Role.READ), Parameter("sums", Role.WRITE), Parameter("passes", Role.SCALAR)),
-    shape=_shape,
+    shape=lambda facts, call: resident(facts, call, tiles(call)),
     accesses=_accesses,
     source=SOURCE,
     entry="control_read",
     reference=_reference,
     launch_arguments=lambda call: ("a", "sums", call.arrays["a"].size, int(call.scalars["passes"])),
-    dtypes=_DTYPES,
+    dtypes=DTYPES,
     loads_in_flight=8,
     load_bytes=16,
-    check=all_of(typed(_DTYPES), whole_number("passes", 0), _check),
+    checks=(whole_number("passes", 0), _check),
 )
 """Reads an array a number of times over and adds up its tiles."""

@@ -121,7 +121,7 @@ class Kernel:
     loads_in_flight: int = 1
     """Independent loads that one thread has in flight before the first is used, for each of its launch shape's vectors."""
     load_bytes: int | None = None  # bytes of one load of a thread; None: one element
-    check: Callable[[Call], str | None] | None = None  # says what is wrong with a call (sizes that do not fit together), or None
+    checks: tuple[Callable[[Call], str | None], ...] = ()  # each says what is wrong with a call, such as its sizes, or None
     relative_tolerance: float = 0.0  # largest relative difference to the reference; 0 for exact kernels
     accesses_per_launch: Callable[[Call], int] | None = None  # dependent accesses of one launch, for a latency per access
     on_chip_cycles: Callable[[Call], float] | None = None
@@ -138,6 +138,20 @@ class Kernel:
     def expression(self, cpp_type: str, shape: LaunchShape) -> str:
         """The C++ name expression to compile: "triad<float, 1>"."""
         return self.entry.replace("{dtype}", cpp_type).replace("{vectors}", str(shape.vectors))
+
+    def problem(self, call: Call) -> str | None:
+        """What is wrong with a call, in one sentence that names the values: arrays, grid, then `checks`. None if nothing is."""
+        for name, array in call.arrays.items():
+            if array.size < 1:
+                return f"{name} is empty"
+            if array.dtype not in self.dtypes:
+                return f"{name} holds {array.dtype}; accepted: {', '.join(self.dtypes)}"
+        if len({array.dtype for array in call.arrays.values()}) > 1:
+            types = ", ".join(f"{name} holds {array.dtype}" for name, array in call.arrays.items())
+            return f"the arrays must have one element type: {types}"
+        if call.blocks is not None and call.blocks < 1:
+            return f"a grid of {call.blocks} blocks launches nothing; at least 1 is needed"
+        return next((problem for check in self.checks if (problem := check(call)) is not None), None)
 
     def traffic(self, call: Call) -> Traffic:
         """Compulsory bytes of one launch: the sum of the accesses' footprints by direction."""

@@ -7,35 +7,37 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, all_of, ceil_div, grid, touch, typed, whole_number
+from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, ceil_div, grid, touch, whole_number
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
+from pytest_gpumem.kernels.stream import tile_sums
 from pytest_gpumem.records.device import DeviceFacts
 
 TILE_BYTES = 4096  # bytes that a warp reads at once, and that one sum is over: 32 lanes with 8 loads of 16 bytes each
 
-_THREADS = 256
-_BLOCKS_PER_SM = 4  # as many as the source leaves the registers for
-_DTYPES = ("i4",)  # sums that wrap around are exact in any order
+THREADS = 256
+BLOCKS_PER_SM = 4  # as many as the source leaves the registers for
+DTYPES = ("i4",)  # sums that wrap around are exact in any order
 
 
 def _repeats(call: Call) -> int:
     return int(call.scalars["repeats"])
 
 
-def _tiles(call: Call) -> int:
+def tiles(call: Call) -> int:
+    """Tiles of the array that is read."""
     return call.arrays["a"].nbytes // TILE_BYTES
 
 
-def _shape(facts: DeviceFacts, call: Call) -> LaunchShape:
-    # All blocks run at once: nobody reads a tile again only because a block had to wait for a place.
-    return grid(call, min(_BLOCKS_PER_SM * facts.sm_count, ceil_div(_tiles(call) * _repeats(call), _THREADS // WARP)), _THREADS)
+def resident(facts: DeviceFacts, call: Call, reads: int) -> LaunchShape:
+    """A warp for each of `reads` reads of a tile, in as many blocks as run at once: no read is late because a block had to wait."""
+    return grid(call, min(BLOCKS_PER_SM * facts.sm_count, ceil_div(reads, THREADS // WARP)), THREADS)
 
 
 def _accesses(call: Call) -> tuple[Access, ...]:
     repeats = _repeats(call)
     return (
         touch("a", "read", call, requests=call.arrays["a"].size * repeats),
-        touch("sums", "write", call, elements=_tiles(call) * repeats),
+        touch("sums", "write", call, elements=tiles(call) * repeats),
     )
 
 
@@ -43,7 +45,7 @@ def _check(call: Call) -> str | None:
     a, sums = call.arrays["a"], call.arrays["sums"]
     if a.nbytes % TILE_BYTES:
         return f"l2_read adds up tiles of {TILE_BYTES} bytes; a has {a.nbytes} bytes, which is no multiple of that"
-    needed = _tiles(call) * _repeats(call)
+    needed = tiles(call) * _repeats(call)
     if sums.size < needed:
         return f"l2_read gives {_repeats(call)} sums for each {TILE_BYTES} bytes of a: sums needs {needed} elements, it has {sums.size}"
     return None
@@ -51,11 +53,7 @@ def _check(call: Call) -> str | None:
 
 def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
     """A sum modulo 2^32 for each tile, once for each pass."""
-    a = arrays["a"]
-    width = TILE_BYTES // a.dtype.itemsize
-    tiles = a.size // width
-    sums = a[: tiles * width].reshape(tiles, width).sum(axis=1, dtype="i4")
-    return {"sums": sums.repeat(int(scalars["repeats"]))}
+    return {"sums": tile_sums([arrays["a"]], lambda a: a, TILE_BYTES).repeat(int(scalars["repeats"]))}
 
 
 def plateau(bandwidths: Sequence[float]) -> float:
@@ -98,16 +96,16 @@ KERNELS = (
     Kernel(
         name="l2_read",
         parameters=(Parameter("a", Role.READ), Parameter("sums", Role.WRITE), Parameter("repeats", Role.SCALAR)),
-        shape=_shape,
+        shape=lambda facts, call: resident(facts, call, tiles(call) * _repeats(call)),
         accesses=_accesses,
         source="l2_bandwidth.cu",
         entry="l2_read",
         reference=_reference,
         launch_arguments=lambda call: ("a", "sums", call.arrays["a"].size, _repeats(call)),
-        dtypes=_DTYPES,
+        dtypes=DTYPES,
         section="Read bandwidth of L2: a footprint read over and over (after gpu-benches, gpu-l2-cache)",
         loads_in_flight=8,
         load_bytes=16,
-        check=all_of(typed(_DTYPES), whole_number("repeats", 1), _check),
+        checks=(whole_number("repeats", 1), _check),
     ),
 )

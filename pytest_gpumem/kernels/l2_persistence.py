@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, ceil_div, element, grid, module_of, scaled, thread_per_element, touch, typed
+from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, ceil_div, element, grid, module_of, scaled, thread_per_element, touch
 from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES, Access, Call, Kernel, LaunchShape, Parameter, Role
 from pytest_gpumem.records.device import DeviceFacts
 
 _THREADS = 1024
-_RESET_DTYPES = ("i4", "f4")
 _REMAINDER_CYCLES = 7.0
 """Of an SM, for one iteration of a warp of `reset_data`, whose 64-bit remainder takes nearly all of its instructions."""
 
@@ -98,9 +97,8 @@ _RESET = Kernel(
     entry="reset_data<{dtype}>",
     reference=_reset,
     launch_arguments=_reset_arguments,
-    dtypes=_RESET_DTYPES,
+    dtypes=("i4", "f4"),
     section="CUDA L2 Persistent Cache, Lei Mao: data reset",
-    check=typed(_RESET_DTYPES),
     on_chip_cycles=_cycles,
 )
 
@@ -126,6 +124,5 @@ KERNELS = (
         launch_arguments=_sliding_arguments,
         dtypes=("i4",),
         section="CUDA C++ Best Practices Guide 9.2.2.2 Tuning the Access Window Hit-Ratio",
-        check=typed(("i4",)),
     ),
 )

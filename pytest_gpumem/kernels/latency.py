@@ -7,18 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, Arrays, Scalars, all_of, filled_like, touch, typed, whole_number
+from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, Arrays, Scalars, filled_like, touch, whole_number
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
-from pytest_gpumem.records.device import DeviceFacts
 
 NODE_BYTES = 64  # bytes of a node: two to a cache line, four sectors apart from no other node's index
 
 _WORDS = NODE_BYTES // 4
-_DTYPES = ("i4",)
-
-
-def _shape(_facts: DeviceFacts, _call: Call) -> LaunchShape:
-    return LaunchShape(1, 1)
 
 
 def _steps(call: Call) -> int:
@@ -29,21 +23,12 @@ def _nodes(call: Call) -> int:
     return call.arrays["nodes"].size // _WORDS
 
 
-def _walk(call: Call, *, onward: bool = False, through_l1: bool = False) -> Access:
+def _walk(call: Call, **traits: bool) -> Access:
     # One 4-byte index a node: a walk along a cycle comes to a node again only after all others. Each index is a sector of its own,
     # so what the walk occupies in a cache is eight times its footprint: footprint x sectors_per_request / 4.
-    return touch(
-        "nodes",
-        "read",
-        call,
-        elements=min(_steps(call), _nodes(call)),
-        requests=_steps(call),
-        sectors=SECTORS_SCATTERED,
-        dependent=True,
-        random=True,
-        onward=onward,
-        through_l1=through_l1,
-    )
+    steps = _steps(call)
+    nodes = min(steps, _nodes(call))
+    return touch("nodes", "read", call, elements=nodes, requests=steps, sectors=SECTORS_SCATTERED, dependent=True, random=True, **traits)
 
 
 def _check(call: Call) -> str | None:
@@ -97,15 +82,15 @@ _CHASE = Kernel(
         Parameter("steps", Role.SCALAR),
         Parameter("start", Role.SCALAR, 0),
     ),
-    shape=_shape,
+    shape=lambda _facts, _call: LaunchShape(1, 1),
     accesses=lambda call: (_walk(call), touch("out", "write", call)),
     source="latency.cu",
     entry=f"chase<{NODE_BYTES}>",
     reference=_reference,
     launch_arguments=lambda call: ("nodes", "out", _steps(call), int(call.scalars["start"])),
-    dtypes=_DTYPES,
+    dtypes=("i4",),
     section="Latency of dependent accesses over a random cycle (pointer chase): the same walk at every launch",
-    check=all_of(typed(_DTYPES), whole_number("steps", 1), whole_number("start", 0), _check, _starts_inside),
+    checks=(whole_number("steps", 1), whole_number("start", 0), _check, _starts_inside),
     accesses_per_launch=_steps,
     content={"nodes": "cycle"},
 )
@@ -129,7 +114,7 @@ KERNELS = (
         reference=_onward_reference,
         launch_arguments=lambda call: ("nodes", "out", _steps(call), _nodes(call)),
         section="Latency of dependent accesses over a random cycle (pointer chase): lines that no launch before has touched",
-        check=all_of(typed(_DTYPES), whole_number("steps", 1), _check),
+        checks=(whole_number("steps", 1), _check),
     ),
 )
 

@@ -23,7 +23,6 @@ REDUCE_THREADS = 512
 REDUCE_VECTORS = {"read": 8, "dot": 4}
 """Loads of each source that a thread of `read` or `dot` issues before it uses the first: eight in total."""
 
-_DTYPES = ("f4", "f8", "i4")
 _SECTION = "STREAM (McCalpin) with BabelStream's arithmetic"
 
 
@@ -74,11 +73,10 @@ def _map(name: str, written: str, sources: tuple[str, ...], scalar: Parameter | 
         reference=reference,
         elementwise=True,
         launch_arguments=launch_arguments,
-        dtypes=_DTYPES,
         section=f"{_SECTION}: {name.removeprefix('stream_')}",
         loads_in_flight=max(len(sources), 1),
         load_bytes=VECTOR_BYTES,
-        check=calls.all_of(calls.typed(_DTYPES), calls.same_size(*arrays), *(calls.in_element_type(s.name) for s in scalars)),
+        checks=(calls.same_size(*arrays), *(calls.in_element_type(s.name) for s in scalars)),
     )
 
 
@@ -102,7 +100,7 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         return (*sources, "sums", call.arrays[sources[0]].size)
 
     def reference(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
-        return {"sums": _tile_sums([arrays[source] for source in sources], terms, tile)}
+        return {"sums": tile_sums([arrays[source] for source in sources], terms, tile)}
 
     return Kernel(
         name=name,
@@ -113,11 +111,10 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         entry=f"{name}<{{dtype}}, {REDUCE_THREADS}, {vectors}>",
         reference=reference,
         launch_arguments=launch_arguments,
-        dtypes=_DTYPES,
         section=f"{_SECTION}: {name}",
         loads_in_flight=vectors * len(sources),
         load_bytes=VECTOR_BYTES,
-        check=calls.all_of(calls.typed(_DTYPES), calls.same_size(*sources), _whole_tiles(name, sources[0], tile)),
+        checks=(calls.same_size(*sources), _whole_tiles(name, sources[0], tile)),
         relative_tolerance=1e-5,
     )
 
@@ -135,7 +132,7 @@ def _whole_tiles(kernel: str, source: str, tile: int) -> calls.Check:
     return check
 
 
-def _tile_sums(sources: list[Any], terms: Callable[..., Any], tile: int) -> Any:
+def tile_sums(sources: list[Any], terms: Callable[..., Any], tile: int) -> Any:
     """Sums over the sources' whole tiles: floats in float64 and rounded once, integers modulo 2^32 as on the device."""
     dtype = sources[0].dtype
     width = tile // dtype.itemsize

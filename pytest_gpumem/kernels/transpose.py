@@ -5,7 +5,6 @@ Matrices are dense and lie row by row: `idata` has `height` rows of `width` elem
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from pytest_gpumem.kernels import calls
@@ -18,7 +17,6 @@ has four times the loads in flight, which a memory of several TB/s needs."""
 
 _ROWS = 4  # of a tile that a block handles at once; `ROWS` in the source
 _THREADS = TILE * _ROWS
-_DTYPES = ("f4", "i4")  # the sectors and bank conflicts below hold for 4-byte words
 
 
 def _matrix(call: Call) -> tuple[int, int]:
@@ -28,24 +26,6 @@ def _matrix(call: Call) -> tuple[int, int]:
 def _shape(_facts: DeviceFacts, call: Call) -> LaunchShape:
     width, height = _matrix(call)
     return calls.grid(call, calls.ceil_div(width, TILE) * calls.ceil_div(height, TILE), _THREADS)
-
-
-def _accesses(call: Call) -> tuple[Access, ...]:
-    return (calls.touch("idata", "read", call), calls.touch("odata", "write", call))
-
-
-def _strided_accesses(call: Call) -> tuple[Access, ...]:
-    # The rows of a tile are read together, so the eight words that share a written sector come soon after each other.
-    return (calls.touch("idata", "read", call), calls.touch("odata", "write", call, sectors=calls.SECTORS_SCATTERED, nearby=True))
-
-
-def _cycles(of_a_warp: int) -> Callable[[Call], float]:
-    """Cycles on chip, from those that it takes to turn one warp's 32 words."""
-
-    def cycles(call: Call) -> float:
-        return call.arrays["idata"].size / calls.WARP * of_a_warp
-
-    return cycles
 
 
 def _fits(call: Call) -> str | None:
@@ -64,12 +44,16 @@ def _transpose(arrays: calls.Arrays, scalars: calls.Scalars) -> dict[str, Any]:
     return {"odata": calls.module_of(source).ascontiguousarray(known.T).reshape(-1).copy()}
 
 
-_CHECK: calls.Check = calls.all_of(
-    calls.typed(_DTYPES), calls.same_size("odata", "idata"), calls.whole_number("width", 1), calls.whole_number("height", 1), _fits
-)
+def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
+    """One way of turning.
+    `sectors`: of a written request. A tile's rows are read together, so the words that share a written sector come soon after each other.
+    `cycles`: on chip, to turn one warp's 32 words.
+    """
 
+    def accesses(call: Call) -> tuple[Access, ...]:
+        nearby = sectors > calls.SECTORS_COALESCED
+        return (calls.touch("idata", "read", call), calls.touch("odata", "write", call, sectors=sectors, nearby=nearby))
 
-def _kernel(name: str, entry: str, accesses: Callable[[Call], tuple[Access, ...]], cycles: int) -> Kernel:
     return Kernel(
         name=name,
         parameters=(
@@ -84,17 +68,17 @@ def _kernel(name: str, entry: str, accesses: Callable[[Call], tuple[Access, ...]
         entry=entry,
         reference=_transpose,
         launch_arguments=lambda call: ("odata", "idata", *_matrix(call)),
-        dtypes=_DTYPES,
+        dtypes=("f4", "i4"),  # sectors and bank conflicts hold for 4-byte words
         section="CUDA C++ Best Practices Guide 9.2.3 Shared Memory: the transposed half of C = AA^T",
         loads_in_flight=TILE // _ROWS,
-        check=_CHECK,
-        on_chip_cycles=_cycles(cycles),
+        checks=(calls.same_size("odata", "idata"), calls.whole_number("width", 1), calls.whole_number("height", 1), _fits),
+        on_chip_cycles=lambda call: call.arrays["idata"].size / calls.WARP * cycles,
     )
 
 
 # Cycles for one warp's words: a coalesced request touches one line, a strided one 32; a column of an unpadded tile is one bank's.
 KERNELS = (
-    _kernel("transpose", f"transpose<{{dtype}}, {TILE}>", _strided_accesses, 1 + calls.WARP),
-    _kernel("transpose_tiled", f"transpose_tiled<{{dtype}}, {TILE}, {TILE}>", _accesses, 1 + 1 + calls.WARP + 1),
-    _kernel("transpose_padded", f"transpose_tiled<{{dtype}}, {TILE}, {TILE + 1}>", _accesses, 1 + 1 + 1 + 1),
+    _kernel("transpose", f"transpose<{{dtype}}, {TILE}>", calls.SECTORS_SCATTERED, 1 + calls.WARP),
+    _kernel("transpose_tiled", f"transpose_tiled<{{dtype}}, {TILE}, {TILE}>", calls.SECTORS_COALESCED, 1 + 1 + calls.WARP + 1),
+    _kernel("transpose_padded", f"transpose_tiled<{{dtype}}, {TILE}, {TILE + 1}>", calls.SECTORS_COALESCED, 1 + 1 + 1 + 1),
 )

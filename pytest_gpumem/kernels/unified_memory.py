@@ -14,7 +14,6 @@ migration block."""
 SMALLEST_PAGE, LARGEST_PAGE = 4 * 1024, 2 * 1024 * 1024  # pages that a GPU or its host can have
 
 _THREADS = 256
-_DTYPES = ("f4", "f8", "i4")
 
 
 def _page(call: Call) -> int:
@@ -45,7 +44,7 @@ def _initialiser(
     *,
     more: tuple[Parameter, ...] = (),
     arguments: Callable[[Call], tuple[str | int, ...]] = lambda call: ("x", "value", call.arrays["x"].size),
-    check: tuple[calls.Check, ...] = (),
+    checks: tuple[calls.Check, ...] = (),
 ) -> Kernel:
     """Sets an array to a value. The text's version sets two arrays; here it is launched once for each."""
     return Kernel(
@@ -58,9 +57,8 @@ def _initialiser(
         reference=lambda arrays, scalars: {"x": calls.filled_like(arrays["x"], scalars["value"])},
         elementwise=True,
         launch_arguments=arguments,
-        dtypes=_DTYPES,
         section=section,
-        check=calls.all_of(calls.typed(_DTYPES), calls.in_element_type("value"), *check),
+        checks=(calls.in_element_type("value"), *checks),
     )
 
 
@@ -75,10 +73,9 @@ KERNELS = (
         reference=lambda arrays, _scalars: {"y": arrays["x"] + arrays["y"]},
         elementwise=True,
         launch_arguments=lambda call: ("x", "y", call.arrays["y"].size),
-        dtypes=_DTYPES,
         section="Unified memory, 2.7.1 Understanding unified memory page allocation and transfer",
         loads_in_flight=2,
-        check=calls.all_of(calls.typed(_DTYPES), calls.same_size("x", "y")),
+        checks=(calls.same_size("x", "y"),),
     ),
     _initialiser(
         "init",
@@ -93,6 +90,6 @@ KERNELS = (
         "Unified memory, 2.7.2 Optimizing unified memory with warp per page: one warp to 64 KiB",
         more=(Parameter("page", Role.SCALAR, PAGE_BYTES),),
         arguments=_per_page_arguments,
-        check=(_is_page,),
+        checks=(_is_page,),
     ),
 )

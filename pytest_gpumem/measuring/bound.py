@@ -110,32 +110,27 @@ class BoundKernel:
                 raise BadCall(
                     f"{signature}: {parameter.name!r} is a buffer from a fixture such as device_buffer, not {type(value).__name__}"
                 )
-        self._check_types(signature, buffers)
-        self._check_aliases(signature, buffers)
-        return buffers, values
-
-    def _check_aliases(self, signature: str, buffers: Mapping[str, Buffer]) -> None:
         # The sources say __restrict__, and a check that poisons an output would poison the input with it.
-        for parameter in self.kernel.parameters:
+        for parameter in kernel.parameters:
             for name, buffer in buffers.items():
                 written = parameter.role in (Role.WRITE, Role.UPDATE)
                 if written and name != parameter.name and buffer is buffers[parameter.name]:
                     raise BadCall(f"{signature}: {parameter.name!r} is written, so it cannot be the same buffer as {name!r}")
+        return buffers, values
 
-    def _check_types(self, signature: str, buffers: Mapping[str, Buffer]) -> None:
-        types = {buffer.dtype_name for buffer in buffers.values()}
-        if len(types) > 1:
-            raise BadCall(
-                f"{signature}: all arrays have one element type; got " + ", ".join(f"{n}: {b.dtype_name}" for n, b in buffers.items())
-            )
-        if self.kernel.source is not None and not types <= set(self.kernel.dtypes):
-            raise BadCall(f"{signature} takes arrays of {', '.join(self.kernel.dtypes)}, not {', '.join(types)}")
-
-    def call(self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float]) -> Call:
-        """The call's facts: its arrays' shapes and its scalars. Raises `BadCall`: the kernel refuses the sizes."""
-        call = Call({name: buffer.facts for name, buffer in buffers.items()}, dict(values), self.blocks)
-        wrong = self.kernel.check(call) if self.kernel.check is not None else None
-        if wrong:
+    def call(
+        self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float], copies: Mapping[Buffer, Allocation] | None = None
+    ) -> Call:
+        """The call's facts: its arrays' shapes and its scalars.
+        `copies`: memory in place of some buffers, each whole or a part.
+        Raises `BadCall`: the kernel refuses types or sizes.
+        """
+        arrays = {}
+        for name, buffer in buffers.items():
+            memory = (copies or {}).get(buffer)
+            arrays[name] = buffer.facts if memory is None else replace(buffer.facts, size=memory.nbytes // buffer.itemsize)
+        call = Call(arrays, dict(values), self.blocks)
+        if (wrong := self.kernel.problem(call)) is not None:
             raise BadCall(f"{self.kernel.name}: {wrong}")
         return call
 
@@ -165,10 +160,11 @@ class BoundKernel:
     def launch(
         self, buffers: Mapping[str, Buffer], values: Mapping[str, int | float], copies: Mapping[Buffer, Allocation] | None = None
     ) -> Launch:
-        """The launch for the device, with the buffers where they now are, or with `copies` of some of them.
+        """The launch for the device, with the buffers where they now are, or with `copies` of some of them, each whole or a part.
+        Raises `BadCall`: the kernel refuses types or sizes, or cannot see the memory.
         Raises `Unsupported`: a block needs more shared memory than the device has for one.
         """
-        call, facts = self.call(buffers, values), self.device.facts
+        call, facts = self.call(buffers, values, copies), self.device.facts
         shape = self.kernel.shape(facts, call)
         most = facts.max_shared_bytes_per_block
         if most is not None and shape.shared_bytes > most:
@@ -176,8 +172,11 @@ class BoundKernel:
                 f"{self.kernel.name} needs {format_bytes(shape.shared_bytes)} of shared memory for each block; "
                 f"{facts.name} has at most {format_bytes(most)}"
             )
-        elsewhere = copies or {}
-        return Launch(self.kernel, call, shape, {name: elsewhere.get(b, b.allocation) for name, b in buffers.items()})
+        memory = {name: (copies or {}).get(b, b.allocation) for name, b in buffers.items()}
+        for name, allocation in memory.items() if self.kernel.source is not None else ():
+            if not allocation.address:
+                raise BadCall(f"{self.kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see")
+        return Launch(self.kernel, call, shape, memory)
 
 
 class Kernels:

@@ -19,8 +19,8 @@ from pytest_gpumem.measuring.target_callable import callable_target
 from pytest_gpumem.measuring.target_case import Case, case_target
 from pytest_gpumem.measuring.target_kernel import kernel_target
 from pytest_gpumem.measuring.untimed import count_migrations, find_what_ran, watch_launch
-from pytest_gpumem.measuring.work import InTurn, Together, Work, bound_of
-from pytest_gpumem.measuring.works import StagedCopy, work_target
+from pytest_gpumem.measuring.work import InTurn, StagedCopy, Together, Work, bound_of
+from pytest_gpumem.measuring.works import work_target
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.memory.spaces import Memory
@@ -264,7 +264,7 @@ TRIES = 3  # times that parts and sequence are measured until they agree
 def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, name: str) -> Overlap | None:
     """Measure each part of overlapping work alone, and all parts in turn, by the plan of the work itself. None for work that overlaps
     nothing, and under a profiler, which slows each part in its own way."""
-    if not isinstance(work, (Together, StagedCopy)) or conductor.profiled:
+    if not isinstance(work, (Together, StagedCopy)) or work.before is not None or conductor.profiled:
         return None
     sampler = "host" if work.on_host else plan.sampler
     short = dataclasses.replace(plan, sampler=sampler, placements=1, budget=PART_SHARE * plan.budget)

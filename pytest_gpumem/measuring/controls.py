@@ -16,8 +16,9 @@ import numpy as np
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import Allocation, Device, HoldExpired, Launch, Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.controls import CONTROL_READ, SOURCE, TILE_BYTES, whole_waves
+from pytest_gpumem.kernels.controls import CONTROL_READ, SOURCE, whole_waves
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call
+from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.measuring.bound import CYCLE_SEED

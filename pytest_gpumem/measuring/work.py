@@ -11,9 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
-from pytest_gpumem.kernels.kernel import Call, Kernel, Role
+from pytest_gpumem.kernels.kernel import Role
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.units import format_bytes
 
@@ -23,30 +24,15 @@ HOST_TO_DEVICE, DEVICE_TO_HOST, PEER, KERNEL, HOST = "host to device", "device t
 """Engines: two copy engines (one, if `asyncEngineCount` is 1), the link to another GPU, the SMs, and the host."""
 
 
-class BadWork(ValueError):
-    """Work cannot be composed of these pieces; one sentence that names the values."""
-
-
-class WrongContent(AssertionError):
-    """The work left a wrong result."""
-
-
 class Work(ABC):
     """Something that can be queued on a stream and measured."""
 
     name: str
+    engines: frozenset[str]  # that it keeps busy
+    traffic: Traffic | None = None  # compulsory bytes of one run, if known
     on_host: bool = False  # the host takes part: `queue` returns late, and only the host's clock shows the time
     verifies: bool = False  # True if `verify` compares anything
-
-    @property
-    @abstractmethod
-    def engines(self) -> frozenset[str]:
-        """The engines that it keeps busy."""
-
-    @property
-    def traffic(self) -> Traffic | None:
-        """Compulsory bytes of one run, if known."""
-        return None
+    before: Work | None = None  # what comes before each measured run, untimed
 
     @abstractmethod
     def queue(self, stream: Stream) -> None:
@@ -56,10 +42,10 @@ class Work(ABC):
         """Overwrite the result, and note the expected one."""
 
     def verify(self) -> None:  # noqa: B027
-        """Compare the result of a run with the expected one. Raises `WrongContent`."""
+        """Compare the result of a run with the expected one. Raises `WrongResult`."""
 
     def close(self) -> None:  # noqa: B027
-        """Free what the work itself allocated."""
+        """Free what the work itself allocated; a second call does nothing."""
 
 
 class Copy(Work):
@@ -67,33 +53,25 @@ class Copy(Work):
     `device`: the device of the engine.
     `destination`, `source`: buffers of the same size in bytes.
     `pieces`: number of calls.
-    Raises `BadWork`: the sizes differ, or there are more pieces than multiples of 256 bytes.
+    Raises `BadCall`: the sizes differ, or there are more pieces than multiples of 256 bytes.
     """
+
+    verifies = True
 
     def __init__(self, device: Device, destination: Buffer, source: Buffer, *, pieces: int = 1) -> None:
         if destination.nbytes != source.nbytes:
             sizes = f"{format_bytes(source.nbytes)} to {format_bytes(destination.nbytes)}"
-            raise BadWork(f"a copy of {sizes}: source and destination must be of the same size")
+            raise BadCall(f"a copy of {sizes}: source and destination must be of the same size")
         self._device, self._destination, self._source = device, destination, source
         self._pieces = cut(source.nbytes, pieces)
-        self.verifies = True
-        self.on_host = destination.kind.pageable or source.kind.pageable
-        times = f" in {pieces} pieces" if pieces > 1 else ""
-        self.name = f"{source.kind.value} to {destination.kind.value}{times}"
-
-    @property
-    def engines(self) -> frozenset[str]:
-        kinds = (self._source.kind, self._destination.kind)
-        if any(kind.on_peer for kind in kinds):
-            return frozenset([PEER])
-        if kinds[0].on_host:
-            return frozenset([HOST_TO_DEVICE])
-        return frozenset([DEVICE_TO_HOST if kinds[1].on_host else KERNEL])
-
-    @property
-    def traffic(self) -> Traffic:
-        link = self._source.kind.beyond_link or self._destination.kind.beyond_link
-        return Traffic(self._source.nbytes, self._destination.nbytes, link=link)
+        there, here = destination.kind, source.kind
+        self.on_host = there.pageable or here.pageable
+        self.traffic = Traffic(source.nbytes, source.nbytes, link=here.beyond_link or there.beyond_link)
+        if here.on_peer or there.on_peer:
+            self.engines = frozenset([PEER])
+        else:
+            self.engines = frozenset([HOST_TO_DEVICE if here.on_host else DEVICE_TO_HOST if there.on_host else KERNEL])
+        self.name = f"{here.value} to {there.value}{f' in {pieces} pieces' if pieces > 1 else ''}"
 
     def queue(self, stream: Stream) -> None:
         device, destination, source = self._device, self._destination.allocation, self._source.allocation
@@ -107,174 +85,188 @@ class Copy(Work):
         self._device.content.poison(self._destination.allocation, stream)
 
     def verify(self) -> None:
-        _equal(self._device, self.name, self._destination, self._device.content.to_host(self._source.allocation, "u1", self._source.nbytes))
+        actual, expected = (self._device.content.to_host(b.allocation, "u1", b.nbytes) for b in (self._destination, self._source))
+        size = min(actual.size, expected.size)  # the simulated device backs a part
+        _compare(self._device, self.name, actual[:size], expected[:size], noun="byte")
 
 
 class Launched(Work):
     """A kernel of the catalogue on buffers.
-    `kernel`: `verify` compares with its reference.
-    `buffers`: array arguments by parameter name.
-    `persisting`: the stream under whose window it runs; None: none.
-    Raises `BadWork`: the kernel refuses the arguments, or an argument is memory that kernels cannot access.
+    `kernel`: `verify` compares with its reference. On its persisting stream, if it has one.
+    `buffers`, `scalars`: arguments by parameter name, as `BoundKernel.arguments` gives them.
+    Raises `BadCall`: the kernel refuses the arguments.
     """
+
+    engines = frozenset([KERNEL])
+
+    def __init__(self, kernel: BoundKernel, buffers: Mapping[str, Buffer], scalars: Mapping[str, int | float]) -> None:
+        self._kernel, self._buffers, self._scalars = kernel, buffers, scalars
+        self._launch = kernel.launch(buffers, scalars)
+        self._expected: Mapping[str, Any] = {}
+        self.name, self.verifies = kernel.name, kernel.kernel.reference is not None
+        self.traffic = kernel.kernel.traffic(self._launch.call)
+        kernel.device.kernels.compile(self._launch)
+
+    def queue(self, stream: Stream) -> None:
+        device, persisting = self._kernel.device, self._kernel.persisting
+        if persisting is None:
+            device.kernels.launch(self._launch, stream)
+            return
+        if persisting.closed:
+            raise BadCall(f"{self.name}: the `with` block of its persisting stream has ended, and its window with it")
+        device.streams.join(persisting.stream, stream)
+        device.kernels.launch(self._launch, persisting.stream)
+        device.streams.join(stream, persisting.stream)
+
+    def poison(self, stream: Stream) -> None:
+        if not self.verifies:
+            return
+        self._kernel.device.streams.synchronize(stream)
+        self._expected = self._kernel.expected({name: self._view(name) for name in self._buffers}, self._scalars)
+        for parameter in self._kernel.kernel.parameters:
+            if parameter.role is Role.WRITE:
+                self._kernel.device.content.poison(self._buffers[parameter.name].allocation, stream)
+
+    def verify(self) -> None:
+        tolerance = self._kernel.kernel.relative_tolerance
+        for name, content in self._expected.items():
+            _compare(self._kernel.device, self.name, self._view(name)[: content.size], content, tolerance, f" of {name!r}")
+        self._expected = {}
+
+    def _view(self, name: str) -> Any:
+        buffer = self._buffers[name]
+        return self._kernel.device.memory.view(buffer.allocation, buffer.dtype_name, buffer.size)
+
+
+class StagedCopy(Work):
+    """A copy to the device, a kernel there, and a copy back, chunk by chunk over several streams.
+    `source`, `target`: host buffers; `target` None: nothing is copied back.
+    `there`: device buffer that the kernel updates in place.
+    `kernel`: with one array, which it updates element by element.
+    `scalars`: of the kernel.
+    `chunks`: number of chunks, which begin at multiples of 256 bytes; None: one for each stream. The last may be shorter.
+    Raises `BadCall`: the buffers differ, the kernel does not fit, or the data is too small for so many chunks.
+    Raises `Unsupported`: the device has no copy engine (`asyncEngineCount` is 0).
+    """
+
+    verifies = True
 
     def __init__(
         self,
-        device: Device,
-        kernel: Kernel,
-        buffers: Mapping[str, Buffer],
+        source: Buffer,
+        there: Buffer,
+        target: Buffer | None,
+        kernel: BoundKernel,
         scalars: Mapping[str, int | float],
-        blocks: int | None = None,
-        persisting: PersistingStream | None = None,
+        streams: int,
+        chunks: int | None = None,
     ) -> None:
-        self._persisting = persisting
-        self._device, self._kernel, self._buffers = device, kernel, dict(buffers)
-        self._launch = bound(device, kernel, {name: (b, b.allocation) for name, b in buffers.items()}, scalars, blocks)
-        self._expected: Mapping[str, Any] = {}
-        self.name, self.verifies = kernel.name, kernel.reference is not None
-        device.kernels.compile(self._launch)
+        _at_least_one("n_streams", streams)
+        _at_least_one("chunks", 1 if chunks is None else chunks)
+        arrays = [p for p in kernel.kernel.parameters if p.role is not Role.SCALAR]
+        if len(arrays) != 1 or arrays[0].role is not Role.UPDATE or kernel.kernel.reference is None:
+            raise BadCall(f"{kernel.name} cannot be staged: it takes a kernel that updates one array in place, such as elementwise")
+        for buffer in (b for b in (source, target) if b is not None):
+            if (buffer.nbytes, buffer.dtype) != (there.nbytes, there.dtype):
+                raise BadCall(f"{buffer!r} and {there!r} must have the same size and type")
+        self._device, self._source, self._there, self._target = kernel.device, source, there, target
+        self._kernel, (self._buffers, self._scalars) = kernel, kernel.arguments((there,), scalars)
+        _check_engines(self._device, frozenset([HOST_TO_DEVICE]))
+        self.engines = frozenset([HOST_TO_DEVICE, KERNEL] if target is None else [HOST_TO_DEVICE, KERNEL, DEVICE_TO_HOST])
+        self.traffic = Traffic(source.nbytes, 0 if target is None else target.nbytes, link=True)
+        self.on_host = source.kind.pageable or (target is not None and target.kind.pageable)
+        self.name = f"staged {kernel.name}"
+        self._lanes = tuple(self._device.streams.create() for _ in range(streams))
+        self._steps = [self._step(offset, nbytes) for offset, nbytes in cut(there.nbytes, chunks or streams)]
+        self._expected: Any = None
+        self._device.kernels.compile(self._steps[0][2])
+
+    def _step(self, offset: int, nbytes: int) -> tuple[Allocation, Allocation, Launch, Allocation | None]:
+        there, source, target = (
+            None if b is None else self._device.memory.part(b.allocation, offset, nbytes) for b in (self._there, self._source, self._target)
+        )
+        assert there is not None
+        assert source is not None
+        return there, source, self._kernel.launch(self._buffers, self._scalars, {self._there: there}), target
 
     @property
-    def engines(self) -> frozenset[str]:
-        return frozenset([KERNEL])
+    def streams(self) -> int:
+        """Number of streams that it uses."""
+        return len(self._lanes)
 
     @property
-    def traffic(self) -> Traffic:
-        return self._kernel.traffic(self._launch.call)
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return len(self._steps)
+
+    @property
+    def parts(self) -> tuple[Work, ...]:
+        """The copy in, the kernel and the copy back, each whole."""
+        back = () if self._target is None else (Copy(self._device, self._target, self._there),)
+        return (Copy(self._device, self._there, self._source), Launched(self._kernel, self._buffers, self._scalars), *back)
 
     def queue(self, stream: Stream) -> None:
-        if self._persisting is None:
-            self._device.kernels.launch(self._launch, stream)
-            return
-        if self._persisting.closed:
-            raise BadWork(f"{self.name}: the `with` block of its persisting stream has ended, and its window with it")
-        own = self._persisting.stream
-        self._device.streams.join(own, stream)
-        self._device.kernels.launch(self._launch, own)
-        self._device.streams.join(stream, own)
+        device = self._device
+        for lane in self._lanes:
+            device.streams.join(lane, stream)
+        for i, (there, source, launch, target) in enumerate(self._steps):
+            lane = self._lanes[i % len(self._lanes)]
+            device.content.copy(there, source, there.nbytes, lane)
+            device.kernels.launch(launch, lane)
+            if target is not None:
+                device.content.copy(target, there, there.nbytes, lane)
+        for lane in self._lanes:
+            device.streams.join(stream, lane)
 
     def poison(self, stream: Stream) -> None:
-        if self._kernel.reference is None:
-            return
-        self._device.streams.synchronize(stream)
-        arrays = {name: self._device.memory.view(b.allocation, b.dtype_name, b.size) for name, b in self._buffers.items()}
-        self._expected = self._kernel.reference(arrays, self._launch.call.scalars)
-        for parameter in self._kernel.parameters:
-            if parameter.role is Role.WRITE:
-                self._device.content.poison(self._buffers[parameter.name].allocation, stream)
+        device, there = self._device, self._there
+        device.content.copy(there.allocation, self._source.allocation, there.nbytes, stream)
+        device.streams.synchronize(stream)
+        (name,) = self._buffers
+        arrays = {name: device.memory.view(there.allocation, there.dtype_name, there.size)}
+        self._expected = self._kernel.expected(arrays, self._scalars)[name]
+        for buffer in (there, self._target):
+            if buffer is not None:
+                device.content.poison(buffer.allocation, stream)
 
     def verify(self) -> None:
-        for name, content in self._expected.items():
-            buffer = self._buffers[name]
-            actual = self._device.memory.view(buffer.allocation, buffer.dtype_name, buffer.size)[: content.size]
-            wrong = self._device.content.mismatch(actual, content, self._kernel.relative_tolerance)
-            if wrong is not None:
-                raise WrongContent(
-                    f"{self.name}: {wrong[0]} of {content.size} elements of {name!r} are wrong; the first is element {wrong[1]}"
-                )
-        self._expected = {}
+        result = self._there if self._target is None else self._target
+        actual = self._device.content.to_host(result.allocation, result.dtype_name, result.size)
+        _compare(self._device, self.name, actual, self._expected, self._kernel.kernel.relative_tolerance)
+        self._expected = None
 
 
 class Host(Work):
-    """A function that runs on the host."""
+    """A function that runs on the host. It gets the stream; `close` frees what it needs."""
 
+    engines = frozenset([HOST])
     on_host = True
 
-    def __init__(self, function: Callable[[], object], name: str | None = None) -> None:
-        self._function = function
-        self.name = name or str(getattr(function, "__name__", type(function).__name__))
-
-    @property
-    def engines(self) -> frozenset[str]:
-        return frozenset([HOST])
+    def __init__(self, function: Callable[[Stream], object], name: str, close: Callable[[], None] | None = None) -> None:
+        self._function, self.name, self._close = function, name, close
 
     def queue(self, stream: Stream) -> None:
-        self._function()
-
-
-class Allocating(Work):
-    """One allocation and its free."""
-
-    on_host = True
-
-    def __init__(self, device: Device, name: str, nbytes: int) -> None:
-        self._allocator = device.memory.allocator(name)
-        self._nbytes = nbytes
-        self.name = f"{name} of {format_bytes(nbytes)}"
-
-    @property
-    def engines(self) -> frozenset[str]:
-        return frozenset([HOST])
-
-    def queue(self, stream: Stream) -> None:
-        self._allocator.cycle(self._nbytes, stream)
+        self._function(stream)
 
     def close(self) -> None:
-        self._allocator.close()
+        if self._close is not None:
+            self._close()
 
 
 class _Several(Work):
-    """Several pieces of work."""
+    """Several pieces of work; their bytes are those that cross links, in both directions together."""
 
     def __init__(self, device: Device, works: Sequence[Work], name: str) -> None:
         if len(works) < 2:
-            raise BadWork(f"{name} takes at least two pieces of work, not {len(works)}")
+            raise BadCall(f"{name} takes at least two pieces of work, not {len(works)}")
         self._device = device
         self.parts = tuple(works)
+        self.engines = frozenset[str]().union(*(work.engines for work in works))
+        crossing = [work.traffic.total for work in works if work.traffic is not None and work.traffic.link]
+        self.traffic = Traffic(0, 0, link=True, declared=sum(crossing)) if crossing else None
         self.on_host = any(work.on_host for work in works)
         self.verifies = any(work.verifies for work in works)
         self.name = (" then " if name == "in_turn" else " beside ").join(work.name for work in works)
-
-    @property
-    def engines(self) -> frozenset[str]:
-        return frozenset().union(*(work.engines for work in self.parts))
-
-    @property
-    def traffic(self) -> Traffic | None:
-        """Bytes that cross links, the sum of both directions."""
-        known = [work.traffic for work in self.parts]
-        crossing = [traffic.total for traffic in known if traffic is not None and traffic.link]
-        return Traffic(0, 0, link=True, declared=sum(crossing)) if crossing else None
-
-    def poison(self, stream: Stream) -> None:
-        for work in self.parts:
-            work.poison(stream)
-
-    def verify(self) -> None:
-        for work in self.parts:
-            work.verify()
-
-    def close(self) -> None:
-        for work in self.parts:
-            work.close()
-
-
-class After(Work):
-    """A piece of work, of which each run comes after an untimed run of another.
-    `before`: what comes before; it may be of the host.
-    `work`: the measured piece.
-    """
-
-    def __init__(self, before: Work, work: Work) -> None:
-        self.before, self.work = before, work
-        self.name, self.on_host, self.verifies = work.name, work.on_host, work.verifies
-
-    @property
-    def engines(self) -> frozenset[str]:
-        return self.work.engines
-
-    @property
-    def traffic(self) -> Traffic | None:
-        return self.work.traffic
-
-    def queue(self, stream: Stream) -> None:
-        self.work.queue(stream)
-
-    def poison(self, stream: Stream) -> None:
-        self.work.poison(stream)
-
-    def verify(self) -> None:
-        self.work.verify()
 
 
 class InTurn(_Several):
@@ -307,7 +299,7 @@ class Together(_Several):
 
     def __init__(self, device: Device, works: Sequence[Work]) -> None:
         super().__init__(device, works, "together")
-        check_engines(device, self.engines)
+        _check_engines(device, self.engines)
         self._lanes = tuple(device.streams.create() for work in works if work.engines != {HOST})
 
     @property
@@ -324,53 +316,25 @@ class Together(_Several):
         for lane in self._lanes:
             self._device.streams.join(stream, lane)
 
+    def poison(self, stream: Stream) -> None:
+        for work in self.parts:
+            work.poison(stream)
 
-def bound(
-    device: Device,
-    kernel: Kernel,
-    arrays: Mapping[str, tuple[Buffer, Allocation]],
-    scalars: Mapping[str, int | float],
-    blocks: int | None = None,
-) -> Launch:
-    """A launch of `kernel` on memory that holds elements of the buffers' type: the whole of each buffer, or a part.
-    Raises `BadWork`: the kernel refuses the arguments.
-    """
-    values = {p.name: scalars.get(p.name, p.default) for p in kernel.parameters if p.role is Role.SCALAR}
-    missing = [name for name, value in values.items() if value is None] + [name for name in scalars if name not in values]
-    if missing:
-        raise BadWork(f"{kernel.name}: {missing[0]!r} is missing, or is none of its scalars ({', '.join(values) or 'it has none'})")
-    facts = {}
-    for name, (buffer, memory) in arrays.items():
-        whole = buffer.facts
-        facts[name] = type(whole)(memory.nbytes // whole.itemsize, whole.dtype, whole.itemsize, whole.on_host)
-        if not memory.address:
-            raise BadWork(f"{kernel.name}: {name!r} is {memory.kind.value} memory, which kernels cannot see")
-    call = Call(facts, {name: value for name, value in values.items() if value is not None}, blocks)
-    wrong = kernel.check(call) if kernel.check is not None else None
-    if wrong:
-        raise BadWork(f"{kernel.name}: {wrong}")
-    return Launch(kernel, call, kernel.shape(device.facts, call), {name: memory for name, (_, memory) in arrays.items()})
+    def verify(self) -> None:
+        for work in self.parts:
+            work.verify()
 
 
 def cut(nbytes: int, pieces: int) -> list[tuple[int, int]]:
     """Offset and length of `pieces` pieces of `nbytes` bytes, at multiples of 256 bytes; the last gets the rest.
-    Raises `BadWork`: `pieces` is not positive, or there are fewer multiples of 256 bytes than pieces.
+    Raises `BadCall`: `pieces` is not positive, or there are fewer multiples of 256 bytes than pieces.
     """
-    at_least_one("pieces", pieces)
+    _at_least_one("pieces", pieces)
     grains = -(-nbytes // GRAIN)
     if pieces > grains:
-        raise BadWork(f"{format_bytes(nbytes)} cannot be cut into {pieces} pieces at multiples of {GRAIN} bytes: {grains} at most")
+        raise BadCall(f"{format_bytes(nbytes)} cannot be cut into {pieces} pieces at multiples of {GRAIN} bytes: {grains} at most")
     starts = [i * grains // pieces * GRAIN for i in range(pieces)] + [nbytes]
     return [(start, end - start) for start, end in pairwise(starts)]
-
-
-def check_engines(device: Device, engines: frozenset[str]) -> None:
-    """Refuse work that the device cannot do at once. Raises `Unsupported`: the device has too few copy engines."""
-    facts, ways = device.facts, engines & {HOST_TO_DEVICE, DEVICE_TO_HOST}
-    if ways and facts.async_engines < 1:
-        raise Unsupported(f"{facts.name} copies nothing beside other work (asyncEngineCount is 0)")
-    if engines == {HOST_TO_DEVICE, DEVICE_TO_HOST} and facts.async_engines < 2:
-        raise Unsupported(f"{facts.name} copies one way at a time (asyncEngineCount is {facts.async_engines})")
 
 
 def bound_of(device: Device, parts: Sequence[tuple[frozenset[str], float]]) -> float:
@@ -386,25 +350,21 @@ def bound_of(device: Device, parts: Sequence[tuple[frozenset[str], float]]) -> f
     return max(busy.values())
 
 
-def enqueue(device: Device, work: Work, stream: Stream) -> tuple[float, float]:
-    """Seconds by the host's clock until the call that queues a run returned, and until the run was done. An asynchronous call returns while
-    its work still runs."""
-    device.streams.synchronize(stream)
-    began = device.now()
-    work.queue(stream)
-    returned = device.now() - began
-    device.streams.synchronize(stream)
-    return returned, device.now() - began
+def _check_engines(device: Device, engines: frozenset[str]) -> None:
+    """Refuse work that the device cannot do at once. Raises `Unsupported`: the device has too few copy engines."""
+    facts, ways = device.facts, engines & {HOST_TO_DEVICE, DEVICE_TO_HOST}
+    if ways and facts.async_engines < 1:
+        raise Unsupported(f"{facts.name} copies nothing beside other work (asyncEngineCount is 0)")
+    if engines == {HOST_TO_DEVICE, DEVICE_TO_HOST} and facts.async_engines < 2:
+        raise Unsupported(f"{facts.name} copies one way at a time (asyncEngineCount is {facts.async_engines})")
 
 
-def at_least_one(name: str, value: object) -> None:
+def _at_least_one(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadWork(f"{name}={value!r}; it is a whole number of at least 1")
+        raise BadCall(f"{name}={value!r}; it is a whole number of at least 1")
 
 
-def _equal(device: Device, name: str, buffer: Buffer, expected: Any) -> None:
-    actual = device.content.to_host(buffer.allocation, "u1", buffer.nbytes)
-    size = min(actual.size, expected.size)  # the simulated device backs a part
-    wrong = device.content.mismatch(actual[:size], expected[:size], 0.0)
-    if wrong is not None:
-        raise WrongContent(f"{name}: {wrong[0]} of {size} bytes are wrong; the first is byte {wrong[1]}")
+def _compare(device: Device, name: str, actual: Any, expected: Any, tolerance: float = 0.0, of: str = "", noun: str = "element") -> None:
+    if (wrong := device.content.mismatch(actual, expected, tolerance)) is not None:
+        first = f"the first is {noun} {wrong[1]}"
+        raise WrongResult(f"{name}: {wrong[0]} of {actual.size} {noun}s{of} are wrong; {first}, after one run on poisoned outputs")

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.devices.kinds import MemoryKind
     from pytest_gpumem.devices.protocol import Device
     from pytest_gpumem.measuring.bound import Kernels
-    from pytest_gpumem.measuring.works import StagedCopy, Works
+    from pytest_gpumem.measuring.work import StagedCopy
+    from pytest_gpumem.measuring.works import Works
     from pytest_gpumem.memory.l2 import PersistingStream
     from pytest_gpumem.memory.spaces import Memory
     from pytest_gpumem.plugin.footprints import GpuMemory

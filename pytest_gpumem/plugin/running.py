@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.protocol import PLENTY, ContextLost, DeviceError, Unsupported
 from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
-from pytest_gpumem.measuring.work import BadWork
 from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
 from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured, why_text
@@ -48,7 +47,7 @@ def where(traceback: TracebackType | None, test_file: Path, root: Path) -> str:
     return found
 
 
-MISTAKES = (BadCall, NoSuchKernel, BadBuffer, BadWindow, BadWork, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
+MISTAKES = (BadCall, NoSuchKernel, BadBuffer, BadWindow, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
 """Errors whose message is made for the user: shown with the line that led to them instead of a traceback through this package."""
 
 

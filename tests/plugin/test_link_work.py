@@ -82,7 +82,7 @@ def test_kind(memory_kind):
     result = run(body)
     result.assert_outcomes(failed=4)
     for line in (
-        "*BadWork: a copy of 2 MiB to 1 MiB: source and destination must be of the same size",
+        "*BadCall: a copy of 2 MiB to 1 MiB: source and destination must be of the same size",
         "*BadCall: gpu_benchmark(host busy for 100.0 us): work of gpu_work takes no arguments, moved= or stream=: it has its own",
         "*NoTraffic: host busy for 100.0 us has no parts that overlap: measure staged_copy or gpu_work.together",
         "*BadBuffer: memory_kind() takes an address, a buffer or an array, not str",
@@ -103,7 +103,7 @@ def test_window(gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer,
 """
     result = run(body)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*BadWork: copy: the `with` block of its persisting stream has ended, and its window with it*"])
+    result.stdout.fnmatch_lines(["*BadCall: copy: the `with` block of its persisting stream has ended, and its window with it*"])
 
 
 def test_a_wrong_staged_copy_is_a_wrong_result(run: Run) -> None:

@@ -120,7 +120,7 @@ def test_source_gives_the_references_result(name, dtype, blocks, library, h100):
         for scalars in SCALARS.get(name, [{}]):
             arrays = arguments_of(name, size, dtype, rng)
             call = call_of(kernel, arrays, blocks, **scalars)
-            assert kernel.check(call) is None
+            assert kernel.problem(call) is None
             expected = kernel.reference(arrays, call.scalars)
             for vectors in vector_counts(kernel):
                 # Outputs are poisoned, as a measurement does before it checks.
@@ -161,7 +161,7 @@ def test_matrices_of_any_shape_are_transposed(name, width, height, library, h100
 def test_rereading_goes_through_every_element_whatever_the_stride(stride, blocks, library, h100):
     kernel, x = CATALOGUE["reread"], np.arange(32_000, dtype="i4")
     call = call_of(kernel, {"y": x, "x": x}, blocks, times=2, stride=stride)
-    assert kernel.check(call) is None
+    assert kernel.problem(call) is None
     guarded = {"y": Guarded(np.full_like(x, -1)), "x": Guarded(x)}
     run(library, kernel.shape(h100, call), kernel, "i4", call, guarded)
     assert guarded["y"].intact

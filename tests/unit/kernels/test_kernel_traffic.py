@@ -58,8 +58,8 @@ def test_rereading_asks_again_and_moves_whole_sectors():
     assert (read.footprint, read.requested, read.sectors_per_request) == (4096, 3 * 4096, 4)
     assert (write.footprint, write.requested, write.sectors_per_request) == (4096, 3 * 4096, 4)
     assert [kernel.accesses(Call(arrays, {"times": 1, "stride": s}))[0].sectors_per_request for s in (2, 8, 32)] == [8, 32, 32]
-    assert kernel.check(Call(arrays, {"times": 1, "stride": 3})) == "stride is 3, which does not divide the 1024 elements"
-    assert kernel.check(Call(arrays, {"times": 0, "stride": 1})) == "times is 0; a whole number of at least 1 is needed"
+    assert kernel.problem(Call(arrays, {"times": 1, "stride": 3})) == "stride is 3, which does not divide the 1024 elements"
+    assert kernel.problem(Call(arrays, {"times": 0, "stride": 1})) == "times is 0; a whole number of at least 1 is needed"
 
 
 def test_copies_count_the_words_they_copy():
@@ -174,10 +174,10 @@ def test_the_page_of_a_warp_is_the_callers():
     kernel = CATALOGUE["init_warp_per_page"]
     for page in (4096, 65536, 2 * MiB):
         call = Call(sized("f8", x=MiB), {"value": 1.0, "page": page})
-        assert kernel.check(call) is None
+        assert kernel.problem(call) is None
         assert kernel.launch_arguments(call) == ("x", "value", page // 8, MiB)
     for page in (0, 2048, 4 * MiB, 65537, 4096.5, 3 * 4096):
-        assert "a power of two from 4096 to 2097152 bytes" in kernel.check(Call(sized(x=MiB), {"value": 1.0, "page": page}))
+        assert "a power of two from 4096 to 2097152 bytes" in kernel.problem(Call(sized(x=MiB), {"value": 1.0, "page": page}))
 
 
 def shape(name, facts, arrays, blocks=None, **scalars):
@@ -301,7 +301,7 @@ def test_threads_take_more_vectors_where_full_sms_cannot_keep_the_memory_busy(h1
     ],
 )
 def test_a_call_that_does_not_fit_is_refused_in_one_sentence(name, arrays, scalars, blocks, problem):
-    assert CATALOGUE[name].check(Call(arrays, scalars, blocks)) == problem
+    assert CATALOGUE[name].problem(Call(arrays, scalars, blocks)) == problem
 
 
 def test_the_catalogue_is_complete():
@@ -309,7 +309,6 @@ def test_the_catalogue_is_complete():
         assert kernel.name == name
         assert kernel.section
         assert kernel.reference is not None
-        assert kernel.check is not None
         assert kernel.source is None or (kernel.entry and kernel.launch_arguments is not None)
         assert len({p.name for p in kernel.parameters}) == len(kernel.parameters)
 

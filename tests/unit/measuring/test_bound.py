@@ -31,11 +31,8 @@ def call(bench: Bench, kernel: str, *arguments: Any, **keywords: Any) -> None:
         (lambda k, a, b, c, d: k.triad(a, b, c, float("nan")), "triad: s is nan; a finite number is needed"),
         (lambda k, a, b, c, d: k.triad(a, b, 5), "triad(a, b, c, s): 'c' is a buffer from a fixture such as device_buffer, not int"),
         (lambda k, a, b, c, d: k.triad(a, b, np.zeros(4)), "'c' is a buffer from a fixture such as device_buffer, not ndarray"),
-        (
-            lambda k, a, b, c, d: k.copy(a, d),
-            "copy(c, a): all arrays have one element type; got c: f4, a: i4",
-        ),
-        (lambda k, a, b, c, d: k.sliding_window(a, b), "sliding_window(data_persistent, data_streaming) takes arrays of i4, not f4"),
+        (lambda k, a, b, c, d: k.copy(a, d), "copy: the arrays must have one element type: c holds f4, a holds i4"),
+        (lambda k, a, b, c, d: k.sliding_window(a, b), "sliding_window: data_persistent holds f4; accepted: i4"),
         (lambda k, a, b, c, d: k.copy(a, a), "copy(c, a): 'c' is written, so it cannot be the same buffer as 'a'"),
         (lambda k, a, b, c, d: k.add(a, a), "add(x, y): 'y' is written, so it cannot be the same buffer as 'x'"),
         (lambda k, a, b, c, d: k.offset_copy(a, b, -1), "offset_copy: offset is -1; a whole number of at least 0 is needed"),

@@ -13,29 +13,35 @@ from hypothesis import strategies as st
 from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.measuring.bound import BadCall, BoundKernel
+from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.measuring.work import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     KERNEL,
-    Allocating,
-    BadWork,
     Copy,
     Host,
     InTurn,
     Launched,
+    StagedCopy,
     Together,
     Work,
-    WrongContent,
     bound_of,
     cut,
-    enqueue,
 )
-from pytest_gpumem.measuring.works import StagedCopy
+from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
-ELEMENTWISE = CATALOGUE["elementwise"]
+
+
+def bound(memory: Memory, name: str) -> BoundKernel:
+    return BoundKernel(CATALOGUE[name], memory.arena.device, memory.arena.stream)
+
+
+def launched(memory: Memory, name: str, *arguments: Any, **scalars: Any) -> Launched:
+    return Works(memory).kernel(bound(memory, name), *arguments, **scalars)
 
 
 def took(device: CountedDevice, work: Work) -> float:
@@ -62,13 +68,13 @@ def checked(device: CountedDevice, work: Work) -> None:
 
 def staged(memory: Memory, shape: Any, streams: int, chunks: int | None = None, *, back: bool = True, rounds: int = 1) -> StagedCopy:
     source, there, target = memory.pinned(shape), memory.device(shape), memory.pinned(shape) if back else None
-    return StagedCopy(memory.arena.device, source, there, target, ELEMENTWISE, {"rounds": rounds}, streams, chunks)
+    return StagedCopy(source, there, target, bound(memory, "elementwise"), {"rounds": rounds}, streams, chunks)
 
 
 @given(nbytes=st.integers(1, 10**7), pieces=st.integers(1, 200))
 def test_pieces_cover_everything_once_at_aligned_offsets(nbytes: int, pieces: int) -> None:
     if pieces > -(-nbytes // 256):
-        with pytest.raises(BadWork, match=f"cannot be cut into {pieces} pieces"):
+        with pytest.raises(BadCall, match=f"cannot be cut into {pieces} pieces"):
             cut(nbytes, pieces)
         return
     made = cut(nbytes, pieces)
@@ -108,7 +114,7 @@ def test_a_chunk_that_is_left_out_is_seen(memory: Memory, monkeypatch: pytest.Mo
     monkeypatch.setattr(device.kernels, "launch", lambda one, q: None if step == "kernel" and one is launch else run(one, q))
     work.queue(stream)
     device.streams.synchronize()
-    with pytest.raises(WrongContent, match=f"elements are wrong; the first is element {cut(33001 * 4, 7)[left_out][0] // 4}"):
+    with pytest.raises(WrongResult, match=f"elements are wrong; the first is element {cut(33001 * 4, 7)[left_out][0] // 4}"):
         work.verify()
 
 
@@ -159,7 +165,7 @@ def test_what_cannot_overlap_is_refused(engines: int) -> None:
     down = Copy(device, memory.pinned(MIB), memory.device(MIB))
     with pytest.raises(Unsupported, match=f"asyncEngineCount is {engines}"):
         Together(device, [up, down])
-    kernel = Launched(device, ELEMENTWISE, {"x": memory.device(MIB)}, {"rounds": 1})
+    kernel = launched(memory, "elementwise", memory.device(MIB))
     if engines:
         Together(device, [up, kernel])
         staged(memory, MIB, 2)
@@ -186,7 +192,7 @@ def test_both_ways_at_once_take_little_longer_than_one(memory: Memory) -> None:
 def test_a_copy_beside_a_kernel_on_other_data(memory: Memory) -> None:
     device = memory.arena.device
     copy = Copy(device, memory.device("64 MiB"), memory.pinned("64 MiB"))
-    kernel = Launched(device, CATALOGUE["reread"], {"y": memory.device("64 MiB"), "x": memory.device("64 MiB")}, {"times": 10})
+    kernel = launched(memory, "reread", memory.device("64 MiB"), memory.device("64 MiB"), times=10)
     checked(device, Together(device, [copy, kernel]))
     together, alone = took(device, Together(device, [copy, kernel])), [took(device, work) for work in (copy, kernel)]
     assert together == pytest.approx(max(alone), rel=0.03)
@@ -203,22 +209,22 @@ def test_host_work_comes_after_all_is_queued(memory: Memory) -> None:
         while device.now() < began + 1e-3:
             pass
 
-    host, stream = Host(busy), device.streams.create()
-    alone = enqueue(device, copy, stream)[1]
-    together = enqueue(device, Together(device, [host, copy]), stream)
-    in_turn = enqueue(device, InTurn(device, [copy, host]), stream)
+    works = Works(memory)
+    host = works.host(busy)
+    alone = works.enqueue(copy)[1]
+    together = works.enqueue(Together(device, [host, copy]))
+    in_turn = works.enqueue(InTurn(device, [copy, host]))
     assert together[1] == pytest.approx(max(alone, 1e-3), rel=0.05)
     assert in_turn[1] == pytest.approx(alone + 1e-3, rel=0.05)
     assert (host.on_host, Together(device, [host, copy]).on_host, copy.on_host) == (True, True, False)
 
 
 def test_the_call_returns_at_once_for_pinned_memory_and_late_for_pageable(memory: Memory) -> None:
-    device, target = memory.arena.device, memory.device("64 MiB")
-    stream = device.streams.create()
-    returned, done = enqueue(device, Copy(device, target, memory.pinned("64 MiB")), stream)
+    target, works = memory.device("64 MiB"), Works(memory)
+    returned, done = works.enqueue(works.copy(target, memory.pinned("64 MiB")))
     assert returned < 0.05 * done
-    pageable = Copy(device, target, memory.pageable("64 MiB"))
-    returned, done = enqueue(device, pageable, stream)
+    pageable = works.copy(target, memory.pageable("64 MiB"))
+    returned, done = works.enqueue(pageable)
     assert returned > 0.9 * done
     assert pageable.on_host
 
@@ -237,12 +243,9 @@ def test_a_wrong_result_is_seen(memory: Memory, kind: str) -> None:
     device, stream = memory.arena.device, memory.arena.device.streams.create()
     work: Work
     target: Buffer = memory.device((1000,))
-    if kind == "copy":
-        work = Copy(device, target, memory.pinned((1000,)))
-    else:
-        work = Launched(device, CATALOGUE["reread"], {"y": target, "x": memory.device((1000,))}, {})
+    work = Copy(device, target, memory.pinned((1000,))) if kind == "copy" else launched(memory, "reread", target, memory.device((1000,)))
     work.poison(stream)
-    with pytest.raises(WrongContent, match="the first is"):  # nothing ran
+    with pytest.raises(WrongResult, match="the first is"):  # nothing ran
         work.verify()
 
 
@@ -250,17 +253,17 @@ def test_in_turn_verifies_the_last_on_what_the_others_leave(memory: Memory) -> N
     device = memory.arena.device
     there = memory.device((1000,))
     copy = Copy(device, there, memory.pinned((1000,)))
-    kernel = Launched(device, ELEMENTWISE, {"x": there}, {"rounds": 2})
+    kernel = launched(memory, "elementwise", there, rounds=2)
     checked(device, InTurn(device, [copy, kernel]))
     checked(device, InTurn(device, [copy, kernel]))
 
 
 def test_an_allocation_is_work_of_the_host(memory: Memory) -> None:
-    device = memory.arena.device
-    work = Allocating(device, "cudaMalloc", MIB)
-    assert enqueue(device, work, device.streams.create())[0] > 50e-6
+    works = Works(memory)
+    work = works.allocating("cudaMalloc", MIB)
+    assert works.enqueue(work)[0] > 50e-6
     assert (work.name, work.on_host) == ("cudaMalloc of 1 MiB", True)
-    work.close()
+    works.close()
 
 
 @pytest.mark.parametrize(
@@ -269,20 +272,24 @@ def test_an_allocation_is_work_of_the_host(memory: Memory) -> None:
         (lambda m, d: Copy(d, m.device(512), m.pinned(1024)), "a copy of 1 KiB to 512 B"),
         (lambda m, d: Copy(d, m.device(512), m.pinned(512), pieces=3), "512 B cannot be cut into 3 pieces"),
         (lambda m, d: Copy(d, m.device(512), m.pinned(512), pieces=0), "pieces=0; it is a whole number of at least 1"),
-        (lambda m, d: Together(d, [Host(print)]), "together takes at least two pieces of work, not 1"),
+        (lambda m, d: Together(d, [Host(print, "print")]), "together takes at least two pieces of work, not 1"),
         (lambda m, d: staged(m, 4096, 0), "n_streams=0"),
         (lambda m, d: staged(m, 4096, 2, 17), "4 KiB cannot be cut into 17 pieces"),
         (lambda m, d: staged(m, 4096, 2, True), "chunks=True"),
-        (lambda m, d: Launched(d, ELEMENTWISE, {"x": m.device(4096)}, {"round": 1}), "'round' is missing, or is none of its scalars"),
-        (lambda m, d: Launched(d, ELEMENTWISE, {"x": m.device(4096)}, {"rounds": 0}), "rounds is 0"),
-        (lambda m, d: Launched(d, ELEMENTWISE, {"x": m.pageable(4096)}, {}), "'x' is pageable memory, which kernels cannot see"),
+        (lambda m, d: Works(m).staged(2, 4096, round=1), r"elementwise\(x, rounds\) has no parameter 'round'"),
+        (lambda m, d: launched(m, "elementwise", m.device(4096), rounds=0), "rounds is 0"),
+        (lambda m, d: launched(m, "elementwise", m.pageable(4096)), "elementwise: x is pageable memory, which kernels cannot see"),
         (
-            lambda m, d: StagedCopy(d, m.pinned(4096), m.device(4096), None, CATALOGUE["triad"], {}, 2),
+            lambda m, d: StagedCopy(m.pinned(4096), m.device(4096), None, bound(m, "triad"), {}, 2),
             "triad cannot be staged: it takes a kernel that updates one array in place",
         ),
-        (lambda m, d: StagedCopy(d, m.pinned(4096), m.device(8192), None, ELEMENTWISE, {}, 2), "must have the same size and type"),
+        (
+            lambda m, d: StagedCopy(m.pinned(4096), m.device(8192), None, bound(m, "elementwise"), {}, 2),
+            "must have the same size and type",
+        ),
+        (lambda m, d: Works(m).after(print, Works(m).busy(1e-3)), "is no work; gpu_work makes it"),
     ],
 )
 def test_work_that_cannot_be(memory: Memory, make: Any, said: str) -> None:
-    with pytest.raises(BadWork, match=said):
+    with pytest.raises(BadCall, match=said):
         make(memory, memory.arena.device)
