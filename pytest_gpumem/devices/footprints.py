@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
@@ -111,17 +112,16 @@ class Footprints:
         self._reasons: dict[str, str] = {}
         """By source, why it reports no single allocations."""
         self._stacks = False
-        self._depth = 0
-        """Of `ours` blocks."""
         self._paused = False
-        self._before: dict[Series, Figures] = {}
-        """What libraries counted when the pause began."""
+        self._before: dict[Series, Figures] | None = None
+        """What libraries counted when a block of `ours` began; None outside of such a block."""
+        self._first = 0  # number of steps then
         self._drift: dict[Series, Figures] = {}
-        """Bytes that libraries used and held more after pauses than before, since the start."""
-        self._since_pause: set[Series] = set()
-        """Libraries that came into use in a pause, so that all that counts of them was reported."""
-        self._high_in_pauses: dict[Series, int] = {}
-        """High-water marks of libraries that rose in a pause."""
+        """Bytes that libraries used and held more after such blocks than before, since the start."""
+        self._since_ours: set[Series] = set()
+        """Libraries that came into use in such a block, so that all that counts of them was reported."""
+        self._high_in_ours: dict[Series, int] = {}
+        """High-water marks of libraries that rose in such a block."""
         self._numbers = itertools.count(1)
 
     def start(self, *, driver: bool, stacks: bool = False) -> None:
@@ -153,12 +153,12 @@ class Footprints:
                     self._reasons[source.name] = why
                 self._running[source.name] = source
 
-    def _settle(self) -> None:
+    def _settle(self, *, ours: bool = False) -> None:
         self.look()
         if not self._paused:
             for source in self._running.values():
                 source.drain()
-        self._log.settle()
+        self._log.settle(ours=ours)
 
     def _figures(self) -> dict[Series, Figures]:
         return {series: figures for source in self._running.values() for series, figures in source.figures().items()}
@@ -170,31 +170,32 @@ class Footprints:
         return _Watch(self)
 
     @contextmanager
-    def ours(self) -> Iterator[None]:
-        begin = time.perf_counter()
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if self._depth == 0 and self._wanted is not None:
-                self._log.ours(begin, time.perf_counter())
-
-    @contextmanager
-    def paused(self) -> Iterator[Growth]:
+    def ours(self) -> Iterator[Growth]:
         growth: Growth = {}
-        if self._wanted is None or self._paused:
+        if self._wanted is None or self._before is not None:
             yield growth
             return
-        self._pause()
+        self._begin_ours()
         drift = dict(self._drift)
         try:
             yield growth
         finally:
-            self._resume()
+            self._end_ours()
             for series, now in self._drift.items():
                 if (used := (now.used or 0) - (drift.get(series, _NONE).used or 0)) != 0:
                     growth[series] = used
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        with self.ours():
+            if self._wanted is None or self._paused:
+                yield
+                return
+            self._pause()
+            try:
+                yield
+            finally:
+                self._resume()
 
     def released(self, growth: Growth) -> None:
         for series, nbytes in growth.items():
@@ -206,36 +207,53 @@ class Footprints:
             yield
             return
         self._resume()
+        self._end_ours()
         try:
             yield
         finally:
+            self._begin_ours()
             self._pause()
 
     def _pause(self) -> None:
-        self._settle()
-        self._before = self._figures()
         for source in self._running.values():
             source.stop()
         self._paused = True
 
     def _resume(self) -> None:
+        """Watch again, and book what was freed unseen."""
         self._paused = False
-        now = time.perf_counter()
         for source in self._running.values():
             source.start(self._log, self._stacks)
-        self.look()
+        assert self._before is not None
+        for series, after in self._figures().items():
+            if (less := (self._before.get(series, _NONE).used or 0) - (after.used or 0)) > 0:
+                self._log.shrink(series, less, time.perf_counter())
+        freed = [one for one in (*self._log.living(), *self._log.cached.values()) if not self._alive(one)]
+        self._log.forget(freed, time.perf_counter())
+
+    def _begin_ours(self) -> None:
+        self._settle()
+        self._before, self._first = self._figures(), len(self._log.steps)
+
+    def _end_ours(self) -> None:
+        """Book by how much libraries grew in the block. What was freed there of the test's memory is no part of it."""
+        assert self._before is not None
+        self._settle(ours=True)
+        freed = Counter[Series]()
+        for step in self._log.steps[self._first :]:
+            if step.change < 0 and step.of.layer == "use":
+                freed[step.of.library, step.of.kind] -= step.change
         for series, after in self._figures().items():
             before = self._before.get(series, _NONE)
             change = _minus(after, before)
-            if (after.high or 0) > (before.high or 0):
-                self._high_in_pauses[series] = after.high or 0
-            if change.used is not None and change.used < 0:
-                self._log.shrink(series, -change.used, now)
-                change = change._replace(used=0)
+            if change.used is not None:
+                change = change._replace(used=change.used + freed[series])
             self._drift[series] = _plus(self._drift.get(series, _NONE), change)
+            if (after.high or 0) > (before.high or 0):
+                self._high_in_ours[series] = after.high or 0
             if series not in self._before:
-                self._since_pause.add(series)
-        self._log.forget([one for one in (*self._log.living(), *self._log.cached.values()) if not self._alive(one)], now)
+                self._since_ours.add(series)
+        self._before = None
 
     def _alive(self, one: Allocated) -> bool:
         source = self._driver if one.layer == "driver" else None
@@ -335,9 +353,9 @@ class _Watch:
                 kept = figures.used - (before.used or 0) - (nobodys.used or 0)
                 peak = max(peak, kept)
             # Where the library came into use meanwhile, not all of its allocations were seen.
-            marked = figures.high is not None and (not figures.single or series not in {*self._figures, *of._since_pause})
+            marked = figures.high is not None and (not figures.single or series not in {*self._figures, *of._since_ours})
             high = (figures.high or 0) - (before.used or 0) - (nobodys.used or 0)
-            if marked and (figures.high or 0) > max(before.high or 0, of._high_in_pauses.get(series, 0)):
+            if marked and (figures.high or 0) > max(before.high or 0, of._high_in_ours.get(series, 0)):
                 peak = max(peak, high)
             elif marked and figures.high and (figures.allocations is None or allocations):
                 not_watched.append(f"{series[0]}: its peak, which is below an earlier one of this process")

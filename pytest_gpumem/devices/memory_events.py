@@ -6,7 +6,6 @@ library's arrays are the *use*. An allocation of the driver that is no pool's se
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,8 +83,6 @@ class MemoryLog:
         self._live: dict[tuple[Layer, str, int], Allocated] = {}
         self._made: dict[int, list[Allocated]] = {}
         """By address: allocations of the driver since the first open watch began."""
-        self._ours: list[tuple[float, float]] = []
-        """Times in which the harness worked, in their order."""
         self.open = 0
         """Watches that are open."""
         self.cached: dict[int, Allocated] = {}
@@ -95,12 +92,10 @@ class MemoryLog:
         """Take an event of a source; `settle` brings those of all sources in order."""
         self._pending.append(event)
 
-    def ours(self, begin: float, end: float) -> None:
-        """Allocations of the driver and of libraries between these times are the harness's."""
-        self._ours.append((begin, end))
-
-    def settle(self) -> None:
-        """Make steps of the events so far; to be called after every source has reported."""
+    def settle(self, *, ours: bool = False) -> None:
+        """Make steps of the events since the last call; to be called after every source has reported.
+        `ours`: what was allocated since then is no test's, except for buffers of fixtures.
+        """
         segments: list[MemoryEvent] = []
         for event in sorted(self._pending, key=itemgetter(0)):
             at, library, kind, layer, address, nbytes, stack = event
@@ -112,19 +107,14 @@ class MemoryLog:
                 self.steps.append(Step(at, -before.nbytes, before))
             elif layer == "driver":
                 self.cached.pop(address, None)
-            if nbytes and (layer == "fixture" or not self._ours or not self._is_ours(at)):
+            if nbytes and (layer == "fixture" or not ours):
                 self._live[key] = made = Allocated(at, library, kind, layer, address, nbytes, stack)
                 self.steps.append(Step(at, nbytes, made))
                 if layer == "driver":
                     self._made.setdefault(address, []).append(made)
         self._pending.clear()
-        self._ours.clear()
         for event in segments:
             self._own(event)
-
-    def _is_ours(self, at: float) -> bool:
-        index = bisect_right(self._ours, (at, float("inf"))) - 1
-        return index >= 0 and at <= self._ours[index][1]
 
     def _own(self, segment: MemoryEvent) -> None:
         """Give the driver's allocation that a pool took to its library."""

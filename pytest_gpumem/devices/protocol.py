@@ -492,15 +492,15 @@ class Footprints(Protocol):
     def watch(self) -> MemoryWatch:
         """Begin to watch. Raises `DeviceError` before `start`."""
 
-    def ours(self) -> AbstractContextManager[None]:
-        """What is allocated inside the block belongs to the harness. Frees count wherever they happen."""
+    def ours(self) -> AbstractContextManager[Growth]:
+        """What is allocated inside the block is no test's. Frees count wherever they happen. Yields the bytes by which libraries use more
+        after the block; empty until it ends."""
 
-    def paused(self) -> AbstractContextManager[Growth]:
-        """No source reports inside the block, and none takes time: for timed samples. What is allocated inside belongs to nobody. Yields
-        the bytes by which libraries use more after the block; empty until it ends."""
+    def paused(self) -> AbstractContextManager[None]:
+        """As `ours`, and no source reports inside the block, so that none takes time: for timed samples."""
 
     def released(self, growth: Growth) -> None:
-        """What belonged to nobody, as `paused` gave it, is about to be freed: the watches that are open do not count it as theirs."""
+        """What was no test's, as `ours` gave it, is about to be freed: the watches that are open do not count it as theirs."""
 
     def resumed(self) -> AbstractContextManager[None]:
         """Inside `paused`, a block that is watched."""

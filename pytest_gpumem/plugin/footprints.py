@@ -193,7 +193,7 @@ class FootprintHooks:
         if self._level is None or fixturedef.scope == "function" or self._session.lost_in is not None:
             return (yield)
         footprints = self._session.device.footprints
-        with footprints.paused() as growth:
+        with footprints.ours() as growth:
             result = yield
         if growth:
             fixturedef.addfinalizer(lambda: footprints.released(growth))

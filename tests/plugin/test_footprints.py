@@ -401,23 +401,27 @@ def test_memory_of_wider_fixtures_belongs_to_no_test(pytester: pytest.Pytester, 
         pytester,
         gpumem,
         """
+        import time
+
         import pytest
-        from pytest_gpumem.devices.kinds import MemoryKind
-        from pytest_gpumem.devices.opening import choose
+        from pytest_gpumem.devices.memory_events import MemoryEvent
+        from pytest_gpumem.plugin.state import SESSION
+
+        def library_takes(request, address, nbytes):
+            log = request.config.stash[SESSION].device.footprints._log
+            log.emit(MemoryEvent(time.perf_counter(), "CuPy", "device", "use", address, nbytes))
 
         @pytest.fixture(scope="module")
         def wide(request):
-            from pytest_gpumem.plugin.state import SESSION
-            footprints = request.config.stash[SESSION].device.footprints
-            number = footprints.took(MemoryKind.DEVICE, 1 << 20)
+            library_takes(request, 1, 1 << 20)
             yield
-            footprints.gave_back(number)
+            library_takes(request, 1, 0)
 
         def test_first(gpu_memory, wide): pass
-        def test_last(gpu_memory, wide): pass
+        def test_last(gpu_memory, wide, request): library_takes(request, 2, 1 << 10)
         """,
     )
-    assert [(row["footprint"]["peak"], row["footprint"]["kept"]) for row in found.values()] == [(0, 0), (0, 0)]
+    assert [(row["footprint"]["peak"], row["footprint"]["kept"]) for row in found.values()] == [(0, 0), (1024, 1024)]
 
 
 def test_a_limit_of_a_session_without_a_gpu_says_what_it_holds(pytester: pytest.Pytester, gpumem: Run) -> None:

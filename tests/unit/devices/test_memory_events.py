@@ -233,6 +233,23 @@ def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(lib
     assert (found.peak, found.kept, found.allocations) == (MIB, 0, 1)
 
 
+def test_a_wider_fixture_is_no_tests_whatever_is_freed_beside_it(library: Library, footprints: Footprints) -> None:
+    watch = footprints.watch()
+    library.take(1, MIB)
+    library.take(2, 2 * MIB)
+    with footprints.ours() as growth:
+        library.take(3, 8 * MIB)
+        with footprints.ours() as nested:
+            library.take(4, MIB)
+        library.free(2)
+    assert (growth, nested) == ({("CuPy", "device"): 9 * MIB}, {})
+    assert (watch.read().peak, watch.read().kept) == (3 * MIB, MIB)
+    footprints.released(growth)
+    library.free(3)
+    library.free(4)
+    assert watch.read().kept == MIB
+
+
 def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(library: Library, footprints: Footprints) -> None:
     watch = footprints.watch()
     library.take(1, MIB)

@@ -75,6 +75,8 @@ class CupyMemory(Source):
         return locked
 
     def cached(self) -> int:
+        with suppress(Exception):  # an allocator of the user's may refuse 0 bytes
+            cupy.cuda.alloc_pinned_memory(0)  # gives back the blocks of copies that are done, as each allocation does
         return int(cupy.get_default_pinned_memory_pool().n_free_blocks())
 
     def arrays(self) -> Iterable[tuple[int, object]]:
