@@ -35,18 +35,18 @@ class Results:
     sweeps: tuple[tuple[str, Sweep], ...]  # sweeps of persisting L2, each with its test's id
 
 
-def content(path: Path) -> bytes:
-    """The bytes of a file. Raises `FileError`: it cannot be read, or is too large."""
+def content(path: Path, most: int = LARGEST) -> bytes:
+    """The bytes of a file, `most` of them. Raises `FileError`: it cannot be read, or is too large."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not path.samefile("/dev/stdin")):
             raise FileError("a device; accepted is a file")
         with path.open("rb") as file:
-            text = file.read(LARGEST + 1)
+            text = file.read(most + 1)
     except OSError as error:
         raise FileError(error.strerror or str(error)) from None
-    if len(text) > LARGEST:
-        raise FileError(f"larger than {LARGEST >> 20} MiB")
+    if len(text) > most:
+        raise FileError(f"larger than {most >> 20} MiB")
     return text
 
 

@@ -17,31 +17,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, NoReturn
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import structs
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.history import Accepted, AcceptedFootprint, Process, Rejection, Reset
-from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement, Provenance
-from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, from_plain
+from pytest_gpumem.result_files import FileError, parsed
 
 LAYOUT = 2  # version of the layout
 LARGEST = 64 * 2**20  # bytes of the largest file that is read; a file of 300 rows has a third of a megabyte
 _LFS = b"version https://git-lfs"
-
-
-class LayoutError(ValueError):
-    """Content that cannot be used; the message names the path of the wrong value, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -64,34 +61,43 @@ class Content:
         """The node id of each row, by its key: of those with times, then of those with footprints."""
         return {row.key: row.nodeid for row in self.rows} | {one.key: one.nodeid for one in self.footprints}
 
+    @property
+    def processes(self) -> int:
+        """Number of processes of the run."""
+        return 0 if self.process is None else max((row.processes for row in self.rows), default=1)
 
-class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Row(_Plain, frozen=True):
     nodeid: str
-    measurement: dict[str, Any]
+    measurement: Measurement
     epoch: str | None = None
     test_source: str | None = None
 
 
-class _Footprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Footprint(_Plain, frozen=True):
     nodeid: str
-    footprint: dict[str, Any]
+    footprint: Footprint
     label: str = ""
     epoch: str | None = None
 
 
-class _Reset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Reset(_Plain, frozen=True):
     id: str
     key: str
     reason: str
     who: str
 
 
-class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Content(_Plain, frozen=True):
     id: str
     utc: str
+    sequence: Annotated[int, msgspec.Meta(ge=1)]
     key: str
     written_by: str
-    sequence: Annotated[int, msgspec.Meta(ge=1)]
     revision: str | None = None
     device: dict[str, Any] | None = None
     settings: dict[str, Any] = {}
@@ -101,21 +107,8 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     footprints: list[_Footprint] = []
 
 
-class _CheckedRow(_Row, frozen=True, forbid_unknown_fields=True):
-    measurement: Measurement  # type: ignore[assignment]
-
-
-class _CheckedFootprint(_Footprint, frozen=True, forbid_unknown_fields=True):
-    footprint: Footprint  # type: ignore[assignment]
-
-
-class _CheckedContent(_Content, frozen=True, forbid_unknown_fields=True):
-    rows: list[_CheckedRow] = []  # type: ignore[assignment]
-    footprints: list[_CheckedFootprint] = []  # type: ignore[assignment]
-
-
-class _CheckedFile(msgspec.Struct, frozen=True):
-    content: _CheckedContent
+class _File(msgspec.Struct, frozen=True):
+    content: _Content
 
 
 def reduced_footprint(footprint: Footprint) -> Footprint:
@@ -131,45 +124,26 @@ def reduced(measurement: Measurement, process: Process) -> Measurement:
     return replace(measurement, placements=placements, sampler_reason="", notes=(), counted=None, provenance=provenance)
 
 
-def written(
-    *,
-    id: str,
-    utc: datetime,
-    sequence: int,
-    revision: str | None,
-    key: str,
-    written_by: str,
-    device: DeviceFacts | None = None,
-    settings: Mapping[str, object] | None = None,
-    rows: Sequence[Accepted] = (),
-    resets: Sequence[Reset] = (),
-    rejected: Sequence[str] = (),
-    footprints: Sequence[AcceptedFootprint] = (),
-) -> str:
-    """The text of a file, with one row a line for diffs."""
-    content: dict[str, Any] = {"id": id, "utc": utc.isoformat(), "sequence": sequence, "revision": revision}
-    content |= {"key": key, "written_by": written_by}
-    content["device"] = None if device is None else device_to_json(device)
-    content["settings"] = dict(settings or {})
-    content["rows"] = [_row(row) for row in rows]
-    content["epochs"] = [{name: getattr(reset, name) for name in _Reset.__struct_fields__} for reset in resets]
-    if rejected:
-        content["rejected"] = list(rejected)
-    if footprints:
-        content["footprints"] = [_footprint(one) for one in footprints]
-    parts = (f"{json.dumps(name)}: {_lines(value)}" for name, value in content.items())
-    head = f'"schema": {LAYOUT},\n"sha256": "{digest(content)}"'
+def written(content: Content, settings: Mapping[str, object] | None = None) -> str:
+    """The text of a file, with one row a line for diffs. `settings`: of the run."""
+    plain = _Content(
+        id=content.id,
+        utc=content.utc.isoformat(),
+        sequence=content.sequence,
+        revision=content.revision,
+        key=content.key,
+        written_by=f"pytest-gpumem {version('pytest-gpumem')}",
+        device=None if content.process is None else device_to_json(content.process.device),
+        settings=dict(settings or {}),
+        rows=[_Row(row.nodeid, row.measurement, row.reset, row.test_source) for row in content.rows],
+        epochs=[_Reset(one.id, one.key, one.reason, one.who) for one in content.resets],
+        rejected=[one.key for one in content.rejections],
+        footprints=[_Footprint(one.nodeid, one.footprint, one.label, one.reset) for one in content.footprints],
+    )
+    values = {name: _value(value) for name, value in structs.asdict(plain).items() if value or name not in ("rejected", "footprints")}
+    parts = (f"{json.dumps(name)}: {_lines(value)}" for name, value in values.items())
+    head = f'"schema": {LAYOUT},\n"sha256": "{digest(values)}"'
     return f"{{\n{head},\n" + '"content": {\n' + ",\n".join(parts) + "\n}\n}\n"
-
-
-def _row(row: Accepted) -> dict[str, Any]:
-    plain: dict[str, Any] = {"nodeid": row.nodeid, "epoch": row.reset, "test_source": row.test_source}
-    return {name: value for name, value in plain.items() if value is not None} | {"measurement": _plain(row.measurement)}
-
-
-def _footprint(one: AcceptedFootprint) -> dict[str, Any]:
-    plain: dict[str, Any] = {"nodeid": one.nodeid, "label": one.label or None, "epoch": one.reset}
-    return {name: value for name, value in plain.items() if value is not None} | {"footprint": _plain(one.footprint)}
 
 
 def digest(content: object) -> str:
@@ -178,113 +152,71 @@ def digest(content: object) -> str:
 
 
 def read(text: bytes) -> Content:
-    """Read what `written` wrote. Raises `LayoutError`: not JSON, another version, a wrong digest, or impossible values."""
+    """Read what `written` wrote. Raises `FileError`: not JSON, another version, a wrong digest, or impossible values."""
     if text.startswith(_LFS):
-        raise LayoutError("a pointer of Git LFS instead of the file; `git lfs pull` fetches it")
-    try:
-        value = json.loads(text, parse_constant=_no_number)
-    # ValueError: not JSON, not UTF-8, or a number of too many digits.
-    except (ValueError, RecursionError) as error:
-        raise LayoutError(f"not JSON: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise FileError("a pointer of Git LFS instead of the file; `git lfs pull` fetches it")
+    value = parsed(text)
     if not isinstance(value, dict):
-        raise LayoutError("$: not a JSON object")
-    schema = value.get("schema")
-    if schema != LAYOUT or isinstance(schema, bool):
-        raise LayoutError(f"$.schema: {schema!r}; this version reads {LAYOUT}")
+        raise FileError("$: not a JSON object")
+    if (schema := value.get("schema")) != LAYOUT:
+        raise FileError(f"$.schema: {schema!r}; this version reads {LAYOUT}")
+    content = value.get("content")
+    if value.keys() != {"schema", "sha256", "content"} or not isinstance(content, dict):
+        raise FileError("$: not the keys schema, sha256 and content")
     try:
-        return _verified(value)
-    except (SchemaError, msgspec.ValidationError, RecursionError) as error:
-        raise LayoutError(" ".join(str(error).split())) from None
+        fits = digest(content) == value["sha256"]
+    except ValueError:
+        raise FileError("$.content: a number in it is not finite") from None
+    except RecursionError:
+        raise FileError("$.content: nested too deeply") from None
+    if not fits:
+        raise FileError("its content does not fit its sha256: it was edited by hand, or is damaged")
+    # The text is as it was written: what does not fit now comes from another version.
+    try:
+        return _content(from_plain(content, _Content, "$.content"))
+    except (FileError, SchemaError, RecursionError) as error:
+        by = content.get("written_by")
+        raise FileError(f"{error} (written by {by if isinstance(by, str) else 'unknown'})") from None
 
 
 def read_checked(text: bytes) -> Content:
     """Read what `written` wrote and nobody changed since, as the digest in a file's name shows: in a thirtieth of the time of `read`.
-    Raises `LayoutError`: values that another version wrote.
+    Raises `FileError`: values that another version wrote.
     """
     try:
-        return _content(msgspec.json.decode(text, type=_CheckedFile).content)
+        return _content(msgspec.json.decode(text, type=_File).content)
     except (SchemaError, msgspec.MsgspecError) as error:
-        raise LayoutError(str(error)) from None
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a finite number")
-
-
-def _verified(value: dict[str, Any]) -> Content:
-    content = value.get("content")
-    if value.keys() != {"schema", "sha256", "content"} or not isinstance(content, dict):
-        raise LayoutError("$: not the keys schema, sha256 and content")
-    try:
-        fits = digest(content) == value["sha256"]
-    except ValueError:  # a number too large for a float
-        raise LayoutError("$.content: a number in it is not finite") from None
-    if not fits:
-        raise LayoutError("its content does not fit its sha256: it was edited by hand, or is damaged")
-    # The text is as it was written: what does not fit now comes from another version.
-    try:
-        return _content(from_plain(content, _Content, "$.content"))
-    except (LayoutError, SchemaError) as error:
-        by = content.get("written_by")
-        raise LayoutError(f"{error} (written by {by if isinstance(by, str) else 'unknown'})") from None
+        raise FileError(str(error)) from None
 
 
 def _content(read: _Content) -> Content:
-    utc = _time(read.utc, "$.content.utc")
-    if read.device is None:
-        if read.rows or read.footprints:
-            raise LayoutError("$.content.device: null, but there are rows")
-        process = None
-    else:
-        process = Process(read.id, utc, read.revision, device_from_json(read.device), read.sequence, _mode(read.settings))
-    rows = []
-    for index, row in enumerate(read.rows):
-        place = f"$.content.rows[{index}].measurement"
-        measurement = row.measurement if isinstance(row, _CheckedRow) else from_plain(row.measurement, Measurement, place)
-        assert process is not None
-        rows.append(Accepted(row.nodeid, measurement, process, row.epoch, row.test_source))
-    footprints = []
-    for index, of in enumerate(read.footprints):
-        place = f"$.content.footprints[{index}].footprint"
-        footprint = of.footprint if isinstance(of, _CheckedFootprint) else from_plain(of.footprint, Footprint, place)
-        assert process is not None
-        footprints.append(AcceptedFootprint(of.nodeid, of.label, footprint, process, of.epoch))
+    utc, mode, process = _time(read.utc, "$.content.utc"), read.settings.get("mode"), None
+    if read.device is not None:
+        device = device_from_json(read.device)
+        process = Process(read.id, utc, read.revision, device, read.sequence, mode if isinstance(mode, str) else None)
+    elif read.rows or read.footprints:
+        raise FileError("$.content.device: null, but there are rows")
+    rows, footprints = list[Accepted](), list[AcceptedFootprint]()
+    if process is not None:
+        rows = [Accepted(row.nodeid, row.measurement, process, row.epoch, row.test_source) for row in read.rows]
+        footprints = [AcceptedFootprint(one.nodeid, one.label, one.footprint, process, one.epoch) for one in read.footprints]
     resets = tuple(Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence) for one in read.epochs)
     rejections = tuple(Rejection(key, read.revision, read.sequence) for key in read.rejected if read.revision is not None)
     return Content(read.key, process, read.id, utc, read.revision, read.sequence, tuple(rows), tuple(footprints), resets, rejections)
 
 
-def _mode(settings: Mapping[str, Any]) -> str | None:
-    return mode if isinstance(mode := settings.get("mode"), str) else None
-
-
-def _time(value: object, path: str) -> datetime:
-    try:
-        utc = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        utc = None
-    if utc is None or utc.tzinfo is None:
-        raise LayoutError(f"{path}: {value!r} is not a time with a zone")
-    return utc
-
-
-def _plain(record: Record) -> dict[str, Any]:
-    """The fields of a record as JSON values, without those that have their default."""
-    kind = type(record)
-    names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, _defaults(kind), strict=True)
-    return {written: _value(value) for name, written, default in names if (value := getattr(record, name)) != default}
-
-
-@cache
-def _defaults(kind: type[Record]) -> list[Any]:
-    """The default of each field; `NODEFAULT` of a field that has none."""
-    fields = structs.fields(kind)
-    return [one.default if one.default_factory is msgspec.NODEFAULT else one.default_factory() for one in fields]
+def _time(written: str, path: str) -> datetime:
+    with suppress(ValueError):
+        if (utc := datetime.fromisoformat(written)).tzinfo is not None:
+            return utc
+    raise FileError(f"{path}: {written!r} is not a time with a zone")
 
 
 def _value(value: Any) -> Any:
-    if isinstance(value, Record):
-        return _plain(value)
+    """A record as JSON values, without the fields that have their default."""
+    if isinstance(value, msgspec.Struct):
+        names = zip(value.__struct_fields__, value.__struct_encode_fields__, _defaults(type(value)), strict=True)
+        return {written: _value(own) for name, written, default in names if (own := getattr(value, name)) != default}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (tuple, list)):
@@ -292,6 +224,13 @@ def _value(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _value(item) for key, item in value.items()}
     return value
+
+
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> list[Any]:
+    """The default of each field; `NODEFAULT` of a field that has none."""
+    fields = structs.fields(kind)
+    return [one.default if one.default_factory is msgspec.NODEFAULT else one.default_factory() for one in fields]
 
 
 def _lines(value: Any) -> str:

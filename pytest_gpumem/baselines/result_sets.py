@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import Accepted, Process
-from pytest_gpumem.baselines.layout import LayoutError, read
+from pytest_gpumem.baselines.layout import read
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, is_failure
 from pytest_gpumem.records.device import DeviceFacts
@@ -164,7 +164,7 @@ def _file(path: Path) -> File:
             baseline = read(text)
             device = baseline.process.device if baseline.process is not None else None
             return File(path, digest, device, baseline.rows)
-    except (FileError, LayoutError, RecursionError) as error:
+    except (FileError, RecursionError) as error:
         raise SideError(f"{path}: {' '.join(str(error).split())}") from None
     raise SideError(f"{path}: neither a --benchmark-json file nor a baseline's")
 
@@ -209,11 +209,11 @@ def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
         stats = benchmark.get("stats") if isinstance(benchmark, dict) else None
         name = benchmark.get("fullname") if isinstance(benchmark, dict) else None
         if not isinstance(stats, dict) or not isinstance(name, str):
-            raise LayoutError(f"$.benchmarks[{index}]: no fullname and stats, as pytest-benchmark writes them")
+            raise FileError(f"$.benchmarks[{index}]: no fullname and stats, as pytest-benchmark writes them")
         median = stats.get("median")
         # A bool is an int in Python.
         if not isinstance(median, (int, float)) or isinstance(median, bool) or not is_time(median):
-            raise LayoutError(f"$.benchmarks[{index}].stats.median: {median!r} is no time")
+            raise FileError(f"$.benchmarks[{index}].stats.median: {median!r} is no time")
         rows.append(Accepted(name, _host_timed(float(median), stats.get("rounds")), process))
     _refuse_twice(rows)
     return File(path, digest, UNKNOWN_GPU, tuple(rows), stock=True)
@@ -240,5 +240,5 @@ def _refuse_twice(rows: Iterable[Accepted]) -> None:
     seen: set[str] = set()
     for row in rows:
         if row.key in seen:
-            raise LayoutError(f"holds {row.key} twice")
+            raise FileError(f"holds {row.key} twice")
         seen.add(row.key)

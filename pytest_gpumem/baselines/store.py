@@ -7,23 +7,24 @@ never written again, so writers need no lock.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
-import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from importlib.metadata import version
 from pathlib import Path
 
 from pytest_gpumem.baselines.acceptance import improvement, recordable, refusal, rejects, unfit
-from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint, Baseline, Process, Reset, assemble
-from pytest_gpumem.baselines.layout import LARGEST, Content, LayoutError, read, reduced, reduced_footprint, written
+from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint, Baseline, Process, Rejection, Reset, assemble
+from pytest_gpumem.baselines.layout import LARGEST, Content, read, reduced, reduced_footprint, written
 from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.result_files import FileError
+from pytest_gpumem.result_files import content as bytes_of
 from pytest_gpumem.revisions import DIRTY, Ancestry
 
 CLOCKS_DIFFER = timedelta(hours=1)  # largest difference between the clocks of two machines that is not reported
@@ -107,29 +108,7 @@ class Store:
             for row in kept
             if (gain := improvement(row)) is not None
         }
-        current = {**baseline.resets, **begun}
-        stored, footprints = list[Accepted](), list[AcceptedFootprint]()
-        for row in kept:
-            reset = current[row.key].id if row.key in current else None
-            if row.measurement is not None:
-                stored.append(Accepted(row.nodeid, reduced(row.measurement, process), process, reset, row.test_source))
-            if row.footprint is not None:
-                footprints.append(AcceptedFootprint(row.nodeid, row.label, reduced_footprint(row.footprint), process, reset))
-        text = written(
-            id=process.id,
-            utc=process.utc,
-            sequence=process.sequence,
-            revision=revision,
-            key=self._facts.key,
-            written_by=_ourselves(),
-            device=self._facts,
-            settings=settings,
-            rows=stored,
-            resets=tuple(begun.values()),
-            rejected=rejected,
-            footprints=footprints,
-        )
-        path = _write(self.storage, self._facts.key, text, process.utc, revision)
+        path = _write(self.storage, _content(process, kept, {**baseline.resets, **begun}, begun.values(), rejected), settings)
         return Saved(path, kept, tuple(refused), tuple(begun.values()), tuple(rejected))
 
     def _check_device(self, path: Path, content: Content) -> None:
@@ -159,29 +138,7 @@ def record(
     """
     kept = {row.key: row for row in reversed(rows) if recordable(row, facts.simulated)}
     process = Process(run, datetime.now(timezone.utc), revision, facts, 1)
-    stored = [
-        Accepted(row.nodeid, reduced(row.measurement, process), process, None, row.test_source)
-        for row in kept.values()
-        if row.measurement is not None
-    ]
-    footprints = [
-        AcceptedFootprint(row.nodeid, row.label, reduced_footprint(row.footprint), process)
-        for row in kept.values()
-        if row.footprint is not None
-    ]
-    text = written(
-        id=run,
-        utc=process.utc,
-        sequence=process.sequence,
-        revision=revision,
-        key=facts.key,
-        written_by=_ourselves(),
-        device=facts,
-        settings=settings,
-        rows=stored,
-        footprints=footprints,
-    )
-    return _write(where.recorded(), facts.key, text, process.utc, revision), len(kept)
+    return _write(where.recorded(), _content(process, kept.values()), settings), len(kept)
 
 
 def reset(where: Path | Storage, key: str, rows: Sequence[str], reason: str, who: str, revision: str | None) -> Path:
@@ -189,11 +146,10 @@ def reset(where: Path | Storage, key: str, rows: Sequence[str], reason: str, who
     Returns the new file.
     Raises `BaselineError`: it cannot be written; also as `Store.load`.
     """
-    at, utc, unique = storage(where), datetime.now(timezone.utc), secrets.token_hex(8)
+    at, utc = storage(where), datetime.now(timezone.utc)
     sequence = _highest(content for _, content in files(at, key)) + 1
-    resets = [Reset(secrets.token_hex(8), row, reason, who, utc, revision, sequence) for row in rows]
-    text = written(id=unique, utc=utc, sequence=sequence, revision=revision, key=key, written_by=_ourselves(), resets=resets)
-    return _write(at, key, text, utc, revision, "accept-")
+    resets = tuple(Reset(secrets.token_hex(8), row, reason, who, utc, revision, sequence) for row in rows)
+    return _write(at, Content(key, None, secrets.token_hex(8), utc, revision, sequence, resets=resets), kind="accept-")
 
 
 def row_keys(where: Path | Storage, key: str) -> dict[str, str]:
@@ -238,18 +194,11 @@ def load_file(path: Path, shown: str | None = None) -> Content:
     """Read one file, which messages call `shown`, and check it. Raises `BaselineError`: as `Store.load`."""
     shown = str(path) if shown is None else shown
     try:
-        # Reading a pipe would wait, reading a device never end.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise BaselineError(f"{shown}: {'Is a directory' if path.is_dir() else 'not a file'}")
-        with path.open("rb") as file:
-            text = file.read(LARGEST + 1)
-    except OSError as error:
-        raise BaselineError(f"{shown}: {error.strerror or error}") from None
-    if len(text) > LARGEST:
-        raise BaselineError(f"{shown}: larger than {LARGEST >> 20} MiB, too large for a baseline")
-    try:
-        content = read(text)
-    except LayoutError as error:
+        # Reading a pipe would wait.
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise FileError("Is a directory" if os.path.isdir(path) else "not a file")
+        content = read(bytes_of(path, LARGEST))
+    except FileError as error:
         raise BaselineError(f"{shown}: {' '.join(str(error).split())}") from None
     seen: set[str] = set()
     for index, row in enumerate(content.rows):
@@ -321,7 +270,7 @@ def _assembled(contents: Collection[Content], window: int) -> Baseline:
     return assemble(
         [row for content in contents for row in content.rows],
         [reset for content in contents for reset in content.resets],
-        sum(map(_processes, contents)),
+        sum(content.processes for content in contents),
         window,
         [rejection for content in contents for rejection in content.rejections],
         [one for content in contents for one in content.footprints],
@@ -363,13 +312,6 @@ def _revisions(row: Row, revision: str | None, baseline: Baseline) -> set[str | 
     return {one.process.revision for one in baseline.rows.get(row.key, ())}
 
 
-def _processes(content: Content) -> int:
-    """Number of processes of the run in a file."""
-    if content.process is None:
-        return 0
-    return max((1 + len(row.measurement.further) for row in content.rows), default=1)
-
-
 def _counting(found: Mapping[Path, Content], ancestry: Callable[[frozenset[str]], Ancestry] | None) -> tuple[list[Content], str | None]:
     """The files that count, and a sentence about the others."""
     if ancestry is None:
@@ -398,13 +340,29 @@ def _counting(found: Mapping[Path, Content], ancestry: Callable[[frozenset[str]]
     return counting, f"{len(found) - len(counting)} of {len(found)} files do not count: {reasons}" if reasons else None
 
 
-def _ourselves() -> str:
-    return f"pytest-gpumem {version('pytest-gpumem')}"
+def _content(
+    process: Process, rows: Iterable[Row], after: Mapping[str, Reset] = {}, resets: Iterable[Reset] = (), rejected: Iterable[str] = ()
+) -> Content:
+    """The file of a run. `after`: by row key, the last reset."""
+    of = [(row, after[row.key].id if row.key in after else None) for row in rows]
+    return Content(
+        process.device.key,
+        process,
+        process.id,
+        process.utc,
+        process.revision,
+        process.sequence,
+        tuple(Accepted(row.nodeid, reduced(m, process), process, last, row.test_source) for row, last in of if (m := row.measurement)),
+        tuple(AcceptedFootprint(row.nodeid, row.label, reduced_footprint(f), process, last) for row, last in of if (f := row.footprint)),
+        tuple(resets),
+        tuple(Rejection(key, process.revision or "", process.sequence) for key in rejected),
+    )
 
 
-def _write(where: Storage, key: str, text: str, utc: datetime, revision: str | None, kind: str = "") -> Path:
-    short = re.sub(r"[^A-Za-z0-9.]+", "-", revision or "").strip("-.")[:12] or "unknown"
+def _write(where: Storage, content: Content, settings: Mapping[str, object] | None = None, kind: str = "") -> Path:
+    text = written(content, settings)
+    short = re.sub(r"[^A-Za-z0-9.]+", "-", content.revision or "").strip("-.")[:12] or "unknown"
     # The id in the content makes it unlike any other.
-    name = f"{utc:%Y%m%dT%H%M%SZ}-{short}-{kind}{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-    where.write(key, {name: text})
-    return where.at(key) / name
+    name = f"{content.utc:%Y%m%dT%H%M%SZ}-{short}-{kind}{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    where.write(content.key, {name: text})
+    return where.at(content.key) / name

@@ -14,7 +14,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.layout import LayoutError, read
+from pytest_gpumem.baselines.layout import read
 from pytest_gpumem.commands import examples, write
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
@@ -156,7 +156,7 @@ def _rows(path: Path) -> tuple[str, Iterable[_Found]] | None:
         raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
     except msgspec.DecodeError as error:  # a number that is not finite
         raise ResultsError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
-    except (LayoutError, FileError) as error:
+    except FileError as error:
         raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ResultsError(f"{path}: nested too deeply") from None

@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
-from pytest_gpumem.baselines.layout import Content, LayoutError, read_checked
+from pytest_gpumem.baselines.layout import Content, read_checked
 from pytest_gpumem.baselines.storage import Storage
 from pytest_gpumem.baselines.store import load_file, paths
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.history.figures import LATENCY, METRICS, of_footprint, of_measurement
+from pytest_gpumem.result_files import FileError
 
 VERSION = 1  # of the cache's format
 AT_ONCE = 32  # files whose figures are held in dictionaries before they become columns
@@ -262,7 +263,7 @@ def columns_of(place: Storage, key: str) -> Columns:
 
 def _content(path: Path, shown: str) -> Content:
     """The content of a file, checked by the digest in its name, else by the one inside."""
-    with suppress(OSError, LayoutError):
+    with suppress(OSError, FileError):
         text = path.read_bytes()
         if path.stem.endswith(hashlib.sha256(text).hexdigest()[:16]):
             return read_checked(text)

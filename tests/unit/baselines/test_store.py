@@ -507,7 +507,7 @@ def placed(folder: Path, content: bytes) -> Store:
         (b'{"schema": true}', "$.schema: True"),
         (b'{"schema": 2}', "$: not the keys schema, sha256 and content"),
         (b'{"schema": 2, "sha256": "", "content": {"x": 1e999}}', "a number in it is not finite"),
-        (b'{"schema": 2, "sha256": "", "content": {"x": NaN}}', "NaN is not a finite number"),
+        (b'{"schema": 2, "sha256": "", "content": {"x": NaN}}', "a number in it is not finite"),
         (b'{"schema": 2, "sha256": "", "content": []}', "$: not the keys"),
         (b'{"schema": 2.5}', "$.schema: 2.5"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS"),
@@ -522,7 +522,7 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     store = placed(tmp_path, b"{")
     with files(tmp_path)[0].open("r+b") as file:
         file.truncate(64 * 2**20 + 1)
-    assert one_line(tmp_path, store) == "larger than 64 MiB, too large for a baseline"
+    assert one_line(tmp_path, store) == "larger than 64 MiB"
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
