@@ -58,7 +58,9 @@ def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: 
     Raises `SideError`: the sides are not comparable, or share a file.
     Raises `QuantityError`: a limit that cannot be read.
     """
-    _refuse_same_file(base, head)
+    theirs = {file.digest: file.path for file in base.files}
+    if copy := next((file for file in head.files if file.digest in theirs and file.device is not None), None):
+        raise SideError(f"{copy.path}: the same file as {theirs[copy.digest]} on the other side")
     why = _incomparable(base, head)
     if why is not None and not force:
         raise SideError(f"{why}; --force compares them all the same, and then passes no gate")
@@ -70,7 +72,12 @@ def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: 
         pair = _pair(key, base, head, max_regression, family)
         family = family.after(pair.row.verdict) if _limited(pair.row) else family
         pairs.append(pair)
-    notes = [*_unknown(base, head)]
+    notes = []
+    if stock := " and ".join(one.name for one in (base, head) if one.stock):
+        notes.append(
+            f"stock pytest-benchmark wrote {stock}: the GPU, its clocks and driver are not known, times are the host's (medians of the "
+            "rounds), the state of the caches, placements and launch overhead were left to chance"
+        )
     if memory := max(base.of_memory, head.of_memory):
         notes.append(f"{counted(memory, 'test')} whose memory alone was watched: gpumem diff compares it")
     return Compared(tuple(pairs), why, tuple(notes))
@@ -81,10 +88,16 @@ def _pair(key: str, base: Side, head: Side, written: str | None, family: Family)
     if not now:
         why = f"not in {head.name}" if key not in head.left_out else f"in {head.name}: {head.left_out[key]}"
         nodeid = past[0].nodeid if past else key
-        verdict = Verdict(Outcome.UNDECIDED, why, simulated=_simulated(base, head), code=Code.NOT_MEASURED)
+        verdict = Verdict(
+            Outcome.UNDECIDED,
+            why,
+            simulated=any(facts.simulated for side in (base, head) for facts in side.devices.values()),
+            code=Code.NOT_MEASURED,
+        )
         return Pair(Row(nodeid, Limits(), verdict, label=past[0].label if past else ""), _latency(past))
     measurement, facts = merged(now), now[-1].process.device
-    limits = _limits(written, head.limits.get(key))
+    limit, origin = (written, OPTION) if written is not None else (head.limits.get(key), "of its test")
+    limits = Limits(max_regression=limit, origin={} if limit is None else {"max_regression": origin})
     absent = base.left_out.get(key)
     verdict = judge(
         measurement,
@@ -105,29 +118,12 @@ def _pair(key: str, base: Side, head: Side, written: str | None, family: Family)
     return Pair(row, baseline_latency(same) if same else _latency(past))
 
 
-def _limits(written: str | None, own: str | None) -> Limits:
-    if written is not None:
-        return Limits(max_regression=written, origin={"max_regression": OPTION})
-    return Limits(max_regression=own, origin={"max_regression": "of its test"} if own is not None else {})
-
-
 def _limited(row: Row) -> bool:
     return row.limits.max_regression is not None
 
 
 def _latency(rows: Sequence[Accepted]) -> float | None:
     return baseline_latency([one.measurement for one in rows]) if rows else None
-
-
-def _simulated(*sides: Side) -> bool:
-    return any(facts.simulated for side in sides for facts in side.devices.values())
-
-
-def _refuse_same_file(base: Side, head: Side) -> None:
-    theirs = {file.digest: file.path for file in base.files}
-    for file in head.files:
-        if file.digest in theirs and file.device is not None:
-            raise SideError(f"{file.path}: the same file as {theirs[file.digest]} on the other side")
 
 
 def _incomparable(base: Side, head: Side) -> str | None:
@@ -146,14 +142,3 @@ def _incomparable(base: Side, head: Side) -> str | None:
 def _key(one: Side) -> str:
     (key,) = one.devices
     return "an unknown GPU" if key == UNKNOWN_GPU.key else key
-
-
-def _unknown(base: Side, head: Side) -> list[str]:
-    names = [one.name for one in (base, head) if one.stock]
-    if not names:
-        return []
-    of = " and ".join(names)
-    return [
-        f"stock pytest-benchmark wrote {of}: the GPU, its clocks and driver are not known, times are the host's (medians of the rounds), "
-        "the state of the caches, placements and launch overhead were left to chance"
-    ]

@@ -11,7 +11,7 @@ not compared.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -179,19 +179,19 @@ def assemble(
     rejections: Iterable[Rejection] = (),
     footprints: Iterable[AcceptedFootprint] = (),
 ) -> Baseline:
-    """Build a baseline from the files that count.
-    `resets`: in any order; the last one of a row counts.
+    """Build a baseline from what stands in the files that count, in any order.
     `processes`: number of processes in the files.
     `window`: newest runs of a row to compare with.
-    `rejections`: in any order.
-    `footprints`: in any order.
     """
     current = {reset.key: reset for reset in sorted(resets, key=_order)}
+
+    def since_reset(one: Accepted | AcceptedFootprint) -> bool:
+        return one.reset == (current[one.key].id if one.key in current else None)
+
     by_key: dict[str, list[Accepted]] = {}
     before: dict[str, int] = {}
     for row in sorted(rows, key=lambda row: _order(row.process)):
-        last = current.get(row.key)
-        if row.reset == (last.id if last is not None else None):
+        if since_reset(row):
             by_key.setdefault(row.key, []).append(row)
         else:
             before[row.key] = before.get(row.key, 0) + row.processes
@@ -202,10 +202,8 @@ def assemble(
         if any(row.process.revision != rejection.revision for row in kept):
             by_key[rejection.key] = kept
     of_memory: dict[str, list[AcceptedFootprint]] = {}
-    for one in sorted(footprints, key=lambda one: _order(one.process)):
-        last = current.get(one.key)
-        if one.reset == (last.id if last is not None else None):
-            of_memory.setdefault(one.key, []).append(one)
+    for one in sorted(filter(since_reset, footprints), key=lambda one: _order(one.process)):
+        of_memory.setdefault(one.key, []).append(one)
     return Baseline(
         {key: tuple(found) for key, found in by_key.items()},
         processes,
@@ -216,44 +214,28 @@ def assemble(
     )
 
 
-MEMORY_CLOCK = 0.01  # smallest change of the memory clock that is reported, as a share: bandwidth follows it
-SM_CLOCK = 0.05  # smallest change of the SM clock that is reported, as a share: it varies with temperature and power
-
-TEST_SOURCE = "the test's source"
-KERNEL_SOURCE = "the kernel's source"
+CLOCKS = {"memory clock": ("memory_clock_hz", 0.01), "SM clock": ("sm_clock_hz", 0.05)}
+"""The clocks whose changes are reported: the field of `Conditions`, and the smallest change, as a share. Bandwidth follows the memory
+clock; the SM clock varies with temperature and power."""
 
 
 def changes(measurement: Measurement, facts: DeviceFacts, test_source: str | None, window: Sequence[Accepted]) -> tuple[str, ...]:
     """Differences from any process of the window, as short phrases: "driver 580.95.05 -> 590.10". An unknown value is no difference.
     `window`: the runs to compare with, oldest first. A change is reported until the window has moved past it.
     """
-    phrases = [*_text("driver", facts.driver, [one.process.device.driver for one in window])]
-    phrases += _text("CUDA", facts.cuda, [one.process.device.cuda for one in window])
-    if _another(test_source, [one.test_source for one in window]) is not None:
-        phrases.append(TEST_SOURCE)
-    if _another(measurement.kernel_source, [one.measurement.kernel_source for one in window]) is not None:
-        phrases.append(KERNEL_SOURCE)
-    past = [one.measurement for one in window]
-    phrases += _clock("memory clock", measurement, past, lambda m: [c.memory_clock_hz for c in m.conditions], MEMORY_CLOCK)
-    phrases += _clock("SM clock", measurement, past, lambda m: [c.sm_clock_hz for c in m.conditions], SM_CLOCK)
+    phrases = []
+    for name, now, then in (
+        ("driver", facts.driver, [one.process.device.driver for one in window]),
+        ("CUDA", facts.cuda, [one.process.device.cuda for one in window]),
+        ("the test's source", test_source, [one.test_source for one in window]),
+        ("the kernel's source", measurement.kernel_source, [one.measurement.kernel_source for one in window]),
+    ):
+        # The newest known value that differs.
+        if now is not None and (old := next((value for value in reversed(then) if value not in (None, now)), None)) is not None:
+            phrases.append(name if name.endswith("source") else f"{name} {old} -> {now}")
+    for name, (field_name, least) in CLOCKS.items():
+        # After the samples; before them the device may be idle.
+        own, *known = (getattr(one.conditions[-1], field_name) for one in (measurement, *(past.measurement for past in window)))
+        if own and (known := [clock for clock in known if clock]) and abs(own / (usual := statistics.median(known)) - 1) > least:
+            phrases.append(f"{name} {usual / 1e6:.0f} -> {own / 1e6:.0f} MHz")
     return tuple(phrases)
-
-
-def _another(now: str | None, then: Sequence[str | None]) -> str | None:
-    """The newest known value that differs from `now`; None without one, or if `now` is unknown."""
-    return None if now is None else next((value for value in reversed(then) if value not in (None, now)), None)
-
-
-def _text(name: str, now: str | None, then: Sequence[str | None]) -> Iterator[str]:
-    if (old := _another(now, then)) is not None:
-        yield f"{name} {old} -> {now}"
-
-
-def _clock(
-    name: str, now: Measurement, past: Sequence[Measurement], of: Callable[[Measurement], list[float | None]], least: float
-) -> Iterator[str]:
-    """A change of a clock under load, read after the samples: before them the device may be idle."""
-    after = of(now)[-1]
-    known = [clock for measurement in past if (clock := of(measurement)[-1])]
-    if after and known and abs(after / (old := statistics.median(known)) - 1) > least:
-        yield f"{name} {old / 1e6:.0f} -> {after / 1e6:.0f} MHz"

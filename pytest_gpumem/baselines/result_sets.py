@@ -78,7 +78,7 @@ class Side:
     def processes(self) -> int:
         """Number of processes in the files; a run with --gpumem-processes stores all of its processes in one file."""
         measured = [file for file in self.files if file.device is not None]
-        return sum(max((1 + len(row.measurement.further) for row in file.rows), default=1) for file in measured)
+        return sum(max((row.processes for row in file.rows), default=1) for file in measured)
 
     @property
     def devices(self) -> dict[str, DeviceFacts]:

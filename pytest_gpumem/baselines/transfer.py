@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -98,54 +99,33 @@ def _last(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def fetch(url: str, under: str, folder: Path, progress: Callable[[], object] = lambda: None) -> list[str]:
+def fetch(url: str, under: str, folder: Path, step: Callable[[], object] = lambda: None) -> list[str]:
     """Make a local folder hold the same files as a folder of a store. Files never change, so only new ones are read.
     `under`: folder of the store.
+    `step`: is called after each file.
     Returns the devices of the store.
     """
     remote = Remote(url)
     devices, sizes = remote.devices(_last(under)), remote.sizes(under)
-    progress()
+    step()
     folder.mkdir(parents=True, exist_ok=True)
     here = {path.name for path in folder.iterdir() if path.suffix == SUFFIX}
 
     def one(name: str) -> None:
         with suppress(FileNotFoundError):  # removed since it was listed
             write_whole(folder / name, remote.read(under, name, sizes[name]))
-        progress()
 
-    _each(one, sorted(sizes.keys() - here))
+    _each(one, sorted(sizes.keys() - here), step)
     for name in here - sizes.keys():
         (folder / name).unlink(missing_ok=True)
     return devices
 
 
-def send(url: str, under: str, files: Sequence[Path], progress: Callable[[], object] = lambda: None) -> None:
-    """Write local files into a folder of a store."""
-    remote = Remote(url)
-
-    def one(file: Path) -> None:
-        remote.write(under, file.name, file.read_bytes())
-        progress()
-
-    _each(one, files)
-
-
-def remove(url: str, under: str, names: Sequence[str], progress: Callable[[], object] = lambda: None) -> None:
-    """Remove files of a folder of a store."""
-    remote = Remote(url)
-
-    def one(name: str) -> None:
-        remote.remove(under, name)
-        progress()
-
-    _each(one, names)
-
-
-def _each(work: Callable[[Any], None], items: Iterable[Any]) -> None:
+def _each(work: Callable[[str], None], names: Iterable[str], step: Callable[[], object]) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for future in [pool.submit(work, item) for item in items]:
+        for future in as_completed([pool.submit(work, name) for name in names]):
             future.result()
+            step()
 
 
 def explain(error: BaseException) -> str:
@@ -160,16 +140,22 @@ def explain(error: BaseException) -> str:
 
 def answer(request: Mapping[str, Any], tell: Callable[[object], object]) -> None:
     """Do one request of `storage`; tells a number after each step, and at last the result or the error."""
-    steps = iter(range(1, sys.maxsize))
-    url, under = request["url"], request["under"]
+    steps = count(1)
+    url, under, do = request["url"], request["under"], request["do"]
+
+    def step() -> None:
+        tell({"step": next(steps)})
+
+    devices: list[str] | None = None
     try:
-        devices: list[str] | None = None
-        if request["do"] == "fetch":
-            devices = fetch(url, under, Path(request["folder"]), lambda: tell({"step": next(steps)}))
-        elif request["do"] == "send":
-            send(url, under, [Path(file) for file in request["files"]], lambda: tell({"step": next(steps)}))
-        elif request["do"] == "remove":
-            remove(url, under, request["names"], lambda: tell({"step": next(steps)}))
+        if do == "fetch":
+            devices = fetch(url, under, Path(request["folder"]), step)
+        elif do == "send":
+            store, files = Remote(url), {Path(file).name: Path(file) for file in request["files"]}
+            _each(lambda name: store.write(under, name, files[name].read_bytes()), files, step)
+        elif do == "remove":
+            store = Remote(url)
+            _each(lambda name: store.remove(under, name), request["names"], step)
         else:
             devices = Remote(url).devices(_last(under))
     except Exception as error:  # of any library behind fsspec
