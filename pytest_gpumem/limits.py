@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypedDict
 
 from pytest_gpumem import units
+from pytest_gpumem.units import refused
 
 
 class LimitKeywords(TypedDict, total=False):
@@ -65,7 +66,7 @@ class Limit(NamedTuple):
 def _written(value: object, accepted: str) -> str:
     """A limit as text. A bare number is refused: in base units, 12 seconds or 2.4 bytes per second, it could never fail a test."""
     if not isinstance(value, str):
-        raise units.QuantityError(f"{value!r} has no unit; accepted is {accepted}")
+        raise refused(value, accepted, "has no unit")
     return value.strip()
 
 
@@ -79,9 +80,9 @@ def _as_written(parse: Callable[[Any], object]) -> Callable[[Any], str]:
     return kept
 
 
-def _share(refused: str, *, whole: bool = True) -> Callable[[Any], str]:
+def _share(why: str, *, whole: bool = True) -> Callable[[Any], str]:
     """Keep the text of a share above 0: arguments as of `units.parse_part`."""
-    return _as_written(lambda value: units.parse_part(value, refused, whole=whole))
+    return _as_written(lambda value: units.parse_part(value, why, whole=whole))
 
 
 def _more(parse: Callable[[str], Any]) -> Callable[[str, str], bool]:
@@ -92,7 +93,7 @@ def _more(parse: Callable[[str], Any]) -> Callable[[str, str], bool]:
 def _min_bandwidth(value: Any) -> str:
     written = _written(value, units.RATES_ACCEPTED)
     if units.parse_rate(written) in (0, units.Share(0)):
-        raise units.QuantityError(f"{value!r} demands nothing; accepted is {units.RATES_ACCEPTED}")
+        raise refused(value, units.RATES_ACCEPTED, "demands nothing")
     return written
 
 
@@ -107,7 +108,7 @@ def _looser_bandwidth(one: str, other: str) -> bool:
 def _max_latency(value: Any) -> str:
     written = _written(value, units.TIMES_ACCEPTED)
     if units.parse_time(written) == 0:
-        raise units.QuantityError(f"{value!r} cannot be met; accepted is {units.TIMES_ACCEPTED}")
+        raise refused(value, units.TIMES_ACCEPTED, "cannot be met")
     return written
 
 
@@ -121,7 +122,7 @@ def _number(value: object) -> str:
         return str(value)
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,12}\s*", value):
         return value.strip()
-    raise units.QuantityError(f"{value!r} is no number; accepted is a whole number from 0 on")
+    raise refused(value, "a whole number from 0 on", "is no number")
 
 
 def _size(value: Any) -> str:
@@ -130,14 +131,14 @@ def _size(value: Any) -> str:
 
 def _positive_size(value: Any) -> str:
     if units.parse_bytes(value) == 0:
-        raise units.QuantityError(f"{value!r} cannot be met; accepted is {units.SIZES_ACCEPTED}")
+        raise refused(value, units.SIZES_ACCEPTED, "cannot be met")
     return _size(value)
 
 
 def _yes(value: object) -> str:
     if value is True or (isinstance(value, str) and value.strip().lower() == "true"):
         return "true"
-    raise units.QuantityError(f"{value!r} is not understood; accepted is True, and None to lift it")
+    raise refused(value, "True, and None to lift it")
 
 
 def _sectors(value: object) -> str:
@@ -146,7 +147,7 @@ def _sectors(value: object) -> str:
     except ValueError:
         sectors = 0.0
     if not 1 <= sectors <= 32:
-        raise units.QuantityError(f"{value!r} is no number of sectors of one request; accepted is a number from 1 to 32")
+        raise refused(value, "a number from 1 to 32", "is no number of sectors of one request")
     return f"{sectors:g}"
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pytest_gpumem import units
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
+from pytest_gpumem.units import refused
 
 if TYPE_CHECKING:
     # records/ needs `statistics`, which a session without --gpumem does not.
@@ -60,7 +61,7 @@ def _flag(value: object) -> bool:
         return value
     if isinstance(value, str) and value.strip().lower() in (*_YES, *_NO):
         return value.strip().lower() in _YES
-    raise units.QuantityError(f"{value!r} is not understood; accepted is 1, true, yes, on or 0, false, no, off")
+    raise refused(value, "1, true, yes, on or 0, false, no, off")
 
 
 def _choice(accepted: tuple[str, ...]) -> Callable[[Any], str]:
@@ -87,76 +88,63 @@ def device_choice(value: object) -> str:
     """A choice of a device, as written. Raises `QuantityError` if it is none."""
     if isinstance(value, str) and re.fullmatch(r"auto|cuda(:[0-9]+)?|sim(:[a-z0-9_]+)?", value):
         return value
-    raise units.QuantityError(
-        f'{value!r} is not a device; accepted is auto, cuda, cuda:N (such as "cuda:1"), sim, sim:NAME (such as "sim:h100")'
-    )
+    raise refused(value, 'auto, cuda, cuda:N (such as "cuda:1"), sim, sim:NAME (such as "sim:h100")', "is not a device")
 
 
-def _count(value: object) -> int:
+def _count(value: object, accepted: str = "a whole number from 1 on") -> int:
     count = int(value) if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value) else value
     if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
         return count
-    raise units.QuantityError(f"{value!r} is not understood; accepted is a whole number from 1 on")
+    raise refused(value, accepted)
 
 
 def _timeout(value: Any) -> float:
     try:
         return 0.0 if value == "none" else units.parse_time(value)
     except units.QuantityError:
-        raise units.QuantityError(f"{value!r} is no time-out; accepted is {units.TIMES_ACCEPTED}, or none") from None
+        raise refused(value, f"{units.TIMES_ACCEPTED}, or none", "is no time-out") from None
 
 
 def _processes(value: object) -> int | None:
-    if value == "auto":
-        return None
-    try:
-        return _count(value)
-    except units.QuantityError:
-        raise units.QuantityError(f"{value!r} is not understood; accepted is auto or a whole number from 1 on") from None
+    return None if value == "auto" else _count(value, "auto or a whole number from 1 on")
 
 
 def _shard(value: object) -> tuple[int, int]:
     found = re.fullmatch(r"\s*([0-9]{1,4})/([0-9]{1,4})\s*", value) if isinstance(value, str) else None
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise units.QuantityError(f"{value!r} is no shard; accepted is I/N, such as 1/4 to 4/4 for four")
+        raise refused(value, "I/N, such as 1/4 to 4/4 for four", "is no shard")
     return int(found[1]), int(found[2])
 
 
 def _revision(value: object) -> str:
     if isinstance(value, str) and value.strip() and not value.startswith("-") and "\0" not in value:
         return value.strip()
-    raise units.QuantityError(f'{value!r} is no revision; accepted is a branch, tag or commit such as "origin/main"')
+    raise refused(value, 'a branch, tag or commit such as "origin/main"', "is no revision")
 
 
 def _memory(value: Any) -> int:
     if (nbytes := units.parse_bytes(value)) == 0:
-        raise units.QuantityError(f"{value!r} leaves no memory; accepted is {units.SIZES_ACCEPTED}")
+        raise refused(value, units.SIZES_ACCEPTED, "leaves no memory")
     return nbytes
 
 
-def _path(kind: str, example: str) -> Callable[[Any], str]:
+def _path(kind: str, example: str, ending: str = "") -> Callable[[Any], str]:
     def parse(value: object) -> str:
         if not (isinstance(value, str) and value.strip() and "\0" not in value):
-            raise units.QuantityError(f"{value!r} is no {kind}; accepted is a path such as {example}")
+            raise refused(value, f"a path such as {example}", f"is no {kind}")
         if value.startswith("~") and os.path.expanduser(value) == value:
             raise units.QuantityError(f"{value!r}: there is no user of that name; accepted is a path such as {example}")
+        if not value.lower().endswith(ending):
+            raise refused(value, f"a path that ends in {ending}", f"is no {kind}")
         return value
 
     return parse
 
 
-def _image(value: Any) -> str:
-    path = _path("file", "l2.svg")(value)
-    if not path.lower().endswith(".svg"):
-        raise units.QuantityError(f"{value!r} is no SVG file; accepted is a path that ends in .svg")
-    return path
-
-
 def _names(value: Any) -> tuple[str, ...]:
     lines = value.splitlines() if isinstance(value, str) else value
-    found = tuple(name.strip() for name in lines if name.strip())
-    if not found:
-        raise units.QuantityError(f'{value!r} names no test; accepted is a node id such as "tests/test_a.py::test_triad", one a line')
+    if not (found := tuple(name.strip() for name in lines if name.strip())):
+        raise refused(value, 'a node id such as "tests/test_a.py::test_triad", one a line', "names no test")
     return found
 
 
@@ -191,7 +179,7 @@ class Option(NamedTuple):
     parse: Callable[[Any], Any]  # from the written value to the field's; raises `QuantityError`
     help: str  # for `pytest --help` and the documentation
     metavar: str | None = None  # the placeholder of the value in the help; None for a flag
-    on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem` and of a single measurement
+    on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem`
     repeats: bool = False  # may be given several times; an ini file and the environment give a value a line
     bare: str | None = None  # the value that the option has on the command line if none follows it; None: it needs one
     gate_file: str | None = None  # of an output: the file's name in the folder that `gpumem gate` writes
@@ -407,13 +395,19 @@ OPTIONS: tuple[Option, ...] = (
         _flag,
         "Also search for the best set-aside and hit ratio of each measurement on a persisting_stream, and show the map.",
     ),
-    Option("l2_sweep_map", Role.SWEEP, _image, "Draw the maps of all sweeps of L2 persistence into an SVG file. Default: none.", "FILE"),
+    Option(
+        "l2_sweep_map",
+        Role.SWEEP,
+        _path("SVG file", "l2.svg", ".svg"),
+        "Draw the maps of all sweeps of L2 persistence into an SVG file. Default: none.",
+        "FILE",
+    ),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
-CALL_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *LIMITS)))
-"""Keywords of a single measurement."""
-MARKER_KEYWORDS = (*CALL_KEYWORDS, "gpus")  # keywords of `@pytest.mark.gpumem`: also the number of GPUs that the test has for itself
+_NO_SETTINGS = (*LIMITS, "gpus")  # keywords of a marker: limits, and the number of GPUs that the test has for itself
+MARKER_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *_NO_SETTINGS)))
+"""Keywords of `@pytest.mark.gpumem`."""
 
 
 def of_role(*roles: Role) -> tuple[Option, ...]:
@@ -470,19 +464,6 @@ class Settings(NamedTuple):
     def to_json(self) -> dict[str, object]:
         """Plain values for a JSON document: everything but the origins."""
         return {name: value for name, value in self._asdict().items() if name not in ("origins", "limits")} | dict(self.limits)
-
-
-class Overrides(NamedTuple):
-    """The settings of a marker or a single measurement besides limits, in the units of `Settings`; None: not set there."""
-
-    mode: str | None = None
-    sampler: str | None = None
-    placements: int | None = None
-    precision: float | None = None
-    budget: float | None = None
-    timeout: float | None = None
-    count_pages: bool | None = None
-    origin: str = "marker"  # or "call"
 
 
 class Mark(Protocol):
@@ -599,19 +580,20 @@ def _refuse_contradictions(limits: Mapping[str, str | None], origins: Mapping[st
         )
 
 
-def marker_overrides(keywords: Mapping[str, Any], origin: str = "marker") -> Overrides:
-    """The settings of a marker or of a single measurement besides limits.
+def of_test(settings: Settings, keywords: Mapping[str, Any]) -> Settings:
+    """The settings of a test, whose marker has these keywords; its limits are those of the session still.
     Raises `SettingsError`: an unknown keyword, a value that cannot be read, or a budget for the whole run.
     """
-    given = {name: value for name, value in _parsed_keywords(keywords, origin).items() if name in Overrides._fields}
+    given = {name: value for name, value in _parsed_keywords(keywords, "marker").items() if name not in _NO_SETTINGS and value is not None}
+    origins = {**settings.origins, **dict.fromkeys(given, "marker")}
     if (budget := given.get("budget")) is not None:
         if budget.each is None:
             raise SettingsError(
-                f"{origin}: budget {keywords['budget']!r} is for the whole run; accepted here is a time for one "
+                f"marker: budget {keywords['budget']!r} is for the whole run; accepted here is a time for one "
                 f'measurement such as "1 s" or "2 min each"'
             )
-        given["budget"] = budget.each
-    return Overrides(**given, origin=origin)
+        given |= {"budget": budget.each, "total_budget": None}
+    return settings._replace(**given, origins=origins)
 
 
 def imposed(environment: Mapping[str, str], key: str) -> dict[str, Any]:
@@ -622,17 +604,6 @@ def imposed(environment: Mapping[str, str], key: str) -> dict[str, Any]:
 
     found: dict[str, Any] = json.loads(environment[WAYS]).get(key, {})
     return found
-
-
-def override(settings: Settings, *overrides: Overrides) -> Settings:
-    """Settings for one measurement; later overrides (the call's) win over earlier ones (the marker's)."""
-    for layer in overrides:
-        given = {name: value for name, value in layer._asdict().items() if name != "origin" and value is not None}
-        origins = {**settings.origins, **dict.fromkeys(given, layer.origin)}
-        if "budget" in given:
-            given["total_budget"] = None
-        settings = settings._replace(**given, origins=origins)
-    return settings
 
 
 def merge_limits(call: Limits | None, marker: Limits | None, settings: Settings, names: Iterable[str] = OF_MEASUREMENT) -> Limits:
@@ -703,7 +674,7 @@ def _parse(parse: Callable[[Any], Any], written: object, origin: str) -> Any:
 
 
 def _parsed_keywords(keywords: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    _refuse_unknown(keywords, MARKER_KEYWORDS if origin == "marker" else CALL_KEYWORDS, f"{origin}: there is no keyword {{}}")
+    _refuse_unknown(keywords, MARKER_KEYWORDS, f"{origin}: there is no keyword {{}}")
     parsers: dict[str, Callable[[Any], Any]] = {name: option.parse for name, option in _BY_NAME.items()}
     parsers |= {name: limit.parse for name, limit in LIMITS.items()} | {"gpus": _count}
     return {name: None if value is None else _parse(parsers[name], value, f"{origin}: {name}") for name, value in keywords.items()}

@@ -51,6 +51,11 @@ class QuantityError(ValueError):
     """A text that is no such quantity; the message shows the value and what is accepted."""
 
 
+def refused(value: object, accepted: str, why: str = "is not understood") -> QuantityError:
+    """The error of a value: what is wrong with it, and what is accepted."""
+    return QuantityError(f"{value!r} {why}; accepted is {accepted}")
+
+
 # Share, Margin, Budget: named tuples, since dataclasses take ten times as long to make, in every pytest session.
 class Share(NamedTuple):
     """A bandwidth as a share of the device's theoretical peak."""
@@ -80,11 +85,11 @@ def parse_bytes(value: str | int) -> int:
     """Bytes of a size such as "64 MiB", or of a plain int. Raises `QuantityError`: not a size, negative, or not a whole number of bytes."""
     if hasattr(value, "__index__") and not isinstance(value, bool):
         if operator.index(value) < 0:
-            raise _refused(value, SIZES_ACCEPTED, "is negative")
+            raise refused(value, SIZES_ACCEPTED, "is negative")
         return operator.index(value)
     exact = _exact(value, _SIZES, SIZES_ACCEPTED)
     if exact.denominator != 1:
-        raise _refused(value, SIZES_ACCEPTED, "is not a whole number of bytes")
+        raise refused(value, SIZES_ACCEPTED, "is not a whole number of bytes")
     return exact.numerator
 
 
@@ -104,7 +109,7 @@ def parse_rate(value: str | float) -> float | Share:
     if isinstance(value, str) and (match := re.fullmatch(_SHARE_OF_PEAK, value.strip())):
         share = float(match[1]) / 100
         if share > 1:
-            raise _refused(value, RATES_ACCEPTED, "is above the peak")
+            raise refused(value, RATES_ACCEPTED, "is above the peak")
         return Share(share)
     return _finite(value, RATES_ACCEPTED, _exact(value, _RATES, RATES_ACCEPTED))
 
@@ -117,17 +122,17 @@ def parse_share(value: str) -> float:
     """
     match = re.fullmatch(_SHARE, value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise _refused(value, SHARES_ACCEPTED)
+        raise refused(value, SHARES_ACCEPTED)
     return _finite(value, SHARES_ACCEPTED, float(match[1]) / 100)
 
 
-def parse_part(value: str, refused: str, *, whole: bool = True) -> float:
+def parse_part(value: str, why: str, *, whole: bool = True) -> float:
     """The share of a text, above 0 and up to 100 %, or below 100 % if not `whole`.
-    Raises `QuantityError`: it is another; `refused` says why, such as "is no gain".
+    Raises `QuantityError`: it is another; `why` says what is wrong with it, such as "is no gain".
     """
     share = parse_share(value)
     if not 0 < share <= 1 or (share == 1 and not whole):
-        raise QuantityError(f"{value!r} {refused}; accepted is {SHARES_ACCEPTED}, above 0 and {'up to' if whole else 'below'} 100 %")
+        raise refused(value, f"{SHARES_ACCEPTED}, above 0 and {'up to' if whole else 'below'} 100 %", why)
     return share
 
 
@@ -142,11 +147,11 @@ def _sum(value: str, parts: list[str], parse: Callable[[str], Number], accepted:
             elif "%" not in part and absolute is None:
                 absolute = parse(part)
             else:
-                raise _refused(value, accepted)
+                raise refused(value, accepted)
         except QuantityError:
-            raise _refused(value, accepted) from None
+            raise refused(value, accepted) from None
     if not parts:
-        raise _refused(value, accepted)
+        raise refused(value, accepted)
     return relative, absolute
 
 
@@ -158,7 +163,7 @@ def parse_margin(value: str) -> Margin:
     parts = re.split(r"(?<![eE])\+", value) if isinstance(value, str) else []
     relative, absolute = _sum(value, parts, parse_time, MARGINS_ACCEPTED)
     if not relative and not absolute:
-        raise _refused(value, MARGINS_ACCEPTED, "allows nothing, and no measurement can show that nothing changed")
+        raise refused(value, MARGINS_ACCEPTED, "allows nothing, and no measurement can show that nothing changed")
     return Margin(relative or 0.0, absolute or 0.0)
 
 
@@ -182,7 +187,7 @@ def parse_over_baseline(value: str, parse: Callable[[str], int]) -> tuple[float,
     if not base.strip().startswith("baseline"):
         return None
     if base.strip() != "baseline":
-        raise _refused(value, BASELINE_ACCEPTED)
+        raise refused(value, BASELINE_ACCEPTED)
     relative, absolute = _sum(value, parts, parse, BASELINE_ACCEPTED) if parts else (None, None)
     return relative or 0.0, absolute or 0
 
@@ -193,10 +198,10 @@ def parse_claim(value: str) -> tuple[float, str]:
     """
     match = re.fullmatch(_CLAIM, value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise _refused(value, CLAIMS_ACCEPTED)
+        raise refused(value, CLAIMS_ACCEPTED)
     factor = _finite(value, CLAIMS_ACCEPTED, float(match[1])) if match[1] is not None else 1.0
     if factor < 1:
-        raise _refused(value, CLAIMS_ACCEPTED, "claims less than no difference")
+        raise refused(value, CLAIMS_ACCEPTED, "claims less than no difference")
     return factor, match[2]
 
 
@@ -210,14 +215,14 @@ def parse_budget(value: str | float) -> Budget:
     else:
         match = re.fullmatch(_BUDGET, value.strip()) if isinstance(value, str) else None
         if match is None:
-            raise _refused(value, BUDGETS_ACCEPTED)
+            raise refused(value, BUDGETS_ACCEPTED)
         written, word = match[1], match[2]
         try:
             seconds = parse_time(written)
         except QuantityError:
-            raise _refused(value, BUDGETS_ACCEPTED) from None
+            raise refused(value, BUDGETS_ACCEPTED) from None
     if seconds == 0:
-        raise _refused(value, BUDGETS_ACCEPTED, "leaves no time")
+        raise refused(value, BUDGETS_ACCEPTED, "leaves no time")
     if word == "total" or (word is None and written.endswith(("min", "h"))):
         return Budget(total=seconds)
     return Budget(each=seconds)
@@ -314,19 +319,15 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _refused(value: object, accepted: str, why: str = "") -> QuantityError:
-    return QuantityError(f"{value!r} {why or 'is not understood'}; accepted is {accepted}")
-
-
 def _finite(value: object, accepted: str, number: float | Fraction) -> float:
     try:
         result = float(number)
     except OverflowError:
         result = math.inf
     if not math.isfinite(result):
-        raise _refused(value, accepted, "is not a finite number")
+        raise refused(value, accepted, "is not a finite number")
     if result < 0:
-        raise _refused(value, accepted, "is negative")
+        raise refused(value, accepted, "is negative")
     return result
 
 
@@ -337,7 +338,7 @@ def _exact(value: object, units: dict[str, int], accepted: str) -> Fraction:
 
     match = re.fullmatch(_QUANTITY, value.strip()) if isinstance(value, str) else None
     if match is None or match[2] not in units:
-        raise _refused(value, accepted)
+        raise refused(value, accepted)
     return Fraction(match[1]) * units[match[2]]
 
 

@@ -203,11 +203,8 @@ class GpuBenchmark:
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
         if limits.max_gpu_page_faults is not None or limits.max_migrated is not None:
             return True
-        test = self._test
-        settings = test.session.settings
-        if settings.explain:
-            return True
-        return next(one for one in (count_pages, test.overrides.count_pages, settings.count_pages) if one is not None)
+        settings = self._test.settings
+        return settings.explain or (settings.count_pages if count_pages is None else count_pages)
 
     def _watches(self, limits: Limits) -> bool:
         """True if what a launch runs is recorded: for the baseline, for a limit, or to explain."""

@@ -20,7 +20,7 @@ from pytest_gpumem.settings import (
     SettingsError,
     marker_keywords,
     marker_limits,
-    marker_overrides,
+    of_test,
     resolve,
     switched_off,
 )
@@ -155,7 +155,7 @@ def _mistake(item: pytest.Item) -> str | None:
     try:
         keywords = marker_keywords(marks_of(item))
         marker_limits(keywords)
-        marker_overrides(keywords)
+        of_test(Settings(), keywords)
     except SettingsError as error:
         return str(error)
     return None

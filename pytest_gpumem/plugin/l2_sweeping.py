@@ -154,7 +154,7 @@ class L2Sweeps:
         device, conductor = test.device, test.conductor
         if conductor.profiled:
             raise BadCall("a profiler is attached: its times say nothing of a set-aside; sweep without it")
-        plan = test.session.plan(test.overrides, test.item.nodeid, "l2 sweep")
+        plan = test.session.plan(test.settings, test.item.nodeid, "l2 sweep")
         plan = Plan(mode or plan.mode, plan.sampler, PLACEMENTS, PRECISION, min(plan.budget, BUDGET))
         begun = device.now()
         granted: dict[int, int] = {}

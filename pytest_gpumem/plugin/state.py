@@ -58,13 +58,11 @@ from pytest_gpumem.settings import (
     FURTHER_PROCESS,
     FURTHER_REPORTS,
     READS_CONTROLS,
-    Overrides,
     Settings,
     SettingsError,
     marker_keywords,
     marker_limits,
-    marker_overrides,
-    override,
+    of_test,
     switched_off,
 )
 
@@ -267,7 +265,7 @@ class GpuSession:
             except GpuBusy:
                 self._waits = False
                 raise
-            self.timeout = override(self.settings, marker_overrides(marker_keywords(marks_of(item)))).timeout
+            self.timeout = of_test(self.settings, marker_keywords(marks_of(item))).timeout
             self.limit("the test's setup")
             test = GpuTest(item, self)
             if self.watch is not None:
@@ -412,9 +410,10 @@ class GpuSession:
 
     # Plans and budgets
 
-    def plan(self, overrides: Overrides, nodeid: str, label: str) -> Plan:
-        """The plan of a measurement that is about to begin. Its budget is the smaller of its own and its share of the total."""
-        settings = override(self.settings, overrides)
+    def plan(self, settings: Settings, nodeid: str, label: str) -> Plan:
+        """The plan of a measurement that is about to begin. Its budget is the smaller of its own and its share of the total.
+        `settings`: of its test.
+        """
         budgets = [settings.budget] if settings.budget is not None else []
         if self.ledger is not None:
             budgets.append(self.ledger.share(nodeid, label))
@@ -444,11 +443,10 @@ class GpuSession:
             if not uses(item, BENCHMARK_FIXTURE):
                 continue
             try:
-                own = marker_overrides(marker_keywords(marks_of(item))).budget
+                most = of_test(self.settings, marker_keywords(marks_of(item))).budget or DEFAULT_BUDGET
             except SettingsError:  # in a worker of xdist: the test fails by it, and measures nothing
                 continue
             measured = known.get(item.nodeid, {})
-            most = DEFAULT_BUDGET if own is None else own
             expected[item.nodeid] = {label: need(measurement, self.facts, most) for label, measurement in measured.items()}
         # Each process of the run has its part.
         self.ledger = Ledger(total / (self.settings.processes or 1), expected)
@@ -462,7 +460,7 @@ class GpuTest:
         self.session = session
         keywords = marker_keywords(marks_of(item))
         self.limits = marker_limits(keywords)
-        self.overrides = marker_overrides(keywords)
+        self.settings = of_test(session.settings, keywords)
         self.range_name = session.names.unique(item.nodeid)
         self.device: Device = session.device
         self.exit = ExitStack()  # closed at the test's end, after its memory is freed
@@ -493,7 +491,7 @@ class GpuTest:
     def spending(self, label: str, name: str) -> Iterator[Plan]:
         """The plan of the measurement of `name` that is about to begin; charges its time to a total budget, and limits it."""
         begun, nodeid = self.device.now(), self.item.nodeid
-        plan = self.session.plan(self.overrides, nodeid, label)
+        plan = self.session.plan(self.settings, nodeid, label)
         self.session.limit(f"the measurement {f'{label!r} ' if label else ''}of {name}", plan.budget, waits=True)
         try:
             yield plan

@@ -16,7 +16,6 @@ from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.settings import (
     MARKER_KEYWORDS,
     OPTIONS,
-    Overrides,
     Role,
     Settings,
     SettingsError,
@@ -25,10 +24,9 @@ from pytest_gpumem.settings import (
     marker_gpus,
     marker_keywords,
     marker_limits,
-    marker_overrides,
     merge_limits,
     of_role,
-    override,
+    of_test,
     resolve,
     switch_off,
 )
@@ -181,8 +179,8 @@ def test_timeouts() -> None:
     assert settled({}).timeout == 120.0
     assert settled({"gpumem_timeout": "90 s"}).timeout == 90.0
     assert settled({"gpumem_timeout": "none"}).timeout == 0.0
-    assert marker_overrides({"timeout": "none"}).timeout == 0.0
-    assert override(settled({"gpumem_timeout": "90 s"}), marker_overrides({"timeout": "2 min"})).timeout == 120.0
+    assert of_test(Settings(), {"timeout": "none"}).timeout == 0.0
+    assert of_test(settled({"gpumem_timeout": "90 s"}), {"timeout": "2 min"}).timeout == 120.0
     with pytest.raises(SettingsError, match="--gpumem-timeout: 'long' is no time-out"):
         settled({"gpumem_timeout": "long"})
 
@@ -191,7 +189,7 @@ def test_the_marker_is_strict() -> None:
     with pytest.raises(SettingsError, match=r"marker: there is no keyword max_latncy \(did you mean max_latency\?\)"):
         marker_limits({"max_latncy": "1 us"})
     with pytest.raises(SettingsError, match="there is no keyword save"):
-        marker_overrides({"save": True})
+        of_test(Settings(), {"save": True})
     with pytest.raises(SettingsError, match="marker: max_regression: 1 is not understood"):
         marker_limits({"max_regression": 1})
     # A mistake among the overrides is one for the limits too: nobody may look at only one of them and pass.
@@ -211,12 +209,10 @@ def test_the_marker_is_strict() -> None:
 def test_the_number_of_gpus_is_the_tests() -> None:
     assert marker_gpus({"gpus": 2, "max_latency": "1 us"}) == 2
     assert marker_gpus({}) is None
-    assert marker_overrides({"gpus": 2}) == Overrides()
+    assert of_test(Settings(), {"gpus": 2}) == Settings()
     for wrong in (0, "two", True, 1.5):
         with pytest.raises(SettingsError, match=r"marker: gpus: .* accepted is a whole number from 1 on"):
             marker_gpus({"gpus": wrong})
-    with pytest.raises(SettingsError, match="call: there is no keyword gpus"):
-        marker_limits({"gpus": 2}, "call")
 
 
 @pytest.mark.parametrize(
@@ -295,17 +291,14 @@ def test_a_limit_without_a_unit_is_refused_because_it_could_never_fail(limit: di
         marker_limits(limit)
 
 
-def test_overrides() -> None:
-    marker = marker_overrides({"mode": "hot", "placements": 4, "budget": "3 s", "max_latency": "1 ms"})
-    assert marker == Overrides(mode="hot", placements=4, budget=3.0)
-    call = marker_overrides({"mode": "dirty-cold", "precision": "1%"}, origin="call")
-    settings = override(settled({"gpumem_budget": "10 min", "gpumem_sampler": "host"}), marker, call)
-    assert (settings.mode, settings.placements, settings.precision, settings.sampler) == ("dirty-cold", 4, 0.01, "host")
+def test_a_marker_overrides_settings() -> None:
+    session = settled({"gpumem_budget": "10 min", "gpumem_sampler": "host"})
+    settings = of_test(session, {"mode": "hot", "placements": 4, "budget": "3 s", "sampler": None, "max_latency": "1 ms"})
+    assert (settings.mode, settings.placements, settings.precision, settings.sampler) == ("hot", 4, 0.001, "host")
     assert (settings.budget, settings.total_budget) == (3.0, None)
-    assert settings.origins["mode"] == "call"
-    assert settings.origins["placements"] == "marker"
+    assert (settings.origins["placements"], settings.origins["sampler"]) == ("marker", "--gpumem-sampler")
     with pytest.raises(SettingsError, match="budget '10 min' is for the whole run"):
-        marker_overrides({"budget": "10 min"})
+        of_test(session, {"budget": "10 min"})
 
 
 @given(st.sampled_from([o for o in OPTIONS if not o.is_flag]), st.text(max_size=20))
