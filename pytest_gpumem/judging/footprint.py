@@ -7,7 +7,7 @@ have different peaks, as by caches and autotuning, against the largest.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 
@@ -32,43 +32,42 @@ class PastFootprint:
 @dataclass(frozen=True)
 class _Judged:
     footprint: Footprint
+    limit: str  # its name, value and origin
     written: str
-    origin: str
     past: Sequence[PastFootprint]
     no_history: str | None
 
-    def below(self, name: str, count: int, most: int, words: str) -> Finding:
-        side = "above" if count > most else "not above"
-        limit = f"{name} {self.written} ({self.origin})"
-        if count > most:
-            return find(Outcome.FAIL, "counted", Code.TOO_MUCH_MEMORY, figure=words, side=side, limit=limit)
-        return find(Outcome.PASS, "counted", figure=words, side=side, limit=limit)
+
+def _counted(limit: str, count: int, most: int, figure: str) -> Finding:
+    if count > most:
+        return find(Outcome.FAIL, "counted", Code.TOO_MUCH_MEMORY, figure=figure, side="above", limit=limit)
+    return find(Outcome.PASS, "counted", figure=figure, side="not above", limit=limit)
 
 
-def _max_peak(one: _Judged) -> Finding:
-    peak = max(peaks_of(one.footprint))
-    return one.below("max_peak", peak, parse_bytes(one.written), f"a peak of {size(peak)}")
+def _most(
+    count: Callable[[Footprint], int], words: Callable[[int, Footprint], str], parse: Callable[[str], int] = parse_bytes
+) -> Callable[[_Judged], Finding]:
+    """The rule of a limit on a count of a footprint, which `words` has in words."""
+
+    def rule(one: _Judged) -> Finding:
+        found = count(one.footprint)
+        return _counted(one.limit, found, parse(one.written), words(found, one.footprint))
+
+    return rule
 
 
-def _max_kept(one: _Judged) -> Finding:
-    kept = one.footprint.kept
-    parts = [f"{use.library} {size(use.kept)}{_kind(use.kind)}" for use in one.footprint.uses if use.kept > 0]
-    return one.below("max_kept", kept, parse_bytes(one.written), f"{size(kept)} kept{_in_brackets(parts)}")
+def _kept(count: int, footprint: Footprint) -> str:
+    kinds = ((use, "" if use.kind == "device" else f" {use.kind}") for use in footprint.uses)
+    return f"{size(count)} kept{_in_brackets(f'{use.library} {size(use.kept)}{kind}' for use, kind in kinds if use.kept > 0)}"
 
 
-def _max_reserved(one: _Judged) -> Finding:
-    reserved = one.footprint.reserved
-    parts = [f"{use.library} {size(use.reserved)}" for use in one.footprint.uses if use.reserved > 0]
-    return one.below("max_reserved", reserved, parse_bytes(one.written), f"{size(reserved)} reserved and unused{_in_brackets(parts)}")
-
-
-def _max_allocations(one: _Judged) -> Finding:
-    count = one.footprint.allocations
-    return one.below("max_allocations", count, int(one.written), counted(count, "allocation"))
+def _reserved(count: int, footprint: Footprint) -> str:
+    parts = (f"{use.library} {size(use.reserved)}" for use in footprint.uses if use.reserved > 0)
+    return f"{size(count)} reserved and unused{_in_brackets(parts)}"
 
 
 def _max_peak_regression(one: _Judged) -> Finding:
-    limit, now = f"max_peak_regression {one.written} ({one.origin})", one.footprint
+    limit, now = one.limit, one.footprint
     alike = [past for past in one.past if comparable(now, past.footprint)]
     if not alike:
         if one.past:
@@ -89,9 +88,7 @@ def _max_peak_regression(one: _Judged) -> Finding:
         figure += f"; unchanged code varies between {size(min(peaks))} and {size(max(peaks))}"
     elif len(set(peaks_of(now))) > 1:
         figure += f"; processes of this run vary between {size(min(peaks_of(now)))} and {size(peak)}"
-    if peak > most:
-        return find(Outcome.FAIL, "counted", Code.TOO_MUCH_MEMORY, figure=figure, side="above", limit=limit)
-    return find(Outcome.PASS, "counted", figure=figure, side="not above", limit=limit)
+    return _counted(limit, peak, most, figure)
 
 
 def comparable(one: Footprint, other: Footprint) -> bool:
@@ -116,11 +113,11 @@ def varying(past: Sequence[PastFootprint]) -> bool:
 
 
 RULES: Mapping[str, Callable[[_Judged], Finding]] = {
-    "max_peak": _max_peak,
-    "max_allocations": _max_allocations,
+    "max_peak": _most(lambda footprint: max(peaks_of(footprint)), lambda count, _: f"a peak of {size(count)}"),
+    "max_allocations": _most(lambda footprint: footprint.allocations, lambda count, _: counted(count, "allocation"), int),
     "max_peak_regression": _max_peak_regression,
-    "max_kept": _max_kept,
-    "max_reserved": _max_reserved,
+    "max_kept": _most(lambda footprint: footprint.kept, _kept),
+    "max_reserved": _most(lambda footprint: footprint.reserved, _reserved),
 }
 """By the limit's name."""
 OF_PEAK = ("max_peak", "max_peak_regression")
@@ -139,11 +136,10 @@ def judge_footprint(
     for name in names:
         if (written := getattr(limits, name)) is None:
             continue
-        one = _Judged(footprint, written, limits.origin.get(name, "limit"), past, no_history)
+        one = _Judged(footprint, f"{name} {written} ({limits.origin.get(name, 'limit')})", written, past, no_history)
         found = RULES[name](one)
         if found.outcome is Outcome.PASS and (unseen := _unseen(one, name)) is not None:
-            limit = f"{name} {written} ({one.origin})"
-            yield find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=limit, why=unseen)
+            yield find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=one.limit, why=unseen)
         else:
             yield found
 
@@ -195,9 +191,5 @@ def size(nbytes: int) -> str:
     return exact
 
 
-def _kind(kind: str) -> str:
-    return "" if kind == "device" else f" {kind}"
-
-
-def _in_brackets(parts: Sequence[str]) -> str:
-    return f" ({', '.join(parts)})" if parts else ""
+def _in_brackets(parts: Iterable[str]) -> str:
+    return f" ({text})" if (text := ", ".join(parts)) else ""

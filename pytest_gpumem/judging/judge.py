@@ -105,15 +105,12 @@ def ran_the_same(one: Measurement, other: Measurement) -> bool:
     """
     if one.what_ran is None or other.what_ran is None or one.what_ran.digest is None:
         return False
-    watched = not any(measurement.sampler in ("host", "plain") for measurement in (one, other))
+    watched = {one.sampler, other.sampler}.isdisjoint(("host", "plain"))
     return watched and one.what_ran.digest == other.what_ran.digest
 
 
 def same_code(measurement: Measurement, alike: Sequence[Measurement]) -> bool:
     """True if a row and every accepted run that it is compared with ran the same machine code in the same way, at the same clocks."""
-    ran = measurement.what_ran
-    if ran is None or ran.digest is None or measurement.sampler in ("host", "plain"):
-        return False
     return all(ran_the_same(measurement, past) and _same_clocks(measurement, past) for past in alike)
 
 
@@ -190,14 +187,9 @@ def comparable(measurement: Measurement, past: Measurement) -> bool:
     return alike and drift.same_variant(measurement, past)
 
 
-def is_failure(verdict: Verdict, strict: bool) -> bool:
+def is_failure(judged: Verdict | Finding, strict: bool) -> bool:
     """True if a test with this verdict fails: on FAIL, and under `strict` on everything but PASS."""
-    return is_failing(verdict.outcome, strict)
-
-
-def is_failing(outcome: Outcome, strict: bool) -> bool:
-    """True if an outcome fails a test."""
-    return outcome is Outcome.FAIL or (strict and outcome is not Outcome.PASS)
+    return judged.outcome is Outcome.FAIL or (strict and judged.outcome is not Outcome.PASS)
 
 
 def unreliable(measurement: Measurement) -> Iterator[str]:

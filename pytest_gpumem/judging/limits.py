@@ -17,7 +17,7 @@ from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import count_of, over_baseline
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.measurement import Counted, Limits, Measurement
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
 from pytest_gpumem.units import (
@@ -56,8 +56,8 @@ class _Judged:
     def not_counted(self, why: str) -> Finding:
         return find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=self.limit, why=why)
 
-    def not_judged(self, name: str, why: str) -> Finding:
-        return find(Outcome.FAIL, "not judged", limit=f"{name} {self.written} ({self.origin})", why=why)
+    def not_judged(self, why: str) -> Finding:
+        return find(Outcome.FAIL, "not judged", limit=self.limit, why=why)
 
     def beside(self, figure: str, limit: str, ratio: float, wrong: str, right: str) -> Finding:
         """Compare; `ratio` is the measured latency over the longest allowed one."""
@@ -80,11 +80,11 @@ def _max_latency(one: _Judged) -> Finding:
 def _min_bandwidth(one: _Judged) -> Finding:
     least, bandwidth = parse_rate(one.written), one.measurement.bandwidth
     if bandwidth is None:
-        return one.not_judged("min_bandwidth", "the traffic is unknown (give `moved=`)")
+        return one.not_judged("the traffic is unknown (give `moved=`)")
     origin = one.origin
     if isinstance(least, Share):
         if (why := no_share_text(one.measurement, one.facts)) is not None:
-            return one.not_judged("min_bandwidth", f'{why}; give a rate such as "900 GB/s"')
+            return one.not_judged(f'{why}; give a rate such as "900 GB/s"')
         least = least.value * one.facts.peak_bandwidth
         origin = f"{one.written}, {origin}"
     return one.beside(format_rate(bandwidth), f"min_bandwidth {format_rate(least)} ({origin})", least / bandwidth, "below", "above")
@@ -94,14 +94,13 @@ def _min_overlap(one: _Judged) -> Finding:
     measurement, overlap = one.measurement, one.measurement.overlap
     if overlap is None:
         nothing = "nothing overlaps in it (measure staged_copy or gpu_work.together)"
-        return one.not_judged("min_overlap", "a profiler is attached" if measurement.profiled else nothing)
+        return one.not_judged("a profiler is attached" if measurement.profiled else nothing)
     hideable, hidden = overlap.hideable, overlap.hidden(measurement.latency)
     if hideable is None or hidden is None:
         rest = f"{format_time(overlap.sequential)} in turn, {format_time(overlap.bound)} at best"
-        return one.not_judged("min_overlap", f"there is nothing to hide, {rest}")
+        return one.not_judged(f"there is nothing to hide, {rest}")
     ratio = measurement.latency / (overlap.sequential - parse_share(one.written) * hideable)
-    name = f"min_overlap {one.written} ({one.origin})"
-    return one.beside(f"{format_share(hidden)} of what overlap can hide", name, ratio, "below", "above")
+    return one.beside(f"{format_share(hidden)} of what overlap can hide", one.limit, ratio, "below", "above")
 
 
 def _faster_than(one: _Judged) -> Finding | None:
@@ -229,36 +228,36 @@ EXACT: Mapping[str, Callable[[_Judged], Finding | None]] = {
 """Limits on exact counts of one launch, by name."""
 
 
-def _max_dram_bytes(one: _Judged) -> Finding | None:
-    if one.measurement.counted is None:
-        return None
-    found = one.measurement.counted.total
-    return _counted(one, found, parse_bytes(one.written), f"{format_bytes(found)} of DRAM in one launch")
+def _counter(
+    figure: Callable[[Counted], float | None], of: str, words: Callable[[float], str], parse: Callable[[str], float], *, least: bool = False
+) -> Callable[[_Judged], Finding | None]:
+    """The rule of a limit on a figure of the hardware's counters: the most, or the least.
+    `of`: what has the figure.
+    """
 
+    def rule(one: _Judged) -> Finding | None:
+        if one.measurement.counted is None:
+            return None
+        if (found := figure(one.measurement.counted)) is None:
+            return one.not_counted(f"Nsight Compute counted no {of}")
+        if not least:
+            return _counted(one, found, parse(one.written), words(found))
+        outcome, side = (Outcome.FAIL, "below") if found < parse(one.written) else (Outcome.PASS, "not below")
+        return find(outcome, "counted", figure=words(found), side=side, limit=one.limit)
 
-def _max_sectors(one: _Judged) -> Finding | None:
-    if one.measurement.counted is None:
-        return None
-    found = one.measurement.counted.sectors_per_request
-    if found is None:
-        return one.not_counted("Nsight Compute counted no loads of global memory")
-    return _counted(one, found, float(one.written), f"{found:.3g} sectors a load of a warp")
-
-
-def _min_l2_hit_rate(one: _Judged) -> Finding | None:
-    if one.measurement.counted is None:
-        return None
-    found = one.measurement.counted.l2_hit_rate
-    if found is None:
-        return one.not_counted("Nsight Compute counted no hits of L2")
-    outcome, side = (Outcome.FAIL, "below") if found < parse_share(one.written) else (Outcome.PASS, "not below")
-    return find(outcome, "counted", figure=f"an L2 hit rate of {format_share(found)}", side=side, limit=one.limit)
+    return rule
 
 
 COUNTERS: Mapping[str, Callable[[_Judged], Finding | None]] = {
-    "max_dram_bytes": _max_dram_bytes,
-    "max_sectors_per_request": _max_sectors,
-    "min_l2_hit_rate": _min_l2_hit_rate,
+    "max_dram_bytes": _counter(
+        lambda counted: counted.total, "bytes of DRAM", lambda found: f"{format_bytes(int(found))} of DRAM in one launch", parse_bytes
+    ),
+    "max_sectors_per_request": _counter(
+        lambda counted: counted.sectors_per_request, "loads of global memory", lambda found: f"{found:.3g} sectors a load of a warp", float
+    ),
+    "min_l2_hit_rate": _counter(
+        lambda counted: counted.l2_hit_rate, "hits of L2", lambda found: f"an L2 hit rate of {format_share(found)}", parse_share, least=True
+    ),
 }
 """Limits on figures of the hardware's counters, by name; not judged where nothing was counted."""
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
 from pytest_gpumem.judging.footprint import AT_THE_END, NO_LIMIT, RULES, PastFootprint, added, judge_footprint
-from pytest_gpumem.judging.judge import is_failing
+from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.outcomes import Outcome
@@ -245,7 +245,7 @@ class FootprintHooks:
                 continue
             row = replace(before, footprint=replace(footprint, further_peaks=before.footprint.further_peaks))
             findings = _findings(row, session, tuple(RULES) if watched.row_at_end else AT_THE_END)
-            fails = any(is_failing(finding.outcome, session.settings.strict) for finding in findings)
+            fails = any(is_failure(finding, session.settings.strict) for finding in findings)
             verdict = added(row.verdict, findings, session.settings.strict)
             rows.append(replace(row, verdict=verdict, failed=row.failed or fails))
             # A test whose body failed is reported, and what a failure keeps is no finding of its own.
