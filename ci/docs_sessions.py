@@ -1,6 +1,6 @@
 """Print a session on the simulated device as a terminal of 100 columns shows it, for the documents.
 
-    python ci/docs_sessions.py main
+    python ci/docs_sessions.py failing
 
 Times of day, durations, versions and paths are replaced, so that every machine prints the same. Exits with 1 if a session takes more than
 `MOST` lines.
@@ -15,7 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
 WIDTH, MOST = 100, 40
 PROJECT = "/home/me/project"
 DATE = "2026-11-22T12:00:00+00:00"
@@ -45,7 +44,6 @@ PYTEST = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest"]
 GATE = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "gate"]
 REPLACED = (
     (r"Python [\d.]+, pytest-[\d.]+, pluggy-[\d.]+", "Python 3.12, pytest-9, pluggy-1"),
-    (r"^benchmark: [\d.]+ ", "benchmark: 5 "),
     (r"^plugins: .*$", "plugins: benchmark-5, gpumem-0.1.0"),
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", DATE),
     (r"in \d+ s; intervals", "in 9 s; intervals"),
@@ -100,12 +98,6 @@ class Session:
             self.commit(TESTS.replace("STRIDE = 1", "STRIDE = 2"))
 
 
-def main_command(session: Session) -> str:
-    """The memory suite of this repository."""
-    session.folder = ROOT
-    return session.run(*PYTEST, "--gpumem", "-p", "no:cacheprovider", f"--gpumem-baseline={PROJECT}")
-
-
 def failing(session: Session) -> str:
     """A slow-down in one test."""
     session.slowed()
@@ -125,7 +117,7 @@ def gate(session: Session) -> str:
     return session.run(*GATE, "HEAD~1", "--max-regression", "2%", "--", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 
 
-SESSIONS = {"main": main_command, "failing": failing, "undecided": undecided, "gate": gate}
+SESSIONS = {"failing": failing, "undecided": undecided, "gate": gate}
 
 
 def shown(text: str, folder: Path) -> list[str]:
