@@ -23,7 +23,7 @@ from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.measuring.target_kernel import kernel_target
+from pytest_gpumem.measuring.target_kernel import KernelLaunches
 from pytest_gpumem.memory.buffers import Arena
 
 TOOLS = ("memcheck", "initcheck", "racecheck", "synccheck")
@@ -77,7 +77,7 @@ def launch_every_kernel(choice: str) -> int:
             itemsize = int(dtype[1:])
             for sizes, scalars in argument_sizes(kernel, itemsize):
                 buffers = [arena.buffer((sizes[p.name],), dtype) for p in kernel.parameters if p.role is not Role.SCALAR]
-                target = kernel_target(getattr(kernels, name), tuple(buffers), scalars, arena, arena.stream)
+                target = KernelLaunches(getattr(kernels, name), tuple(buffers), scalars, arena, arena.stream).target
                 if target.check is not None:
                     target.check()
                 target.close()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.explain import rules_link, rules_memory
-from pytest_gpumem.explain.evidence import Evidence, Figures
+from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.explain.model import BaseAndHead, Estimate, Need, Pair, Rule
 from pytest_gpumem.explain.pairing import only
 from pytest_gpumem.explain.what_ran import Difference, compared
@@ -105,7 +105,7 @@ class Explanation:
 
 def explain(base: Evidence, head: Evidence, slow_down: SlowDown, rules: Sequence[Rule] = RULES) -> Explanation:
     """Find the causes of a slow-down of `head` against `base`, with the rules given."""
-    sides = BaseAndHead(Figures(base), Figures(head))
+    sides = BaseAndHead(base, head)
     notes, ran = tuple(_notes(sides)), compared(base.measurement.what_ran, head.measurement.what_ran)
     if not slow_down.real:
         return Explanation(slow_down, (), 0.0, notes=notes, ran=ran)

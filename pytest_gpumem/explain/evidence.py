@@ -30,22 +30,12 @@ from pytest_gpumem.records.uses import Activity, CopyUse
 
 @dataclass(frozen=True)
 class Evidence:
-    """One measurement of one side, with the profiles of the same test."""
+    """One measurement of one side, with the profiles of the same test, and their figures of one launch."""
 
     measurement: Measurement
     facts: DeviceFacts
     profile: TestProfile | None = None  # counters of a run under Nsight Compute
     trace: TestProfile | None = None  # kernels and copies of a run under Nsight Systems
-
-
-class Figures:
-    """One side's evidence as figures of one launch."""
-
-    def __init__(self, evidence: Evidence) -> None:
-        self.measurement = evidence.measurement
-        self.facts = evidence.facts
-        self._profile = evidence.profile
-        self._trace = evidence.trace
 
     @property
     def latency(self) -> float:
@@ -73,16 +63,16 @@ class Figures:
     @cached_property
     def kernels(self) -> tuple[KernelFigures, ...]:
         """The kernels of a launch in their order, as far as known; with counters if a profiler counted."""
-        if self._profile is not None and self._profile.kernels:
-            return by_name(self._profile.kernels, self._profile.launches or 1)
+        if self.profile is not None and self.profile.kernels:
+            return by_name(self.profile.kernels, self.profile.launches or 1)
         if self._watched is not None:
             return by_name(self._watched.kernels, 1)
-        return by_name(self._trace.kernels, self._trace.launches) if self._trace is not None and self._trace.launches else ()
+        return by_name(self.trace.kernels, self.trace.launches) if self.trace is not None and self.trace.launches else ()
 
     @property
     def knows_kernels(self) -> bool:
         """True if `kernels` was recorded at all."""
-        return self._watched is not None or self._trace is not None or bool(self._profile is not None and self._profile.kernels)
+        return self._watched is not None or self.trace is not None or bool(self.profile is not None and self.profile.kernels)
 
     @property
     def counted(self) -> bool:
@@ -94,7 +84,7 @@ class Figures:
         """Copies and memsets of one launch; None if they were not recorded."""
         if self._watched is not None:
             return (*self._watched.copies, *self._watched.memsets)
-        trace = self._trace
+        trace = self.trace
         if trace is None or not trace.launches:
             return None
         return tuple(_copy_of_launch(copy, trace.launches) for copy in (*trace.copies, *trace.memsets))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from pytest_gpumem.explain.evidence import Figures
+from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.explain.pairing import KernelPairs, base_names, pair
 
 Two = tuple[float, float]  # a figure of base and of head
@@ -87,12 +87,12 @@ L2_OVER_DRAM = 2.0  # bandwidth of L2 over that of DRAM: 1.9 to 2.2 on an H200, 
 SAME_WORK = 0.05  # change of declared bytes that counts as none
 
 
+@dataclass(frozen=True)
 class BaseAndHead:
     """Base and head."""
 
-    def __init__(self, base: Figures, head: Figures) -> None:
-        self.base = base
-        self.head = head
+    base: Evidence
+    head: Evidence
 
     @cached_property
     def kernels(self) -> KernelPairs:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from pytest_gpumem.explain.model import GAP_SECONDS, Estimate, Need, Pair, Rule
+from pytest_gpumem.explain.evidence import Evidence
+from pytest_gpumem.explain.model import GAP_SECONDS, BaseAndHead, Estimate, Need, Pair, Rule
 from pytest_gpumem.records.uses import CopyUse
-
-if TYPE_CHECKING:
-    from pytest_gpumem.explain.evidence import Figures
-    from pytest_gpumem.explain.model import BaseAndHead
-
 
 GROUP_SECONDS = 20e-6
 """Least seconds of one group of GPU page faults besides its copies: interrupt, page tables, replay (about 20 us on Pascal and later;
@@ -76,9 +71,9 @@ def stays_on_host(sides: BaseAndHead, threshold: float) -> Estimate | None:
     return Estimate((now.mapped - was.mapped) / link_rate(sides.head), {"mapped": (was.mapped, now.mapped)}, open=True)
 
 
-def link_rate(figures: Figures) -> float:
+def link_rate(side: Evidence) -> float:
     """Bytes per second that copies over the host link reach."""
-    return LINK_USE * (figures.facts.link_bandwidth or LINK_RATE)
+    return LINK_USE * (side.facts.link_bandwidth or LINK_RATE)
 
 
 def _of(copies: Sequence[CopyUse], kind: str, *, pageable: bool | None = None) -> list[CopyUse]:

@@ -5,27 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from pytest_gpumem.explain.model import GAP_SECONDS, Estimate, Need, Pair, Rule
-from pytest_gpumem.explain.pairing import base_name, base_names
+from pytest_gpumem.explain.evidence import Evidence
+from pytest_gpumem.explain.model import GAP_SECONDS, AccessChange, BaseAndHead, Estimate, Need, Pair, Rule
+from pytest_gpumem.explain.pairing import KernelFigures, base_name, base_names
 from pytest_gpumem.explain.rules_link import ITS_TIME
 from pytest_gpumem.records.measurement import Conditions, Window
 from pytest_gpumem.units import MB
-
-if TYPE_CHECKING:
-    from pytest_gpumem.explain.evidence import Figures
-    from pytest_gpumem.explain.model import AccessChange, BaseAndHead
-    from pytest_gpumem.explain.pairing import KernelFigures
-
 
 # Persisting windows
 
 THRASHES = 0.01  # share by which a window must exceed its set-aside to thrash
 
 
-def _persisting(figures: Figures) -> Window | None:
-    window = figures.window
+def _persisting(side: Evidence) -> Window | None:
+    window = side.window
     return window if window is not None and window.hit == "persisting" and window.set_aside > 0 and window.nbytes > 0 else None
 
 
@@ -120,7 +114,7 @@ def more_kernels(sides: BaseAndHead, threshold: float) -> Estimate | None:
 
 def fewer_threads(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """The grid of head's longest kernel fills a smaller share of the device."""
-    rooms = [figures.facts.sm_count * figures.facts.max_threads_per_sm for figures in (sides.base, sides.head)]
+    rooms = [side.facts.sm_count * side.facts.max_threads_per_sm for side in (sides.base, sides.head)]
     if not sides.kernels.alike or not all(rooms):
         return None
     before, after = max(sides.kernels.alike, key=lambda one: one[1].seconds)

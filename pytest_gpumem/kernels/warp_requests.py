@@ -63,6 +63,7 @@ class _Value:
 
 
 _Registers = Mapping[str, "_Value | None"]
+_Operation = Callable[[_Value, _Value], "_Value | None"]
 _SAME = (0,) * _WARP
 _SHARED = _Value(_SAME, 1)
 _SPECIAL = {"%tid.x": _Value(tuple(range(_WARP)), _WARP), "%laneid": _Value(tuple(range(_WARP)), 0), "%ntid.x": _Value(_SAME, _WARP)}
@@ -145,6 +146,7 @@ def _followed(instructions: Sequence[_Instruction]) -> _Registers:
 
 
 def _joined(one: _Value | None, other: _Value | None) -> _Value | None:
+    """What holds of a register that two instructions write."""
     if one is None or other is None:
         return None
     apart = {a - b for a, b in zip(one.lanes, other.lanes, strict=True)}
@@ -157,8 +159,8 @@ def _operand(text: str, registers: _Registers) -> _Value | None:
     if not text:
         return None
     if "+" in text:
-        parts = [_operand(part, registers) for part in text.split("+")]
-        return _sum(*parts) if len(parts) == 2 else None
+        parts = [value for part in text.split("+") if (value := _operand(part, registers)) is not None]
+        return _sum(*parts) if len(parts) == 2 == text.count("+") + 1 else None
     if re.fullmatch(r"-?(0x[0-9a-fA-F]+|\d+)U?", text):
         return _Value((int(text.rstrip("U"), 0),) * _WARP, 0)
     if text in _SPECIAL:
@@ -169,51 +171,48 @@ def _operand(text: str, registers: _Registers) -> _Value | None:
 
 
 def _value(one: _Instruction, registers: _Registers) -> _Value | None:
-    """What an instruction writes."""
-    values = [_operand(text, registers) for text in one.sources]
+    """What an instruction writes; None if it, or one of its operands, is unknown."""
     if "param" in one.name:
         return _SHARED
+    values = [value for text in one.sources if (value := _operand(text, registers)) is not None]
+    if len(values) < len(one.sources):
+        return None
     name, integer = one.name[0], re.fullmatch(r"[usb]\d+", one.name[-1]) is not None
     if name in ("mov", "cvt", "cvta") and len(values) == 1 and integer:
         return values[0]
     if name in ("mad", "fma") and len(values) == 3 and integer:
-        return _sum(_product(values[0], values[1]), values[2])
+        product = _product(values[0], values[1])
+        return None if product is None else _sum(product, values[2])
     if name == "bfi" and len(values) == 4:
         return _inserted(*values)
     if name in _OPERATIONS and len(values) == 2 and integer:
         return _OPERATIONS[name](*values)
     # Whatever is computed from numbers that all threads share is shared; the choices of `selp` and votes may differ.
-    shared = all(value is not None and value.uniform for value in values)
+    shared = all(value.uniform for value in values)
     return _SHARED if shared and name not in ("selp", "atom", "shfl", "vote", "match", "slct") else None
 
 
-def _sum(one: _Value | None, other: _Value | None) -> _Value | None:
-    if one is None or other is None:
-        return None
+def _sum(one: _Value, other: _Value) -> _Value:
     return _Value(tuple(map(operator.add, one.lanes, other.lanes)), math.gcd(one.divisor, other.divisor))
 
 
-def _difference(one: _Value | None, other: _Value | None) -> _Value | None:
-    return _sum(one, _product(other, _Value((-1,) * _WARP, 0)))
+def _times(value: _Value, factor: int) -> _Value:
+    return _Value(tuple(lane * factor for lane in value.lanes), value.divisor * abs(factor))
 
 
-def _product(one: _Value | None, other: _Value | None) -> _Value | None:
-    if one is None or other is None:
-        return None
+def _product(one: _Value, other: _Value) -> _Value | None:
     for a, b in ((one, other), (other, one)):
         if (factor := b.constant) is not None:
-            return _Value(tuple(lane * factor for lane in a.lanes), a.divisor * abs(factor))
+            return _times(a, factor)
     if one.uniform and other.uniform:
         return _Value(_SAME, math.gcd(one.lanes[0], one.divisor) * math.gcd(other.lanes[0], other.divisor))
     return None
 
 
-def _with_constant(known: Callable[[_Value, int], _Value | None]) -> Callable[[_Value | None, _Value | None], _Value | None]:
+def _with_constant(known: Callable[[_Value, int], _Value | None]) -> _Operation:
     """An operation of which something is known if its second operand is constant; shared if both operands are."""
 
-    def operation(one: _Value | None, other: _Value | None) -> _Value | None:
-        if one is None or other is None:
-            return None
+    def operation(one: _Value, other: _Value) -> _Value | None:
         found = known(one, other.constant) if other.constant is not None else None
         return found if found is not None else _SHARED if one.uniform and other.uniform else None
 
@@ -221,7 +220,7 @@ def _with_constant(known: Callable[[_Value, int], _Value | None]) -> Callable[[_
 
 
 def _shifted_left(value: _Value, bits: int) -> _Value | None:
-    return _product(value, _Value((1 << bits,) * _WARP, 0)) if 0 <= bits < 64 else None
+    return _times(value, 1 << bits) if 0 <= bits < 64 else None
 
 
 def _quotient(value: _Value, by: int) -> _Value | None:
@@ -252,26 +251,24 @@ def _masked(value: _Value, mask: int) -> _Value | None:
     return _Value(tuple(lane & mask for lane in value.lanes), int(value.power))
 
 
-def _either(one: _Value | None, other: _Value | None) -> _Value | None:
+def _either(one: _Value, other: _Value) -> _Value | None:
     """Compilers write sums of numbers without common bits so."""
-    if one is None or other is None:
-        return None
     if not any(map(operator.and_, one.lanes, other.lanes)):
         return _sum(one, other)
     return _SHARED if one.uniform and other.uniform else None
 
 
-def _inserted(one: _Value | None, other: _Value | None, place: _Value | None, _count: _Value | None) -> _Value | None:
+def _inserted(one: _Value, other: _Value, place: _Value, _count: _Value) -> _Value | None:
     """Bits of `one` above those of `other`: so compilers write a product with a power of two plus a smaller number."""
-    if one is None or other is None or place is None or place.constant is None or other.divisor:
+    if place.constant is None or other.divisor or min(other.lanes) < 0 or max(other.lanes) >= 1 << place.constant:
         return None
-    below = min(other.lanes) >= 0 and max(other.lanes) < 1 << place.constant
-    return _sum(_shifted_left(one, place.constant), other) if below else None
+    shifted = _shifted_left(one, place.constant)
+    return None if shifted is None else _sum(shifted, other)
 
 
-_OPERATIONS: Mapping[str, Callable[[_Value | None, _Value | None], _Value | None]] = {
+_OPERATIONS: Mapping[str, _Operation] = {
     "add": _sum,
-    "sub": _difference,
+    "sub": lambda one, other: _sum(one, _times(other, -1)),
     "mul": _product,
     "shl": _with_constant(_shifted_left),
     "shr": _with_constant(_shifted_right),

@@ -17,11 +17,10 @@ from pytest_gpumem.devices.opening import NoDevice
 from pytest_gpumem.devices.protocol import Device, Launch, Stream
 from pytest_gpumem.kernels.calls import requested_bytes
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import ArrayFacts, Call
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.kernels.stream import tile_bytes
-from pytest_gpumem.measuring.bound import CYCLE_SEED
+from pytest_gpumem.measuring.bound import CYCLE_SEED, BoundKernel
 from pytest_gpumem.measuring.controls import middle_mean, read_controls, readings
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.records.device import Card, CardFigures
@@ -87,10 +86,7 @@ class _Work:
 
     def launch(self, name: str, buffers: dict[str, Buffer], **scalars: int | float) -> Launch:
         """A launch of a kernel of the catalogue that is loaded."""
-        kernel, facts = CATALOGUE[name], self.device.facts
-        arrays = {array: ArrayFacts(b.nbytes // 4, b.dtype_name, 4) for array, b in buffers.items()}
-        call = Call(arrays, scalars, None)
-        launch = Launch(kernel, call, kernel.shape(facts, call), {array: b.allocation for array, b in buffers.items()})
+        launch = BoundKernel(CATALOGUE[name], self.device, self.stream).launch(buffers, scalars)
         self.device.kernels.launch(launch, self.stream)
         self.device.streams.synchronize(self.stream)
         return launch
@@ -101,7 +97,7 @@ class _Work:
         self.device.streams.synchronize(self.stream)
 
     def buffer(self, nbytes: int, dtype: str = "f4", kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
-        return self.arena.buffer((nbytes // 4,), dtype, kind)
+        return self.arena.buffer(nbytes, dtype, kind)
 
     def streaming(self, name: str) -> Launch:
         """A kernel over arrays that no cache holds."""
@@ -167,12 +163,8 @@ def _under_load(device: Device, stream: Stream, launch: Launch, look: Callable[[
         return None, most
     reasons = [one.throttle_reasons for one in seen if one.throttle_reasons is not None]
     slowing = tuple(dict.fromkeys(reason for one in reasons for reason in one)) if reasons else None
-    lowest = {name: min(found) for name in ("sm_clock_hz", "memory_clock_hz") if (found := _known(seen, name))}
-    return replace(seen[-1], throttle_reasons=slowing, **lowest), most
-
-
-def _known(seen: Sequence[Card], name: str) -> list[float]:
-    return [value for one in seen if (value := getattr(one, name)) is not None]
+    clocks = {name: [clock for one in seen if (clock := getattr(one, name)) is not None] for name in ("sm_clock_hz", "memory_clock_hz")}
+    return replace(seen[-1], throttle_reasons=slowing, **{name: min(known) for name, known in clocks.items() if known}), most
 
 
 def _queue(device: Device, stream: Stream, launches: Sequence[Launch]) -> None:

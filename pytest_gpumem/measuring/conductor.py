@@ -16,8 +16,8 @@ from pytest_gpumem.measuring.harness import Floors, Harness
 from pytest_gpumem.measuring.sampling import Plan, Sampling
 from pytest_gpumem.measuring.target import NotChecked, Target, declared_bytes
 from pytest_gpumem.measuring.target_callable import callable_target
-from pytest_gpumem.measuring.target_case import Case, case_target
-from pytest_gpumem.measuring.target_kernel import kernel_target
+from pytest_gpumem.measuring.target_case import Case, CasePlacements
+from pytest_gpumem.measuring.target_kernel import KernelLaunches
 from pytest_gpumem.measuring.untimed import count_migrations, find_what_ran, watch_launch
 from pytest_gpumem.measuring.work import InTurn, StagedCopy, Together, Work, bound_of
 from pytest_gpumem.measuring.works import work_target
@@ -82,7 +82,7 @@ class Conductor:
                 raise BadCall(f"moved={moved!r}: the traffic of {function.name} is known from the kernel")
             if stream is None and any(function.stream is one.stream for one in open_streams(self.device)):
                 raise BadCall(f"{function.name}.with_stream(stream): with_stream() is for untimed calls; measure with stream=stream")
-            return kernel_target(function, arguments, keywords, arena, queue, stream)
+            return KernelLaunches(function, arguments, keywords, arena, queue, stream).target
         if not callable(function):
             raise BadCall(f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not {function!r}")
         self.device.memory.make_room(unless_free=PLENTY)
@@ -97,7 +97,7 @@ class Conductor:
             raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {build!r}")
         with self.device.current():
             self.device.memory.make_room(unless_free=PLENTY)
-            return case_target(build, arena, arena.stream, persisting)
+            return CasePlacements(build, arena, arena.stream, persisting or {}).target
 
     def measure(self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str, passes: Passes = NO_PASSES) -> Measurement:
         """Check, warm up, sample over placements, take the untimed passes, check again.

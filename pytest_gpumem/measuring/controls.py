@@ -21,9 +21,9 @@ from pytest_gpumem.kernels.kernel import ArrayFacts, Call
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.kernels.sources import fingerprint
-from pytest_gpumem.measuring.bound import CYCLE_SEED
+from pytest_gpumem.measuring.bound import CYCLE_SEED, BoundKernel
 from pytest_gpumem.measuring.samplers import held
-from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls
 
@@ -114,25 +114,18 @@ def changed(start: Controls, end: Controls) -> dict[str, float]:
 
 def _launch(device: Device, arena: Arena, nbytes: int, passes: int) -> Launch:
     tiles = max(nbytes // TILE_BYTES, 1)
-    a, sums = _array(arena, tiles * TILE_BYTES), _array(arena, 4 * tiles)
-    facts = {name: ArrayFacts(b.nbytes // 4, "i4", 4) for name, b in (("a", a), ("sums", sums))}
+    buffers = {"a": arena.buffer(tiles * TILE_BYTES, "i4"), "sums": arena.buffer(4 * tiles, "i4")}
     # The idle launch has a full grid, like measured kernels.
-    call = Call(facts, {"passes": passes}, None if passes else 2 * device.facts.sm_count)
-    return Launch(CONTROL_READ, call, CONTROL_READ.shape(device.facts, call), {"a": a.allocation, "sums": sums.allocation})
+    blocks = None if passes else BLOCKS_PER_SM * device.facts.sm_count
+    return BoundKernel(CONTROL_READ, device, arena.stream, blocks).launch(buffers, {"passes": passes})
 
 
 def _walk(device: Device, arena: Arena, stream: Stream) -> Launch:
     """A pointer chase over more nodes than fit in L2, which continues where the walk before it ended."""
-    nodes, out = _array(arena, LATENCY_MULTIPLES * device.facts.l2_bytes), _array(arena, 4)
+    nodes, out = arena.buffer(LATENCY_MULTIPLES * device.facts.l2_bytes, "i4"), arena.buffer(4, "i4")
     length = LATENCY_SPARE * (READINGS + 2) * LATENCY_STEPS
     device.content.fill_cycle(nodes.allocation, NODE_BYTES, CYCLE_SEED, stream, length=length)
-    kernel = CATALOGUE["chase_onward"]
-    call = Call({name: ArrayFacts(b.nbytes // 4, "i4", 4) for name, b in (("nodes", nodes), ("out", out))}, {"steps": LATENCY_STEPS}, None)
-    return Launch(kernel, call, kernel.shape(device.facts, call), {"nodes": nodes.allocation, "out": out.allocation})
-
-
-def _array(arena: Arena, nbytes: int) -> Buffer:
-    return arena.buffer((nbytes // 4,), "i4")
+    return BoundKernel(CATALOGUE["chase_onward"], device, stream).launch({"nodes": nodes, "out": out}, {"steps": LATENCY_STEPS})
 
 
 def _reading(device: Device, stream: Stream, launches: Sequence[Launch], before: Sequence[Launch] = ()) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Protocol
 
 import numpy as np
 
@@ -40,17 +40,13 @@ class Shot:
 
     def entered(self) -> AbstractContextManager[None]:
         """Make the stream the current one of the libraries for all samples of the block: once a launch takes some ten microseconds."""
-        return self.device.kernels.current_stream(self.stream) if self.target.foreign else nullcontext()
+        foreign = self.target.foreign or self.target.waits  # work of the host may be the user's, and use any library
+        return self.device.kernels.current_stream(self.stream) if foreign else nullcontext()
 
     @property
     def restores(self) -> bool:
         """True if something comes before every launch."""
         return self.target.restores or bool(self.target.managed)
-
-    def before(self, place: int, stream: Stream) -> None:
-        """Queue everything that comes before the timed interval."""
-        self.restore(stream)
-        self.state(place, stream)
 
     def restore(self, stream: Stream) -> None:
         """Queue what restores data and puts pages back. Pages come last: restoring data touches them."""
@@ -74,13 +70,21 @@ class Shot:
             yield from (int(place) for place in self.random.permutation(self.target.places))
 
 
-class Sampler(Protocol):
+class Sampler(ABC):
     """A way to take samples."""
 
-    name: str
+    def __init__(self, shot: Shot) -> None:
+        self._shot, self._device = shot, shot.device
+        self._start, self._end = shot.device.streams.event(), shot.device.streams.event()
 
     def samples(self, rounds: int) -> list[tuple[int, float]]:
-        """At least `rounds` samples of every placement, in their order in time: placement, seconds of one launch."""
+        """`rounds` samples of every placement, in their order in time: placement, seconds of one launch."""
+        with self._shot.entered():
+            return [(place, self._one(place)) for place in self._shot.rounds(rounds)]
+
+    @abstractmethod
+    def _one(self, place: int) -> float:
+        """Seconds of one launch on a placement."""
 
 
 HOLD_TIMEOUT = 0.5  # seconds after which a hold expires: work that waits for the device would otherwise never return
@@ -105,26 +109,17 @@ class held:  # noqa: N801 - a context manager; not a generator, which takes long
                 self._device.streams.synchronize(self._stream)
 
 
-class BlockedSampler:
+class BlockedSampler(Sampler):
     """Holds the stream while it queues flush, event, launch and event, then releases it: no launch gap lies inside the interval.
 
     One sample at a time: several behind one hold read up to 0.5 us longer on an H200 (docs/measuring.md). Streams take turns, because what
     a launch needs before the kernel starts differs between them. `samples` raises `HoldExpired` if the launch itself waits for the device.
     """
 
-    name = "blocked"
-
-    def __init__(self, shot: Shot) -> None:
-        self._shot = shot
-        self._start, self._end = shot.device.streams.event(), shot.device.streams.event()
-        self._count = 0
-
-    def samples(self, rounds: int) -> list[tuple[int, float]]:
-        with self._shot.entered():
-            return [(place, self._one(place)) for place in self._shot.rounds(rounds)]
+    _count = 0
 
     def _one(self, place: int) -> float:
-        shot, device = self._shot, self._shot.device
+        shot, device = self._shot, self._device
         stream = shot.streams[self._count % len(shot.streams)]
         self._count += 1
         # Before the hold: page migration, and a restore from pageable memory, need the host, which waits for a held stream. The whole
@@ -164,17 +159,14 @@ def untimed_of(batch: int, places: int) -> int:
     return UNTIMED if batch > 1 else min(places - 1, 1)
 
 
-class BatchedSampler:
+class BatchedSampler(Sampler):
     """Times `batch` launches that follow each other without a flush, in the hot state; a sample is their mean.
     A graph or a held stream queues them without gaps. `samples` raises `HoldExpired` if a launch waits for the device.
     """
 
-    name = "batched"
-
     def __init__(self, shot: Shot, batch: int, *, capture: bool) -> None:
-        self._shot = shot
+        super().__init__(shot)
         self._batch = batch
-        self._start, self._end = shot.device.streams.event(), shot.device.streams.event()
         self._graphs: list[Graph] = []
         if capture:
             try:
@@ -183,7 +175,7 @@ class BatchedSampler:
                 self._graphs = []
 
     def _body(self, place: int) -> None:
-        device, stream = self._shot.device, self._shot.stream
+        device, stream = self._device, self._shot.stream
         for _ in range(untimed_of(self._batch, self._shot.target.places)):
             self._shot.launch(place, stream)
         device.streams.record(self._start, stream)
@@ -191,12 +183,8 @@ class BatchedSampler:
             self._shot.launch(place, stream)
         device.streams.record(self._end, stream)
 
-    def samples(self, rounds: int) -> list[tuple[int, float]]:
-        with self._shot.entered():
-            return [(place, self._one(place)) for place in self._shot.rounds(rounds)]
-
     def _one(self, place: int) -> float:
-        shot, device = self._shot, self._shot.device
+        shot, device = self._shot, self._device
         shot.restore(shot.stream)
         if self._graphs:
             device.graphs.replay(self._graphs[place], shot.stream)
@@ -208,29 +196,21 @@ class BatchedSampler:
         return device.streams.elapsed(self._start, self._end) / self._batch
 
 
-class HostSampler:
+class HostSampler(Sampler):
     """Times a launch by the wall clock until the device is idle: launch latency is included, which the result states."""
 
-    name = "host"
-
-    def __init__(self, shot: Shot) -> None:
-        self._shot = shot
-
-    def samples(self, rounds: int) -> list[tuple[int, float]]:
-        shot, device, samples = self._shot, self._shot.device, list[tuple[int, float]]()
-        # Work of the host may be the user's, and use any library.
-        with device.kernels.current_stream(shot.stream):
-            for place in shot.rounds(rounds):
-                shot.before(place, shot.stream)
-                device.streams.synchronize()
-                start = device.now()
-                shot.launch(place, shot.stream)
-                device.streams.synchronize()
-                samples.append((place, device.now() - start))
-        return samples
+    def _one(self, place: int) -> float:
+        shot, device = self._shot, self._device
+        shot.restore(shot.stream)
+        shot.state(place, shot.stream)
+        device.streams.synchronize()
+        start = device.now()
+        shot.launch(place, shot.stream)
+        device.streams.synchronize()
+        return device.now() - start
 
 
-class PlainSampler:
+class PlainSampler(Sampler):
     """Launches one after the other under a profiler, each alone in a range `measure`, with the flush in a range of its own before it.
 
     So a filter on a test's `measure` range finds the kernels of the test and none of the harness's. The launch's own range has the part of
@@ -238,29 +218,20 @@ class PlainSampler:
     way, and no held stream, for which a profiler that replays kernels would wait for ever. The times contain the profiler's own cost.
     """
 
-    name = "plain"
-
-    def __init__(self, shot: Shot) -> None:
-        self._shot = shot
-        self._start, self._end = shot.device.streams.event(), shot.device.streams.event()
-
-    def samples(self, rounds: int) -> list[tuple[int, float]]:
-        shot, device, samples = self._shot, self._shot.device, list[tuple[int, float]]()
-        traffic = shot.target.traffic
-        moved = None if traffic is None else traffic.total
-        for place in shot.rounds(rounds):
-            with shot.ranges.range(phase(shot.name, "flush")):
-                shot.before(place, shot.stream)
-            with (
-                shot.ranges.range(phase(shot.name, MEASURE)),
-                shot.ranges.range(phase(shot.name, LAUNCH), payload=moved, category=shot.category),
-            ):
-                device.streams.record(self._start, shot.stream)
-                shot.launch(place, shot.stream)
-                device.streams.record(self._end, shot.stream)
-            device.streams.synchronize(shot.stream)
-            samples.append((place, device.streams.elapsed(self._start, self._end)))
-        return samples
+    def _one(self, place: int) -> float:
+        shot, device, traffic = self._shot, self._device, self._shot.target.traffic
+        with shot.ranges.range(phase(shot.name, "flush")):
+            shot.restore(shot.stream)
+            shot.state(place, shot.stream)
+        with (
+            shot.ranges.range(phase(shot.name, MEASURE)),
+            shot.ranges.range(phase(shot.name, LAUNCH), payload=None if traffic is None else traffic.total, category=shot.category),
+        ):
+            device.streams.record(self._start, shot.stream)
+            shot.launch(place, shot.stream)
+            device.streams.record(self._end, shot.stream)
+        device.streams.synchronize(shot.stream)
+        return device.streams.elapsed(self._start, self._end)
 
 
 @dataclass(frozen=True)

@@ -52,21 +52,14 @@ class Case:
     """Shown in the table; default: the name of the function that built the case."""
 
 
-def case_target(
-    build: Callable[[Memory], Case], arena: Arena, stream: Stream, persisting_options: Mapping[str, Any] | None = None
-) -> Target:
-    """Describe a case, built at a first placement.
+class CasePlacements:
+    """A case at its present placement; `target` describes it.
     `build`: builds the case in a memory of its own.
     `arena`: the test's; its seed gives every placement the same content.
     `stream`: where it runs, unless it has a window.
-    `persisting_options`: arguments of `persisting` for a case with a window.
+    `options`: arguments of `persisting` for a case with a window.
     Raises `BadCall`: `build` returns no `Case`, or a field of it is wrong.
     """
-    return _Placements(build, arena, stream, persisting_options or {}).target
-
-
-class _Placements:
-    """A case at its present placement; `target` describes it."""
 
     def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream, options: Mapping[str, Any]) -> None:
         self._build, self._arena, self._device = build, arena, arena.device

@@ -25,24 +25,12 @@ from pytest_gpumem.units import MiB
 PIECE_BYTES = 256 * MiB  # bytes of each array that are compared at once where memory is too short for the reference of the whole
 
 
-def kernel_target(
-    bound: BoundKernel,
-    arguments: tuple[Any, ...],
-    keywords: Mapping[str, Any],
-    arena: Arena,
-    stream: Stream,
-    window: PersistingStream | None = None,
-) -> Target:
-    """Describe a launch of a kernel, compiled and with its content filled in.
+class KernelLaunches:
+    """The launches of a kernel on its buffers, wherever these are now, compiled and with its content filled in; `target` describes them.
     `arguments`, `keywords`: of the call; buffers, arrays over them, NumPy arrays and numbers.
     `window`: the persisting stream, if `stream` is one.
     Raises `BadCall`: the arguments do not fit, or the window is to lie on a copy.
     """
-    return KernelLaunches(bound, arguments, keywords, arena, stream, window).target
-
-
-class KernelLaunches:
-    """The launches of a kernel on its buffers, wherever these are now; `target` describes it."""
 
     def __init__(
         self,
@@ -51,7 +39,7 @@ class KernelLaunches:
         keywords: Mapping[str, Any],
         arena: Arena,
         stream: Stream,
-        window: PersistingStream | None,
+        window: PersistingStream | None = None,
     ) -> None:
         self._bound, self._arena, self._stream, self._window = bound, arena, stream, window
         self._device = device = arena.device
