@@ -462,7 +462,7 @@ class Proof:
     device: str
     budget: str
     runs: int
-    """Of unchanged code."""
+    """Of unchanged code, and gates of it."""
     arguments: Sequence[str]
     """More arguments of pytest."""
     record: dict[str, Any]
@@ -629,7 +629,9 @@ class Proof:
     def gate(self) -> Iterator[dict[str, Any]]:
         """Gate branches that change a comment, one kernel, and one wait of the host."""
         results = self.folder / "gpumem-results" / "results.json"
-        for kind, (_, expected) in list(GATES.items())[: 1 if self.device.startswith("sim") else None]:
+        changes = ["comment"] * self.runs + ([] if self.device.startswith("sim") else ["wait", "kernel"])
+        for kind in changes:
+            expected = GATES[kind][1]
             self.head(0.0, load="__ldg(x + i)" if kind == "kernel" else "x[i]", waits=kind == "wait")
             again, begun = self.output("again"), time.time()
             command = [*GPUMEM, "gate", "main", "--max-regression", "1%", "--", *self.options]
@@ -885,7 +887,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", help="as --gpumem-device (default: %(default)s)")
     parser.add_argument("--budget", default="300ms", help="as --gpumem-budget (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--runs", type=int, default=RUNS, help="of unchanged code in this call (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=RUNS, help="of unchanged code in this call, and gates of it (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the record, which is added to")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="keeps project and baseline for further calls (default: none)")
     parser.add_argument("pytest_arguments", nargs="*", metavar="PYTEST_ARGUMENT", help="after --, for every process that measures")

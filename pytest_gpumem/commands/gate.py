@@ -70,7 +70,7 @@ def gate(
     """Compare a change with BASE, a git revision: for pipelines of pull requests.
 
     Runs pytest with --gpumem against the accepted processes of BASE's history. What that finds slower, cannot tell, or has no baseline
-    for, a duet of BASE and the working tree decides; rows that are only noisy and run the same machine code have none. Writes results, a
+    for, a duet of BASE and the working tree decides; rows that run the same machine code and may be only noisy have none. Writes results, a
     report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the job's summary and annotations.
     """
     from pytest_gpumem.revisions import RevisionError, ancestry

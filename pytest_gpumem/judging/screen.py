@@ -59,8 +59,8 @@ LOWER = 0.999  # confidence of the lower bound, which decides FAIL
 UPPER = 0.995  # confidence of the upper bound, which decides PASS
 SETTLES = 0.96  # confidence of the upper bound that decides PASS where the same machine code ran
 POWER = 0.99  # probability of a FAIL for a slow-down of `Comparison.catches`
-LUCK = 0.5
-"""Standard deviations by which a change has to become clearer in further processes at most: three rows of ten have as much luck."""
+LUCK = 1.0
+"""Standard deviations by which a change has to become clearer in further processes at most: one row of six has as much luck."""
 LOOKS = (1, 2, 3, 6, 12)  # numbers of processes after which an undecided run is judged again
 
 

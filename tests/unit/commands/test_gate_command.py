@@ -99,19 +99,26 @@ def test_rows_of_the_same_code_need_no_duet(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_noisy_row_of_the_same_code_has_a_duet_only_in_a_strict_gate(run: Run, tmp_path: Path) -> None:
-    rows = [row(code, name, 0.004) for name, code in (("a", Code.LOOKS_SLOWER), ("b", Code.NOISY), ("c", Code.NOISY), ("d", Code.NOISY))]
-    changes = ({"same_code": True, "low": -0.01}, {"same_code": True, "low": -0.01}, {"low": -0.01}, {"same_code": True, "low": 0.001})
+    doubts = {
+        "a": (Code.LOOKS_SLOWER, {"same_code": True, "delta": 0.02, "low": -0.01, "high": 0.035}),  # twice the change is above its bound
+        "b": (Code.NOISY, {"same_code": True, "delta": 0.004, "low": -0.01, "high": 0.02}),
+        "c": (Code.NOISY, {"same_code": False, "delta": 0.004, "low": -0.01, "high": 0.02}),
+        "d": (Code.NOISY, {"same_code": True, "delta": 0.004, "low": 0.001, "high": 0.02}),
+        "e": (Code.LOOKS_SLOWER, {"same_code": True, "delta": 0.015, "low": -0.01, "high": 0.035}),
+        "f": (Code.LOOKS_SLOWER, {"same_code": False, "delta": 0.015, "low": -0.01, "high": 0.035}),
+    }
     rows = [
         structs.replace(one, verdict=structs.replace(one.verdict, comparison=structs.replace(one.verdict.comparison, **change)))
-        for one, change in zip(rows, changes, strict=True)
+        for name, (code, change) in doubts.items()
+        for one in [row(code, name)]
     ]
-    duet = {f"t.py::{name}": "PASS" for name in "acd"}
+    duet = {f"t.py::{name}": "PASS" for name in "acdf"}
     result = run(rows=tuple(rows), duet=duet)
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == list(duet)
-    remark = "gpumem gate: 1 noisy row of the same machine code had no duet: --strict, or gpumem duet, decides"
-    assert (result.exit_code, result.stdout.splitlines()[-2:]) == (0, [remark, "gpumem gate: green: 4 rows, 1 of them undecided"])
-    run("--strict", rows=tuple(rows), duet=duet | {"t.py::b": "PASS"})
-    assert len(json.loads((tmp_path / "calls.json").read_text())["keys"]) == 4
+    remark = "gpumem gate: 2 noisy rows of the same machine code had no duet: --strict, or gpumem duet, decides"
+    assert (result.exit_code, result.stdout.splitlines()[-2:]) == (0, [remark, "gpumem gate: green: 6 rows, 2 of them undecided"])
+    run("--strict", rows=tuple(rows), duet={f"t.py::{name}": "PASS" for name in doubts})
+    assert len(json.loads((tmp_path / "calls.json").read_text())["keys"]) == len(doubts)
 
 
 def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
