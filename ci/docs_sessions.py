@@ -85,15 +85,11 @@ class Session:
         for words in (["add", "."], ["commit", "-qm", "state"]):
             subprocess.run(["git", *words], cwd=self.folder, env=self.environment, check=True)
 
-    def started(self) -> None:
-        """A repository with the tests."""
-        subprocess.run(["git", "init", "-qb", "main"], cwd=self.folder, env=self.environment, check=True)
-        self.commit(TESTS)
-
     def slowed(self) -> None:
         """A repository with a baseline of three processes, and a slow-down in one test; as it is, if it is there already."""
         if not (self.folder / ".git").exists():
-            self.started()
+            subprocess.run(["git", "init", "-qb", "main"], cwd=self.folder, env=self.environment, check=True)
+            self.commit(TESTS)
             self.run(*PYTEST, "--gpumem", "--gpumem-save", "--gpumem-processes", "3", "-p", "no:cacheprovider")
             self.commit(TESTS.replace("STRIDE = 1", "STRIDE = 2"))
 
@@ -104,20 +100,13 @@ def failing(session: Session) -> str:
     return session.run(*PYTEST, "--gpumem", "--gpumem-max-regression", "2%", "-p", "no:cacheprovider")
 
 
-def undecided(session: Session) -> str:
-    """A baseline of one run."""
-    session.started()
-    session.run(*PYTEST, "--gpumem", "--gpumem-save", "-p", "no:cacheprovider")
-    return session.run(*PYTEST, "--gpumem", "--gpumem-max-regression", "2%", "--gpumem-no-evidence", "-p", "no:cacheprovider")
-
-
 def gate(session: Session) -> str:
     """A pull request with a slow-down."""
     session.slowed()
     return session.run(*GATE, "HEAD~1", "--max-regression", "2%", "--", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 
 
-SESSIONS = {"failing": failing, "undecided": undecided, "gate": gate}
+SESSIONS = {"failing": failing, "gate": gate}
 
 
 def shown(text: str, folder: Path) -> list[str]:
