@@ -1,8 +1,9 @@
 """What `--gpumem-footprint` costs somebody else's test suite, and what it shows of it: CuPy's own tests, unchanged.
 
-Fills CuPy's cache of kernels by workers of xdist. Then runs the tests without the plugin and with `--gpumem --gpumem-footprint`, in turns
-whose order alternates, and once more by stop-watches. Prints the overhead in the time of the tests, the ten tests that take most memory,
-what the suite keeps, and where the plugin's time goes.
+Fills CuPy's cache of kernels by workers of xdist, and runs the tests once without the plugin and once with `--gpumem
+--gpumem-footprint`. What follows counts: pairs of such sessions, in an order that alternates; then one session by stop-watches. Prints the
+overhead in the time of the tests with its interval, the ten tests that take most memory, what the suite keeps, and where the plugin's
+time goes. The time of a test is that of all hooks around it. The GPU's context is made before the first test on both sides.
 
     pip download cupy --no-deps --no-binary cupy    # the source distribution; unpack its folder "tests"
     python ci/bench/footprint_overhead.py --tests cupy-tests --json footprint_overhead.json
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -27,7 +29,8 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
+
+from scipy.stats import t
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
@@ -45,64 +48,61 @@ SELECTION = (
 HERE = Path(__file__).resolve().parent
 MOST = 10
 """Tests that are shown."""
-WORKERS = min(12, os.cpu_count() or 1)
+NUMBER = 400
+"""Tests that are run."""
+WORKERS = min(14, os.cpu_count() or 1)
 """Of xdist, which compile."""
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "some_tests", "-W", "ignore")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "some_tests", "-W", "ignore", "-c", os.devnull)
 WATCHED = ("--gpumem", "--gpumem-device=cuda", "--gpumem-footprint=on")
 
 
-def compile_kernels(tests: Path, selection: Sequence[str], cache: Path, count: int, seconds: float) -> None:
-    """Run the tests in workers of xdist, for some seconds at most: whatever they compile stays in the cache."""
-    command = [*PYTEST, "-p", "no:gpumem", "-n", str(WORKERS), "-c", os.devnull, "--rootdir", str(tests), *selection]
-    with suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, cwd=tests, env=_environment(cache, count), capture_output=True, timeout=seconds, check=False)
+class Suite:
+    """Sessions of the suite. `count`: tests that are run."""
 
-
-def _environment(cache: Path, count: int) -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "PYTEST_"))}
-    return found | {"CUPY_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "SOME_TESTS": str(count)}
-
-
-def session(tests: Path, selection: Sequence[str], cache: Path, count: int, *, watched: bool, profile: bool = False) -> dict[str, Any]:
-    """Run the suite once: its wall time, the time in its tests, how they ended, the rows with footprints, and a profile."""
-    with tempfile.TemporaryDirectory() as folder:
-        junit, results = Path(folder) / "junit.xml", Path(folder) / "results.json"
-        options = [*WATCHED, f"--benchmark-json={results}"] if watched else ["-p", "no:gpumem"]
-        command = [*PYTEST, "-p", "no:xdist", *options, "-c", os.devnull, "--rootdir", str(tests), f"--junitxml={junit}", *selection]
-        environment = _environment(cache, count) | ({"SOME_PROFILE": str(Path(folder) / "profile")} if profile else {})
-        begun = time.perf_counter()
-        done = subprocess.run(command, cwd=tests, env=environment, capture_output=True, text=True, errors="replace", check=False)
-        wall = time.perf_counter() - begun
-        if not junit.exists():
-            sys.exit(f"footprint_overhead: {' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-        cases = list(ElementTree.parse(junit).getroot().iter("testcase"))
-        found: dict[str, Any] = {
-            "wall": wall,
-            "seconds": {_name(case): float(case.get("time") or 0) for case in cases},
-            "ends": {_name(case): _end(case) for case in cases},
-            "rows": [],
-            "printed": done.stdout[-2000:],
+    def __init__(self, tests: Path, selection: Sequence[str], cache: Path, count: int) -> None:
+        self._tests, self._command = tests, [*PYTEST, "--rootdir", str(tests), *selection]
+        found = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "PYTEST_"))}
+        self._environment = found | {
+            "CUPY_CACHE_DIR": str(cache),
+            "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
+            "SOME_TESTS": str(count),
         }
-        if watched and results.exists() and results.stat().st_size:
-            document = json.loads(results.read_text())["gpumem"]
-            found |= {"rows": [row for row in document["rows"] if row["footprint"] is not None], "device": document["device"]}
-        if profile:
-            found["profile"] = _costs(Path(folder) / "profile")
-        return found
 
+    def compile_kernels(self, seconds: float) -> None:
+        """Run the tests in workers of xdist, for some seconds at most: whatever they compile stays in the cache."""
+        with suppress(subprocess.TimeoutExpired):
+            self._run(["-p", "no:gpumem", "-n", str(WORKERS)], {}, seconds)
 
-def _costs(path: Path) -> list[dict[str, Any]]:
-    """What the plugin does in the tests, by the time that it takes."""
-    found = [{"function": name, "calls": calls, "seconds": seconds} for name, (calls, seconds) in json.loads(path.read_text()).items()]
-    return sorted(found, key=lambda one: -one["seconds"])
+    def _run(self, options: Sequence[str], environment: dict[str, str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self._command, *options],
+            cwd=self._tests,
+            env=self._environment | environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
 
-
-def _name(case: ElementTree.Element) -> str:
-    return f"{case.get('classname')}::{case.get('name')}"
-
-
-def _end(case: ElementTree.Element) -> str:
-    return next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
+    def session(self, *, watched: bool, rows: bool = False, profile: bool = False) -> dict[str, Any]:
+        """Run the suite once: its wall time, the time of its tests and how they ended. `rows`: and the rows with footprints."""
+        with tempfile.TemporaryDirectory() as folder:
+            times, results = Path(folder) / "times.json", Path(folder) / "results.json"
+            options = ["-p", "no:xdist", *(WATCHED if watched else ("-p", "no:gpumem"))]
+            options += [f"--benchmark-json={results}"] if rows else []
+            begun = time.perf_counter()
+            done = self._run(options, {"SOME_TIMES": str(times)} | ({"SOME_PROFILE": "1"} if profile else {}))
+            wall = time.perf_counter() - begun
+            if not times.exists():
+                printed = done.stdout[-3000:] + done.stderr[-3000:]
+                sys.exit(f"footprint_overhead: {' '.join(options)} ended with {done.returncode}:\n{printed}")
+            found: dict[str, Any] = {"wall": wall, "rows": [], "device": None, "printed": done.stdout[-2000:]}
+            found |= json.loads(times.read_text())
+            if results.exists() and results.stat().st_size:
+                document = json.loads(results.read_text())["gpumem"]
+                found |= {"rows": [row for row in document["rows"] if row["footprint"] is not None], "device": document["device"]}
+            return found
 
 
 def largest(rows: Sequence[dict[str, Any]], figure: str) -> list[dict[str, Any]]:
@@ -120,17 +120,22 @@ def largest(rows: Sequence[dict[str, Any]], figure: str) -> list[dict[str, Any]]
 
 def table(record: dict[str, Any]) -> str:
     """The record's figures as text."""
-    inside, overhead = record["seconds_in_tests"], 100 * record["overhead"]
+    inside = record["seconds_in_tests"]
+    ends = record["overhead_interval"]
+    interval = "one pair" if ends is None else f"{100 * ends[0]:+.1f} to {100 * ends[1]:+.1f} %, 95 %"
     per_test = {name: 1e3 * seconds for name, seconds in record["more_per_test_seconds"].items()}
     lines = [
-        f"{record['tests']} tests of CuPy {record['versions']['cupy']}, {record['sessions']} sessions each",
-        f"{inside['without']:.2f} s without, {inside['with']:.2f} s with, overhead {overhead:+.1f} %",
-        f"more a test: median {per_test['median']:.2f} ms, 90 % below {per_test['90 %']:.2f} ms, the first {per_test['first']:.1f} ms",
+        f"{record['tests']} tests of CuPy {record['versions']['cupy']}, {record['pairs']} pairs of sessions",
+        f"{inside['without']:.2f} s without, {inside['with']:.2f} s with",
+        f"overhead {100 * record['overhead']:+.1f} % ({interval})",
+        f"more a test: median {per_test['median']:.2f} ms, 90 % below {per_test['90 %']:.2f} ms",
         f"start and end of a session {record['start_seconds']:+.1f} s",
         f"{record['with_memory']} tests take memory, {record['allocations']} allocations; {record['keeping']} keep {record['kept']} B",
         "",
-        f"{'peak':>14}{'kept':>10}{'allocations':>13}  test",
+        f"{'ms more':>9}  test",
     ]
+    lines += [f"{1e3 * one['seconds']:>9.1f}  {one['test']}" for one in record["most_more"]]
+    lines += ["", f"{'peak':>14}{'kept':>10}{'allocations':>13}  test"]
     lines += [f"{one['peak']:>14}{one['kept']:>10}{one['allocations']:>13}  {one['test']}" for one in record["largest"]]
     if record["keeps_most"]:
         lines += ["", f"{'kept':>14}  test"]
@@ -141,30 +146,36 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def record_of(plain: Sequence[dict[str, Any]], watched: Sequence[dict[str, Any]], selection: Sequence[str]) -> dict[str, Any]:
-    """The record of the sessions so far: medians of the times, and the footprints of the last session."""
-    walls = {side: statistics.median(one["wall"] for one in of) for side, of in (("without", plain), ("with", watched))}
-    inside = {side: statistics.median(sum(one["seconds"].values()) for one in of) for side, of in (("without", plain), ("with", watched))}
-    by_test = {side: _by_test(of) for side, of in (("without", plain), ("with", watched))}
-    more = [seconds - by_test["without"].get(name, 0.0) for name, seconds in by_test["with"].items()]
-    rows, before = watched[-1]["rows"], plain[-1]["ends"]
+def record_of(
+    shown: dict[str, Any], plain: Sequence[dict[str, Any]], watched: Sequence[dict[str, Any]], selection: Sequence[str]
+) -> dict[str, Any]:
+    """The record of the pairs so far. `shown`: the session with rows, which does not count."""
+    sides = {"without": plain, "with": watched}
+    walls = {side: statistics.median(one["wall"] for one in of) for side, of in sides.items()}
+    inside = {side: statistics.median(sum(one["seconds"].values()) for one in of) for side, of in sides.items()}
+    by_test = {side: _by_test(of) for side, of in sides.items()}
+    more = {name: seconds - by_test["without"].get(name, 0.0) for name, seconds in by_test["with"].items()}
+    ratios = [math.log(sum(two["seconds"].values()) / sum(one["seconds"].values())) for one, two in zip(plain, watched, strict=True)]
+    overhead, interval = _mean(ratios)
+    rows, before = shown["rows"], plain[-1]["ends"]
     keeping = [row for row in rows if row["footprint"]["kept"] > 0]
     changed = {name: [before.get(name), end] for name, end in watched[-1]["ends"].items() if before.get(name) != end}
     return {
         "kind": "footprint_overhead",
-        "device": watched[-1].get("device"),
+        "device": shown["device"],
         "selection": list(selection),
         "tests": len(before),
-        "sessions": len(watched),
+        "pairs": len(watched),
         "wall_seconds": walls,
         "seconds_in_tests": inside,
-        "overhead": inside["with"] / max(inside["without"], 1e-9) - 1,
+        "overhead": overhead,
+        "overhead_interval": interval,
+        "overheads": [math.expm1(ratio) for ratio in ratios],
         "more_per_test_seconds": {
-            "first": more[0],
-            "median": statistics.median(more),
-            "90 %": sorted(more)[int(0.9 * len(more))],
+            "median": statistics.median(more.values()),
+            "90 %": sorted(more.values())[int(0.9 * len(more))],
         },
-        "most_more": [{"test": name, "seconds": seconds} for seconds, name in sorted(zip(more, by_test["with"], strict=True))[-MOST:]],
+        "most_more": [{"test": name, "seconds": more[name]} for name in sorted(more, key=lambda name: -more[name])[:MOST]],
         "start_seconds": walls["with"] - walls["without"] - (inside["with"] - inside["without"]),
         "with_memory": len(rows),
         "allocations": sum(row["footprint"]["allocations"] for row in rows),
@@ -179,6 +190,15 @@ def record_of(plain: Sequence[dict[str, Any]], watched: Sequence[dict[str, Any]]
         "python": platform.python_version(),
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def _mean(ratios: Sequence[float]) -> tuple[float, list[float] | None]:
+    """The mean of logarithms of ratios as a change, and its 95 % interval; one ratio has none."""
+    mean, number = statistics.mean(ratios), len(ratios)
+    if number == 1:
+        return math.expm1(mean), None
+    half = float(t.ppf(0.975, number - 1)) * statistics.stdev(ratios) / math.sqrt(number)
+    return math.expm1(mean), [math.expm1(mean - half), math.expm1(mean + half)]
 
 
 def _by_test(sessions: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -203,42 +223,36 @@ def main() -> int:
     assert __doc__
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tests", type=Path, required=True, metavar="FOLDER", help="the folder tests of CuPy's source distribution")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written, after every turn")
-    parser.add_argument("--seconds", type=float, default=120, help="begin no turn that would end after this long (default 120)")
-    parser.add_argument("--number", type=int, default=400, help="tests, spread evenly over the selection (default 400)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written, after every pair")
+    parser.add_argument("--seconds", type=float, default=120, help="begin no pair that would end after this long (default 120)")
+    parser.add_argument("--number", type=int, default=NUMBER, help=f"tests, of each file the first ones (default {NUMBER}; 0: all)")
     parser.add_argument("selection", nargs="*", default=SELECTION, help="arguments for pytest: files, tests, -k ...")
     options = parser.parse_args()
-    tests, begun, count = options.tests.resolve(), time.perf_counter(), options.number
-    record: dict[str, Any] = {}
+    begun = time.perf_counter()
     plain: list[dict[str, Any]] = []
     watched: list[dict[str, Any]] = []
 
     def left() -> float:
         return float(options.seconds) - (time.perf_counter() - begun)
 
-    def run(side: bool, profile: bool = False) -> dict[str, Any]:
-        return session(tests, options.selection, Path(cache), count, watched=side, profile=profile)
-
     with tempfile.TemporaryDirectory() as cache:
-        compile_kernels(tests, options.selection, Path(cache), count, options.seconds / 3)
-        # A few tests tell how many fit: two turns, the profile, and what is left to compile.
-        count = max(20, count // 10)
-        few = run(False)
-        in_tests = max(sum(few["seconds"].values()), 1e-3)
-        each = left() / 7 - (few["wall"] - in_tests)
-        count = max(count, min(options.number, int(count * each / in_tests)))
-        while True:
+        suite = Suite(options.tests.resolve(), options.selection, Path(cache), options.number)
+        suite.compile_kernels(options.seconds / 4)
+        suite.session(watched=False)
+        shown = suite.session(watched=True, rows=True)
+        turn = 0.0
+        while not plain or turn + turn < left():  # the next pair, and the stop-watches
             started = time.perf_counter()
             for side in (False, True) if len(plain) % 2 == 0 else (True, False):
-                (watched if side else plain).append(run(side))
-            record = record_of(plain, watched, options.selection)
+                (watched if side else plain).append(suite.session(watched=side))
+            record = record_of(shown, plain, watched, options.selection)
             if options.json:
                 write_record(options.json, record, indent=1)
             turn = time.perf_counter() - started
-            if turn + turn > left():  # the next turn, and the profile
-                break
-        if left() > 0:
-            record["profile"] = run(True, profile=True)["profile"]
+        if left() > turn / 2:
+            costs = suite.session(watched=True, profile=True)["costs"]
+            profile = [{"function": name, "calls": calls, "seconds": seconds} for name, (calls, seconds) in costs.items()]
+            record["profile"] = sorted(profile, key=lambda one: -one["seconds"])
             if options.json:
                 write_record(options.json, record, indent=1)
     print(table(record))

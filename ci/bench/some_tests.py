@@ -1,7 +1,8 @@
-"""A pytest plugin of `footprint_overhead.py`: runs some tests of a suite, spread evenly over all, and times the plugin's work in them.
+"""A pytest plugin of `footprint_overhead.py`: runs a part of a suite, and times its tests and the plugin's work in them.
 
-SOME_TESTS is their number. SOME_PROFILE is the file of the times: functions of `WATCHED` with their calls and seconds, the functions that
-they call included.
+SOME_TESTS is the number of tests: of each file the first ones, as large a part of it as of the others. SOME_TIMES is the file of the
+results: by node id the seconds of each test with all hooks around it, and how it ended; and the calls and seconds of the functions of
+`WATCHED`, those that they call included, if SOME_PROFILE is set.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import gc
 import json
 import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Generator
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 WATCHED = (
     ("plugin.footprints", "FootprintHooks", "_begin"),
@@ -31,20 +35,30 @@ WATCHED = (
     ("devices.cuda.guests.cupy_memory", "_Hook", "_emit"),
 )
 """Module of the package, class and method."""
+_seconds: dict[str, float] = {}
+_ends: dict[str, str] = {}
 _costs: dict[str, list[float]] = {}
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Leave out all but some tests."""
-    count = int(os.environ.get("SOME_TESTS", "0"))
-    if 0 < count < len(items):
-        kept = {len(items) * number // count for number in range(count)}
-        config.hook.pytest_deselected(items=[item for index, item in enumerate(items) if index not in kept])
-        items[:] = [item for index, item in enumerate(items) if index in kept]
+    share = int(os.environ.get("SOME_TESTS", "0")) / max(1, len(items))
+    if 0 < share < 1:
+        of_files, places = Counter(item.path for item in items), Counter[Path]()
+        kept = []
+        for item in items:
+            if places[item.path] < share * of_files[item.path]:
+                kept.append(item)
+            places[item.path] += 1
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
 
 
 def pytest_collection_finish() -> None:
-    """Put stop-watches around the functions."""
+    """Use the GPU, so that no test has the time of its context; and put stop-watches around the functions."""
+    import cupy
+
+    float(cupy.ones(4).sum())
     if not os.environ.get("SOME_PROFILE"):
         return
     for module, owner, name in WATCHED:
@@ -69,7 +83,22 @@ def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Time a test."""
+    begun = time.perf_counter()
+    result = yield
+    _seconds[item.nodeid] = time.perf_counter() - begun
+    return result
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how a test ends."""
+    if report.when == "call" or report.outcome != "passed":
+        _ends[report.nodeid] = report.outcome
+
+
 def pytest_sessionfinish() -> None:
-    """Write the times."""
-    if path := os.environ.get("SOME_PROFILE"):
-        Path(path).write_text(json.dumps(_costs))
+    """Write the results."""
+    if path := os.environ.get("SOME_TIMES"):
+        Path(path).write_text(json.dumps({"seconds": _seconds, "ends": _ends, "costs": _costs}))
