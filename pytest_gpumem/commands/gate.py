@@ -7,7 +7,9 @@ import os
 import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,18 @@ import click
 
 from pytest_gpumem.commands import examples, margin
 from pytest_gpumem.commands.baseline import FOLDER
-from pytest_gpumem.commands.merge import DUET, FILES, JUNIT, OUTPUTS, RESULTS, merged_into, output_option, prepare
-from pytest_gpumem.files import write_whole
-from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.commands.merge import (
+    DUET,
+    JUNIT,
+    OUTPUT_FILES,
+    RESULTS,
+    announce,
+    merged_into,
+    output_option,
+    prepare,
+    say_files,
+    write_outputs,
+)
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 from pytest_gpumem.settings import Role, of_role
@@ -109,9 +120,8 @@ def gate(
     decision = decide(screened.code, screened.failures, rows, facts, duet, strict=strict, strict_screen=strict_screen)
     decision = with_missing(decision, document.missing if document is not None else ())
     if document is not None:
-        _tell(output, document, decision, os.environ)
-    if written := [name for name in FILES if (output / name).exists()]:
-        _say(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}", err=True)
+        _tell(output, document, decision)
+    say_files(output, partial(_say, err=True))
     for remark in decision.remarks:
         _say(remark)
     return decision.code
@@ -163,7 +173,7 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: 
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
-    own = [f"--junitxml={output / JUNIT}", *(f"{option.flag}={output / OUTPUTS[option.name]}" for option in of_role(Role.OUTPUT))]
+    own = [f"--junitxml={output / JUNIT}", *(f"{option.flag}={output / OUTPUT_FILES[option.name]}" for option in of_role(Role.OUTPUT))]
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
     command = pytest_command([*arguments, *own], options=["--no-header", f"--gpumem-baseline-of={base}"], results=output / RESULTS)
@@ -192,7 +202,7 @@ def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:
     """
     from pytest_gpumem.revisions import DIRTY, head
 
-    found = merged_into(output, shards)
+    found, _ = merged_into(output, shards)
     compared, revision = found.document.settings.get("baseline_of"), head(Path.cwd())
     if compared != base:
         what = "all runs" if compared is None else f"the history of {compared}"
@@ -222,53 +232,23 @@ def _duet(output: Path, base: str, rows: Sequence[Row], rounds_max: int | None, 
     return judged(json.loads((output / DUET).read_text(encoding="utf-8")))
 
 
-def _tell(output: Path, document: Document, decision: Decision, environment: Mapping[str, str]) -> None:
-    """Write report, summary and code quality anew, with the duet's verdicts; under GitHub Actions the job's summary and annotations too."""
-    from pytest_gpumem.reporting.concerns import code_quality, concerns, summarise, workflow_commands
-    from pytest_gpumem.reporting.markdown import page
-
-    found = concerns(decision.rows)
-    try:
-        places = _places(output, document)
-        text = page(decision.rows, document.device, document.settings, remarks=decision.remarks)
-        write_whole(output / OUTPUTS["markdown"], text)
-        write_whole(output / OUTPUTS["code_quality"], code_quality(found, places))
-        if decision.rows and (output / OUTPUTS["report"]).exists():
-            write_whole(output / OUTPUTS["report"], _report(output, document, decision))
-    except OSError as error:
-        raise click.ClickException(f"cannot write {error.filename}: {error.strerror or error}") from None
-    if (note := summarise(text, environment)) is not None:
-        click.echo(printable(note), err=True)
-    if environment.get("GITHUB_ACTIONS") == "true":
-        for line in workflow_commands(found, places):
-            click.echo(line)
-
-
-def _report(output: Path, document: Document, decision: Decision) -> str:
-    """The report with the final verdicts."""
+def _tell(output: Path, document: Document, decision: Decision) -> None:
+    """Write the outputs anew, with the duet's verdicts; under GitHub Actions the job's summary and annotations too."""
     from pytest_gpumem.baselines.storage import storage
     from pytest_gpumem.commands.report import earlier
-    from pytest_gpumem.reporting.html import page
+    from pytest_gpumem.reporting.outputs import Run
     from pytest_gpumem.result_files import ResultsError, load_results
 
     shown = load_results(output / RESULTS)
+    run = Run(decision.rows, document.device, document.settings, shown.utc, shown.revision, sweeps=shown.sweeps, remarks=decision.remarks)
+    run = replace(run, places=_places(output, document))
     # The screen has brought the copy of a URL up to date.
     history = storage(str(document.settings.get("baseline") or FOLDER), offline=True)
-    try:
+    with suppress(ResultsError):  # there is no history yet
         before = earlier(history.folder, document.device.key, document.rows, output / RESULTS)
-    except ResultsError:  # there is no history yet
-        before = None
-    return page(
-        decision.rows,
-        document.device,
-        document.settings,
-        utc=shown.utc,
-        past=before.past if before is not None else None,
-        footprints=before.footprints if before is not None else None,
-        sweeps=shown.sweeps,
-        revision=shown.revision,
-        remarks=decision.remarks,
-    )
+        run = replace(run, past=before.past, footprints=before.footprints)
+    write_outputs(output, run)
+    announce(run)
 
 
 def _places(output: Path, document: Document) -> dict[str, Place]:
@@ -276,7 +256,7 @@ def _places(output: Path, document: Document) -> dict[str, Place]:
     from pytest_gpumem.reporting.concerns import Place, fingerprint
 
     try:
-        findings: list[dict[str, Any]] = json.loads((output / OUTPUTS["code_quality"]).read_text(encoding="utf-8"))
+        findings: list[dict[str, Any]] = json.loads((output / OUTPUT_FILES["code_quality"]).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     by_fingerprint = {one["fingerprint"]: one["location"] for one in findings}

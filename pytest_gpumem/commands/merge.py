@@ -5,16 +5,14 @@ from __future__ import annotations
 import glob
 import json
 import os
-import shutil
-import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import examples, terminal, write
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit
@@ -22,11 +20,12 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.settings import Role, of_role
 
 if TYPE_CHECKING:
+    from pytest_gpumem.reporting.outputs import Run
     from pytest_gpumem.runs.shards import Merged
 
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
-OUTPUTS = {option.name: str(option.gate_file) for option in of_role(Role.OUTPUT)}
-FILES = (RESULTS, JUNIT, DUET, *OUTPUTS.values())  # the files of the folder
+OUTPUT_FILES = {option.name: str(option.gate_file) for option in of_role(Role.OUTPUT)}  # by the name of an output
+FILES = (RESULTS, JUNIT, DUET, *OUTPUT_FILES.values())  # the files of the folder
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 """File in the folder, and its text: it marks a folder that a gate or a merge made, and hides its files from git."""
 
@@ -60,15 +59,43 @@ def prepare(output: Path) -> None:
         raise click.ClickException(f"--output: cannot write {output}: {error.strerror or error}") from None
 
 
-def merged_into(output: Path, written: Sequence[str]) -> Merged:
+def write_outputs(output: Path, run: Run) -> None:
+    """Write the outputs of a run into the folder. Raises `click.ClickException`: a file cannot be written."""
+    from pytest_gpumem.reporting.outputs import OUTPUTS
+
+    try:
+        for name, file in OUTPUT_FILES.items():
+            if (text := OUTPUTS[name](run)) is not None:
+                write_whole(output / file, text)
+    except OSError as error:
+        raise click.ClickException(f"--output: cannot write {error.filename}: {error.strerror or error}") from None
+
+
+def announce(run: Run) -> None:
+    """Under GitHub Actions, add a run to the job's summary, and print its annotations."""
+    from pytest_gpumem.reporting.concerns import summarise
+    from pytest_gpumem.reporting.outputs import job_summary
+
+    if (note := summarise(job_summary(run), os.environ)) is not None:
+        click.echo(printable(note), err=True)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in run.annotations:
+            click.echo(line)
+
+
+def say_files(output: Path, say: Callable[[str], None]) -> None:
+    """Name the files of the folder."""
+    if written := [name for name in FILES if (output / name).exists()]:
+        say(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}")
+
+
+def merged_into(output: Path, written: Sequence[str]) -> tuple[Merged, Run]:
     """Merge the results of shards, and write the folder's files of them.
     `output`: the folder; files of an earlier gate are replaced once the shards are read.
     `written`: the files, or patterns of them.
     Raises `click.ClickException`: the shards are not those of one run; nothing is written.
     """
-    from pytest_gpumem.reporting.concerns import code_quality, concerns
-    from pytest_gpumem.reporting.html import page as report
-    from pytest_gpumem.reporting.markdown import page as markdown
+    from pytest_gpumem.reporting.outputs import Run
     from pytest_gpumem.reporting.terminal import missing_lines
     from pytest_gpumem.result_files import ResultsError
     from pytest_gpumem.runs.shards import junit, merged
@@ -79,21 +106,12 @@ def merged_into(output: Path, written: Sequence[str]) -> Merged:
         raise click.ClickException(str(error)) from None
     prepare(output)
     document = found.document
-    texts = {
-        RESULTS: json.dumps(found.value, indent=4, allow_nan=False),
-        JUNIT: junit(found.tests),
-        OUTPUTS["markdown"]: markdown(document.rows, document.device, document.settings, remarks=missing_lines(document.missing)),
-        OUTPUTS["code_quality"]: code_quality(concerns(document.rows), found.places),
-    }
-    if document.rows:
-        shown = report(document.rows, document.device, document.settings, utc=found.utc, past=None, sweeps=(), revision=found.revision)
-        texts[OUTPUTS["report"]] = shown
-    try:
-        for name, text in texts.items():
-            write_whole(output / name, text)
-    except OSError as error:
-        raise click.ClickException(f"--output: cannot write {error.filename}: {error.strerror or error}") from None
-    return found
+    write("--output", output / RESULTS, json.dumps(found.value, indent=4, allow_nan=False))
+    write("--output", output / JUNIT, junit(found.tests))
+    lost = missing_lines(document.missing)
+    run = Run(document.rows, document.device, document.settings, found.utc, found.revision, places=found.places, remarks=lost)
+    write_outputs(output, run)
+    return found, run
 
 
 def _paths(written: Sequence[str]) -> list[Path]:
@@ -122,27 +140,16 @@ def merge(output: Path, results: tuple[str, ...]) -> int:
     The rows are judged as those of one suite. Writes results, JUnit, a report, a Markdown summary and a code-quality report into a folder.
     A missing shard is an error.
     """
-    from pytest_gpumem.reporting.concerns import concerns, summarise, workflow_commands
     from pytest_gpumem.reporting.summary import summary
-    from pytest_gpumem.reporting.terminal import missing_lines, wants_colour
 
-    found = merged_into(output, results)
-    document, width = found.document, shutil.get_terminal_size((120, 24)).columns
-    if document.rows:
-        click.echo(summary(document.rows, document.device, width=width, colour=wants_colour(sys.stdout, os.environ)))
-    for line in (*missing_lines(document.missing), *found.remarks):
+    found, run = merged_into(output, results)
+    if run.rows:
+        width, colour = terminal()
+        click.echo(summary(run.rows, run.facts, width=width, colour=colour))
+    for line in (*run.remarks, *found.remarks):
         click.echo(printable(line))
-    click.echo(_counts(found))
-    if (note := summarise((output / OUTPUTS["markdown"]).read_text(encoding="utf-8"), os.environ)) is not None:
-        click.echo(printable(note), err=True)
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in workflow_commands(concerns(document.rows), found.places):
-            click.echo(line)
-    written = [name for name in FILES if (output / name).exists()]
-    click.echo(printable(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}"), err=True)
-    return Exit(found.code)
-
-
-def _counts(found: Merged) -> str:
     counts = Counter(test.outcome or "not run" for test in found.tests)
-    return f"{counted(len(found.tests), 'test')}: {', '.join(f'{count} {outcome}' for outcome, count in sorted(counts.items()))}"
+    click.echo(f"{counted(len(found.tests), 'test')}: {', '.join(f'{count} {outcome}' for outcome, count in sorted(counts.items()))}")
+    announce(run)
+    say_files(output, lambda sentence: click.echo(printable(sentence), err=True))
+    return Exit(found.code)

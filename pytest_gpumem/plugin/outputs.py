@@ -1,20 +1,13 @@
-"""Writes a session's outputs: the files of `OUTPUTS`, GitHub's job summary and annotations. Not in workers of xdist.
-
-What makes their text is imported when it is needed: most runs write none of them.
-
-A new format needs a module in `reporting`, an entry in `OUTPUTS`, and an option of its name.
-"""
+"""Writes a session's outputs: the files of `OUTPUTS`, GitHub's job summary and annotations. Not in workers of xdist."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from io import BytesIO
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
@@ -25,66 +18,13 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.state import GpuSession, SummaryHooks, write_output
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.concerns import VARIABLE, Place, code_quality, concerns, summarise, workflow_commands
+from pytest_gpumem.reporting.concerns import VARIABLE, Place, concerns, summarise, workflow_commands
+from pytest_gpumem.reporting.outputs import OUTPUTS, Run, job_summary
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import ANNOUNCE, Role, of_role, switched_off
 
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.plots.runs import Past
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run as its outputs see it."""
-
-    rows: Sequence[Row]
-    facts: DeviceFacts
-    settings: Mapping[str, object]  # plain values that the run was taken under, by the names of the options
-    utc: str  # time of the run, ISO 8601
-    revision: str | None  # of the code that was measured; None if unknown
-    past: Mapping[str, Sequence[Past]]  # by `Row.key`, measurements of earlier runs, oldest first
-    footprints: Mapping[str, Footprint]  # by `Row.key`, of the newest run of the baseline
-    sweeps: Sequence[tuple[str, Sweep]]  # of persisting L2, each with its test's id
-    places: Mapping[str, Place]  # where tests are defined, by node id
-    remarks: Sequence[str]  # sentences about the run as a whole, such as lost measurements
-
-
-def job_summary(run: Run) -> str:
-    """The run in Markdown."""
-    from pytest_gpumem.reporting import markdown
-
-    return markdown.page(run.rows, run.facts, run.settings, remarks=run.remarks)
-
-
-def _report(run: Run) -> str | None:
-    if not run.rows:
-        return None
-    from pytest_gpumem.reporting import html
-
-    return html.page(
-        run.rows,
-        run.facts,
-        run.settings,
-        utc=run.utc,
-        past=run.past,
-        footprints=run.footprints,
-        sweeps=run.sweeps,
-        revision=run.revision,
-    )
-
-
-def _code_quality(run: Run) -> str:
-    return code_quality(concerns(run.rows), run.places)
-
-
-OUTPUTS: Mapping[str, Callable[[Run], str | None]] = MappingProxyType(
-    {"report": _report, "markdown": job_summary, "code_quality": _code_quality}
-)
-"""By the setting that names the file: the file's text, or None if a run without rows writes no such file."""
 
 
 CHECKOUTS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")

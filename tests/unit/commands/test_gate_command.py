@@ -17,7 +17,7 @@ from msgspec import structs
 from pytest_gpumem import revisions
 from pytest_gpumem.cli import main
 from pytest_gpumem.commands import duet as duet_command
-from pytest_gpumem.commands import gate
+from pytest_gpumem.commands import gate, merge
 from pytest_gpumem.outcomes import Code
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document, document
@@ -40,13 +40,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
         def screen(output: Path, base: str, given: tuple[str, ...], *, duet_follows: bool) -> gate.Screened:
             assert duet_follows == ("--screen-only" not in arguments)
-            assert not any((output / name).exists() for name in gate.FILES)
-            (output / gate.OUTPUTS["code_quality"]).write_text(
+            assert not any((output / name).exists() for name in merge.FILES)
+            (output / merge.OUTPUT_FILES["code_quality"]).write_text(
                 code_quality(concerns(rows), {one.nodeid: Place("sub/t.py", 7) for one in rows})
             )
-            (output / gate.OUTPUTS["markdown"]).write_text("the screen's")
-            (output / gate.OUTPUTS["report"]).write_text("the screen's")
-            (output / gate.RESULTS).write_text(json.dumps({"gpumem": document(H100, list(rows), {"mode": "clean-cold"}, [])}))
+            (output / merge.OUTPUT_FILES["markdown"]).write_text("the screen's")
+            (output / merge.OUTPUT_FILES["report"]).write_text("the screen's")
+            (output / merge.RESULTS).write_text(json.dumps({"gpumem": document(H100, list(rows), {"mode": "clean-cold"}, [])}))
             found = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
             return gate.Screened((1 if failures else 0) if code is None else code, failures, found)
 
@@ -224,7 +224,7 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
 def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "gpumem-results"
     assert run(rows=()).exit_code == 6
-    for name in (*gate.FILES, "mine.txt"):
+    for name in (*merge.FILES, "mine.txt"):
         (folder / name).write_text("old")
     assert run(rows=()).exit_code == 6
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -244,7 +244,7 @@ def test_a_folder_that_is_not_the_gates_is_refused_untouched(run: Run, tmp_path:
     (tmp_path / "mine").mkdir()
     (tmp_path / "link").symlink_to("mine")
     (tmp_path / "marked").mkdir()
-    for name in (".gitignore", *gate.FILES):
+    for name in (".gitignore", *merge.FILES):
         for folder in (tmp_path, tmp_path / "mine"):
             (folder / name).write_text("mine")
     # A link of somebody's to a marker of ours does not make the folder ours.
@@ -263,14 +263,14 @@ def test_a_base_that_git_does_not_know_touches_nothing(run: Run, tmp_path: Path,
     folder = tmp_path / "gpumem-results"
     if before:
         assert run(rows=()).exit_code == 6
-        (folder / gate.RESULTS).write_text("old")
+        (folder / merge.RESULTS).write_text("old")
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["gate", "nope"], prog_name="gpumem")
     assert result.exit_code == 4
     assert result.stderr.startswith("gpumem: BASE: ")
     assert folder.exists() is before
-    assert not before or (folder / gate.RESULTS).read_text() == "old"
+    assert not before or (folder / merge.RESULTS).read_text() == "old"
 
 
 @pytest.mark.parametrize(
