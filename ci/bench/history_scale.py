@@ -32,10 +32,10 @@ from record_file import write_record
 
 from pytest_gpumem.baselines.storage import Storage
 from pytest_gpumem.baselines.store import record
-from pytest_gpumem.commands.export import OF_HISTORY
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.history.columns import Column, Columns, Values, cache_file
 from pytest_gpumem.history.data import History
+from pytest_gpumem.history.page import page
 from pytest_gpumem.history.query import history
 from pytest_gpumem.judging.spread import placement_spread, process_spread, session_spread
 from pytest_gpumem.outcomes import Outcome
@@ -123,10 +123,9 @@ def queried(place: Path, out: Path) -> None:
     done = time.perf_counter()
     record = {"query_seconds": done - begin, "query_cpu_seconds": time.process_time() - cpu, "query_peak_bytes": peak()}
     cpu = time.process_time()
-    page = OF_HISTORY["html"].made(found, BEGIN)
-    nbytes = page.nbytes if isinstance(page, memoryview) else len(page)
+    text = page(found, BEGIN)
     record |= {"page_seconds": time.perf_counter() - done, "page_cpu_seconds": time.process_time() - cpu, "page_peak_bytes": peak()}
-    out.write_text(json.dumps({**record, "page_bytes": nbytes, "changes": _changes(found)}))
+    out.write_text(json.dumps({**record, "page_bytes": len(text), "changes": _changes(found)}))
 
 
 def peak() -> int:

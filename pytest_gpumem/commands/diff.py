@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
@@ -15,8 +15,9 @@ from pytest_gpumem.commands import examples, terminal
 from pytest_gpumem.explain.what_ran import differences
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.reporting.columns import Columns, Line
 from pytest_gpumem.units import format_bytes, format_time
 
@@ -26,50 +27,26 @@ if TYPE_CHECKING:
 _Value = float | int | str | None
 
 
-def _of_launch(name: str) -> Callable[[Row], _Value]:
-    def figure(row: Row) -> _Value:
-        ran = row.measurement.what_ran if row.measurement is not None else None
-        return getattr(ran, name) if ran is not None and ran.order else None
-
-    return figure
-
-
-def _of_measurement(figure: Callable[[Measurement], _Value]) -> Callable[[Row], _Value]:
-    return lambda row: None if row.measurement is None else figure(row.measurement)
-
-
-def _of_pages(name: str) -> Callable[[Row], _Value]:
-    def figure(measurement: Measurement) -> _Value:
-        launch = measurement.migrations.launch if measurement.migrations is not None else None
-        return None if launch is None else int(getattr(launch, name))
-
-    return _of_measurement(figure)
-
-
-def _of_footprint(name: str) -> Callable[[Row], _Value]:
-    return lambda row: None if row.footprint is None else getattr(row.footprint, name)
-
-
-FIGURES: dict[str, Callable[[Row], _Value]] = {
-    "latency_s": _of_measurement(lambda one: one.latency),
-    "moved_bytes": _of_measurement(lambda one: None if one.traffic is None else one.traffic.reads + one.traffic.writes),
-    "gpu_page_faults": _of_pages("gpu_faults"),
-    "migrated_bytes": _of_pages("migrated"),
-    "kernels": _of_launch("kernels"),
-    "copies": _of_launch("copies"),
-    "copied_bytes": _of_launch("copied_bytes"),
-    "syncs": _of_launch("syncs"),
-    "registers": _of_launch("registers"),
-    "spill_bytes": _of_launch("spill"),
-    "ran": _of_measurement(lambda one: one.what_ran.digest if one.what_ran is not None else None),
-    "peak_bytes": _of_footprint("peak"),
-    "driver_peak_bytes": _of_footprint("driver_peak"),
-    "kept_bytes": _of_footprint("kept"),
-    "reserved_bytes": _of_footprint("reserved"),
-    "allocations": _of_footprint("allocations"),
-    "largest_allocation_bytes": _of_footprint("largest"),
+FIGURES = {
+    "latency_s": "measurement.latency",
+    "moved_bytes": "measurement.traffic",
+    "gpu_page_faults": "measurement.migrations.launch.gpu_faults",
+    "migrated_bytes": "measurement.migrations.launch.migrated",
+    "kernels": "measurement.what_ran.kernels",
+    "copies": "measurement.what_ran.copies",
+    "copied_bytes": "measurement.what_ran.copied_bytes",
+    "syncs": "measurement.what_ran.syncs",
+    "registers": "measurement.what_ran.registers",
+    "spill_bytes": "measurement.what_ran.spill",
+    "ran": "measurement.what_ran.digest",
+    "peak_bytes": "footprint.peak",
+    "driver_peak_bytes": "footprint.driver_peak",
+    "kept_bytes": "footprint.kept",
+    "reserved_bytes": "footprint.reserved",
+    "allocations": "footprint.allocations",
+    "largest_allocation_bytes": "footprint.largest",
 }
-"""The compared figures of a row by name: None where a side does not know one. `ran` is the digest of what one launch ran."""
+"""The compared figures by name, each with its place in a row. `ran` is the digest of what one launch ran."""
 _TIME = "latency_s"
 
 
@@ -105,8 +82,20 @@ def diff_of(base: Sequence[Row], head: Sequence[Row]) -> Diff:
     return Diff(pairs, tuple(key for key in before if key not in now), tuple(key for key in now if key not in before))
 
 
+def _figure(row: Row, place: str) -> _Value:
+    """A figure of a row; None where it is unknown."""
+    found: Any = row
+    for name in place.split("."):
+        found = getattr(found, name)
+        if found is None:
+            return None
+        if isinstance(found, WhatRan) and not found.order and not place.endswith(".digest"):
+            return None  # no launch was watched
+    return found.reads + found.writes if isinstance(found, Traffic) else found
+
+
 def _pair(base: Row, head: Row) -> Pair:
-    figures = {name: (figure(base), figure(head)) for name, figure in FIGURES.items()}
+    figures = {name: (_figure(base, place), _figure(head, place)) for name, place in FIGURES.items()}
     launches = [row.measurement.what_ran for row in (base, head) if row.measurement is not None]
     # What a side did not watch would look like steps that are gone.
     watched = [one for one in launches if one is not None and one.not_watched is None]
@@ -186,13 +175,6 @@ def _side(file: Path, results: Results) -> str:
     return f"{file}, {results.utc}{revision}, {facts.key}"
 
 
-def _both(base: Path, head: Path) -> Iterator[Results]:
-    from pytest_gpumem.result_files import load_results
-
-    for file in (base, head):
-        yield load_results(file)
-
-
 @click.command(
     short_help="Show two runs side by side: counts, bytes, code and times.",
     epilog=examples("gpumem diff base.json head.json", "gpumem diff base.json head.json --format csv > diff.csv"),
@@ -208,10 +190,10 @@ def diff(form: str, everything: bool, base: Path, head: Path) -> None:
     synchronisations, registers, memory, page faults) and what one launch ran differently, with the time beside them. A difference of
     times is not judged: gpumem compare does that. JSON and CSV have all figures, in SI units.
     """
-    from pytest_gpumem.result_files import ResultsError
+    from pytest_gpumem.result_files import ResultsError, load_results
 
     try:
-        first, second = _both(base, head)
+        first, second = load_results(base), load_results(head)
     except ResultsError as error:
         raise click.ClickException(str(error)) from None
     found = diff_of(first.document.rows, second.document.rows)

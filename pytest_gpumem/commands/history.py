@@ -6,13 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pytest_gpumem.commands import check_writable, examples, terminal, write
 from pytest_gpumem.commands.baseline import one_line
-from pytest_gpumem.commands.export import OF_HISTORY
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import Columns, Line
@@ -21,6 +20,14 @@ if TYPE_CHECKING:
     from pytest_gpumem.history.data import Change, History
     from pytest_gpumem.history.lines import ChangeLine
 
+FILES = {
+    "html": "A page with a line for each figure of each test, in one file.",
+    "csv": "A line for each value, in SI units.",
+    "parquet": "The same as an Apache Parquet file. Needs the extra parquet.",
+    "openmetrics": "The last values, as text for Prometheus.",
+    "bmf": "The last values, in Bencher's format.",
+}
+"""The options that name a file, with their help."""
 DAYS = 30
 SHOWN = 5  # tests of one run and one card that are named; the others are counted
 
@@ -37,8 +44,8 @@ def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> date
 
 def _files(command: Callable[..., None]) -> Callable[..., None]:
     """The options of the files that are written."""
-    for name, export in reversed(list(OF_HISTORY.items())):
-        command = click.option(f"--{name}", type=click.Path(path_type=Path), metavar="FILE", help=export.help)(command)
+    for name, text in reversed(FILES.items()):
+        command = click.option(f"--{name}", type=click.Path(path_type=Path), metavar="FILE", help=text)(command)
     return command
 
 
@@ -78,7 +85,7 @@ def history(where: str, since: datetime, test: str | None, card: str | None, **f
     try:
         for name, path in files.items():
             if path is not None:
-                write(f"--{name}", path, OF_HISTORY[name].made(found, since))
+                write(f"--{name}", path, _content(name, found, since))
     except MissingLibrary as error:
         raise click.ClickException(f"--{name}: {error}") from None
     changes = query.recent(found, since)
@@ -99,6 +106,17 @@ def history(where: str, since: datetime, test: str | None, card: str | None, **f
     for path in files.values():
         if path is not None:
             click.echo(printable(f"wrote {path}"))
+
+
+def _content(name: str, found: History, since: datetime) -> Any:
+    """The content of a file of `FILES`."""
+    if name == "html":
+        from pytest_gpumem.history.page import page
+
+        return page(found, since)
+    from pytest_gpumem.history import exports
+
+    return getattr(exports, name)(found)
 
 
 def _lines(found: History, title: str, changes: Sequence[Change]) -> list[str]:
