@@ -100,7 +100,7 @@ def _in_one_line(error: click.ClickException) -> str:
 @click.group(cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pytest-gpumem", prog_name="gpumem", message="%(prog)s %(version)s")
 def main() -> None:
-    """CUDA memory performance: what this machine can measure, and what was measured."""
+    """Measure, compare and explain CUDA memory performance."""
 
 
 COMMANDS = (

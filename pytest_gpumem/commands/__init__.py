@@ -11,6 +11,7 @@ import click
 
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.outcomes import EXIT_CODES
+from pytest_gpumem.printable import printable
 
 
 def examples(*lines: str) -> str:
@@ -45,6 +46,14 @@ def write(option: str, path: Path, content: str | memoryview | Iterator[bytes]) 
         write_whole(path, content)
     except OSError as error:
         raise click.ClickException(f"{option}: cannot write {path}: {error.strerror or error}") from None
+
+
+def say(sentence: str, *, err: bool = False) -> None:
+    """Print a sentence at the terminal's width."""
+    from pytest_gpumem.reporting.columns import wrapped
+
+    for line in wrapped(printable(sentence), terminal()[0]):
+        click.echo(line, err=err)
 
 
 def terminal() -> tuple[int, bool]:

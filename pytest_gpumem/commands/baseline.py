@@ -6,8 +6,6 @@ import difflib
 import getpass
 import json
 import os
-import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import examples, terminal
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 
@@ -31,7 +29,7 @@ place_option = click.option(
     "--baseline", metavar="PLACE", help=f"Folder or URL of the baselines, as --gpumem-baseline. Default: {VARIABLE}, else {FOLDER}."
 )
 _gpu_option = click.option("--gpu", metavar="KEY", help="Only of this GPU, by the name of its folder. Default: every GPU.")
-_format_option = click.option("--format", type=click.Choice(["text", "json"]), default="text", help="Of the output. Default: text.")
+_format_option = click.option("--format", type=click.Choice(["text", "json"]), default="text", help="Format of the output. Default: text.")
 
 
 def opened(baseline: str | None) -> Storage:
@@ -88,7 +86,7 @@ def list_(baseline: str | None, gpu: str | None, format: str) -> None:
         return
     for key in dict.fromkeys(key for key, _, _ in found):
         lines = [(path.name, _figures(content), _remark(content)) for of, path, content in found if of == key]
-        _table(key, ("time, UTC", "revision", "rows"), lines)
+        _table(key, "file", ("time, UTC", "revision", "rows"), lines)
 
 
 @baseline.command(short_help="The accepted runs of one test.", epilog=examples("gpumem baseline show tests/test_a.py::test_triad"))
@@ -132,7 +130,7 @@ def show(baseline: str | None, gpu: str | None, format: str, test: str) -> None:
             accepted = f"accepted by {line['accepted_by']}: {line['reason']}" if "reason" in line else ""
             when = line["utc"][:19].replace("T", " ")
             shown.append((line["row"], (when, (line["revision"] or "")[:12], latency, peak), accepted))
-        _table(key, ("time, UTC", "revision", "latency", "peak"), shown)
+        _table(key, "row", ("time, UTC", "revision", "latency", "peak"), shown)
 
 
 @baseline.command(short_help="Copy the runs of a folder to another place.", epilog=examples("gpumem baseline push s3://bucket/baselines"))
@@ -157,7 +155,7 @@ def pull(baseline: str | None, source: str) -> None:
 @click.option("--keep", type=click.IntRange(1), default=60, metavar="N", help="Newest runs of each row that stay. Default: 60.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def prune(baseline: str | None, gpu: str | None, keep: int, dry_run: bool) -> None:
-    """Remove the files without which every comparison over the newest N runs of each row is the same.
+    """Remove old runs. No comparison over the newest N runs of a row changes by it.
 
     The first run of a row, the last accepted change and the newest file stay. With --gpumem-baseline-of only some runs count: keep more
     than the window.
@@ -216,16 +214,15 @@ def _remark(content: Content) -> str:
     return f"accepted by {first.who}: {first.reason} ({counted(len(content.resets), 'row')})"
 
 
-def _table(key: str, headings: Sequence[str], lines: Sequence[tuple[str, tuple[str, ...], str]]) -> None:
+def _table(key: str, name: str, headings: Sequence[str], lines: Sequence[tuple[str, tuple[str, ...], str]]) -> None:
     """Print the lines of one device: each a name, figures, and a remark below."""
     if not lines:
         return
     from pytest_gpumem.reporting.columns import Columns, Line
-    from pytest_gpumem.reporting.terminal import wants_colour
 
     shown = [Line(row, figures, below=(remark,) if remark else ()) for row, figures, remark in printable(list(lines))]
-    drawn = Columns(printable(key), headings, "", shown)
-    click.echo(drawn.drawn(shutil.get_terminal_size((120, 24)).columns, wants_colour(sys.stdout, os.environ)))
+    width, colour = terminal()
+    click.echo(f"{printable(key)}:\n{Columns(name, headings, '', shown).drawn(width, colour)}")
 
 
 def _print(value: object) -> None:
@@ -239,7 +236,7 @@ def _print(value: object) -> None:
 @click.option("--reason", required=True, help="Why the change is right; pytest -v shows it until the next run is saved.")
 @place_option
 @click.option("--gpu", metavar="KEY", help="Only for this GPU, by the name of its folder. Default: every GPU that has the test.")
-@click.option("--who", help="Default: whoever started the CI, else the user.")
+@click.option("--who", metavar="NAME", help="Who accepts it. Default: whoever started the CI, else the user.")
 @click.argument("tests", metavar="TEST...", nargs=-1, required=True)
 def accept(tests: tuple[str, ...], reason: str, baseline: str | None, gpu: str | None, who: str | None) -> None:
     """Accept a change of TEST: reset its baseline, so that only later runs count.

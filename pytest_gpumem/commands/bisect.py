@@ -61,7 +61,7 @@ EXPLAINED = 3  # pairs of processes behind an explanation
     metavar="N",
     help=f"Pairs of processes of a step at most. Default: {ROUNDS}.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the order of the processes. Default: 0.")
+@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Seed of the order of the processes. Default: 0.")
 @click.option(
     "--journal", type=click.Path(file_okay=False, path_type=Path), help="Folder to resume from. Default: one in the temporary folder."
 )

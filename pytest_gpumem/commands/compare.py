@@ -135,13 +135,13 @@ def _what(side: Side) -> str:
     "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: the limit of each test.'
 )
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every row has a limit and is a PASS of a real GPU.")
-@click.option("--format", type=click.Choice(["text", "csv", "json"]), default="text", help="Of the output. Default: text.")
+@click.option("--format", type=click.Choice(["text", "csv", "json"]), default="text", help="Format of the output. Default: text.")
 @click.option("--force", is_flag=True, help="Compare results of different GPUs too; the exit code is then 6 at best.")
 @click.argument("sides", nargs=-1, metavar="BASE HEAD")
 def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, format: str, force: bool) -> int:
     """Compare result files, without a GPU: is HEAD slower than BASE?
 
-    Each is a file, a folder, or a quoted pattern such as "base-*.json": --benchmark-json files of this plugin or of stock
+    Each side is a file, a folder, or a quoted pattern such as "base-*.json": --benchmark-json files of this plugin or of stock
     pytest-benchmark, or files of a baseline. Every file is one run.
     """
     from pytest_gpumem.baselines.compare import compare_sides

@@ -18,7 +18,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import WhatRan
-from pytest_gpumem.reporting.columns import Columns, Line
+from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ def as_text(found: Diff, sides: Sequence[str], *, width: int, colour: bool, ever
     drawn = [Columns("figure", ("base", "head", "change"), "", lines).drawn(width, colour)] if lines else []
     parts = [f"{counted(len(found.pairs), 'row')} on both sides, {same} with the same counts, bytes and code"]
     parts += [f"only in base: {key}" for key in found.base_only] + [f"only in head: {key}" for key in found.head_only]
-    return "\n".join([f"base: {sides[0]}", f"head: {sides[1]}", *drawn, *parts])
+    named = (line for name, side in zip(("base", "head"), sides, strict=True) for line in wrapped(f"{name}: {side}", width))
+    return "\n".join([*named, *drawn, *parts])
 
 
 def _line(name: str, base: _Value, head: _Value) -> Line:
@@ -179,8 +180,8 @@ def _side(file: Path, results: Results) -> str:
     short_help="Show two runs side by side: counts, bytes, code and times.",
     epilog=examples("gpumem diff base.json head.json", "gpumem diff base.json head.json --format csv > diff.csv"),
 )
-@click.option("--format", "form", type=click.Choice(("text", "json", "csv")), default="text", help="Default: text.")
-@click.option("--all", "everything", is_flag=True, help="Also rows and figures that do not differ.")
+@click.option("--format", "form", type=click.Choice(("text", "json", "csv")), default="text", help="Format of the output. Default: text.")
+@click.option("--all", "everything", is_flag=True, help="List rows and figures that do not differ too.")
 @click.argument("base", type=click.Path(path_type=Path))
 @click.argument("head", type=click.Path(path_type=Path))
 def diff(form: str, everything: bool, base: Path, head: Path) -> None:

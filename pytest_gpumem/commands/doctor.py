@@ -24,7 +24,7 @@ _COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
 def doctor(as_json: bool) -> None:
     """Say what this machine can measure, and what is missing for the rest.
 
-    Exits with 0 also where only the simulated device can be used; the report says so.
+    The exit code is 0 even if only the simulated device can be used.
     """
     from pytest_gpumem import doctor as examination
 
@@ -52,9 +52,9 @@ def _coloured(line: str) -> str:
 @click.option("--quick", is_flag=True, help="Take few readings, under half a second of load.")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as JSON.")
 def card(device: str | None, baseline: str | None, quick: bool, as_json: bool) -> int:
-    """Measure what a card is, beside other cards of its model and its own history.
+    """Measure bandwidths, latencies, link and state of a card, and compare them with other cards of its model and its own history.
 
-    Takes some 20 s of an idle card. Cards of the model are those on record in the package and those whose runs are in the baselines.
+    Takes some 20 s on an idle card. The other cards are those on record in the package and those whose runs are in the baselines.
     """
     from pytest_gpumem.baselines.storage import BaselineError
     from pytest_gpumem.devices import opening

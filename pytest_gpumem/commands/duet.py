@@ -49,7 +49,7 @@ ROUNDS = 96  # as `verdicts.paired.ROUNDS`, which is not imported to show a help
     "--rounds-max", type=click.IntRange(1, 10_000), default=ROUNDS, metavar="N", help=f"Pairs of processes at most. Default: {ROUNDS}."
 )
 @click.option("--extend", type=click.IntRange(1, 10_000), metavar="N", help="Go on with a duet that ended UNDECIDED, by N pairs at most.")
-@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Of the order of base and head. Default: 0.")
+@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Seed of the order of base and head. Default: 0.")
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File to resume from. Default: one in the temporary folder."
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, margin
+from pytest_gpumem.commands import examples, margin, say
 from pytest_gpumem.commands.baseline import FOLDER
 from pytest_gpumem.commands.merge import (
     DUET,
@@ -30,7 +29,6 @@ from pytest_gpumem.commands.merge import (
     write_outputs,
 )
 from pytest_gpumem.outcomes import Exit
-from pytest_gpumem.printable import printable
 from pytest_gpumem.settings import Role, of_role
 
 if TYPE_CHECKING:
@@ -80,9 +78,10 @@ def gate(
 ) -> int:
     """Compare a change with BASE, a git revision: for pipelines of pull requests.
 
-    Runs pytest with --gpumem against the accepted processes of BASE's history. What that finds slower, cannot tell, or has no baseline
-    for, a duet of BASE and the working tree decides; rows that run the same machine code and may be only noisy have none. Writes results, a
-    report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the job's summary and annotations.
+    Runs pytest with --gpumem against the accepted processes of BASE's history. A duet of BASE and the working tree then decides the rows
+    that look slower, are undecided or have no baseline; rows that run the same machine code and may be only noisy need none. Writes
+    results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the job's summary and
+    annotations.
     """
     from pytest_gpumem.revisions import RevisionError, ancestry
     from pytest_gpumem.runs.decision import decide, flagged, open_to_a_duet, unaltered, with_missing
@@ -128,11 +127,7 @@ def gate(
 
 
 def _say(sentence: str, *, err: bool = False) -> None:
-    """Print a sentence at the terminal's width."""
-    from pytest_gpumem.reporting.columns import wrapped
-
-    for line in wrapped(printable(f"gpumem gate: {sentence}"), shutil.get_terminal_size((120, 24)).columns):
-        click.echo(line, err=err)
+    say(f"gpumem gate: {sentence}", err=err)
 
 
 def _flags(found: int, wanted: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import check_writable, examples, terminal, write
+from pytest_gpumem.commands import check_writable, examples, say, terminal, write
 from pytest_gpumem.commands.baseline import one_line
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
@@ -56,18 +56,17 @@ def _files(command: Callable[..., None]) -> Callable[..., None]:
     ),
 )
 @click.argument("where", metavar="WHERE")
-@click.option("--since", callback=_time, metavar="TIME", help=f"Changes since then: days, or a date. Default: {DAYS} days.")
+@click.option("--since", callback=_time, metavar="TIME", help=f"List changes since then: days, or a date. Default: {DAYS} days.")
 @click.option("--test", metavar="TEST", help="Only of this test, file or class, or of a row by its name.")
 @click.option("--card", metavar="KEY", help="Only on this GPU, by the name of its folder. Default: every GPU.")
 @_files
 def history(where: str, since: datetime, test: str | None, card: str | None, **files: Path | None) -> None:
     """List the lasting changes of the tests in WHERE, the folder or URL of --gpumem-record, of a baseline, or of both.
 
-    First come changes for the worse that nobody accepted, then accepted ones with who and why, then changes for the better. A change lies
-    between two commits, which the runs around it name. Counts and bytes are exact; a change of a time is reported from 0.5 % on, if it
-    lasts.
+    Changes for the worse that nobody accepted come first, then accepted ones with who and why, then changes for the better. A change lies
+    between the two commits that are named. Every change of a count or of bytes is listed; that of a time from 0.5 % on, if it lasts.
 
-    The files have everything that WHERE has of these tests and cards, of all times.
+    The files hold all runs of these tests and cards, also those before --since.
     """
     from pytest_gpumem.history import query
     from pytest_gpumem.history.data import MissingLibrary
@@ -99,7 +98,7 @@ def history(where: str, since: datetime, test: str | None, card: str | None, **f
         for line in _lines(found, title, chosen):
             click.echo(line)
     tests = len({(one.card, one.test) for one in found.series})
-    click.echo(
+    say(
         f"{counted(len(found.runs), 'run')} of {counted(tests, 'test')}; since {since:%Y-%m-%d}: {counted(len(open_), 'change')} for the "
         f"worse, {len(slower) - len(open_)} accepted, {len(changes) - len(slower)} for the better"
     )

@@ -20,7 +20,7 @@ from pytest_gpumem.commands import examples
 def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> None:
     """Find the best set-aside and hit ratio for the measurements of TEST, a node id, on a persisting_stream.
 
-    Becomes pytest with --gpumem-l2-sweep, which prints the map and sets the exit code.
+    Runs pytest with --gpumem-l2-sweep, which prints the map and sets the exit code.
     """
     if test.startswith("-"):
         raise click.UsageError(f"TEST is a pytest node id such as tests/test_table.py::test_lookup, not {test!r}.")

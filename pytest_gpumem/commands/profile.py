@@ -17,9 +17,6 @@ from pytest_gpumem.printable import printable
 if TYPE_CHECKING:
     from pytest_gpumem.nsight.profile import ProfileReport, ProfileRequest
 
-
-"""Exit codes, as in `cli`."""
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _PYTEST = click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
@@ -53,14 +50,16 @@ def profile() -> None:
     """
 
 
-@profile.command(epilog=examples("gpumem profile nsys --test tests/test_a.py::test_triad -o triad.nsys-rep"))
-@click.option("--um/--no-um", "managed", default=None, help="Record page faults of managed memory. Default: where a test has such buffers.")
+@profile.command(
+    short_help="A time line by Nsight Systems.", epilog=examples("gpumem profile nsys --test tests/test_a.py::test_triad -o triad.nsys-rep")
+)
+@click.option("--um/--no-um", "managed", default=None, help="Record page faults of managed memory. Default: if a test has such buffers.")
 @_options
 def nsys(managed: bool | None, tests: tuple[str, ...], file: Path | None, overwrite: bool, pytest_arguments: tuple[str, ...]) -> int:
     """A time line by Nsight Systems: CUDA calls, kernels, copies, page faults, and our ranges.
 
-    Records the range of the test where one is selected, else the whole run. The tool is the one of GPUMEM_NSYS, of the PATH, or of
-    where installers put it.
+    Records the range of the test if one is selected, else the whole run. GPUMEM_NSYS names the tool; else it is looked for on the PATH
+    and where installers put it.
     """
     from pytest_gpumem.nsight.profile import ProfileRequest, systems
 
@@ -81,7 +80,7 @@ def nsys(managed: bool | None, tests: tuple[str, ...], file: Path | None, overwr
 def ncu(tests: tuple[str, ...], file: Path | None, overwrite: bool, pytest_arguments: tuple[str, ...], **options: Any) -> int:
     """Counters of each measured launch by Nsight Compute.
 
-    Nothing but the measured launches of the selected tests is profiled. The tool is the one of GPUMEM_NCU, of the PATH, or of where
+    Only the measured launches of the selected tests are profiled. GPUMEM_NCU names the tool; else it is looked for on the PATH and where
     installers put it.
     """
     from pytest_gpumem.nsight.profile import ProfileRequest, compute

@@ -218,7 +218,7 @@ def _against(base: str, results: Path, key: str, rows: Sequence[Row]) -> tuple[l
     "--history",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Other result files, or a baseline: shows each row over these files, or over the processes of the baseline.",
+    help="Folder of other result files, or of a baseline: each row is drawn over their runs.",
 )
 @click.option("--base", metavar="BASE", help="Results to compare with: a file, a folder or a quoted pattern, as gpumem compare takes.")
 @click.argument("results", type=click.Path(path_type=Path), metavar="RESULTS")

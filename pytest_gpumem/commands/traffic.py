@@ -20,7 +20,7 @@ from pytest_gpumem.printable import printable
 )
 @click.option("--test", "tests", multiple=True, metavar="NODEID", help="Count this test only; may be given several times.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the counts; --gpumem-counted reads them.")
-@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="-- PYTEST_ARGUMENTS")
+@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[str, ...]) -> int:
     """Compare the bytes that tests declare with those that Nsight Compute counts.
 

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import shlex
+import shutil
 import textwrap
 from collections.abc import Mapping
 from functools import partial
@@ -23,6 +24,7 @@ from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, Verdict, key_of
+from pytest_gpumem.reporting.columns import wrapped
 
 
 def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
@@ -76,15 +78,14 @@ def explained(row: Row, session: GpuSession) -> Row:
 
 
 def why_text(row: Row) -> str:
-    """The causes of a row's slow-down for the text of a failure; empty if there are none."""
-    why = printable(list(row.why))
-    name = f"why: {printable(row.key)}"
+    """The causes of a row's slow-down for the text of a failure, as wide as the terminal; empty if there are none."""
+    key, why = printable(row.key), printable(list(row.why))
     if not why:
         return ""
     # The first line of an explanation names the row itself.
-    if why[0].startswith(printable(row.key)):
-        return "\n".join([f"why: {why[0]}", *why[1:]])
-    return f"{name}: {why[0]}" if len(why) == 1 else "\n".join([name, *(f"  {line}" for line in why)])
+    lines = why if why[0].startswith(key) else [f"{key}: {why[0]}"] if len(why) == 1 else [key, *(f"  {line}" for line in why)]
+    width = shutil.get_terminal_size().columns
+    return "\n".join(part for line in (f"why: {lines[0]}", *lines[1:]) for part in wrapped(line, width, indent="    "))
 
 
 PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties

@@ -212,12 +212,12 @@ class TerminalHooks(SummaryHooks):
 
         session, width, colour = self._session, writer._tw.fullwidth, writer._tw.hasmarkup
         if writer.verbosity > 0:
-            drawn = [table(rows, session.facts, width=width, colour=colour, grouped=True), counts_text(rows)]
+            drawn = [table(rows, session.facts, width=width, colour=colour, grouped=True), *wrapped(counts_text(rows), width)]
         elif writer.verbosity == 0:
             drawn = [summary(rows, session.facts, width=width, colour=colour)]
         else:
             shown = [row for row in rows if row.failed or is_failure(row.verdict, True)]
-            drawn = [table(shown, session.facts, width=width, colour=colour, notes=False, grouped=True), counts_text(rows)]
+            drawn = [table(shown, session.facts, width=width, colour=colour, notes=False, grouped=True), *wrapped(counts_text(rows), width)]
         return "\n".join([*filter(None, drawn), *self._loosened(rows, width)])
 
     def _loosened(self, rows: Iterable[Row], width: int) -> Iterator[str]:
@@ -247,10 +247,9 @@ class TerminalHooks(SummaryHooks):
                 writer.write_line(line)
         elif rows:
             writer.write_line(self._results(rows, writer))
-        if (spent := self._budget()) is not None:
-            writer.write_line(spent)
-        for note in self._notes:
-            writer.write_line(printable(note))
+        for note in filter(None, (self._budget(), *self._notes)):
+            for line in wrapped(printable(note), writer._tw.fullwidth):
+                writer.write_line(line)
 
 
 class ProgressHooks:

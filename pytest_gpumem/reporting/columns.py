@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 LEAST_NAME = 14  # columns that names get in any case
 _BLANK = "  "
 _CUT = "..."
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|(?:[num]?s|[KMGT]?i?B(?:/s)?|MHz)\b)")
 _SHARES = (2 / 3, 1 / 3, 5 / 6, 1 / 6)
 """Share of a cut name that its end gets, in the order in which they are tried. The end mostly tells tests apart."""
 
@@ -99,8 +101,8 @@ def wrapped(sentence: str, width: int, first: str = "", indent: str = "  ") -> l
     `first`: before the first line.
     `indent`: before the further ones.
     """
-    # A number stays with its percent sign; an id is never cut, so that it can be copied.
-    kept, width = sentence.replace(" %", "\N{NO-BREAK SPACE}%"), max(width, len(first) + LEAST_NAME)
+    # A number stays with its unit; an id is never cut, so that it can be copied.
+    kept, width = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", sentence), max(width, len(first) + LEAST_NAME)
     lines = textwrap.wrap(kept, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 

@@ -23,7 +23,7 @@ from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row
 MOST = 20  # lines of tests without a failure or a doubt. More tests than that are folded into a line for each kind of test.
 _ROWS = "rows"
 _INTERVALS = "intervals"
-_LEFT_OUT = (("noise", 30), ("of peak", 30), ("bandwidth", 24), (_INTERVALS, 20))
+_LEFT_OUT = (("noise", 30), ("of peak", 30), ("bandwidth", 24), (_INTERVALS, 20), (_ROWS, 14), ("kept", 14), ("peak memory", 14))
 """Parts that are left out one after the other, each if names have less than so many columns."""
 
 _Part = tuple[str, list[RowFacts]]  # a line of the table: its name and its rows
@@ -129,7 +129,8 @@ def _line(name: str, of: Sequence[RowFacts], without: Collection[str]) -> Line:
     text = first.verdict if len(verdicts) == 1 else ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     worst = min((one.outcome for one in of), key=lambda outcome: outcome.rank)
     simulated = " (sim)" if any(one.simulated for one in of) else ""
-    return Line(name, [str(len(of)) if len(of) > 1 else "", *kept], Text(text + simulated, style=worst.style))
+    count = str(len(of)) if len(of) > 1 and _ROWS not in without else ""
+    return Line(name, [count, *kept], Text(text + simulated, style=worst.style))
 
 
 def _span(heading: str, of: Sequence[RowFacts]) -> str:

@@ -74,13 +74,15 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
 
 
 def _of_test(rows: list[RowFacts], usual: tuple[str, str] | None, notes: bool) -> Iterator[_Shown | Text]:
-    """The lines of one test: one for its only row, else its name and below it what tells its rows apart."""
+    """The lines of one test: one for its only row, else its name and below it what tells its rows apart. A row of the whole test is first,
+    and has the line of the name."""
     ways = {_way(one.row, usual) for one in rows}
     shared = ways.pop() if len(ways) == 1 and len(rows) > 1 else ""
-    if len(rows) > 1:
+    rows = sorted(rows, key=lambda one: bool(one.apart))
+    if len(rows) > 1 and rows[0].apart:
         yield Text(rows[0].function + (f" ({shared})" if shared else ""))
     for one in rows:
-        below = [] if shared else [_way(one.row, usual)]
+        below = [] if shared and rows[0].apart else [_way(one.row, usual)]
         if one.row.measurement is not None and notes:
             below += [sectors_text(one.row.measurement), interval_text(one.row.measurement)]
         name = one.name if len(rows) == 1 else _INDENT + one.apart if one.apart else one.function
@@ -151,7 +153,7 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
     if catches:
         best, worst = format_share(min(catches)), format_share(max(catches))
         span = best if best == worst else f"{best} to {worst}, by test"
-        text.append("change is against the baseline, in its interval (99.9 % below, 99.5 % above)")
+        text.append("change is against the baseline; in brackets are its one-sided bounds, 99.9 % below and 99.5 % above")
         text.append(f"catches slow-downs from {span}")
     for changed, count in Counter(changed for row in rows for changed in row.changed).items():
         text.append(f"changed since the baseline: {changed} ({count} of {len(rows)})")
@@ -170,7 +172,7 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
             if term in terms:
                 # A wrong declaration makes the bandwidth in the table wrong, so it is always shown.
                 always = term == "traffic" and account is not None and account.finding is Agreement.WRONG
-                (text if always else noted).append(f"{term} {one.row.unique_key}: {fact}")
+                (text if always else noted).append(f"{term} {one.name}: {fact}")
     if notes:
         text += noted
     elif noted:

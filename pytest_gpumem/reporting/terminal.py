@@ -37,7 +37,8 @@ def header(
     """
     lines = banner(facts, fallback_reason) if facts.simulated else []
     lines.append(f"gpumem: {_device(facts)}")
-    lines.append(f"  {_software(facts)}")
+    if not facts.simulated:
+        lines.append(f"  {_software(facts)}")
     if conditions is not None and (text := conditions_text(conditions)):
         lines.append(f"  conditions: {text}")
     if plan := _plan(settings):
@@ -126,8 +127,6 @@ def _device(facts: DeviceFacts) -> str:
 
 
 def _software(facts: DeviceFacts) -> str:
-    if facts.simulated:
-        return "a model: no driver, no MIG, no MPS"
     parts = [
         f"driver {facts.driver or 'unknown'}",
         f"CUDA {facts.cuda or 'unknown'}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.reporting.columns import shortened, shortened_apart
+from pytest_gpumem.reporting.columns import shortened, shortened_apart, wrapped
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,13 @@ from pytest_gpumem.reporting.columns import shortened, shortened_apart
 def test_what_is_cut(name: str, width: int, cut: str) -> None:
     assert shortened(name, width) == cut
     assert len(cut) <= width
+
+
+@pytest.mark.parametrize("figure", ["99.5 %", "304.8 us", "3352 GB/s", "512 MiB", "1980 MHz", "8 B"])
+def test_a_figure_stays_with_its_unit(figure: str) -> None:
+    text = f"the latency of one launch is {figure}, 3 more"
+    for width in range(20, 45):
+        assert any(figure in line for line in wrapped(text, width))
 
 
 def test_names_of_one_list_are_cut_where_they_are_alike() -> None:

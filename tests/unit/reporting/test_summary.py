@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.summary import MOST, OF_FILES, counts_text, profiled_lines, remedies, summary
@@ -74,6 +75,9 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(width: int, fac
     assert "FAIL (sim)" in lines[2]
     assert "..." in lines[2]
     assert "100.0 us to 200.0 ms" in lines[3]
+    held, taken = Limits(max_peak="1 GiB"), Footprint(2**30, watched=("PyTorch",), ended=True)
+    failed = replace(make_row("t.py::test_held", comparison=UP, simulated=True), limits=held, footprint=taken, failed=True)
+    assert max(map(len, draw([*rows, failed], facts, width))) <= width
 
 
 def test_the_counts_are_of_what_was_measured(facts: DeviceFacts, make_row: MakeRow) -> None:

@@ -107,6 +107,11 @@ def test_rows_of_one_test_stand_under_its_name(facts: DeviceFacts, make_row: Mak
     assert lines[6] == "  hot, graph"
 
 
+def test_a_row_of_the_whole_test_has_the_line_of_its_name(facts: DeviceFacts, make_row: MakeRow) -> None:
+    lines = draw([make_row("t.py::test_x", label="part"), make_row("t.py::test_x")], facts)
+    assert [line.split("  268.3")[0].rstrip() for line in lines[2:4]] == ["test_x", "  part"]
+
+
 def test_a_name_that_is_too_long_gets_a_line_for_its_test(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [
         make_row("t.py::test_the_link_bounds_what_is_read_in_place", label="mapped, 1 x", mode="hot"),
@@ -249,7 +254,7 @@ def test_the_span_of_caught_slow_downs_is_shown(facts: DeviceFacts, make_row: Ma
 
 
 def test_notes_of_a_measurement_are_shown(facts: DeviceFacts, make_row: MakeRow) -> None:
-    assert "note tests/test_stream.py::test_triad: 3 of 8 placements" in draw([make_row(notes=("3 of 8 placements",))], facts)
+    assert "note test_triad: 3 of 8 placements" in draw([make_row(notes=("3 of 8 placements",))], facts)
 
 
 def test_long_names_are_shortened_in_the_middle_and_the_table_fits(facts: DeviceFacts, make_row: MakeRow) -> None:
@@ -319,8 +324,8 @@ def test_notes_are_counted_where_they_are_not_spelled_out(facts: DeviceFacts, ma
     noted = replace(row, measurement=replace(row.measurement, notes=("one", "two")))
     short = table([noted], facts, width=100, colour=False, notes=False)
     assert "2 notes on how it was measured; -v shows them" in short
-    assert "note t.py::test_a: one" not in short
-    assert "note t.py::test_a: one" in table([noted], facts, width=100, colour=False)
+    assert "note test_a: one" not in short
+    assert "note test_a: one" in table([noted], facts, width=100, colour=False)
 
 
 def test_a_noise_of_next_to_nothing_has_no_figures(facts: DeviceFacts, make_row: MakeRow) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.reporting.outputs import OUTPUTS
 from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.reporting.outputs import OUTPUTS
 from pytest_gpumem.settings import (
     MARKER_KEYWORDS,
     OPTIONS,
