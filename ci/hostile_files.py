@@ -256,6 +256,7 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.judging.judge import comparable, judge
     from pytest_gpumem.plugin.terminal import catches
     from pytest_gpumem.reporting.markdown import page
+    from pytest_gpumem.reporting.run import Run
     from pytest_gpumem.reporting.table import table
     from pytest_gpumem.result_files import load
 
@@ -278,7 +279,7 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
             limits = replace(one.limits, max_regression="1%")
             judge(one.measurement, limits, facts, past.measurements, strict=True, no_history=past.reason, first=first)
         harmless(table(run.rows, facts, width=100, colour=False))
-        harmless(page(run.rows, facts, {}))
+        harmless(page(Run(run.rows, facts, {})))
     except BaselineError as error:
         one_line(str(error))
     commands = (

@@ -231,7 +231,7 @@ def _tell(output: Path, document: Document, decision: Decision) -> None:
     """Write the outputs anew, with the duet's verdicts; under GitHub Actions the job's summary and annotations too."""
     from pytest_gpumem.baselines.storage import storage
     from pytest_gpumem.commands.report import earlier
-    from pytest_gpumem.reporting.outputs import Run
+    from pytest_gpumem.reporting.run import Run
     from pytest_gpumem.result_files import ResultsError, load_results
 
     shown = load_results(output / RESULTS)

@@ -20,7 +20,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.settings import Role, of_role
 
 if TYPE_CHECKING:
-    from pytest_gpumem.reporting.outputs import Run
+    from pytest_gpumem.reporting.run import Run
     from pytest_gpumem.runs.shards import Merged
 
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
@@ -73,13 +73,13 @@ def write_outputs(output: Path, run: Run) -> None:
 
 def announce(run: Run) -> None:
     """Under GitHub Actions, add a run to the job's summary, and print its annotations."""
-    from pytest_gpumem.reporting.concerns import summarise
-    from pytest_gpumem.reporting.outputs import job_summary
+    from pytest_gpumem.reporting.concerns import concerns, summarise, workflow_commands
+    from pytest_gpumem.reporting.outputs import OUTPUTS
 
-    if (note := summarise(job_summary(run), os.environ)) is not None:
+    if (note := summarise(str(OUTPUTS["markdown"](run)), os.environ)) is not None:
         click.echo(printable(note), err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in run.annotations:
+        for line in workflow_commands(concerns(run.rows), run.places):
             click.echo(line)
 
 
@@ -95,7 +95,7 @@ def merged_into(output: Path, written: Sequence[str]) -> tuple[Merged, Run]:
     `written`: the files, or patterns of them.
     Raises `click.ClickException`: the shards are not those of one run; nothing is written.
     """
-    from pytest_gpumem.reporting.outputs import Run
+    from pytest_gpumem.reporting.run import Run
     from pytest_gpumem.reporting.terminal import missing_lines
     from pytest_gpumem.result_files import ResultsError
     from pytest_gpumem.runs.shards import junit, merged

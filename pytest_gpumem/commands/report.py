@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -230,6 +231,7 @@ def report(results: Path, output: Path | None, history: Path | None, base: str |
     """
     from pytest_gpumem.files import unwritable
     from pytest_gpumem.reporting.html import page
+    from pytest_gpumem.reporting.run import Run
     from pytest_gpumem.result_files import ResultsError, load_results
 
     if results.is_dir():
@@ -245,24 +247,16 @@ def report(results: Path, output: Path | None, history: Path | None, base: str |
         found = earlier(history, document.device.key, document.rows, results) if history is not None else None
     except ResultsError as error:
         raise click.ClickException(str(error)) from None
-    rows: Sequence[Row] = document.rows
-    footprints = found.footprints if found is not None else {}
+    run = Run(document.rows, document.device, document.settings, shown.utc, shown.revision, sweeps=shown.sweeps)
+    if found is not None:
+        run = dataclasses.replace(run, past=found.past, footprints=found.footprints)
     try:
         if base is not None:
-            rows, footprints = _against(base, results, document.device.key, rows)
+            rows, footprints = _against(base, results, document.device.key, document.rows)
+            run = dataclasses.replace(run, rows=rows, footprints=footprints)
     except ResultsError as error:
         raise click.ClickException(f"--base: {error}") from None
-    text = page(
-        rows,
-        document.device,
-        document.settings,
-        utc=shown.utc,
-        past=found.past if found is not None else None,
-        footprints=footprints,
-        sweeps=shown.sweeps,
-        revision=shown.revision,
-    )
-    write("-o", path, text)
+    write("-o", path, page(run))
     if found is not None:
         click.echo(printable("; ".join([f"history of {counted(found.files, 'file')} from {history}", *found.left_out])))
     click.echo(printable(f"wrote {path}"))

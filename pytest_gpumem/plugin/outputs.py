@@ -19,12 +19,13 @@ from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.state import GpuSession, SummaryHooks, write_output
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.concerns import VARIABLE, Place, concerns, summarise, workflow_commands
-from pytest_gpumem.reporting.outputs import OUTPUTS, Run, job_summary
+from pytest_gpumem.reporting.outputs import OUTPUTS
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import ANNOUNCE, Role, of_role, switched_off
 
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.plots.runs import Past
+    from pytest_gpumem.reporting.run import Run
 
 
 CHECKOUTS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
@@ -73,7 +74,7 @@ class OutputHooks(SummaryHooks):
             note = nothing if text is None else write_output(session, option.flag, path, text)
             if not (ANNOUNCE in switched_off(os.environ) and note.endswith(f": wrote {path}")):  # a gate names its own files
                 self._notes.append(note)
-        if announced and (failed := summarise(job_summary(run), os.environ)) is not None:
+        if announced and (failed := summarise(str(OUTPUTS["markdown"](run)), os.environ)) is not None:
             self._notes.append(failed)
 
     @property
@@ -84,6 +85,7 @@ class OutputHooks(SummaryHooks):
 
     def _run(self) -> Run:
         from pytest_gpumem.reporting.plots.runs import Past
+        from pytest_gpumem.reporting.run import Run
 
         gpu = self._session
         past: dict[str, list[Past]] = {}

@@ -14,7 +14,6 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.families import caption_of, colours, curve, families
 from pytest_gpumem.reporting.footprints import growths, peak_stack, site_lines
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
@@ -24,6 +23,7 @@ from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course
 from pytest_gpumem.reporting.plots.runs import Load, Past, history, origin, roofline, strip, trend, turns
 from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row_facts, shown_headings
+from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
 from pytest_gpumem.reporting.web_page import anchor, rendered
@@ -41,27 +41,9 @@ class _Figure:
     notes: tuple[str, ...] = ()
 
 
-def page(
-    rows: Sequence[Row],
-    facts: DeviceFacts,
-    settings: Mapping[str, object],
-    *,
-    utc: str,
-    past: Mapping[str, Sequence[Past]] | None = None,
-    footprints: Mapping[str, Footprint] | None = None,
-    sweeps: Sequence[tuple[str, Sweep]] = (),
-    revision: str | None = None,
-    remarks: Sequence[str] = (),
-) -> str:
-    """The page.
-    `settings`: plain values that the run was taken under.
-    `past`: by `Row.key`, measurements of other runs, oldest first.
-    `footprints`: by `Row.key`, of the newest run of the baseline.
-    `sweeps`: of persisting L2, each with its test's id.
-    `remarks`: what decided a gate, a sentence each.
-    """
-    rows, facts, sweeps, past, revision, remarks = printable((list(rows), facts, list(sweeps), dict(past or {}), revision, list(remarks)))
-    footprints = printable(dict(footprints or {}))
+def page(run: Run) -> str:
+    """The page."""
+    rows, facts, past, footprints = printable((list(run.rows), run.facts, dict(run.past), dict(run.footprints)))
     groups = ordered(rows, facts)
     shown = row_facts([row for _, of in groups for row in of], facts)
     counts = Counter((one.outcome.rank, one.verdict, one.css) for one in shown)
@@ -74,18 +56,18 @@ def page(
         scripts=["report.js"],
         title=f"{facts.name} (simulated)" if simulated else facts.name,
         simulated="Simulated: no GPU was measured. These times come from a model." if simulated else "",
-        utc=utc,
-        revision=revision,
-        header=header(facts, settings),
+        utc=run.utc,
+        revision=printable(run.revision),
+        header=header(facts, run.settings),
         counts=[(verdict, count, css) for (_, verdict, css), count in sorted(counts.items())],
         kinds=[(kind.value, len(of)) for kind, of in groups],
         headings=headings,
-        remarks=remarks,
+        remarks=printable(list(run.remarks)),
         summary=counts_text(rows),
         remedies=remedies(rows),
         concerns=list(_concerns(shown)),
         rows=[_line(one, kinds[function_of(one.row)].value, headings, footprints.get(one.row.unique_key)) for one in shown],
-        figures=[*_of_suite(shown, facts, past), *_figures(shown, facts, sweeps, footprints)],
+        figures=[*_of_suite(shown, facts, past), *_figures(shown, facts, printable(list(run.sweeps)), footprints)],
         sections=[_section(one, past.get(one.row.unique_key, ()), footprints.get(one.row.unique_key)) for one in shown],
     )
 

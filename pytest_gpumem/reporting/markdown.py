@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.concerns import Level, concerns
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts, shown_headings
+from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
 
@@ -21,18 +20,14 @@ WIDTH = 100  # columns of the reasons, which do not wrap by themselves
 _REASONS = 20_000  # characters of a page that the reasons may take
 
 
-def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object], *, remarks: Sequence[str] = ()) -> str:
-    """The page: what needs a look with its reasons, then all rows, folded.
-    `rows`: in the order in which they are shown; failed ones too.
-    `settings`: plain values that the run was taken under.
-    `remarks`: what decided a gate, a sentence each.
-    """
-    rows, facts = printable(rows), printable(facts)
+def page(run: Run) -> str:
+    """The page: what needs a look with its reasons, then all rows, folded."""
+    rows, facts = printable((tuple(run.rows), run.facts))
     parts = [f"### gpumem: {escaped(facts.name)}{' (simulated)' if facts.simulated else ''}"]
     if facts.simulated:
         parts.append(f"> **No GPU is measured:** times come from a model of {escaped(facts.name)}.")
-    if remarks:
-        parts.append(preformatted(remarks, _REASONS))
+    if run.remarks:
+        parts.append(preformatted(run.remarks, _REASONS))
     if not rows:
         return _joined([*parts, "Nothing was measured."])
     parts.append(f"**{counts_text(rows)}**")
@@ -51,7 +46,7 @@ def page(rows: Sequence[Row], facts: DeviceFacts, settings: Mapping[str, object]
         parts.append(preformatted([*failures, *remedies(rows)], _REASONS))
         if left := len(found) - len(shown):
             parts.append(f"{left} further rows need a look.")
-    parts.append(folded("How it was measured", preformatted(header(facts, settings))))
+    parts.append(folded("How it was measured", preformatted(header(facts, run.settings))))
     room = LIMIT - len(_joined(parts)) - 200  # 200: the heading and the last sentence of what is folded
     parts.append(folded(f"All {len(rows)} rows", table(sorted(lines, key=lambda one: one.outcome.rank), room)))
     return _joined(parts)

@@ -193,7 +193,7 @@ def test_counts_come_back_into_later_runs(pytester: pytest.Pytester, gpumem: Ses
     device = json.loads((pytester.path / "out.json").read_text())["gpumem"]["device"]["key"]
     counts_of(pytester, device, "test_counted.py::test_pair[again]", 3 * MIB)
     result = gpumem(*run, "--gpumem-counted", "traffic.json")
-    result.stdout.fnmatch_lines(["traffic test_counted.py::test_pair?again?: declared 2.097 MB, counted 4.194 MB by ncu on 2026-11-21*"])
+    result.stdout.fnmatch_lines(["traffic test_pair?again?: declared 2.097 MB, counted 4.194 MB by ncu on 2026-11-21*"])
     rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
     assert [row["measurement"]["counted"] and row["measurement"]["counted"]["reads"] for row in rows] == [None, 3 * MIB]
 

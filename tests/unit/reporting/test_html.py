@@ -21,6 +21,7 @@ from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.html import page
 from pytest_gpumem.reporting.plots.bars import Delta, forest
 from pytest_gpumem.reporting.plots.runs import Past
+from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.web_page import anchor
 from pytest_gpumem.units import MiB
 
@@ -72,7 +73,7 @@ def sweep(name: str = "reset_data", note: str = "") -> Sweep:
 
 def test_shows_every_row_with_its_figures(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [make_row(), replace(make_row("t.py::test_b", Outcome.FAIL), failed=True), make_row("t.py::test_c", measured=False)]
-    read = Read(page(rows, facts, {"mode": "hot"}, utc=UTC, revision="abc123"))
+    read = Read(page(Run(rows, facts, {"mode": "hot"}, utc=UTC, revision="abc123")))
     assert not read.open
     assert read.tags.count("tr") == 4
     assert read.tags.count("details") == 3
@@ -81,10 +82,10 @@ def test_shows_every_row_with_its_figures(facts: DeviceFacts, make_row: MakeRow)
 
 
 def test_a_pattern_and_an_interval_stand_among_the_details(facts: DeviceFacts, make_row: MakeRow) -> None:
-    text = Read(page([make_row(sectors_per_request=8.0)], facts, {}, utc=UTC)).text
+    text = Read(page(Run([make_row(sectors_per_request=8.0)], facts, {}, utc=UTC))).text
     assert "8 sectors a request (4 where coalesced)" in text
     assert "95 % interval" not in text
-    text = Read(page([make_row(accesses_per_launch=1000, sectors_per_request=4.0)], facts, {}, utc=UTC)).text
+    text = Read(page(Run([make_row(accesses_per_launch=1000, sectors_per_request=4.0)], facts, {}, utc=UTC))).text
     assert "268.0 ns to 268.6 ns/access" in text
     assert "sectors" not in text
 
@@ -113,7 +114,7 @@ def test_whatever_names_and_files_hold_is_text(facts: DeviceFacts, make_row: Mak
     rows += [make_row("t.py::test_b", label=f"{number} MiB, plain") for number in (4.0, 8.0, 16.0)]
     past = {row.key: [Past(datetime(2026, 11, 1, tzinfo=timezone.utc), 1e-4, None, hostile)] for row in rows}
     odd = replace(facts, name=hostile)
-    drawn = page(rows, odd, {"mode": hostile}, utc=hostile, past=past, sweeps=[(hostile, sweep(hostile, hostile))], revision=hostile)
+    drawn = page(Run(rows, odd, {"mode": hostile}, utc=hostile, past=past, sweeps=[(hostile, sweep(hostile, hostile))], revision=hostile))
     read = Read(drawn)
     assert not read.open
     assert read.tags.count("script") == 1
@@ -133,7 +134,7 @@ def test_whatever_names_and_files_hold_is_text(facts: DeviceFacts, make_row: Mak
 
 
 def test_nothing_comes_from_the_network_and_a_model_is_named(facts: DeviceFacts, make_row: MakeRow) -> None:
-    text = page([make_row(simulated=True)], replace(facts, simulated=True), {}, utc=UTC)
+    text = page(Run([make_row(simulated=True)], replace(facts, simulated=True), {}, utc=UTC))
     assert not re.search(r"https?://|<link|<script[^>]|src=|url\((?!#)|@import", text)
     assert "default-src &#39;none&#39;" in text
     assert "no GPU was measured" in text
@@ -142,7 +143,7 @@ def test_nothing_comes_from_the_network_and_a_model_is_named(facts: DeviceFacts,
 
 def test_a_row_is_linked_to_its_section(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [make_row("t.py::test_a", label="x"), make_row("t.py::test_b", Outcome.FAIL, reason="slow", comparison=COMPARISON)]
-    read = Read(page(rows, facts, {}, utc=UTC))
+    read = Read(page(Run(rows, facts, {}, utc=UTC)))
     ids = read.named("id")
     for row in rows:
         assert ids.count(anchor(row.key)) == 1
@@ -155,33 +156,33 @@ def test_a_row_is_linked_to_its_section(facts: DeviceFacts, make_row: MakeRow) -
 
 
 def test_a_first_run_has_no_column_of_changes(facts: DeviceFacts, make_row: MakeRow) -> None:
-    assert ">change</th>" not in page([make_row()], facts, {}, utc=UTC)
-    assert ">change</th>" in page([make_row(comparison=COMPARISON)], facts, {}, utc=UTC)
+    assert ">change</th>" not in page(Run([make_row()], facts, {}, utc=UTC))
+    assert ">change</th>" in page(Run([make_row(comparison=COMPARISON)], facts, {}, utc=UTC))
 
 
 def test_what_needs_a_look_stands_first(facts: DeviceFacts, make_row: MakeRow) -> None:
     failed = [replace(make_row("t.py::test_a", label=label), failed=True) for label in ("x", "y")]
     doubtful = make_row("t.py::test_b", Outcome.UNDECIDED, reason="why it is undecided", code=Code.LOOKS_SLOWER)
     slower = make_row("t.py::test_c", comparison=COMPARISON, reason="why it is slower")
-    text = Read(page([*failed, slower, doubtful, make_row("t.py::test_d")], facts, {}, utc=UTC)).text
+    text = Read(page(Run([*failed, slower, doubtful, make_row("t.py::test_d")], facts, {}, utc=UTC))).text
     head = text[: text.index("all verdicts")]
     told = ("something else than the verdicts on 2 measurements", "why it is undecided", "why it is slower")
     places = [head.find(one) for one in told]
     assert -1 not in places
     assert places[0] == min(places)
     assert "test_d" not in head
-    assert "Needs a look" not in Read(page([make_row()], facts, {}, utc=UTC)).text
+    assert "Needs a look" not in Read(page(Run([make_row()], facts, {}, utc=UTC))).text
 
 
 def test_plots_of_what_there_is(facts: DeviceFacts, make_row: MakeRow) -> None:
-    empty = page([make_row("t.py::test_a")], facts, {}, utc=UTC)
+    empty = page(Run([make_row("t.py::test_a")], facts, {}, utc=UTC))
     assert 'id="plots"' not in empty
     assert empty.count("<figure>") == 1  # its samples
     rows = [make_row("t.py::test_sizes", label=f"{size} MiB") for size in (1, 2, 4)]
     rows += [make_row("t.py::test_chase", label=label, accesses_per_launch=1000) for label in ("L2", "DRAM")]
     rows.append(make_row("t.py::test_slower", comparison=COMPARISON))
     rows.append(make_row("t.py::test_overlap", overlap=Overlap((Part("a", 1e-4), Part("b", 2e-4)), 3e-4, 2e-4, 2, 8)))
-    text = Read(page(rows, facts, {}, utc=UTC, sweeps=[("t.py::test_l2", sweep())])).text
+    text = Read(page(Run(rows, facts, {}, utc=UTC, sweeps=[("t.py::test_l2", sweep())]))).text
     for caption in (
         "changes against the baseline",
         "test_sizes: bandwidth over 1 MiB to 4 MiB",
@@ -198,7 +199,7 @@ def test_history_and_conditions_are_in_a_rows_section(facts: DeviceFacts, make_r
     row = make_row()
     first = datetime(2026, 11, 1, tzinfo=timezone.utc)
     past = {row.key: [Past(first + timedelta(days=day), 268e-6 + day * 1e-8, 1e-7, f"rev{day}") for day in range(3)]}
-    text = page([row, make_row("t.py::test_new")], facts, {}, utc=UTC, past=past)
+    text = page(Run([row, make_row("t.py::test_new")], facts, {}, utc=UTC, past=past))
     assert text.count("<figcaption>history: 3 earlier processes") == 1
     assert "latency over 3 earlier processes, in us" in text
     assert "11-01 rev0 268.0 us" in text
@@ -215,7 +216,7 @@ def test_odd_figures_can_be_drawn(facts: DeviceFacts, make_row: MakeRow) -> None
         *(make_row("t.py::e", label=f"{x} of {y}", half_width=1.0) for x in (0, -1, 5) for y in ("x", "y")),
     ]
     past = {row.key: [Past(datetime(2026, 11, 1, tzinfo=timezone.utc), 1e-4, 5.0)] for row in rows}
-    text = page(rows, facts, {}, utc=UTC, past=past)
+    text = page(Run(rows, facts, {}, utc=UTC, past=past))
     assert not Read(text).open
     assert not re.search(r"[\"MLHV ](nan|inf|-?\d+e\+)", text)
     assert len(text) < 70_000
@@ -225,22 +226,22 @@ def test_a_suite_has_its_trend_its_roofline_and_the_base_of_a_change(facts: Devi
     rows = [make_row(f"t.py::test_{index}", comparison=Comparison(0.25, 0.2, 0.3, 0.01, 3)) for index in range(3)]
     day = datetime(2026, 11, 1, tzinfo=timezone.utc)
     past = {row.key: [Past(day, 300e-6, None, "abcdef0"), Past(day.replace(day=2), 290e-6, None)] for row in rows}
-    text = page(rows, facts, {}, utc="2026-11-22T12:00:00+00:00", past=past)
+    text = page(Run(rows, facts, {}, utc=UTC, past=past))
     assert "all rows over 2 earlier runs" in text
     assert "2026-11-01 abcdef0: median +11.82 %" in text
     assert "roofline of the suite" in text
     assert "most measured in DRAM 3002" in text
     # 268.3 us is 25 % more than 214.6 us.
     assert "from 214.6 us" in text
-    alone = page(rows[:1], facts, {}, utc="2026-11-22T12:00:00+00:00")
+    alone = page(Run(rows[:1], facts, {}, utc=UTC))
     assert "roofline" not in alone
     assert "earlier run" not in alone
 
 
 def test_the_causes_of_a_failure_are_on_the_page(facts: DeviceFacts, make_row: MakeRow) -> None:
     row = replace(make_row(outcome=Outcome.FAIL), why=("ran differently: kernel copy: grid 64 -> 8",))
-    assert "<dt>why</dt><dd>ran differently: kernel copy: grid 64 -&gt; 8</dd>" in page([row], facts, {}, utc="2026-11-22T12:00:00+00:00")
-    assert "why: ran differently: kernel copy: grid 64 -&gt; 8" in markdown.page([row], facts, {})
+    assert "<dt>why</dt><dd>ran differently: kernel copy: grid 64 -&gt; 8</dd>" in page(Run([row], facts, {}, utc=UTC))
+    assert "why: ran differently: kernel copy: grid 64 -&gt; 8" in markdown.page(Run([row], facts, {}))
 
 
 def test_a_limit_far_beyond_the_changes_is_named_at_the_edge() -> None:

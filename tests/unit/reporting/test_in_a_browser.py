@@ -16,6 +16,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.html import page as drawn
 from pytest_gpumem.reporting.plots.runs import Past
+from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.web_page import anchor
 
 MakeRow = Callable[..., Row]
@@ -43,7 +44,7 @@ def test_the_page_works(chromium: Any, tmp_path: Path, facts: DeviceFacts, make_
     ]
     past = [Past(datetime(2026, 11, day, tzinfo=timezone.utc), day * 1e-4, None, of) for day, of in ((1, None), (2, "abcdef012"))]
     file = tmp_path / "page.html"
-    file.write_text(drawn(rows, replace(facts, name=f"GPU {HOSTILE}"), {}, utc="2026-11-21T12:00:00+00:00", past={rows[0].key: past}))
+    file.write_text(drawn(Run(rows, replace(facts, name=f"GPU {HOSTILE}"), {}, utc="2026-11-21T12:00:00+00:00", past={rows[0].key: past})))
     context = chromium.new_context(viewport={"width": 400, "height": 800}, color_scheme="dark")
     page = context.new_page()
     said: list[str] = []

@@ -13,6 +13,7 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.markdown import LIMIT, MOST, code, page, preformatted
+from pytest_gpumem.reporting.run import Run
 
 Make = Callable[..., Row]
 HOSTILE = [
@@ -29,7 +30,7 @@ HOSTILE = [
 def test_what_needs_a_look_comes_first_and_everything_is_there(make_row: Make, facts: DeviceFacts) -> None:
     change = Comparison(0.031, 0.028, 0.034, 0.008, 5)
     rows = [make_row("t.py::test_fine"), make_row("t.py::test_slow", Outcome.FAIL, reason="slower: +3.10 %", comparison=change)]
-    text = page(rows, facts, {"mode": "clean-cold"})
+    text = page(Run(rows, facts, {"mode": "clean-cold"}))
     assert text.startswith("### gpumem: NVIDIA H100 80GB HBM3\n")
     assert "**2 measured: 1 FAIL, 1 PASS (1 held to no limit)**" in text
     assert "<pre>\nFAIL t.py::test_slow: slower: +3.10 %\n</pre>" in text
@@ -43,19 +44,19 @@ def test_what_needs_a_look_comes_first_and_everything_is_there(make_row: Make, f
 
 
 def test_a_passing_run_has_no_list_of_reasons(make_row: Make, facts: DeviceFacts) -> None:
-    assert "within its limits" not in page([make_row()], facts, {})
+    assert "within its limits" not in page(Run([make_row()], facts, {}))
 
 
 def test_simulated_and_empty_runs_say_so(make_row: Make, facts: DeviceFacts) -> None:
-    simulated = page([make_row(simulated=True)], replace(facts, simulated=True), {})
+    simulated = page(Run([make_row(simulated=True)], replace(facts, simulated=True), {}))
     assert simulated.startswith("### gpumem: NVIDIA H100 80GB HBM3 (simulated)\n\n> **No GPU is measured:**")
-    assert page([], facts, {}).endswith("\n\nNothing was measured.\n")
+    assert page(Run([], facts, {})).endswith("\n\nNothing was measured.\n")
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_a_hostile_name_is_text(make_row: Make, facts: DeviceFacts, hostile: str) -> None:
     """Every row of a table has as many cells as its heading, every element that is opened is ours, and the name can be read."""
-    text = page([make_row(f"t.py::t[{hostile}]", Outcome.FAIL, reason=hostile)], facts, {})
+    text = page(Run([make_row(f"t.py::t[{hostile}]", Outcome.FAIL, reason=hostile)], facts, {}))
     assert set(re.findall(r"</?\w+", text)) <= {f"{s}{t}" for s in ("<", "</") for t in ("code", "pre", "details", "summary")}
     assert "<!--" not in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
@@ -76,7 +77,7 @@ def test_code_can_be_read_back() -> None:
 
 def test_a_page_fits_into_a_comment(make_row: Make, facts: DeviceFacts) -> None:
     rows = [make_row(f"t.py::test_{n}[{'x' * 80}]", Outcome.FAIL, reason="slower " * 90) for n in range(400)]
-    text = page(rows, facts, {})
+    text = page(Run(rows, facts, {}))
     assert len(text) < LIMIT
     assert f"{400 - MOST} further rows need a look." in text
     assert re.search(r"\d+ further rows found no place here\.", text)

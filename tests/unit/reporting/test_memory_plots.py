@@ -16,6 +16,7 @@ from pytest_gpumem.reporting.footprints import footprint_facts, totals
 from pytest_gpumem.reporting.html import page
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course, series
 from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, row_facts
+from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import summary
 from pytest_gpumem.reporting.web_page import anchor
 
@@ -131,7 +132,7 @@ def test_columns_are_of_rows_that_are_limited_or_keep_memory(make_row: MakeRow, 
 
 def test_the_page_has_the_plot_the_lines_and_the_totals(make_row: MakeRow, facts: DeviceFacts) -> None:
     row = replace(make_row("a.py::test_it", measured=False), footprint=FOOTPRINT)
-    text = page([row, make_row("a.py::test_other")], facts, {}, utc="2026-11-21T12:00:00+00:00")
+    text = page(Run([row, make_row("a.py::test_other")], facts, {}, utc="2026-11-21T12:00:00+00:00"))
     assert "most memory in use at once" in text
     assert "memory kept after the test" in text
     assert "memory in use over the test, at most 1.062 GiB" in text
@@ -146,7 +147,7 @@ def test_the_page_has_the_memory_of_the_baseline_where_it_differs(make_row: Make
     grown = replace(make_row("a.py::test_grown", measured=False), footprint=FOOTPRINT)
     same = replace(make_row("a.py::test_same", measured=False), footprint=FOOTPRINT)
     new = replace(make_row("a.py::test_new", measured=False), footprint=FOOTPRINT)
-    text = page([grown, same, new], facts, {}, utc="2026-11-21T12:00:00+00:00", footprints={grown.key: was, same.key: FOOTPRINT})
+    text = page(Run([grown, same, new], facts, {}, utc="2026-11-21T12:00:00+00:00", footprints={grown.key: was, same.key: FOOTPRINT}))
     assert text.count("<small>from 512 MiB</small>") == text.count("<small>from 0 B</small>") == 1  # in the table
     assert text.count("1.062 GiB, was 512 MiB") == text.count("4 KiB, was 0 B") == 1  # in the plots
     assert text.count("The mark is the baseline.") == 2
