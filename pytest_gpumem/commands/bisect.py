@@ -71,20 +71,7 @@ EXPLAINED = 3  # pairs of processes behind an explanation
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the search as JSON.")
 @click.argument("test", metavar="TEST")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
-def bisect(
-    good: str,
-    bad: str,
-    limit: str | None,
-    peak: bool,
-    count: str | None,
-    rounds_max: int,
-    seed: int,
-    journal: Path | None,
-    explained: bool,
-    file: Path | None,
-    test: str,
-    pytest_arguments: tuple[str, ...],
-) -> int:
+def bisect(file: Path | None, **options: Any) -> int:
     """Find the commit between GOOD and BAD that made TEST slower, or its memory or a count larger.
 
     Duets of single commits halve the range, along first parents. Another duet proves the commit: it names a wrong one in at most 1 % of
@@ -96,22 +83,18 @@ def bisect(
     from pytest_gpumem.runs.workers import check_arguments
 
     check_writable("--json", file)
-    figure = PEAK if peak else count
-    if (peak and count is not None) or (figure is not None and limit is not None):
+    request = Request(**options)
+    if (request.peak and request.count is not None) or (request.figure is not None and request.limit is not None):
         raise click.UsageError("--limit, --peak and --count exclude each other")
     try:
-        check_arguments(pytest_arguments)
-        line = line_between(good, bad, Path.cwd())
+        check_arguments(request.pytest_arguments)
+        line = line_between(request.good, request.bad, Path.cwd())
+        with ended_by_signals():
+            return _search(line, request, file)
     except DuetError as error:
         raise click.UsageError(f"{error}") from None
     except RevisionError as error:
         raise click.UsageError(f"--good, --bad: {error}") from None
-    request = Request(good, bad, test, limit, figure, rounds_max, seed, explained, pytest_arguments, journal)
-    with ended_by_signals():
-        try:
-            return _search(line, request, file)
-        except DuetError as error:
-            raise click.UsageError(f"{error}") from None
 
 
 @dataclass(frozen=True)
@@ -122,12 +105,18 @@ class Request:
     bad: str
     test: str
     limit: str | None
-    figure: str | None  # `PEAK` or a count; None: times
+    peak: bool
+    count: str | None
     rounds_max: int
     seed: int
     explained: bool
-    arguments: tuple[str, ...]
     journal: Path | None
+    pytest_arguments: tuple[str, ...]
+
+    @property
+    def figure(self) -> str | None:
+        """`PEAK` or a count; None: times."""
+        return PEAK if self.peak else self.count
 
 
 def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
@@ -179,7 +168,7 @@ def _asked(line: Sequence[Commit], request: Request) -> Asked:
     from pytest_gpumem.runs.bisect import Asked
 
     here = Path.cwd()
-    arguments = (*request.arguments, *(("--gpumem-footprint=on",) if request.figure == PEAK else ()))
+    arguments = (*request.pytest_arguments, *(("--gpumem-footprint=on",) if request.figure == PEAK else ()))
     # A row's key ends with its label, which pytest does not know.
     tests = tuple(dict.fromkeys((request.test, request.test.rpartition("[")[0] if request.test.endswith("]") else request.test)))
     identity = {
@@ -344,7 +333,7 @@ def _explanation(found: Found, key: str, commits: Commits, request: Request) -> 
     from pytest_gpumem.runs.bisect import rows_of_test
 
     tests = tuple(row.nodeid for row in rows_of_test(commits.look(found.high), key).values())
-    asked = ExplainRequest(tests, request.arguments, EXPLAINED, counters=False, traces=False, seed=request.seed, tree=commits.tree)
+    asked = ExplainRequest(tests, request.pytest_arguments, EXPLAINED, counters=False, traces=False, seed=request.seed, tree=commits.tree)
     _tell("why: three pairs of processes")
     try:
         sides = commits.side(found.low), commits.side(found.high)
@@ -448,7 +437,7 @@ def _more(found: Found, line: Sequence[Commit], request: Request) -> str | None:
 def _command(request: Request, good: str, bad: str) -> str:
     figure = [] if request.figure is None else ["--peak"] if request.figure == PEAK else ["--count", request.figure]
     limit = [] if request.limit is None else ["--limit", request.limit]
-    arguments = ["--", *request.arguments] if request.arguments else []
+    arguments = ["--", *request.pytest_arguments] if request.pytest_arguments else []
     return f"gpumem bisect --good {good} --bad {bad} {shlex.join([*figure, *limit, request.test, *arguments])}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import click
@@ -15,14 +16,14 @@ from pytest_gpumem.commands import examples, margin, terminal
 from pytest_gpumem.judging.finding import bounds, change, counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
 from pytest_gpumem.reporting.exports import written
 from pytest_gpumem.reporting.row_facts import names_of
 from pytest_gpumem.reporting.summary import OF_FILES, remedies
 from pytest_gpumem.units import format_share, format_time
 
 _HEADINGS = ("base", "head", "change", "between", "catches")
-_BETWEEN = "between"
+_SIMULATED, _BETWEEN = "(simulated)", "between"
 
 
 def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool) -> str:
@@ -54,18 +55,14 @@ def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool
 def _table(compared: Compared, width: int, colour: bool) -> str:
     rows = list(zip(compared.pairs, names_of(compared.rows), strict=True))
 
-    def columns(short: bool, between: bool) -> Columns:
-        """`short`: "sim" for "simulated". `between`: with the interval of each change."""
+    def columns(without: Sequence[str]) -> Columns:
         lines = []
         for pair, name in rows:
-            figures = [text if between or heading != _BETWEEN else "" for heading, text in zip(_HEADINGS, _figures(pair), strict=True)]
-            lines.append(Line(name, figures, Text(_outcome(pair, short), style=pair.row.verdict.outcome.style)))
+            figures = ["" if heading in without else text for heading, text in zip(_HEADINGS, _figures(pair), strict=True)]
+            lines.append(Line(name, figures, Text(_outcome(pair, _SIMULATED in without), style=pair.row.verdict.outcome.style)))
         return Columns("test", _HEADINGS, "verdict", lines)
 
-    for short, between in ((False, True), (True, True), (True, False)):
-        found = columns(short, between)
-        if found.fits(width):
-            break
+    found, _ = narrowed(((_SIMULATED, 28), (_BETWEEN, 28)), width, columns)
     intervals = any(row.figures[_HEADINGS.index(_BETWEEN)] for row in found.rows)
     drawn = found.drawn(width, colour)
     return f"{drawn}\nbetween: one-sided bounds of the change, 99.9 % below and 99.5 % above" if intervals else drawn

@@ -58,18 +58,7 @@ ROUNDS = 96  # as `verdicts.paired.ROUNDS`, which is not imported to show a help
 @click.argument("base", metavar="BASE")
 @click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 def duet(
-    head: str | None,
-    tests: tuple[str, ...],
-    flagged: str | None,
-    max_regression: str | None,
-    rounds_max: int,
-    extend: int | None,
-    seed: int,
-    journal: Path | None,
-    file: Path | None,
-    strict: bool,
-    base: str,
-    pytest_arguments: tuple[str, ...],
+    base: str, tests: tuple[str, ...], flagged: str | None, file: Path | None, pytest_arguments: tuple[str, ...], **options: Any
 ) -> int:
     """Decide whether head is slower than BASE: a git revision, a folder or a wheel.
 
@@ -88,19 +77,7 @@ def duet(
     if wanted is None:
         click.echo(f"nothing is flagged in {flagged}: there is nothing to compare")
         return Exit.FINE
-    code = compare(
-        base,
-        wanted,
-        pytest_arguments,
-        head=head,
-        max_regression=max_regression,
-        rounds_max=rounds_max,
-        extend=extend,
-        seed=seed,
-        journal=journal,
-        file=file,
-        strict=strict,
-    )
+    code = compare(base, wanted, pytest_arguments, file=file, **options)
     if file is not None:
         click.echo(printable(f"wrote {file}"))
     return code

@@ -83,33 +83,25 @@ def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
         if (own := own_in_turn(os.environ, settings, chosen)) is not None:
             os.environ[VISIBLE] = own
             chosen = _choose(settings, place)
-    except BaselineError as error:
-        raise pytest.UsageError(f"gpumem: {error}") from None
-    fitting.check(config, settings, chosen)
-    if chosen.facts.uuid is not None:
-        try:
+        fitting.check(config, settings, chosen)
+        if chosen.facts.uuid is not None:
             lock_file(chosen.facts.uuid)
-        except LockUnusable as error:
-            raise pytest.UsageError(f"gpumem: {error}") from None
-    store = Store(place, chosen.facts)
-    # Where the change left the history that it is compared with is asked of the project's repository.
-    shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
-    try:
+        store = Store(place, chosen.facts)
+        # Where the change left the history that it is compared with is asked of the project's repository.
+        shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
         baseline = store.load(shared, settings.baseline_window)
-    except BaselineError as error:
+    except (BaselineError, LockUnusable) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
     except RevisionError as error:
         raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
-    if settings.save and not config.option.collectonly and not is_worker(config) and (why := store.unwritable()) is not None:
-        raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
     record = None if settings.record is None else storage(settings.record, _base(config, settings, "record"))
-    if (
-        record is not None
-        and not config.option.collectonly
-        and not is_worker(config)
-        and (why := record.recorded().unwritable(chosen.facts.key)) is not None
-    ):
-        raise pytest.UsageError(f"gpumem: {settings.origins['record']}: {why}")
+    if not config.option.collectonly and not is_worker(config):
+        for name, why in (
+            ("save", store.unwritable() if settings.save else None),
+            ("record", record.recorded().unwritable(chosen.facts.key) if record is not None else None),
+        ):
+            if why is not None:
+                raise pytest.UsageError(f"gpumem: {settings.origins[name]}: {why}")
     replay.leave_out_xdist_notice(config)
     session = GpuSession(config, settings, chosen, store, baseline)
     session.unfit = _unfit_worker(config, session)
@@ -303,13 +295,13 @@ class SessionHooks:
         if exitstatus in _COMPLETE and FURTHER_PROCESS not in os.environ:
             gpu.check_controls()
         if gpu.is_worker:
-            gpu.config.workeroutput[DRIFTED] = gpu.drifts()  # type: ignore[attr-defined]
+            gpu.config.workeroutput[DRIFTED] = gpu.drifts  # type: ignore[attr-defined]
         elif gpu.drifted and gpu.settings.strict:
             fail(session)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self._session.also_drifted(getattr(node, "workeroutput", {}).get(DRIFTED, []))
+        self._session.drifts += map(tuple, getattr(node, "workeroutput", {}).get(DRIFTED, []))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self._interrupted = excinfo.type is KeyboardInterrupt

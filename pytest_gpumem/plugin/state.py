@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -141,7 +141,7 @@ class GpuSession:
         self.further_reports = os.environ.pop(FURTHER_REPORTS, None)
         """In a further process: the file for its reports. The main process judges the rows of all processes."""
         self.begun = datetime.now(timezone.utc)
-        self._drifted: list[tuple[str, str]] = []
+        self.drifts: list[tuple[str, str]] = []
         """Controls that changed since the session's start, each with a message; from this process and from xdist workers."""
         self.watch: Watch | None = None  # of persisting L2, while the device is open
         self.lost_in: str | None = None  # the node id of the test that lost the device's context
@@ -373,11 +373,11 @@ class GpuSession:
             with self._exclusive(None):
                 changes = self.changes()
         except LockUnusable as error:
-            self._drifted.append(("dram", f"UNDECIDED: whether the device changed while it was measured is not known: {error}"))
+            self.drifts.append(("dram", f"UNDECIDED: whether the device changed while it was measured is not known: {error}"))
             return
         for kind, log in changes.items():
             if (message := since_start(kind, log)) is not None:
-                self._drifted.append((kind, f"UNDECIDED: {message}"))
+                self.drifts.append((kind, f"UNDECIDED: {message}"))
 
     def changes(self) -> dict[str, float]:
         """Read the controls once more: by kind, the log-ratio to the start, positive if slower. Empty if they are not read."""
@@ -390,19 +390,11 @@ class GpuSession:
     def drifted(self) -> list[str]:
         """Messages about controls that changed and that some row of this session follows; every row follows DRAM."""
         concerned = {"dram", *(self._follows(row) for row in self.rows)}
-        return [message for kind, message in self._drifted if kind in concerned]
-
-    def drifts(self) -> list[tuple[str, str]]:
-        """Controls that changed in this process, for the process that has the rows."""
-        return list(self._drifted)
-
-    def also_drifted(self, theirs: Iterable[Sequence[str]]) -> None:
-        """Add the controls that changed in a worker of xdist."""
-        self._drifted += [(kind, message) for kind, message in theirs]
+        return [message for kind, message in self.drifts if kind in concerned]
 
     def settled(self, rows: Iterable[Row]) -> list[Row]:
         """Rows that follow no control that changed."""
-        changed_kinds = {kind for kind, _ in self._drifted}
+        changed_kinds = {kind for kind, _ in self.drifts}
         return [] if "dram" in changed_kinds else [row for row in rows if self._follows(row) not in changed_kinds]
 
     def _follows(self, row: Row) -> str | None:
@@ -472,8 +464,8 @@ class GpuTest:
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.measurements: list[tuple[Measurement, Limits]] = []
-        self.extra: dict[str, Extra] = {}  # further figures of each measurement, by its label
         """Measurements so far, each with its limits."""
+        self.extra: dict[str, Extra] = {}  # further figures of each measurement, by its label
         self.streams: list[PersistingStream] = []  # the test's persisting streams
         self.replay: Replay | None = None
         self.subtest_failed = False  # a subtest has failed: the body continues, and pytest fails the test at its end

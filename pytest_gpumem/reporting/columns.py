@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
@@ -40,7 +40,6 @@ class Columns:
     figures: Sequence[str]  # headings of the figures
     last: str  # heading of the last column; empty if there is none
     lines: Sequence[Line | Text]  # rows, and texts that take the room of all columns
-    least_name: int = 28  # columns of names from which on the table fits
 
     @cached_property
     def rows(self) -> list[Line]:
@@ -63,9 +62,9 @@ class Columns:
         last = [len(self.last), *(len(row.last) for row in self.rows)] if self.last else []
         return sum(width + len(_BLANK) for width in (*self._widths, *([max(last)] if last else [])))
 
-    def fits(self, width: int) -> bool:
-        """True if `width` leaves the names `least_name` columns, or as many as the longest of them needs."""
-        return width - self._others >= min(self.least_name, max((len(row.name) for row in self.rows), default=0))
+    def fits(self, width: int, least: int) -> bool:
+        """True if `width` leaves the names so many columns, or as many as the longest of them needs."""
+        return width - self._others >= min(least, max((len(row.name) for row in self.rows), default=0))
 
     def name_width(self, width: int) -> int:
         """Columns of the names in a table of that width."""
@@ -93,6 +92,19 @@ class Columns:
             indent = _BLANK + _BLANK * line.name.startswith(_BLANK)
             lines += [Text(shortened(indent + below, width), style="dim") for below in line.below]
         return _printed(lines, colour)
+
+
+def narrowed(parts: Sequence[tuple[str, int]], width: int, made: Callable[[Sequence[str]], Columns]) -> tuple[Columns, list[str]]:
+    """The table that fits into `width`, and the parts that it lacks.
+    `parts`: parts that are left out one after the other, each if names have less than so many columns.
+    `made`: gives the table without some parts.
+    """
+    names = [name for name, _ in parts]
+    for count, least in enumerate([*(least for _, least in parts), 0]):
+        found = made(names[:count])
+        if found.fits(width, least):
+            break
+    return found, names[:count]
 
 
 def wrapped(sentence: str, width: int, first: str = "", indent: str = "  ") -> list[str]:

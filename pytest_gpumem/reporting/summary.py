@@ -15,7 +15,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import ENOUGH, Row
-from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
 from pytest_gpumem.reporting.footprints import totals
 from pytest_gpumem.reporting.groups import function_of, ordered
 from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row_facts
@@ -108,13 +108,10 @@ def _change(one: RowFacts) -> float:
 
 
 def _drawn(parts: Sequence[_Part], width: int, colour: bool) -> str:
-    names = [name for name, _ in _LEFT_OUT]
-    for count, least in enumerate([*(least for _, least in _LEFT_OUT), 0]):
-        without = names[:count]
-        lines = [_line(name, of, without) for name, of in parts]
-        drawn = Columns("test", (_ROWS, *HEADINGS), "verdict", lines, least)
-        if drawn.fits(width):
-            break
+    def made(without: Sequence[str]) -> Columns:
+        return Columns("test", (_ROWS, *HEADINGS), "verdict", [_line(name, of, without) for name, of in parts])
+
+    drawn, _ = narrowed(_LEFT_OUT, width, made)
     return drawn.drawn(width, colour)
 
 
@@ -154,17 +151,22 @@ def _sentences(shown: Sequence[RowFacts]) -> Iterator[str]:
     """What decides the undecided rows, and what else a person must know. Without full stops."""
     rows = [one.row for one in shown]
     yield from remedies(rows)
-    for changed, count in Counter(changed for row in rows for changed in row.changed).items():
-        yield f"changed since the baseline: {changed} ({count} of {len(rows)})"
-    slower = [r for r in rows if r.verdict.comparison is not None and r.verdict.comparison.low > 0 and r.limits.max_regression is None]
-    if slower:
-        yield f"SLOWER than the baseline, but held to no max_regression: {len(slower)} of {len(rows)}; -v shows by how much"
+    yield from since_the_baseline(rows)
     if any(one.figures[HEADINGS.index(heading)].text for one in shown for heading in OF_MEMORY):
         yield from totals(rows)
     for one in shown:
         if (account := one.account) is not None and account.finding is Agreement.WRONG:
             # A wrong declaration makes the bandwidth in the table wrong.
             yield f"traffic {one.row.key}: {account.sentence}"
+
+
+def since_the_baseline(rows: Sequence[Row]) -> Iterator[str]:
+    """What changed since the baseline, and how many rows that are held to no limit are slower."""
+    for changed, count in Counter(changed for row in rows for changed in row.changed).items():
+        yield f"changed since the baseline: {changed} ({count} of {len(rows)})"
+    slower = [r for r in rows if r.verdict.comparison is not None and r.verdict.comparison.low > 0 and r.limits.max_regression is None]
+    if slower:
+        yield f"SLOWER than the baseline, but held to no max_regression: {len(slower)} of {len(rows)}"
 
 
 def profiled_lines(rows: Sequence[Row]) -> list[str]:

@@ -15,9 +15,10 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
 from pytest_gpumem.reporting.groups import by_function, ordered
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, interval_text, names_of, row_facts, sectors_text
+from pytest_gpumem.reporting.summary import since_the_baseline
 from pytest_gpumem.units import format_share
 
 _SIMULATED, _BARS, _INTERVALS = "(simulated)", "bars", "intervals"
@@ -60,15 +61,11 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
             lines.append(Text(f"-- {kind}", style="bold"))
         for test in by_function(of):
             lines += _of_test([facts_of[id(row)] for row in test], usual, notes)
-    parts = [part for part, _ in _LEFT_OUT]
-    for count, least in enumerate([*(least for _, least in _LEFT_OUT), 0]):
-        drawn = _columns(lines, parts[:count], least)
-        if drawn.fits(width):
-            break
+    drawn, without = narrowed(_LEFT_OUT, width, lambda without: _columns(lines, without))
     name_width = drawn.name_width(width)
-    drawn = _columns([part for line in lines for part in _parted(line, name_width)], parts[:count])
+    drawn = _columns([part for line in lines for part in _parted(line, name_width)], without)
     columns = [HEADINGS[index] for index in drawn.shown]
-    short = _SIMULATED in parts[:count] and any(one.simulated for one in facts_of.values())
+    short = _SIMULATED in without and any(one.simulated for one in facts_of.values())
     below = _sentences(list(facts_of.values()), columns=columns, notes=notes, short=short)
     return "\n".join([drawn.drawn(width, colour), *(line for sentence in below for line in wrapped(sentence, width))])
 
@@ -96,7 +93,7 @@ def _way(row: Row, usual: tuple[str, str] | None) -> str:
     return f"{row.measurement.mode}, {row.measurement.sampler}"
 
 
-def _columns(lines: Sequence[_Shown | Text], without: Collection[str], least_name: int = 0) -> Columns:
+def _columns(lines: Sequence[_Shown | Text], without: Collection[str]) -> Columns:
     """The table without some of the parts of `_LEFT_OUT`."""
     drawn: list[Line | Text] = []
     for line in lines:
@@ -108,7 +105,7 @@ def _columns(lines: Sequence[_Shown | Text], without: Collection[str], least_nam
         simulated = ("(sim)" if _SIMULATED in without else "(simulated)") if facts.simulated else ""
         verdict = Text(f"{facts.verdict} {simulated}".rstrip(), style=facts.outcome.style)
         drawn.append(Line(line.name, figures, verdict, line.below))
-    return Columns("test", HEADINGS, "verdict", drawn, least_name)
+    return Columns("test", HEADINGS, "verdict", drawn)
 
 
 def _figure(heading: str, facts: RowFacts, without: Collection[str]) -> str:
@@ -155,11 +152,7 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
         span = best if best == worst else f"{best} to {worst}, by test"
         text.append("change is against the baseline; in brackets are its one-sided bounds, 99.9 % below and 99.5 % above")
         text.append(f"catches slow-downs from {span}")
-    for changed, count in Counter(changed for row in rows for changed in row.changed).items():
-        text.append(f"changed since the baseline: {changed} ({count} of {len(rows)})")
-    slower = [r for r in rows if r.verdict.comparison is not None and r.verdict.comparison.low > 0 and r.limits.max_regression is None]
-    if slower:
-        text.append(f"SLOWER than the baseline, but held to no max_regression: {len(slower)} of {len(rows)}")
+    text += since_the_baseline(rows)
     for row in rows:
         # The first run of a suite has no baseline: one line below covers all NEW rows, unless notes are wanted.
         if row.verdict.outcome is not Outcome.PASS and (notes or row.verdict.outcome is not Outcome.NEW):
