@@ -247,9 +247,8 @@ class TerminalHooks(SummaryHooks):
                 writer.write_line(line)
         elif rows:
             writer.write_line(self._results(rows, writer))
-        for note in filter(None, (self._budget(), *self._notes)):
-            for line in wrapped(printable(note), writer._tw.fullwidth):
-                writer.write_line(line)
+        for note in filter(None, (self._budget(), *self._notes)):  # not wrapped: some end with a command to copy
+            writer.write_line(printable(note))
 
 
 class ProgressHooks:
