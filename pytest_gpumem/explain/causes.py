@@ -166,14 +166,14 @@ def _notes(sides: BaseAndHead) -> Iterator[Note]:
         yield Note("sampler", was.sampler, now.sampler)
     if was.mode != now.mode:
         yield Note("mode", was.mode, now.mode)
-    gone, new = only(*([kernel.name for kernel in side.kernels] for side in (sides.base, sides.head)))
+    gone, new = only(sides.base.kernels.names, sides.head.kernels.names)
     if gone and new:
         yield Note("kernels", gone, new)
 
 
 def _where_else(sides: BaseAndHead, slow_down: SlowDown) -> Note | None:
     """A note that the unexplained part is in the kernels or beside them; None if neither is clear, or the times are of different tools."""
-    was, now = (sum(kernel.seconds for kernel in side.kernels) for side in (sides.base, sides.head))
+    was, now = sides.base.kernels.seconds, sides.head.kernels.seconds
     if not was or not now or sides.base.counted != sides.head.counted:
         return None
     part = (now - was) / slow_down.seconds

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.result_sets import SideError, merged, side
-from pytest_gpumem.explain.pairing import KernelFigures, by_name
+from pytest_gpumem.explain.pairing import Kernels
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
@@ -25,7 +25,7 @@ from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import SchemaError, document, document_from_json, profiles_from_json, profiles_to_json
-from pytest_gpumem.records.uses import Activity, CopyUse
+from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class Evidence:
         return activity if activity is not None and activity.not_counted is None else None
 
     @cached_property
-    def kernels(self) -> tuple[KernelFigures, ...]:
+    def kernels(self) -> Kernels:
         """The kernels of a launch in their order, as far as known; with counters if a profiler counted."""
         if self.profile is not None and self.profile.kernels:
-            return by_name(self.profile.kernels, self.profile.launches or 1)
+            return _recorded(self.profile.kernels, self.profile.launches or 1)
         if self._watched is not None:
-            return by_name(self._watched.kernels, 1)
-        return by_name(self.trace.kernels, self.trace.launches) if self.trace is not None and self.trace.launches else ()
+            return _recorded(self._watched.kernels, 1)
+        return _recorded(self.trace.kernels, self.trace.launches) if self.trace is not None and self.trace.launches else Kernels()
 
     @property
     def knows_kernels(self) -> bool:
@@ -77,7 +77,7 @@ class Evidence:
     @property
     def counted(self) -> bool:
         """True if a profiler counted DRAM bytes of every kernel."""
-        return bool(self.kernels) and all(kernel.dram is not None for kernel in self.kernels)
+        return self.kernels.dram is not None
 
     @cached_property
     def copies(self) -> tuple[CopyUse, ...] | None:
@@ -118,6 +118,10 @@ class Evidence:
         """Declared bytes of one launch to and from DRAM; None if unknown, or if they cross a link."""
         traffic = self.measurement.traffic
         return None if traffic is None or traffic.link else traffic.total
+
+
+def _recorded(uses: Sequence[KernelUse], launches: int) -> Kernels:
+    return Kernels(tuple((use, launches) for use in uses))
 
 
 def _copy_of_launch(copy: CopyUse, launches: int) -> CopyUse:

@@ -73,7 +73,7 @@ def accesses(kernels: KernelPairs, *, same_work: bool) -> Iterator[AccessChange]
                 ratio = used[0] / used[1]
             elif sectors is not None and same_work:
                 ratio = sectors[1] / sectors[0]
-            name = base_names(kernel.name for kernel in now.kernels)
+            name = base_names(now.names)
             l2, wanted = _two(was.l2(which), now.l2(which)), _two(was.wanted(which), now.wanted(which))
             yield AccessChange(name, which == 0, now.seconds, sectors, used, ratio, l2, wanted)
 
@@ -107,7 +107,7 @@ class BaseAndHead:
     @property
     def kernel_seconds(self) -> float:
         """Seconds of head's launch in kernels that base has too; all of it if nothing else is known to run."""
-        alone = not self.head.copies and not self.kernels.added
+        alone = not self.head.copies and not self.kernels.added.parts
         seen = self.kernels.head.seconds
         return self.head.latency if alone or not seen else min(self.head.latency, seen)
 

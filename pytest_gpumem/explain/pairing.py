@@ -1,209 +1,163 @@
-"""Kernels of one launch as figures, and the pairs that the kernels of two sides form."""
+"""The kernels of a measured launch, the pairs that those of two sides form, and their names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
 from pytest_gpumem.records.uses import KernelUse
 
-Accesses = tuple[float | None, float | None]  # a figure of loads and of stores; None where unknown
-
 
 @dataclass(frozen=True)
-class KernelFigures:
-    """All launches of one kernel, of any shape, within one measured launch."""
+class Kernels:
+    """Kernels that run within one measured launch. A figure is None unless it is known of all of them."""
 
-    name: str
-    count: float  # launches
-    seconds: float  # running time of all of them, by the tool that recorded them
-    dram_read: float | None  # bytes
-    dram_written: float | None  # bytes
-    l2: Accesses  # bytes that the SMs read from L2 and wrote to it, in whole sectors
-    l1: Accesses  # bytes of the sectors that loads and stores touch, before L1 serves any of them
-    hit_rate: float | None  # l2 hit rate, 0 to 1
-    sectors: Accesses  # sectors of one load and of one store of a warp
-    used: Accesses  # share of the sectors' bytes that loads and stores use
-    occupancy: float | None  # achieved, 0 to 1
-    blocks: int  # of its longest shape
-    threads: int  # threads of a block of that shape
-    registers: int | None
+    parts: tuple[tuple[KernelUse, float], ...] = ()
+    """Each with the divisor of its sums: 10 where a tool recorded ten measured launches, 20 for one of the two launches in each."""
 
     @property
-    def dram(self) -> float | None:
-        """Bytes read from and written to DRAM."""
-        return _sum((self.dram_read, self.dram_written))
+    def names(self) -> tuple[str, ...]:
+        """Each name once."""
+        return tuple(dict.fromkeys(use.name for use, _ in self.parts))
 
     @property
-    def asked(self) -> float | None:
-        """Bytes that the SMs requested from L2, reads and writes."""
-        return _sum(self.l2)
-
-    def share(self, part: float) -> KernelFigures:
-        """The same kernel with `part` of its launches."""
-
-        def scaled(figure: float | None) -> float | None:
-            return None if figure is None else figure * part
-
-        return replace(
-            self,
-            count=self.count * part,
-            seconds=self.seconds * part,
-            dram_read=scaled(self.dram_read),
-            dram_written=scaled(self.dram_written),
-            l2=(scaled(self.l2[0]), scaled(self.l2[1])),
-            l1=(scaled(self.l1[0]), scaled(self.l1[1])),
-        )
-
-
-@dataclass(frozen=True)
-class KernelGroup:
-    """Several kernels of one side together. Each figure is None unless it is known."""
-
-    kernels: tuple[KernelFigures, ...]
+    def count(self) -> float:
+        """Launches of kernels."""
+        return sum(use.launches / divisor for use, divisor in self.parts)
 
     @property
     def seconds(self) -> float:
         """Running time, by the tool that recorded them."""
-        return sum(kernel.seconds for kernel in self.kernels)
+        return sum(use.nanoseconds / divisor for use, divisor in self.parts) / 1e9
 
     @property
     def dram_read(self) -> float | None:
         """Bytes."""
-        return _sum(kernel.dram_read for kernel in self.kernels)
+        return self._sum(lambda use: use.dram_read)
 
     @property
     def dram(self) -> float | None:
         """Bytes read from and written to DRAM."""
-        return _sum(kernel.dram for kernel in self.kernels)
+        return self._sum(lambda use: use.dram_read, lambda use: use.dram_written)
 
     @property
     def asked(self) -> float | None:
-        """Bytes that the SMs requested from L2."""
-        return _sum(kernel.asked for kernel in self.kernels)
+        """Bytes that the SMs requested from L2, in whole sectors."""
+        return self._sum(lambda use: use.l2_read, lambda use: use.l2_written)
 
     @property
     def hit_rate(self) -> float | None:
-        """L2 hit rate, weighted by requested bytes."""
-        return self._mean(lambda kernel: kernel.hit_rate)
+        """L2 hit rate, 0 to 1."""
+        return self._mean(lambda use: use.l2_hit_rate)
+
+    @property
+    def occupancy(self) -> float | None:
+        """Achieved occupancy, 0 to 1."""
+        return self._mean(lambda use: use.occupancy, by_time=True)
 
     def l2(self, which: int) -> float | None:
-        """Bytes that the SMs read from L2 (0) or wrote to it (1)."""
-        return _sum(kernel.l2[which] for kernel in self.kernels)
+        """Bytes that the SMs read from L2 (0) or wrote to it (1), in whole sectors."""
+        return self._sum(lambda use: (use.l2_read, use.l2_written)[which])
 
     def sectors(self, which: int) -> float | None:
-        """Sectors of one load (0) or store (1)."""
-        return self._mean(lambda kernel: kernel.sectors[which])
+        """Sectors of one load (0) or store (1) of a warp."""
+        return self._mean(lambda use: (use.sectors_per_request, use.sectors_per_store)[which])
 
     def used(self, which: int) -> float | None:
         """Share of the sectors' bytes that loads (0) or stores (1) use."""
-        return self._mean(lambda kernel: kernel.used[which])
+        return self._mean(lambda use: (use.used_of_load, use.used_of_store)[which])
 
     def wanted(self, which: int) -> float | None:
-        """Bytes that threads load (0) or store (1), each as often as it is requested."""
-        return _sum(
-            None if (touched := kernel.l1[which]) is None or (used := kernel.used[which]) is None else touched * used
-            for kernel in self.kernels
-        )
+        """Bytes that threads load (0) or store (1), each as often as it is requested: the used share of what L1 is asked for."""
 
-    def _mean(self, figure: Callable[[KernelFigures], float | None]) -> float | None:
-        return _mean((figure(kernel), kernel.asked if kernel.asked is not None else kernel.seconds) for kernel in self.kernels)
+        def of(use: KernelUse) -> float | None:
+            touched, used = ((use.l1_load, use.used_of_load), (use.l1_store, use.used_of_store))[which]
+            return None if touched is None or used is None else touched * used
+
+        return self._sum(of)
+
+    @cached_property
+    def longest(self) -> KernelUse:
+        """The kernel and shape that takes longest."""
+        return max(self.parts, key=lambda part: part[0].nanoseconds / part[1])[0]
+
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Blocks, and threads of a block, of the longest."""
+        return prod(self.longest.grid), prod(self.longest.block)
+
+    def share(self, part: float) -> Kernels:
+        """The same kernels with `part` of their launches."""
+        return Kernels(tuple((use, divisor / part) for use, divisor in self.parts))
+
+    def by_name(self) -> dict[str, Kernels]:
+        """The kernels of each name."""
+        return {name: Kernels(tuple(part for part in self.parts if part[0].name == name)) for name in self.names}
+
+    def _sum(self, *figures: Callable[[KernelUse], float | None]) -> float | None:
+        known = [(figure(use), divisor) for use, divisor in self.parts for figure in figures]
+        return None if not known or any(one is None for one, _ in known) else sum((one or 0) / divisor for one, divisor in known)
+
+    def _mean(self, figure: Callable[[KernelUse], float | None], *, by_time: bool = False) -> float | None:
+        """The mean of what is known, weighted by the requested bytes; by time where these are unknown."""
+        by_time = by_time or self.asked is None
+        known = [
+            (value, (use.nanoseconds if by_time else (use.l2_read or 0) + (use.l2_written or 0)) / divisor)
+            for use, divisor in self.parts
+            if (value := figure(use)) is not None
+        ]
+        whole = sum(weight for _, weight in known)
+        return sum(value * weight for value, weight in known) / whole if whole else None
+
+
+def together(groups: Iterable[Kernels]) -> Kernels:
+    """Several groups as one."""
+    return Kernels(tuple(part for group in groups for part in group.parts))
 
 
 @dataclass(frozen=True)
 class KernelPairs:
     """The kernels of two sides: those that do the same work, and those that only head runs."""
 
-    pairs: tuple[tuple[KernelGroup, KernelGroup], ...]
-    """Base's and head's kernels of the same work: one of each, or several if they cannot be told apart."""
-    added: tuple[KernelFigures, ...]  # kernels of head, or further launches of one, without a counterpart in base
-    replaced: tuple[KernelFigures, ...]  # kernels of base that `added` replaces, such as a fused one that was split; empty if none went
+    pairs: tuple[tuple[Kernels, Kernels], ...]
+    """Base's and head's kernels of the same work: of one name each, or of several if they cannot be told apart."""
+    added: Kernels  # kernels of head, or further launches of one, without a counterpart in base
+    replaced: Kernels  # kernels of base that `added` replaces, such as a fused one that was split; empty if none went
 
     @property
-    def alike(self) -> tuple[tuple[KernelFigures, KernelFigures], ...]:
+    def alike(self) -> tuple[tuple[Kernels, Kernels], ...]:
         """The pairs of one kernel each."""
-        return tuple((was.kernels[0], now.kernels[0]) for was, now in self.pairs if len(was.kernels) == len(now.kernels) == 1)
+        return tuple((was, now) for was, now in self.pairs if len(was.names) == len(now.names) == 1)
 
-    @property
-    def base(self) -> KernelGroup:
+    @cached_property
+    def base(self) -> Kernels:
         """Base's kernels that have a counterpart."""
-        return KernelGroup(tuple(kernel for was, _ in self.pairs for kernel in was.kernels))
+        return together(was for was, _ in self.pairs)
 
-    @property
-    def head(self) -> KernelGroup:
+    @cached_property
+    def head(self) -> Kernels:
         """Their counterparts."""
-        return KernelGroup(tuple(kernel for _, now in self.pairs for kernel in now.kernels))
+        return together(now for _, now in self.pairs)
 
 
-def pair(base: Sequence[KernelFigures], head: Sequence[KernelFigures]) -> KernelPairs:
+def pair(base: Kernels, head: Kernels) -> KernelPairs:
     """Pair kernels by name, the others by their order if both sides have as many. If head has more of the others, they were added."""
-    named = {kernel.name: kernel for kernel in head}
-    pairs, added = [], []
-    for was in base:
-        if (now := named.get(was.name)) is None:
-            continue
-        if now.count > was.count > 0:
-            added.append(now.share(1 - was.count / now.count))
-            now = now.share(was.count / now.count)
-        pairs.append((KernelGroup((was,)), KernelGroup((now,))))
-    names = {kernel.name for kernel in base}
-    gone = tuple(kernel for kernel in base if kernel.name not in named)
-    new = tuple(kernel for kernel in head if kernel.name not in names)
-    if sum(kernel.count for kernel in new) > sum(kernel.count for kernel in gone):
-        return KernelPairs(tuple(pairs), (*added, *new), gone)
-    if len(gone) == len(new):
-        pairs += [(KernelGroup((was,)), KernelGroup((now,))) for was, now in zip(gone, new, strict=True)]
-    else:
-        pairs.append((KernelGroup(gone), KernelGroup(new)))
-    return KernelPairs(tuple(pairs), tuple(added), ())
-
-
-def by_name(uses: Sequence[KernelUse], launches: int) -> tuple[KernelFigures, ...]:
-    """The figures of each kernel in one of `launches` launches."""
-    found: dict[str, list[KernelUse]] = {}
-    for use in uses:
-        found.setdefault(use.name, []).append(use)
-    return tuple(_figures(name, same, launches) for name, same in found.items())
-
-
-def _figures(name: str, uses: Sequence[KernelUse], launches: int) -> KernelFigures:
-    def each(figure: Callable[[KernelUse], int | None]) -> float | None:
-        total = _sum(figure(use) for use in uses)
-        return None if total is None else total / launches
-
-    def mean(figure: Callable[[KernelUse], float | None]) -> float | None:
-        return _mean((figure(use), use.nanoseconds) for use in uses)
-
-    longest = max(uses, key=lambda use: use.nanoseconds)
-    return KernelFigures(
-        name=name,
-        count=sum(use.launches for use in uses) / launches,
-        seconds=sum(use.nanoseconds for use in uses) / launches / 1e9,
-        dram_read=each(lambda use: use.dram_read),
-        dram_written=each(lambda use: use.dram_written),
-        l2=(each(lambda use: use.l2_read), each(lambda use: use.l2_written)),
-        l1=(each(lambda use: use.l1_load), each(lambda use: use.l1_store)),
-        hit_rate=mean(lambda use: use.l2_hit_rate),
-        sectors=(mean(lambda use: use.sectors_per_request), mean(lambda use: use.sectors_per_store)),
-        used=(mean(lambda use: use.used_of_load), mean(lambda use: use.used_of_store)),
-        occupancy=mean(lambda use: use.occupancy),
-        blocks=longest.grid[0] * longest.grid[1] * longest.grid[2],
-        threads=longest.block[0] * longest.block[1] * longest.block[2],
-        registers=longest.registers,
-    )
-
-
-def _sum(figures: Iterable[float | None]) -> float | None:
-    known = list(figures)
-    return None if not known or any(one is None for one in known) else sum(one or 0 for one in known)
-
-
-def _mean(weighted: Iterable[tuple[float | None, float]]) -> float | None:
-    """The mean of the known figures by their weights; None without any."""
-    known = [(value, weight) for value, weight in weighted if value is not None]
-    whole = sum(weight for _, weight in known)
-    return sum(value * weight for value, weight in known) / whole if whole else None
+    before, after = base.by_name(), head.by_name()
+    pairs, added = list[tuple[Kernels, Kernels]](), list[Kernels]()
+    for was, now in ((was, after[name]) for name, was in before.items() if name in after):
+        part = was.count / now.count if now.count else 1.0
+        if 0 < part < 1:
+            added.append(now.share(1 - part))
+        pairs.append((was, now.share(part) if 0 < part < 1 else now))
+    gone = [was for name, was in before.items() if name not in after]
+    new = [now for name, now in after.items() if name not in before]
+    if together(new).count > together(gone).count:
+        return KernelPairs(tuple(pairs), together([*added, *new]), together(gone))
+    pairs += zip(gone, new, strict=True) if len(gone) == len(new) else [(together(gone), together(new))]
+    return KernelPairs(tuple(pairs), together(added), Kernels())
 
 
 # Names

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.explain.model import GAP_SECONDS, AccessChange, BaseAndHead, Estimate, Need, Pair, Rule
-from pytest_gpumem.explain.pairing import KernelFigures, base_name, base_names
+from pytest_gpumem.explain.pairing import Kernels, base_names
 from pytest_gpumem.explain.rules_link import ITS_TIME
 from pytest_gpumem.records.measurement import Conditions, Window
 from pytest_gpumem.units import MB
@@ -102,14 +102,13 @@ WINDOW_RULES = (
 def more_kernels(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """More kernels in a launch."""
     added, gone = sides.kernels.added, sides.kernels.replaced
-    many = sum(kernel.count for kernel in added) - sum(kernel.count for kernel in gone)
+    many = added.count - gone.count
     if many < threshold:
         return None
-    before, after = (sum(kernel.count for kernel in side.kernels) for side in (sides.base, sides.head))
-    took = sum(kernel.seconds for kernel in gone), sum(kernel.seconds for kernel in added)
-    details = {name: base_names(kernel.name for kernel in kernels) for name, kernels in (("added", added), ("replaced", gone)) if kernels}
-    figures: dict[str, Pair] = {"kernels": (before, after), "replaced_seconds": took}
-    return Estimate(max(0.0, took[1] - took[0]) + many * GAP_SECONDS, figures, details)
+    details = {name: base_names(kernels.names) for name, kernels in (("added", added), ("replaced", gone)) if kernels.parts}
+    counts = sides.base.kernels.count, sides.head.kernels.count
+    figures: dict[str, Pair] = {"kernels": counts, "replaced_seconds": (gone.seconds, added.seconds)}
+    return Estimate(max(0.0, added.seconds - gone.seconds) + many * GAP_SECONDS, figures, details)
 
 
 def fewer_threads(sides: BaseAndHead, threshold: float) -> Estimate | None:
@@ -118,7 +117,7 @@ def fewer_threads(sides: BaseAndHead, threshold: float) -> Estimate | None:
     if not sides.kernels.alike or not all(rooms):
         return None
     before, after = max(sides.kernels.alike, key=lambda one: one[1].seconds)
-    was, now = (min(1.0, kernel.blocks * kernel.threads / room) for kernel, room in zip((before, after), rooms, strict=True))
+    was, now = (min(1.0, math.prod(kernel.threads) / room) for kernel, room in zip((before, after), rooms, strict=True))
     if now > was * (1 - threshold):
         return None
     figures: dict[str, Pair] = {"resident_share": (was, now)} | _shapes(before, after)
@@ -141,20 +140,21 @@ def occupancy(sides: BaseAndHead, threshold: float) -> Estimate | None:
         return None
     before, after = max(fewer, key=lambda one: one[1].seconds)
     was, now = before.occupancy or 0.0, after.occupancy or 0.0
-    figures = {"occupancy": (was, now), "registers": (before.registers, after.registers), **_shapes(before, after)}
+    figures = {"occupancy": (was, now), "registers": (before.longest.registers, after.longest.registers), **_shapes(before, after)}
     return Estimate(0.0, figures, _kernel(sides, after), reserve=_seconds(sides, after) * (1 - now / was))
 
 
-def _shapes(before: KernelFigures, after: KernelFigures) -> dict[str, Pair]:
-    return {"blocks": (before.blocks, after.blocks), "threads_per_block": (before.threads, after.threads)}
+def _shapes(before: Kernels, after: Kernels) -> dict[str, Pair]:
+    (blocks, threads), (blocks_now, threads_now) = before.threads, after.threads
+    return {"blocks": (blocks, blocks_now), "threads_per_block": (threads, threads_now)}
 
 
-def _kernel(sides: BaseAndHead, kernel: KernelFigures) -> dict[str, str]:
+def _kernel(sides: BaseAndHead, kernel: Kernels) -> dict[str, str]:
     """The name of a kernel, if a launch has several."""
-    return {"kernel": base_name(kernel.name)} if len(sides.kernels.pairs) > 1 else {}
+    return {"kernel": base_names(kernel.names)} if len(sides.kernels.pairs) > 1 else {}
 
 
-def _seconds(sides: BaseAndHead, kernel: KernelFigures) -> float:
+def _seconds(sides: BaseAndHead, kernel: Kernels) -> float:
     """Seconds of head's launch that one of its kernels takes."""
     whole = sides.kernels.head.seconds
     return sides.kernel_seconds * (kernel.seconds / whole if whole else 1.0)
@@ -280,7 +280,7 @@ def _by_kernel(sides: BaseAndHead) -> dict[str, Pair]:
 
 def _wider(sides: BaseAndHead) -> dict[str, str]:
     """A wider type in the names of head's kernels."""
-    words = [{word for kernel in side.kernels for word in re.findall(r"\w+", kernel.name)} for side in (sides.base, sides.head)]
+    words = [{word for name in side.kernels.names for word in re.findall(r"\w+", name)} for side in (sides.base, sides.head)]
     for wide, narrow in (("double", "float"), ("float64", "float32"), ("int64", "int32"), ("long", "int"), ("float", "__half")):
         if wide in words[1] and wide not in words[0] and narrow in words[0]:
             return {"type": wide, "type_was": narrow}
