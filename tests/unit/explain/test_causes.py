@@ -8,12 +8,12 @@ import pytest
 from causes_evidence import KERNEL, MIB, copies, counted, pages, side, why, window
 from msgspec.structs import replace
 
-from pytest_gpumem.explain.causes import RULES, UNEXPLAINED, Note, SlowDown, share_out
+from pytest_gpumem.explain.causes import RULES, UNEXPLAINED, Note, share_out
 from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.explain.model import Estimate
 from pytest_gpumem.explain.text import SENTENCES, not_looked_at, note_text, sentence, text, to_json
 from pytest_gpumem.records.measurement import Conditions, Traffic
-from pytest_gpumem.records.uses import CopyUse, KernelUse
+from pytest_gpumem.records.uses import CopyUse
 
 LINK = Traffic(64 * MIB, 64 * MIB, link=True)
 PINNED = CopyUse("H2D", "pinned", "device", 1, 64 * MIB, 1_210_000)
@@ -149,12 +149,7 @@ def test_what_was_planted_is_named_first(name: str) -> None:
     assert found.first == rule, text(name, found)
     assert words in sentence(found.causes[0])
     assert found.causes[0].share > 0.5
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_shares_sum_to_the_slow_down(name: str) -> None:
-    base, head, _, _ = PLANTED[name]
-    found = why(base, head)
+    # Shares sum to the slow-down.
     assert sum(cause.seconds for cause in found.causes) + found.unexplained == pytest.approx(found.slow_down.seconds)
     assert sum(cause.share for cause in found.causes) + found.unexplained_share == pytest.approx(1)
     assert all(cause.seconds >= 0 for cause in found.causes)
@@ -271,33 +266,18 @@ def test_the_same_kernel_under_another_name_is_paired_by_its_place() -> None:
     assert note_text(found.notes[0]) == "other kernels run: triad_v2 where it was triad"
 
 
-def found_of(seconds: float, **kind: float) -> tuple[object, Estimate]:
-    return RULES[0], Estimate(seconds, **kind)
-
-
-def test_estimates_above_the_slow_down_are_scaled_and_say_up_to() -> None:
-    causes, left = share_out([found_of(3.0), found_of(1.0)], 2.0)  # type: ignore[list-item]
-    assert [cause.seconds for cause in causes] == [1.5, 0.5]
-    assert all(cause.up_to for cause in causes)
-    assert left == 0
-
-
-def test_estimates_below_it_leave_a_rest() -> None:
-    causes, left = share_out([found_of(1.0)], 4.0)  # type: ignore[list-item]
-    assert [(cause.share, cause.up_to) for cause in causes] == [(0.25, False)]
-    assert left == 3.0
-
-
-def test_a_cause_without_a_bound_takes_the_rest() -> None:
-    causes, left = share_out([found_of(1.0), found_of(0.5, open=True), found_of(0.0, reserve=9.0)], 4.0)  # type: ignore[list-item]
-    assert [(cause.seconds, cause.up_to) for cause in causes] == [(3.0, True), (1.0, False)]
-    assert left == 0
-
-
-def test_a_weak_cause_comes_after_all_others() -> None:
-    causes, left = share_out([found_of(0.0, reserve=5.0), found_of(3.0)], 4.0)  # type: ignore[list-item]
-    assert [(cause.seconds, cause.up_to) for cause in causes] == [(3.0, False), (1.0, True)]
-    assert left == 0
+@pytest.mark.parametrize(
+    ("estimates", "seconds", "causes", "left"),
+    [
+        ([Estimate(3.0), Estimate(1.0)], 2.0, [(1.5, True), (0.5, True)], 0.0),  # above the slow-down: scaled
+        ([Estimate(1.0)], 4.0, [(1.0, False)], 3.0),  # below it: a rest
+        ([Estimate(1.0), Estimate(0.5, open=True), Estimate(0.0, reserve=9.0)], 4.0, [(3.0, True), (1.0, False)], 0.0),  # open: takes it
+        ([Estimate(0.0, reserve=5.0), Estimate(3.0)], 4.0, [(3.0, False), (1.0, True)], 0.0),  # a reserve comes after all others
+    ],
+)
+def test_estimates_share_the_slow_down(estimates: list[Estimate], seconds: float, causes: list[object], left: float) -> None:
+    found, rest = share_out([(RULES[0], one) for one in estimates], seconds)
+    assert ([(cause.seconds, cause.up_to) for cause in found], rest) == (causes, left)
 
 
 def test_an_explanation_is_plain_values_too() -> None:
@@ -307,17 +287,6 @@ def test_an_explanation_is_plain_values_too() -> None:
     assert plain["causes"][0]["evidence"]["l2_hit_rate"] == {"base": 0.33, "head": 0.28}
     assert plain["slow_down"]["share"] == pytest.approx(0.25)
     assert plain["unexplained"]["share"] == 0
-
-
-def test_the_slow_down_has_its_interval() -> None:
-    found = SlowDown(1.0, 1.1, 0.09, 0.11)
-    assert found.real
-    assert found.share == pytest.approx(0.1)
-    assert not SlowDown(1.0, 1.1, -0.01, 0.21).real
-
-
-def without(kernel: KernelUse, *fields: str) -> KernelUse:
-    return replace(kernel, **dict.fromkeys(fields))
 
 
 HALF_USED = counted(sectors_per_request=8.0, used_of_load=0.5, l1_load=5 * 1_600_000_000)
@@ -351,7 +320,7 @@ def test_wider_data_in_a_worse_pattern_is_more_bytes_where_loads_were_counted() 
     assert first.rule == "more bytes"
     assert first.share > 0.9
     assert [cause.details["kept_by_l1"] for cause in rest] == ["all"]
-    unknown = [without(one, "l1_load", "l1_store") for one in (WITH_L1, changed)]
+    unknown = [replace(one, l1_load=None, l1_store=None) for one in (WITH_L1, changed)]
     (cause,) = why(side(kernels=(unknown[0],), traffic=None), side(500e-6, (unknown[1],), traffic=None)).causes
     assert cause.rule == "access pattern"
     assert "asked for 33.3 % more, and whether that is more data was not counted" in sentence(cause)
@@ -421,7 +390,7 @@ def test_what_is_unexplained_is_said_to_be_in_the_kernels_or_beside_them() -> No
 
 
 def test_without_counts_of_l2_sectors_cost_what_they_grew_by() -> None:
-    base, head = (without(one, "l2_read", "l2_written") for one in (KERNEL, SCATTERED))
+    base, head = (replace(one, l2_read=None, l2_written=None) for one in (KERNEL, SCATTERED))
     found = why(side(kernels=(base,)), side(660e-6, (head,)))
     assert found.first == "access pattern"
     assert found.causes[0].estimate == pytest.approx(660e-6 / 2)

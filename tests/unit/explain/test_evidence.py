@@ -1,19 +1,21 @@
-"""Evidence as a file: written, read back, explained from, and refused where it is none."""
+"""Evidence as a file: written, read back, explained from, and refused where it is none; calls of `gpumem explain`."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from causes_evidence import KERNEL, measurement, profile, window
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from known_devices import H100
 from msgspec import structs
 
 from pytest_gpumem.cli import main
+from pytest_gpumem.commands import explain
 from pytest_gpumem.commands.explain import explanations, rules_text
 from pytest_gpumem.explain.causes import RULES
 from pytest_gpumem.explain.evidence import ExplainError, SideEvidence, load, to_json, together
@@ -37,6 +39,10 @@ def written(one: SideEvidence, file: Path, **changed: Any) -> str:
     return str(file)
 
 
+def called(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["explain", *arguments])
+
+
 def test_evidence_comes_back_whole(tmp_path: Path) -> None:
     before = side(window=window())
     after = load(written(before, tmp_path / "base.json"))
@@ -51,7 +57,7 @@ def test_two_files_are_explained_without_a_gpu(tmp_path: Path) -> None:
         written(side(window=window()), tmp_path / "base.json"),
         written(side(600e-6, "head"), tmp_path / "head.json"),
     ]
-    done = CliRunner().invoke(main, ["explain", *files, "--json", str(tmp_path / "why.json")])
+    done = called(*files, "--json", str(tmp_path / "why.json"))
     assert done.exit_code == 0, done.output
     assert "8 MiB no longer stay in L2, their persisting window is gone; set-aside 12 MiB → 0 B" in " ".join(done.output.split())
     (plain,) = json.loads((tmp_path / "why.json").read_text())["explanations"]
@@ -62,7 +68,7 @@ def test_what_only_one_side_measured_is_told(tmp_path: Path) -> None:
     both = replace(side(), measured={KEY: measurement(), "gone": measurement()}, tests={KEY: (KEY, ""), "gone": ("gone", "")})
     (tmp_path / "base.json").write_text(json.dumps(to_json(both, [KEY, "gone"], utc=UTC)))
     files = [str(tmp_path / "base.json"), written(side(name="head"), tmp_path / "head.json")]
-    done = CliRunner().invoke(main, ["explain", *files, "--json", str(tmp_path / "why.json")])
+    done = called(*files, "--json", str(tmp_path / "why.json"))
     assert done.exit_code == 0, done.output
     assert "note: only base measured gone" in done.output
     assert json.loads((tmp_path / "why.json").read_text())["notes"] == ["only base measured gone"]
@@ -141,7 +147,7 @@ def test_sides_without_a_common_measurement_are_refused() -> None:
     ],
 )
 def test_a_call_that_cannot_be_carried_out_is_refused_in_one_line(arguments: list[str], words: str) -> None:
-    done = CliRunner().invoke(main, ["explain", *arguments])
+    done = called(*arguments)
     assert done.exit_code == 4
     assert words in done.output
     assert "Traceback" not in done.output
@@ -162,8 +168,54 @@ def test_memory_is_explained_by_the_lines_that_grew_also_of_a_test_that_measures
     files = [str(tmp_path / "base.json"), str(tmp_path / "head.json")]
     for one, file in zip((base, head), files, strict=True):
         Path(file).write_text(json.dumps(to_json(one, [KEY, key], utc=UTC)))
-    done = CliRunner().invoke(main, ["explain", *files, "--json", str(tmp_path / "why.json")])
+    done = called(*files, "--json", str(tmp_path / "why.json"))
     assert done.exit_code == 0, done.output
     lines = ["peak memory 64 B -> 256 B (+192 B)", "  +192 B  model.py:14 in forward: y = a * b  (64 B before)"]
     assert json.loads((tmp_path / "why.json").read_text())["memory"] == [{"key": key, "changes": lines}]
     assert "\n  ".join([key, *lines]) in done.output
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """Calls that would have measured; each gives two sides that a missing tool left a note on."""
+    monkeypatch.chdir(tmp_path)
+    calls: list[Any] = []
+    side = SideEvidence("base", H100, {"a": measurement()}, {"a": ("a", "")}, notes=("ncu was not found",))
+
+    def stand_in(*given: Any) -> tuple[SideEvidence, SideEvidence]:
+        calls.append(given)
+        return side, replace(side, name="head", notes=("ncu was not found", "nsys wrote no report"))
+
+    monkeypatch.setattr(explain, "_measured", stand_in)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--keep", "file/deep"], r"--keep: file/deep: there is no folder .*file"),
+        (["--ncu"], r"--ncu: GPUMEM_NCU='no-ncu' is no program; accepted is the path of Nsight Compute's command line, ncu"),
+        (["--nsys"], r"--nsys: GPUMEM_NSYS='no-nsys' is no program"),
+    ],
+)
+def test_what_would_fail_after_measuring_is_refused_before(
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.setenv("GPUMEM_NCU", "no-ncu")
+    monkeypatch.setenv("GPUMEM_NSYS", "no-nsys")
+    Path("file").touch()
+    done = called("--base", "main", *arguments, "test_a.py::test_a")
+    assert done.exit_code == 4
+    assert measured == []
+    (line,) = done.stderr.splitlines()
+    assert re.search(said, line), line
+
+
+def test_a_note_on_both_sides_is_said_once(measured: list[Any]) -> None:
+    done = called("--base", "main", "--keep", "new/deep", "test_a.py::test_a")
+    assert done.exit_code == 0, done.output
+    assert len(measured) == 1
+    assert done.stdout.count("ncu was not found") == 1
+    assert "note: base and head: ncu was not found" in done.stdout
+    assert "note: head: nsys wrote no report" in done.stdout
+    assert sorted(path.name for path in Path("new/deep").iterdir()) == ["base.json", "head.json"]
