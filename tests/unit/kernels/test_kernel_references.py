@@ -1,4 +1,4 @@
-"""References against the texts' formulas in plain Python loops, and what every reference promises."""
+"""References against the texts' examples, and what every reference promises. The sources check them (`test_kernel_sources_run`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_calls import KiB, arguments_of, call_of, cycle, random_array
+from kernel_calls import arguments_of, call_of, cycle
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 
@@ -50,24 +50,6 @@ def test_integers_wrap_around():
     assert result("stream_add", c=ints(0), a=ints(near), b=ints(near))["c"].tolist() == [-2]
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8", "i4"])
-def test_read_and_dot_sum_tile_by_tile(dtype):
-    rng = np.random.default_rng(3)
-    width = np.dtype(dtype).itemsize
-    for name, tile in (("read", 64 * KiB // width), ("dot", 32 * KiB // width)):
-        arrays = arguments_of(name, 5 * tile, dtype, rng)
-        expected = []
-        for t in range(5):
-            total = 0
-            for i in range(t * tile, (t + 1) * tile):
-                a = arrays["a"][i].item()
-                total += a if name == "read" else a * arrays["b"][i].item()
-            expected.append(wrapped(total) if dtype == "i4" else total)
-        actual = result(name, **arrays)["sums"]
-        assert actual.dtype == np.dtype(dtype)
-        np.testing.assert_allclose(actual, expected, rtol=0 if dtype == "i4" else 1e-6)
-
-
 def test_reset_data_repeats_the_table():
     # The example of the text: [5, 2, 1, 4] repeated.
     table = ints(5, 2, 1, 4)
@@ -76,61 +58,11 @@ def test_reset_data_repeats_the_table():
     assert result("reset_data", data_streaming=ints(0, 0), lut_persistent=table)["data_streaming"].tolist() == [5, 2]
 
 
-def test_a_table_in_shared_memory_gives_the_same_result():
-    assert CATALOGUE["reset_data_shared"].reference is CATALOGUE["reset_data"].reference
-
-
-def test_sliding_window_thread_by_thread():
-    rng = np.random.default_rng(5)
-    for freq, data in ((7, 40), (40, 7)):
-        persistent, streaming = random_array(rng, freq, "i4"), random_array(rng, data, "i4")
-        p, s = persistent.tolist(), streaming.tolist()
-        for tid in range(data):
-            p[tid % freq] |= 1
-            s[tid] = wrapped(3 * s[tid])
-        got = result("sliding_window", data_persistent=persistent, data_streaming=streaming)
-        assert got["data_persistent"].tolist() == p
-        assert got["data_streaming"].tolist() == s
-
-
 def test_managed_memory_by_hand():
     # The values of the text: x = 1, y = 2, y = x + y = 3.
     assert result("init", x=floats(9, 9))["x"].tolist() == [1, 1]
     assert result("init_warp_per_page", {"value": 2.0}, x=floats(9, 9))["x"].tolist() == [2, 2]
     assert result("add", x=floats(1, 1), y=floats(2, 2)) == {"y": pytest.approx([3, 3])}
-
-
-@pytest.mark.parametrize("amount", [1, 2, 5, 8, 31, 32])
-def test_offset_and_stride_copies_leave_the_rest(amount):
-    rng = np.random.default_rng(amount)
-    old, new = random_array(rng, 100, "f4"), random_array(rng, 100, "f4")
-    expected = old.tolist()
-    for xid in range(amount, 100):
-        expected[xid] = new[xid]
-    assert result("offset_copy", {"offset": amount}, odata=old, idata=new)["odata"].tolist() == expected
-    expected = old.tolist()
-    for thread in range(-(-100 // amount)):
-        expected[thread * amount] = new[thread * amount]
-    assert result("stride_copy", {"stride": amount}, odata=old, idata=new)["odata"].tolist() == expected
-
-
-@pytest.mark.parametrize("steps", [1, 2, 63, 64, 65, 1000])
-def test_chase_walks_the_cycle(steps):
-    nodes = cycle(np.random.default_rng(steps), 64)
-    for start in (0, 17):
-        node = start
-        for _ in range(steps):
-            node = int(nodes[node * 16])
-        assert result("chase", {"steps": steps, "start": start}, nodes=nodes, out=ints(-1))["out"].tolist() == [node]
-
-
-def test_the_onward_walk_starts_where_out_says():
-    nodes = cycle(np.random.default_rng(4), 100)
-    for start in (0, 99, 100, -1, -(2**31)):
-        node = start % 2**32 % 100
-        for _ in range(10):
-            node = int(nodes[node * 16])
-        assert result("chase_onward", {"steps": 10}, nodes=nodes, out=ints(start))["out"].tolist() == [node]
 
 
 def test_chase_refuses_what_is_no_cycle():
@@ -155,22 +87,6 @@ def test_a_prefix_of_a_matrix_decides_the_start_of_its_transposes_first_row():
     kernel, matrix = CATALOGUE["transpose"], np.arange(70, dtype="i4")
     part = kernel.reference({"odata": matrix[:33], "idata": matrix[:33]}, {"width": 10, "height": 7})
     assert part["odata"].tolist() == [0, 10, 20]
-
-
-def test_l2_read_gives_a_sum_for_each_tile_and_pass():
-    a = np.random.default_rng(2).integers(-(2**31), 2**31, 3 * 1024, dtype="i4")
-    expected = [wrapped(sum(a[1024 * t : 1024 * (t + 1)].tolist())) for t in range(3) for _ in range(2)]
-    assert result("l2_read", {"repeats": 2}, a=a, sums=np.zeros(6, dtype="i4"))["sums"].tolist() == expected
-
-
-def test_elementwise_is_the_logistic_map():
-    x = floats(0.1, 0.5, 0.9)
-    got = result("elementwise", {"rounds": 3}, x=x)["x"]
-    for first, actual in zip(x, got, strict=True):
-        value = first
-        for _ in range(3):
-            value = np.float32(3.75) * value * (np.float32(1) - value)
-        assert actual == value
 
 
 def test_rereading_at_a_stride_brings_each_rows_first_elements_first():

@@ -6,9 +6,9 @@ import pytest
 from kernel_calls import GiB, KiB, MiB, sized
 from msgspec.structs import replace
 
-from pytest_gpumem.kernels.calls import requested_bytes
+from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Role
+from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, Role
 from pytest_gpumem.kernels.stream import map_shape
 
 N = 128 * MiB  # elements: 512 MiB of f4
@@ -85,6 +85,22 @@ def test_sectors_of_the_access_patterns():
     assert [sectors("offset_copy", offset=o) for o in (0, 1, 7, 8, 9, 32)] == [{4}, {5}, {5}, {4}, {5}, {4}]
     assert [sectors("stride_copy", stride=s) for s in (1, 2, 3, 8, 9, 32)] == [{4}, {8}, {12}, {32}, {32}, {32}]
     assert sectors("permuted_copy") == {4}
+
+
+def test_reads_and_writes_count_by_what_they_ask_for():
+    coalesced, scattered = Access("a", "read", 300, 300), Access("b", "write", 100, 100, sectors_per_request=32)
+    assert sectors_per_request([coalesced, scattered]) == (300 * 4 + 100 * 32) / 400
+
+
+def test_repeats_are_asked_for_again():
+    table = Access("table", "read", 100, 1000)
+    assert requested_bytes([table, Access("b", "write", 50, 50)]) == 1050
+    assert sectors_per_request([table, Access("b", "write", 100, 100, sectors_per_request=15)]) == 5
+
+
+def test_nothing_asked_for_has_no_sectors():
+    with pytest.raises(ValueError, match="no access asks for a byte"):
+        sectors_per_request([])
 
 
 def test_the_table_is_asked_for_again_and_again():
