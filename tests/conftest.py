@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 compiling.compile_package()
-with suppress(ImportError), compiling.written():  # the memory suite runs without Hypothesis
+_collecting = ExitStack()
+_collecting.enter_context(compiling.written())  # also the tests, whose assertions each worker would rewrite again
+with suppress(ImportError):  # the memory suite runs without Hypothesis
     from hypothesis import settings
 
     # How long an example takes depends on what else the machine does.
@@ -43,6 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays: the garbage collector, which a fifth of the time went to, need not search it again and again."""
+    _collecting.close()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem import MiB
+from pytest_gpumem.plugin.state import SESSION
 
 HERE = Path(__file__).parent
 NBYTES = 64 * MiB
@@ -25,8 +26,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def _real_gpu(request: pytest.FixtureRequest) -> None:
     # Asked for only here, so that without --gpumem the plugin's own skip comes first.
-    if request.getfixturevalue("gpu_device").facts.simulated:
+    if "free_gpu" not in request.fixturenames and request.getfixturevalue("gpu_device").facts.simulated:
         pytest.skip("needs a real GPU")
+
+
+@pytest.fixture(scope="session")
+def free_gpu(pytestconfig: pytest.Config) -> int:
+    """For tests that start sessions on the GPU, which have it for themselves; the number of GPUs. Skips without one, and under --gpumem:
+    the session around would hold the GPU that those inside wait for."""
+    if pytestconfig.stash.get(SESSION, None) is not None:
+        pytest.skip("starts sessions that have the GPU for themselves: run this without --gpumem")
+    pynvml = pytest.importorskip("pynvml")
+    try:
+        pynvml.nvmlInit()
+        count = int(pynvml.nvmlDeviceGetCount())
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        pytest.skip(f"needs a GPU: {error}")
+    return count
 
 
 @pytest.fixture

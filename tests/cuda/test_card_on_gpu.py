@@ -8,14 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu
 
 from pytest_gpumem.outcomes import Exit
 
-
-@pytest.fixture(autouse=True)
-def _real_gpu(pytestconfig: pytest.Config) -> None:  # in place of the conftest's, which holds the GPU
-    need_a_free_gpu(pytestconfig)
+pytestmark = pytest.mark.usefixtures("free_gpu")
 
 
 def test_a_card_of_a_data_centre_is_within_its_datasheet_and_healthy(tmp_path: Path) -> None:

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 from document_blocks import blocks
-from sessions_of_their_own import need_a_free_gpu
 
 SCALE = 'extern "C" __global__ void scale(const float* x, float* y) { int i = blockIdx.x * blockDim.x + threadIdx.x; y[i] = 2 * x[i]; }\n'
 """The file that an example reads."""
-
-
-@pytest.fixture(autouse=True)
-def _real_gpu(pytestconfig: pytest.Config) -> None:
-    """In place of the folder's own, which would open the device here."""
-    need_a_free_gpu(pytestconfig)
+pytestmark = pytest.mark.usefixtures("free_gpu")
 
 
 def test_all_run(pytester: pytest.Pytester) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu
 
+pytest.importorskip("cupy")
+pytestmark = pytest.mark.usefixtures("free_gpu")
 MODULE = r"""
 import cupy
 import numpy as np
@@ -46,12 +47,6 @@ def test_3(gpu_benchmark, gpu_kernels, device_buffer):
 def test_4(): pass
 """
 Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture(autouse=True)
-def _real_gpu(request: pytest.FixtureRequest) -> None:  # in place of the conftest's, which holds the GPU
-    need_a_free_gpu(request.config)
-    pytest.importorskip("cupy")
 
 
 @pytest.fixture

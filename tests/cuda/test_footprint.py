@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu
 
 MIB = 2**20
 
@@ -369,35 +368,23 @@ FOUND: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def _real_gpu() -> None:
-    """Replaces that of the folder: the sessions inside have the GPU."""
-
-
 @cache
 def footprints(folder: Path, conftest: str = "") -> dict[str, dict[str, Any]]:
     """By the name of the test without "test_": the footprints of one session, which every test here reads."""
     (folder / "test_patterns.py").write_text(PATTERNS)
     (folder / "conftest.py").write_text(conftest)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
+    options = (
         "-q",
+        "-rs",
         "-p",
         "no:cacheprovider",
         "--gpumem",
         "--gpumem-device=cuda:0",
         "--gpumem-footprint=on",
-    ]
-    done = subprocess.run(
-        [*command, "-rs", "--benchmark-json=out.json", "test_patterns.py"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
+        "--benchmark-json=out.json",
     )
+    command = [sys.executable, "-m", "pytest", *options, "test_patterns.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
     assert (folder / "out.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
     print(done.stdout[-6000:])
     print(done.stderr[-2000:])
@@ -410,8 +397,7 @@ def footprints(folder: Path, conftest: str = "") -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    need_a_free_gpu(request.config)
+def watched(free_gpu: int, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return footprints(tmp_path_factory.mktemp("watched"))
 
 
@@ -464,8 +450,7 @@ def test_nothing_counts_twice(watched: dict[str, dict[str, Any]]) -> None:
         assert segments == [], name
 
 
-def test_without_cupti_the_rest_is_a_bound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
-    need_a_free_gpu(request.config)
+def test_without_cupti_the_rest_is_a_bound(free_gpu: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     found = footprints(tmp_path_factory.mktemp("bound"), "import sys\nsys.modules['cupti'] = None\n")
     assert all(any(why.startswith("CUPTI: cupti-python cannot be imported") for why in one["not_watched"]) for one in found.values())
     assert {one["driver_peak"] for one in found.values()} == {None}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu, need_modules
+
+pytestmark = pytest.mark.usefixtures("free_gpu")
 
 START = """
 import functools
@@ -227,11 +229,6 @@ def source(head: bool) -> str:
     return "\n".join(parts)
 
 
-@pytest.fixture
-def _real_gpu() -> None:
-    """Replaces that of the folder: the sessions inside have the GPU."""
-
-
 def failures(junit: Any) -> dict[str, str]:
     """By test, the text of its failure or of the error at its teardown."""
     found = {}
@@ -242,9 +239,8 @@ def failures(junit: Any) -> dict[str, str]:
     return found
 
 
-def test_the_line_of_every_planted_growth_is_named(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> None:
-    need_a_free_gpu(request.config)
-    need_modules("cupy", "torch", "cupti")
+@pytest.mark.skipif(not all(map(find_spec, ("cupy", "torch", "cupti"))), reason="needs CuPy, PyTorch and CUPTI")
+def test_the_line_of_every_planted_growth_is_named(pytester: pytest.Pytester) -> None:
     arguments = ("--gpumem", "--gpumem-device=cuda:0", "--gpumem-footprint=trace", "-p", "no:cacheprovider")
     file = pytester.path / "test_planted.py"
     file.write_text(source(head=False))
@@ -265,9 +261,8 @@ def test_the_line_of_every_planted_growth_is_named(pytester: pytest.Pytester, re
     assert not wrong, "\n\n".join(f"{name}, line {line}:\n{text}" for name, (line, text) in wrong.items())
 
 
-def test_memory_of_a_failed_test_is_the_users_lines(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> None:
-    need_a_free_gpu(request.config)
-    need_modules("cupy")
+@pytest.mark.skipif(find_spec("cupy") is None, reason="needs CuPy")
+def test_memory_of_a_failed_test_is_the_users_lines(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import cupy, pytest
 

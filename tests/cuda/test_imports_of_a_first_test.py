@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu
 
+pytest.importorskip("cupy")
+pytestmark = pytest.mark.usefixtures("free_gpu")
 CONFTEST = """
 import os, sys, traceback
 
@@ -42,13 +43,6 @@ def test_dot(gpu_benchmark, gpu_kernels, device_buffer):
     sums = device_buffer((2**22 // tile_bytes("dot"),))
     gpu_benchmark(gpu_kernels.dot, device_buffer("4 MiB"), device_buffer("4 MiB"), sums)
 """
-
-
-@pytest.fixture(autouse=True)
-def _real_gpu(pytestconfig: pytest.Config) -> None:
-    """In place of the folder's own, which would open the device here."""
-    need_a_free_gpu(pytestconfig)
-    pytest.importorskip("cupy")
 
 
 def test_a_check_imports_no_further_library(tmp_path: Path) -> None:

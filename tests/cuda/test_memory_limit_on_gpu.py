@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu, need_modules
 
 from pytest_gpumem import GiB, MiB
+
+pytestmark = pytest.mark.usefixtures("free_gpu")
 
 STEP = """
 import gc
@@ -54,18 +56,12 @@ def free_bytes() -> int:
         pynvml.nvmlShutdown()
 
 
-@pytest.fixture
-def _real_gpu() -> None:
-    """Replaces that of the folder: the sessions inside have the GPU."""
-
-
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "-p", "no:cacheprovider", *arguments, timeout=240)
 
 
-def test_a_training_step_of_11_gib_passes_at_12_and_fails_at_10(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> None:
-    need_a_free_gpu(request.config)
-    need_modules("torch")
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")  # imported here, pytester would forget it
+def test_a_training_step_of_11_gib_passes_at_12_and_fails_at_10(pytester: pytest.Pytester) -> None:
     before = free_bytes()
     if before < 14 * GiB:
         pytest.skip("needs 14 GiB of free memory")
@@ -82,8 +78,7 @@ def test_a_training_step_of_11_gib_passes_at_12_and_fails_at_10(pytester: pytest
 
 
 @pytest.mark.parametrize("library", ["cupy", "driver"])
-def test_any_library_is_refused_what_a_smaller_card_lacks(pytester: pytest.Pytester, request: pytest.FixtureRequest, library: str) -> None:
-    need_a_free_gpu(request.config)
+def test_any_library_is_refused_what_a_smaller_card_lacks(pytester: pytest.Pytester, library: str) -> None:
     allocate = {
         "cupy": "import cupy; kept = [cupy.zeros(2**30, dtype='u1') for _ in range({})]",
         "driver": "from cupy.cuda import runtime; kept = [runtime.malloc(2**30) for _ in range({})]",
@@ -94,8 +89,7 @@ def test_any_library_is_refused_what_a_smaller_card_lacks(pytester: pytest.Pytes
     assert any("out of memory at a limit of 6 GiB" in line for line in result.outlines)
 
 
-def test_a_limit_below_the_context_is_one_line(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> None:
-    need_a_free_gpu(request.config)
+def test_a_limit_below_the_context_is_one_line(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): pass")
     result = run(pytester, "--gpumem-memory-limit=64MiB")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

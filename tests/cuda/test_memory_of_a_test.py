@@ -13,20 +13,18 @@ cupy = pytest.importorskip("cupy")
 FREE: dict[str, int] = {}
 
 
-@pytest.fixture
-def _real_gpu() -> None:
+@pytest.fixture(autouse=True)
+def _real_gpu(request: pytest.FixtureRequest) -> None:
     """Replaces that of the folder: one of these tests uses no fixture of the plugin."""
+    if "gpu_device" in request.fixturenames and request.getfixturevalue("gpu_device").facts.simulated:
+        pytest.skip("needs a real GPU")
 
 
 def test_1_before(gpu_device: Any) -> None:
-    if gpu_device.facts.simulated:
-        pytest.skip("needs a real GPU")
     FREE["before"] = cupy.cuda.runtime.memGetInfo()[0]
 
 
 def test_2_measures_12_mib(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any, gpu_device: Any) -> None:
-    if gpu_device.facts.simulated:
-        pytest.skip("needs a real GPU")
     gpu_benchmark(gpu_kernels.triad, *(device_buffer("4 MiB", "f4") for _ in range(3)))
 
 
@@ -39,8 +37,6 @@ def test_3_uses_no_fixture_and_has_its_memory() -> None:
 
 
 def test_4_copy_of_which_no_third_array_fits(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any, gpu_device: Any) -> None:
-    if gpu_device.facts.simulated:
-        pytest.skip("needs a real GPU")
     nbytes = int(cupy.cuda.runtime.memGetInfo()[0] * 0.4) // GiB * GiB
     taken = gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes, "f4"), device_buffer(nbytes, "f4")).measurement
     assert taken.checked, taken.notes
@@ -48,8 +44,6 @@ def test_4_copy_of_which_no_third_array_fits(gpu_benchmark: Any, gpu_kernels: An
 
 def test_5_arrays_of_a_case_live_until_the_test_ends(gpu_benchmark: Any, gpu_device: Any) -> None:
     """Reading freed memory would be an illegal access, which ends the context."""
-    if gpu_device.facts.simulated:
-        pytest.skip("needs a real GPU")
     kept = {}
 
     def build(memory: Any) -> Case:

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu
 
+pytest.importorskip("cuda.pathfinder")
+pytestmark = pytest.mark.usefixtures("free_gpu")
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import pathlib, sys, traceback
@@ -31,13 +32,6 @@ code = pytest.main(sys.argv[1:])
 pathlib.Path("maps.txt").write_text(pathlib.Path("/proc/self/maps").read_text())
 sys.exit(code)
 """
-
-
-@pytest.fixture(autouse=True)
-def _real_gpu(pytestconfig: pytest.Config) -> None:
-    """In place of the folder's own, which would open the device here."""
-    need_a_free_gpu(pytestconfig)
-    pytest.importorskip("cuda.pathfinder")
 
 
 def test_the_memory_suite_runs_without_the_libraries_that_the_extras_leave_out(tmp_path: Path) -> None:

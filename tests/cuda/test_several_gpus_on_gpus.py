@@ -5,27 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu
 
 cupy = pytest.importorskip("cupy")
 pytest.importorskip("xdist")
-
-
-@pytest.fixture(autouse=True)
-def _real_gpu(request: pytest.FixtureRequest) -> None:
-    """Replaces that of the folder: the GPUs are for the sessions inside."""
-    need_a_free_gpu(request.config)
-
-
-@pytest.fixture
-def _two_gpus() -> None:
-    pynvml = pytest.importorskip("pynvml")
-    pynvml.nvmlInit()
-    try:
-        if pynvml.nvmlDeviceGetCount() < 2:
-            pytest.skip("needs two GPUs")
-    finally:
-        pynvml.nvmlShutdown()
+pytestmark = pytest.mark.usefixtures("free_gpu")
 
 
 TESTS = """
@@ -58,9 +41,10 @@ TESTS = """
 """
 
 
-@pytest.mark.usefixtures("_two_gpus")
 @pytest.mark.parametrize("workers", [2, 3])
-def test_each_worker_measures_on_its_own_gpu(pytester: pytest.Pytester, workers: int) -> None:
+def test_each_worker_measures_on_its_own_gpu(pytester: pytest.Pytester, free_gpu: int, workers: int) -> None:
+    if free_gpu < 2:
+        pytest.skip("needs two GPUs")
     pytester.makepyfile(TESTS)
     arguments = ("--gpumem", "--gpumem-device", "cuda", "--gpumem-processes", "1", "-n", str(workers), "--benchmark-json=out.json")
     result = pytester.runpytest_subprocess(*arguments, "-p", "no:cacheprovider")

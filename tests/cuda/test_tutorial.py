@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
@@ -19,12 +18,7 @@ OPERATION = "tests/test_operations.py::test_channel"
 PATTERN = "tests/test_patterns.py::test_channel_pattern"
 
 
-@pytest.fixture(autouse=True)
-def _real_gpu(pytestconfig: pytest.Config) -> None:
-    """In place of the folder's own, which would open the device here."""
-    need_a_free_gpu(pytestconfig)
-
-
+@pytest.mark.usefixtures("free_gpu")
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_whole_story(tmp_path: Path) -> None:
     pytest.importorskip("cupy")

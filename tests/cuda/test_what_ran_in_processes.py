@@ -5,20 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions_of_their_own import need_a_free_gpu
 
 BENCH = Path(__file__).resolve().parents[2] / "ci" / "bench"
-
-
-@pytest.fixture
-def _real_gpu(request: pytest.FixtureRequest) -> None:
-    """Replaces that of the folder: the sessions inside have the GPU."""
-    pytest.importorskip("cupti")
-    need_a_free_gpu(request.config)
+pytestmark = [pytest.mark.usefixtures("free_gpu"), pytest.mark.skipif(find_spec("cupti") is None, reason="needs CUPTI")]
 
 
 def test_following_modules_calls_no_cu_init() -> None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-import compiling
 import pytest
 import pytest_benchmark.plugin
 import pytest_benchmark.session
@@ -19,15 +18,14 @@ from pytest_gpumem.measuring import controls
 from pytest_gpumem.units import KiB
 
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
-with compiling.written():
-    for name in ("session", "terminal", "repeating", "outputs", "profiling", "gpu_benchmark", "l2_sweeping"):
-        importlib.import_module(f"pytest_gpumem.plugin.{name}")
-    for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table"):
-        importlib.import_module(f"pytest_gpumem.{name}")
-    for name in ("scipy.special", "email.parser", "rich.console"):
-        importlib.import_module(name)
-    with suppress(ImportError):
-        importlib.import_module("nvtx")
+for name in ("session", "terminal", "repeating", "outputs", "profiling", "gpu_benchmark", "l2_sweeping"):
+    importlib.import_module(f"pytest_gpumem.plugin.{name}")
+for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table"):
+    importlib.import_module(f"pytest_gpumem.{name}")
+for name in ("scipy.special", "email.parser", "rich.console"):
+    importlib.import_module(name)
+with suppress(ImportError):
+    importlib.import_module("nvtx")
 
 # pytest-benchmark asks programs for the processor, the machine and the commit, some of them in every session.
 pytest_benchmark.plugin.get_cpu_info = functools.cache(pytest_benchmark.plugin.get_cpu_info)

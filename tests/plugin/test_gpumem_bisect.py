@@ -83,52 +83,20 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def lines(folder: Path) -> int:
-    return sum(path.read_bytes().count(b"\n") for path in folder.glob("*.jsonl")) if folder.exists() else 0
-
-
-def test_killed_and_interrupted_it_resumes_and_names_the_commit_past_those_that_cannot_be_measured(project: Project) -> None:
-    commits = [project.commit(f"commit {number}", 16) for number in range(2)]
-    commits.append(project.commit("commit 2 does not build", "no_such_name"))
-    commits.append(project.commit("commit 3 lacks the test", 16, "def test_other(): pass\n"))
-    commits.append(project.commit("commit 4 is slower", 32))
-    commits += [project.commit(f"commit {number}", 32) for number in range(5, 7)]
-    journal, out = project.temporary / "journal", project.temporary / "out.json"
-    asked = ("--good", commits[0], TEST, "--journal", str(journal), "--json", str(out), "--no-explain")
-    # By times alone: what a launch runs would tell every commit's side.
-    timed = {"pytest_arguments": ("--gpumem-no-evidence",)}
-    for count, number in ((4, signal.SIGKILL), (12, signal.SIGINT)):
-        process = subprocess.Popen(project.command(*asked, **timed), cwd=project.folder, env=project.environment, stderr=subprocess.PIPE)
-        while lines(journal) < count and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == (-9 if number is signal.SIGKILL else 130), errors
-    assert b"the same command goes on from there" in errors
-    assert project.left() == []
-    # The change is in 2, 3 or 4: 2 and 3 cannot be measured.
-    done = project.bisect(*asked, **timed)
-    assert done.returncode == 6, (done.stdout, done.stderr)
-    assert project.left() == []
-    document = project.document()
-    assert document["left"] == commits[2:5]
-    assert document["found"] is None
-    assert document["resumed"] >= 8
-    skipped = {step["commit"]: step["skipped"] for step in document["steps"] if step["skipped"] is not None}
-    assert sorted(skipped) == sorted(commits[2:4])
-    assert "no_such_name" in skipped[commits[2]]
-    assert "there is no such test" in skipped[commits[3]]
-    timed_commits = {step["commit"] for step in document["steps"] if step["paired"] is not None}
-    assert timed_commits
-    assert timed_commits <= {commits[1], *commits[4:6]}
-    # From the last one that can be measured, every process is there already.
-    again = project.bisect(*asked, **timed)
-    assert again.returncode == 6
-    assert project.document()["resumed"] == project.document()["processes"]
+def ended_by(number: signal.Signals, project: Project, arguments: tuple[str, ...], processes: int) -> tuple[int, bytes]:
+    """The exit code and the errors of a search that a signal ends once its journal holds so many processes."""
+    journal = Path(arguments[arguments.index("--journal") + 1])
+    search = subprocess.Popen(project.command(*arguments), cwd=project.folder, env=project.environment, stderr=subprocess.PIPE)
+    while sum(path.read_bytes().count(b"\n") - 1 for path in journal.glob("*.jsonl")) < processes and search.poll() is None:
+        time.sleep(0.01)
+    search.send_signal(number)
+    _, errors = search.communicate(timeout=60)
+    return search.returncode, errors
 
 
 def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
-    """Of one row of a test. A merge is one step; of two slow-downs one is found, and the command for the other is printed."""
+    """Of one row of a test; interrupted, it goes on. A merge is one step; of two slow-downs one is found, and the command for the other is
+    printed."""
     row = f"{TEST}[changes][other]"
     commits = [project.commit(f"comment {number}", 16, LABELLED) for number in range(2)]
     project.git("checkout", "-qb", "side")
@@ -140,10 +108,15 @@ def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
     project.commit("comment 3", 64, LABELLED)
     project.commit("a little slower", 80, LABELLED)
     (project.folder / "kern.py").write_text("NBYTES = 1 << 20\n")
-    done = project.bisect("--good", commits[0], row, "--json", str(project.temporary / "out.json"))
+    asked = ("--good", commits[0], row, "--journal", str(project.temporary / "journal"), "--json", str(project.temporary / "out.json"))
+    code, errors = ended_by(signal.SIGINT, project, asked, 4)  # in the first duet
+    assert (code, project.left()) == (130, [])
+    assert b"the same command goes on from there" in errors
+    done = project.bisect(*asked)
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert project.left() == []
     document = project.document()
+    assert document["processes"] > document["resumed"] >= 4
     found = document["found"]
     assert (found["commit"], found["author"], found["parent"]) == (merge, "Ada", commits[1])
     assert found["paired"]["low"] <= found["paired"]["change"] <= found["paired"]["high"]
@@ -158,17 +131,32 @@ def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
 
 
 def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
-    commits = [project.commit(f"commit {number}", 16) for number in range(4)]
-    commits += [project.commit(f"commit {number}", 17) for number in range(4, 7)]
-    out = str(project.temporary / "out.json")
-    done = project.bisect("--good", commits[0], TEST, "--peak", "--json", out, "--no-explain")
+    """Killed, a search goes on, and past commits that cannot be measured."""
+    commits = [project.commit(f"commit {number}", 16) for number in range(3)]
+    commits.append(project.commit("commit 3 lacks the test", 16, "def test_other(): pass\n"))
+    commits.append(project.commit("commit 4 does not build", "no_such_name"))
+    commits += [project.commit(f"commit {number}", mib) for number, mib in ((5, 17), (6, 20))]
+    common = ("--json", str(project.temporary / "out.json"), "--no-explain", TEST)
+    first = ("--good", commits[0], "--bad", commits[5], *common, "--peak", "--journal", str(project.temporary / "journal"))
+    assert ended_by(signal.SIGKILL, project, first, 2)[0] == -signal.SIGKILL
+    for _ in range(2):  # the second time, every process is there already
+        done = project.bisect(*first)
+        assert done.returncode == 6, (done.stdout, done.stderr)
+        assert project.left() == []
+        document = project.document()
+        assert (document["left"], document["found"], document["duets"]) == (commits[3:6], None, 0)
+        skipped = {step["commit"]: step["skipped"] for step in document["steps"] if step["skipped"] is not None}
+        assert sorted(skipped) == sorted(commits[3:5])
+        assert "there is no such test" in skipped[commits[3]]
+        assert "no_such_name" in skipped[commits[4]]
+        assert document["processes"] == 2 + len(document["steps"])
+        assert document["resumed"] >= 2
+    assert document["resumed"] == document["processes"]
+    done = project.bisect("--good", commits[5], *common, "--peak")
     assert done.returncode == 0, (done.stdout, done.stderr)
-    document = project.document()
-    assert document["found"]["commit"] == commits[4]
-    assert document["found"]["values"] == [32 << 20, 34 << 20]
-    assert (document["duets"], document["processes"]) == (0, 2 + len(document["steps"]))
-    same = project.bisect("--good", commits[0], TEST, "--count", "kernels", "--json", out)
-    assert same.returncode == 1
+    assert project.document()["found"]["commit"] == commits[6]
+    assert project.document()["found"]["values"] == [34 << 20, 40 << 20]
+    assert project.bisect("--good", commits[5], *common, "--count", "kernels").returncode == 1
     assert project.document()["nothing"] is True
     assert project.left() == []
 
