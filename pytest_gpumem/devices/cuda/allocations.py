@@ -41,7 +41,7 @@ SCRUB_RATE = 250e9
 """Assumed rate at which the driver scrubs freed device memory, in bytes per second. An H200 scrubs at 425 GB/s in the background, and a
 triad takes 11 % longer meanwhile (ci/records/nvidia-h200/freed_memory.json)."""
 
-_SPARE_SHARE = 6  # a region is kept for the next scatter if it takes no more than this part of the device's memory
+_SPARE_SHARE = 3  # a region is kept for the next scatter if it takes no more than this part of the device's memory: 20 GiB on an H100
 _LEAST_REGION = 20 * 2**30  # bytes of a region, where there is as much to spare: so that the next, larger set of buffers finds room in it
 
 
