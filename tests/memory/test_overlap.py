@@ -20,10 +20,11 @@ CHUNKS = 16
 """Of a copy there and back: each costs some microseconds, and a share of the copy that nothing hides."""
 
 
-def _undisturbed(gpu_benchmark, work, label, **limits):
-    """The first of three measurements whose samples agree: a link that other machines' guests use too copies at half the rate at times."""
+def _undisturbed(gpu_benchmark, work, label):
+    """The first of three measurements whose samples agree: a link that other machines' guests use too copies at half the rate at times.
+    What it must reach is asserted afterwards: a limit would judge a disturbed measurement too."""
     for name in (label, f"{label}, again", f"{label}, a third time"):
-        result = gpu_benchmark(work, label=name, **limits)
+        result = gpu_benchmark(work, label=name)
         low, middle, high = np.quantile(result.measurement.samples, (0.25, 0.5, 0.75))
         if high - low < 0.1 * middle:
             return result
@@ -47,7 +48,8 @@ def test_copies_both_ways_and_the_kernel_run_at_once(gpu_benchmark, gpu_work, st
     up = gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE), pieces=CHUNKS)
     down = gpu_work.copy(pinned_buffer(SIZE), device_buffer(SIZE), pieces=CHUNKS)
     both = _undisturbed(gpu_benchmark, gpu_work.together(up, down), "both copies")
-    staged = _undisturbed(gpu_benchmark, staged_copy(4, SIZE, rounds=ROUNDS, chunks=CHUNKS), "staged", min_overlap="60%")
+    staged = _undisturbed(gpu_benchmark, staged_copy(4, SIZE, rounds=ROUNDS, chunks=CHUNKS), "staged")
+    assert staged.hidden > 0.6
     parts = [part.seconds for part in staged.overlap.parts]
     assert len(parts) == 3
     assert staged.latency < 1.1 * (both.latency + (max(parts) + min(parts)) / CHUNKS)
