@@ -65,7 +65,7 @@ def generated() -> History:
                 before, why = level[metric], "rounds to nearest now" if who else ""
                 changes.append(Change(len(series), at, at - 1, at, before, before * factor, factor - 1, bool(who), who, why))
             key = f"tests/test_stream.py::test_{kind}[{2 ** (test // 4 + 4)} MiB]"
-            series.append(Series(key, metric, unit, True, "simulated", None, np.arange(RUNS, dtype=np.int32), values))
+            series.append(Series(key, metric, unit, "simulated", None, np.arange(RUNS, dtype=np.int32), values))
     return History(runs, tuple(series), tuple(changes))
 
 

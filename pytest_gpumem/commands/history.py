@@ -88,12 +88,12 @@ def history(where: str, since: datetime, test: str | None, card: str | None, **f
     except MissingLibrary as error:
         raise click.ClickException(f"--{name}: {error}") from None
     changes = query.recent(found, since)
-    slower = [change for change in changes if query.worse(found, change)]
+    slower = [change for change in changes if change.worse]
     open_ = [change for change in slower if not change.accepted]
     for title, chosen in (
         ("slower or larger", open_),
         ("slower or larger, accepted", [change for change in slower if change.accepted]),
-        ("faster or smaller", [change for change in changes if not query.worse(found, change)]),
+        ("faster or smaller", [change for change in changes if not change.worse]),
     ):
         for line in _lines(found, title, chosen):
             click.echo(line)

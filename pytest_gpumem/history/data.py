@@ -34,11 +34,9 @@ class Series:
     test: str
     """`Row.key` of the test."""
     metric: str
-    """The figure: "latency", "bandwidth", "peak", "kept", "kernels", "copies" and others of `history.figures`."""
+    """The figure: "latency", "peak", "kept", "kernels", "copies" and others of `history.figures`. A larger one is worse."""
     unit: str
-    """Of the values: "s", "B/s", "B", or "" for a count."""
-    larger_is_worse: bool
-    """False for a bandwidth."""
+    """Of the values: "s", "B", or "" for a count."""
     card: str
     """`Run.card` of its runs."""
     variant: str | None
@@ -73,6 +71,11 @@ class Change:
     """Who accepted it; empty where nobody did."""
     why: str
     """The reason that was given; empty where nobody accepted it."""
+
+    @property
+    def worse(self) -> bool:
+        """True if a test became slower or larger."""
+        return self.after > self.before
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,6 @@ def _parts(series: tuple[Series, ...]) -> Iterator[list[int]]:
 
 _FAMILIES = {
     "s": ("gpumem_seconds", "seconds", "Last measured time of a test."),
-    "B/s": ("gpumem_bytes_per_second", "bytes_per_second", "Last measured bandwidth of a test."),
     "B": ("gpumem_bytes", "bytes", "Last measured bytes of a test."),
 }
 _COUNTS = ("gpumem_events", "", "Last count of a test, such as of kernels.")

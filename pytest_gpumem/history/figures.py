@@ -18,7 +18,6 @@ class Metric:
     name: str
     unit: str  # "s", "B", or "" for a count
     exact: bool = True  # unchanged code gives the same figure; False of times
-    larger_is_worse: bool = True
 
 
 LATENCY = Metric("latency", "s", exact=False)
@@ -43,7 +42,7 @@ _OF_FOOTPRINT: Mapping[Metric, Callable[[Footprint], int]] = MappingProxyType(
     }
 )
 METRICS: Mapping[str, Metric] = MappingProxyType({one.name: one for one in (LATENCY, *_OF_FOOTPRINT, *_OF_WHAT_RAN, TRAFFIC)})
-"""By name. Bandwidth is `traffic` over `latency`, and changes with them."""
+"""By name. Of each, a larger one is worse. Bandwidth is `traffic` over `latency`, and changes with them."""
 
 
 def of_measurement(measurement: Measurement) -> Iterator[tuple[str, float]]:

@@ -10,7 +10,7 @@ import numpy as np
 from pytest_gpumem.history.data import Change, History, Run
 from pytest_gpumem.judging.finding import change as share_of_change
 from pytest_gpumem.printable import printable
-from pytest_gpumem.units import format_bytes, format_rate, format_time
+from pytest_gpumem.units import format_bytes, format_time
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def revision(run: Run) -> str:
     return printable(f"{commit[:8]}{dash}{dirty}")
 
 
-_FORMATS: dict[str, Callable[[float], str]] = {"s": format_time, "B/s": format_rate, "B": lambda value: format_bytes(round(value))}
+_FORMATS: dict[str, Callable[[float], str]] = {"s": format_time, "B": lambda value: format_bytes(round(value))}
 
 
 def _figure(value: float, unit: str) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.history.data import Change, History, Run
 from pytest_gpumem.history.lines import ChangeLine, card_names, card_of, change_lines, revision
-from pytest_gpumem.history.query import recent, worse
+from pytest_gpumem.history.query import recent
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.web_page import anchor, rendered
@@ -36,8 +36,8 @@ def page(history: History, since: datetime) -> str:
     cards = card_names(history.runs)
     lately = recent(history, since)
     tables = (
-        ("slower", "Slower or larger", [change for change in lately if worse(history, change)]),
-        ("gains", "Faster or smaller", [change for change in lately if not worse(history, change)]),
+        ("slower", "Slower or larger", [change for change in lately if change.worse]),
+        ("gains", "Faster or smaller", [change for change in lately if not change.worse]),
     )
     facts, values = _facts(history, cards, {id(change) for change in lately})
     simulated = sorted({cards[one.card] for one in history.runs if one.simulated})
@@ -58,7 +58,7 @@ def page(history: History, since: datetime) -> str:
         period=_period(history.runs),
         since=f"{since:%Y-%m-%d}",
         tables=[(name, heading, list(_rows(history, found[:MOST_CHANGES])), len(found)) for name, heading, found in tables],
-        metrics=list(dict.fromkeys(name for name, _, _ in facts["metrics"])),
+        metrics=list(dict.fromkeys(name for name, _ in facts["metrics"])),
         cards=facts["cards"],
         # In JSON, a character that could end or begin an element is an escape.
         facts=Markup(msgspec.json.encode(facts, enc_hook=np.generic.item).decode().replace("<", "\\u003c")),
@@ -81,7 +81,7 @@ def _period(runs: Sequence[Run]) -> str:
 def _rows(history: History, changes: Sequence[Change]) -> Iterator[tuple[ChangeLine, str, str]]:
     """Lines of a table of changes: the texts, the element of the test, and the class of the change."""
     for change, texts in zip(changes, change_lines(history, changes), strict=True):
-        style = "doubt" if change.accepted else "fail" if worse(history, change) else "pass"
+        style = "doubt" if change.accepted else "fail" if change.worse else "pass"
         yield texts, anchor(history.series[change.series].test), style
 
 
@@ -91,14 +91,14 @@ def _facts(history: History, cards: dict[str, str], lately: set[int]) -> tuple[d
     `lately`: identities of the changes that come first.
     """
     tests = _numbered(one.test for one in history.series)
-    metrics = _numbered((one.metric, one.unit, one.larger_is_worse) for one in history.series)
+    metrics = _numbered((one.metric, one.unit) for one in history.series)
     shown = _numbered((one.card, one.variant) for one in history.series)
     sets = _RunSets(len(history.runs))
     lines: list[tuple[int, int, int, int, int, list[float]]] = []
     parts = bytearray()
     for one in history.series:
         packing, scale, packed = _packed(one.values)
-        metric = metrics[one.metric, one.unit, one.larger_is_worse]
+        metric = metrics[one.metric, one.unit]
         lines.append((tests[one.test], metric, shown[one.card, one.variant], sets.of(one.runs), packing, scale))
         parts += packed
         parts += bytes(-len(packed) % 3)  # so that the Base64 of each line begins with a character of its own
@@ -127,7 +127,7 @@ def _marks(history: History, lately: set[int]) -> Iterator[dict[str, Any]]:
     for change, texts in zip(history.changes, change_lines(history, history.changes), strict=True):
         places = {name: getattr(change, name) for name in ("series", "at", "earliest", "latest", "before", "after", "accepted")}
         told = {name: getattr(texts, name) for name in ("size", "levels", "commits", "date", "judged")}
-        yield {**places, **told, "worse": worse(history, change), "lately": id(change) in lately}
+        yield {**places, **told, "worse": change.worse, "lately": id(change) in lately}
 
 
 class _RunSets:

@@ -22,9 +22,6 @@ from pytest_gpumem.judging.drift import APART
 from pytest_gpumem.records.row import selects
 from pytest_gpumem.units import format_time
 
-Marks = Mapping[tuple[str, str], Sequence[Mark]]
-"""By card and test: its accepted changes, oldest first."""
-
 
 def history(where: str | Path | Storage, *, card: str | None = None, test: str | None = None) -> History:
     """Everything that the accepted and the recorded runs of a place say.
@@ -77,15 +74,10 @@ def of_columns(cards: Mapping[str, tuple[Columns, Columns]], *, test: str | None
     return History(runs, tuple(found[index] for index in chosen), tuple(changes))
 
 
-def worse(found: History, change: Change) -> bool:
-    """True if a test became slower or larger."""
-    return (change.after > change.before) == found.series[change.series].larger_is_worse
-
-
 def recent(found: History, since: datetime) -> list[Change]:
     """The changes since a time: what became worse and nobody accepted, what became worse, what became better; the largest first."""
     after = [change for change in found.changes if found.runs[found.series[change.series].runs[change.latest]].when >= since]
-    return sorted(after, key=lambda change: (not worse(found, change), change.accepted, -_size(change)))
+    return sorted(after, key=lambda change: (not change.worse, change.accepted, -_size(change)))
 
 
 def _size(change: Change) -> float:
@@ -175,8 +167,7 @@ def _series(key: str, both: tuple[Columns, Columns], number: Mapping[int, int]) 
             order = np.argsort(runs, kind="stable")
             runs, own = runs[order], own[order]
         told = ", ".join(filter(None, (variant, how if len(hows[test]) > 1 else None))) or None
-        kind = METRICS[metric]
-        found.append(Series(test, metric, kind.unit, kind.larger_is_worse, key, told, runs, own))
+        found.append(Series(test, metric, METRICS[metric].unit, key, told, runs, own))
     return found
 
 
@@ -249,7 +240,7 @@ def _accepted(one: Series, own: Sequence[Step], medians: Sequence[float], runs: 
         when = datetime.fromisoformat(mark.when)
         left = [index for index in range(len(own)) if index not in by]
         if mark.who == IMPROVED:  # of a gain
-            left = [index for index in left if (medians[index + 1] > medians[index]) != one.larger_is_worse]
+            left = [index for index in left if medians[index + 1] < medians[index]]
         shown = [index for index in left if runs[one.runs[own[index].at]].when <= when]
         next_one = [index for index in left if runs[one.runs[own[index].earliest - 1]].when <= when][:1]
         by |= dict.fromkeys(shown or next_one, mark)

@@ -60,14 +60,12 @@
   // Figures with their units, as in the tables above.
   const UNITS = {
     "s": [["s", 1], ["ms", 1e-3], ["us", 1e-6], ["ns", 1e-9]],
-    "B/s": [["TB/s", 1e13], ["GB/s", 1e9], ["MB/s", 1e6], ["KB/s", 1e3], ["B/s", 1]],
     "B": [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]],
   };
   function unitOf(most, unit) {
     const known = UNITS[unit];
     if (known === undefined) return [unit, 1];
-    const [name, factor] = known.find(([, least]) => most >= least) || known[known.length - 1];
-    return [name, name === "TB/s" ? 1e12 : factor];
+    return known.find(([, least]) => most >= least) || known[known.length - 1];
   }
   function digits(value) {
     if (value === 0) return "0";

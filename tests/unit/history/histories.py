@@ -24,7 +24,7 @@ def series(
     test: str, values: Sequence[float], *, metric: str = "latency", unit: str = "s", card: str = CARD, variant: str | None = None
 ) -> Series:
     """A value in each of the first runs."""
-    return Series(test, metric, unit, metric != "bandwidth", card, variant, np.arange(len(values), dtype=np.int32), np.array(values, float))
+    return Series(test, metric, unit, card, variant, np.arange(len(values), dtype=np.int32), np.array(values, float))
 
 
 def change(series: int, at: int, before: float, after: float, *, who: str = "", why: str = "", width: int = 1) -> Change:

@@ -28,7 +28,7 @@ def two_cards() -> History:
         series("t.py::test_a", [1e-4, 1e-4, 2e-4], variant="DRAM 700 ns"),
         series("t.py::test_a", [4096.0, 4096.0, 8192.0], metric="copied bytes", unit="B"),
         replace(series(HOSTILE, [3.0, 4.0], metric="kernels", unit="", card=other), runs=np.array([3, 4], np.int32)),
-        series("t.py::test_a", [0.5, 0.25, 1e12], metric="bandwidth", unit="B/s"),
+        series("t.py::test_a", [0.5, 0.25, 1e12], metric="traffic", unit="B"),
     )
     changes = (change(0, 2, 1e-4, 2e-4, who="ann", why="fused"), change(1, 2, 4096, 8192))
     return History(all_runs, lines, changes)
@@ -111,4 +111,4 @@ def test_labels_of_openmetrics_are_escaped() -> None:
 def test_bencher_gets_the_last_values_by_card_and_variant() -> None:
     found = json.loads(bmf(two_cards()))
     assert found[f"t.py::test_a @ {CARD}, DRAM 700 ns"] == {"latency": {"value": pytest.approx(2e5)}}  # ns
-    assert found[f"t.py::test_a @ {CARD}"] == {"copied bytes": {"value": 8192.0}, "bandwidth": {"value": 1e12}}
+    assert found[f"t.py::test_a @ {CARD}"] == {"copied bytes": {"value": 8192.0}, "traffic": {"value": 1e12}}

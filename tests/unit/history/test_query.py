@@ -19,7 +19,7 @@ from pytest_gpumem.baselines.store import IMPROVED, Store, record, reset
 from pytest_gpumem.history import columns as module
 from pytest_gpumem.history.columns import Columns
 from pytest_gpumem.history.data import History, Series
-from pytest_gpumem.history.query import history, of_columns, recent, worse
+from pytest_gpumem.history.query import history, of_columns, recent
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
@@ -68,10 +68,10 @@ def test_a_change_of_bytes_and_its_commits() -> None:
     found = of(*(content(day, peak=1000 if day < 4 else 1500) for day in range(8)))
     (change,) = found.changes
     one = found.series[change.series]
-    assert (one.test, one.metric, one.unit, one.larger_is_worse, one.card) == (TEST, "peak", "B", True, H100.key)
+    assert (one.test, one.metric, one.unit, one.card) == (TEST, "peak", "B", H100.key)
     assert (change.before, change.after, change.relative) == (1000, 1500, 0.5)
     assert [found.runs[one.runs[at]].revision for at in (change.earliest - 1, change.latest)] == ["commit-3", "commit-4"]
-    assert worse(found, change)
+    assert change.worse
     assert recent(found, BEGIN + timedelta(days=4)) == [change]
     assert recent(found, BEGIN + timedelta(days=5)) == []
 
