@@ -86,8 +86,7 @@ class Ranges:
         self._domain = _domain()
         self._attributes: dict[tuple[str, str | None], Any] = {}
         self._checked: set[str] = set()
-        self.entered: Callable[[str], object] = _nothing
-        """Called with the name of each range that is opened, with or without a tool."""
+        self.entered: Callable[[str], object] = _nothing  # called with the name of each range that is opened, with or without a tool
 
     def tool_attached(self) -> bool:
         """True if a tool listens to the domain. Times measured under it are not comparable with others."""

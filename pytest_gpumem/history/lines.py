@@ -19,18 +19,13 @@ class ChangeLine:
 
     test: str
     metric: str
-    size: str
-    """Such as "+3.20 %", or "new" where the level before was 0."""
-    levels: str
-    """Before and after it: "100.0 us -> 102.5 us"."""
-    commits: str
-    """As git takes them: the commit before the first run that the change may begin with, and that of the last one."""
-    date: str
-    """Of the first run at the new level."""
+    size: str  # such as "+3.20 %", or "new" where the level before was 0
+    levels: str  # before and after it: "100.0 us -> 102.5 us"
+    commits: str  # as git takes them: the commit before the first run that the change may begin with, and that of the last one
+    date: str  # of the first run at the new level
     card: str
     accepted: bool
-    judged: str
-    """Whether it was accepted, by whom, and why."""
+    judged: str  # whether it was accepted, by whom, and why
 
 
 def change_lines(history: History, changes: Iterable[Change]) -> Iterator[ChangeLine]:

@@ -26,8 +26,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.web_page import anchor, rendered
 
 _Key = TypeVar("_Key")
-MOST_CHANGES = 2000
-"""Lines of a table of changes; the sections of the tests have all."""
+MOST_CHANGES = 2000  # lines of a table of changes; the sections of the tests have all
 
 
 @uncollected()

@@ -171,8 +171,7 @@ def _series(key: str, both: tuple[Columns, Columns], number: Mapping[int, int]) 
     return found
 
 
-_Piece = tuple[str | None, NDArray[np.intp], NDArray[np.int32]]
-"""Variant, columns and runs of a row."""
+_Piece = tuple[str | None, NDArray[np.intp], NDArray[np.int32]]  # variant, columns and runs of a row
 
 
 def _rows(

@@ -74,8 +74,7 @@ Look = Callable[[int], Measurement]
 """What runs at a commit. Raises `Skip`."""
 Time = Callable[[int, int, Judge, str], Paired]
 """The duet of two commits; each name has pairs of its own. Raises `Skip`: the second one cannot be measured."""
-OnStep = Callable[[Search, int, Step | None], object]
-"""Is called with a commit before it is measured, and after, with what is known then."""
+OnStep = Callable[[Search, int, Step | None], object]  # is called with a commit before it is measured, and after, with what is known then
 
 
 def bisect_times(commits: int, start: Paired, look: Look, time: Time, on_step: OnStep) -> Found:

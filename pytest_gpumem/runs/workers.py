@@ -171,8 +171,7 @@ class Workers:
         self._folder = held_folder(self._stack)
         self._nothing = self._folder / "no-baseline"
         self._nothing.mkdir()
-        self.early = False
-        """Processes wait before they import test modules: some module opens the GPU when it is imported."""
+        self.early = False  # processes wait before they import test modules: some module opens the GPU when it is imported
 
     def run(
         self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]] | None = None
