@@ -29,6 +29,8 @@ class ResultsError(Exception):
 class Results:
     """The content of one file."""
 
+    path: Path
+    value: Mapping[str, Any]  # its JSON
     document: Document
     utc: str  # time of writing, ISO 8601
     revision: str | None  # revision of the measured code; None if unknown
@@ -89,7 +91,7 @@ def load_results(path: Path) -> Results:
     except (FileError, SchemaError, RecursionError) as error:
         raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
     utc = time_of(value.get("datetime"), path).isoformat(timespec="seconds")
-    return Results(document, utc, revision_of(value.get("commit_info")), sweeps)
+    return Results(path, value, document, utc, revision_of(value.get("commit_info")), sweeps)
 
 
 def revision_of(info: object) -> str | None:

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from pytest_gpumem.records.row import LOST, Missing, Row, Verdict
 from pytest_gpumem.records.schema import SWEEPS_KEY, Document, SchemaError, document, from_plain
 from pytest_gpumem.reporting.concerns import Place
 from pytest_gpumem.reporting.row_facts import failure_text
-from pytest_gpumem.result_files import FileError, ResultsError, content, document_in, parsed, revision_of, time_of
+from pytest_gpumem.result_files import Results, ResultsError, load_results
 from pytest_gpumem.settings import Role, of_role
 
 KEY = "gpumem_shard"  # key of a shard in the file of its results
@@ -107,7 +107,7 @@ def merged(paths: Sequence[Path]) -> Merged:
     files = sorted((_read(path) for path in paths), key=lambda one: one.shard.index)
     _refuse_others(files)
     first = files[0]
-    rows, withheld = [row for one in files for row in one.document.rows], _withheld(files)
+    rows, withheld = [row for one in files for row in one.results.document.rows], _withheld(files)
     promoted = _promoted(rows, withheld, max(one.shard.family for one in files))
     failing = {row.nodeid for row in rows if row.key in promoted}
     rows = [
@@ -115,24 +115,26 @@ def merged(paths: Sequence[Path]) -> Merged:
         for row in rows
     ]
     texts = {
-        nodeid: "\n\n".join(failure_text(row, first.document.device, WIDTH) for row in rows if row.nodeid == nodeid and row.key in promoted)
+        nodeid: "\n\n".join(
+            failure_text(row, first.results.document.device, WIDTH) for row in rows if row.nodeid == nodeid and row.key in promoted
+        )
         for nodeid in failing
     }
     tests = tuple(_failing(test, texts) for one in files for test in one.shard.tests)
     found = replace(
-        first.document,
+        first.results.document,
         rows=tuple(rows),
         missing=_missing(files, rows),
-        settings={**first.document.settings, "shard": None},
+        settings={**first.results.document.settings, "shard": None},
     )
-    value: dict[str, Any] = {name: one for name, one in first.value.items() if name != KEY}
-    value["datetime"] = min(one.utc for one in files)
-    value["benchmarks"] = [benchmark for one in files for benchmark in one.value.get("benchmarks", [])]
+    value: dict[str, Any] = {name: one for name, one in first.results.value.items() if name != KEY}
+    value["datetime"] = min(one.results.utc for one in files)
+    value["benchmarks"] = [benchmark for one in files for benchmark in one.results.value.get("benchmarks", [])]
     value["gpumem"] = document(found.device, found.rows, found.settings, found.missing)
-    if sweeps := [sweep for one in files for sweep in one.value.get(SWEEPS_KEY, [])]:
+    if sweeps := [sweep for one in files for sweep in one.results.value.get(SWEEPS_KEY, [])]:
         value[SWEEPS_KEY] = sweeps
     failures, remarks = sum(test.outcome in (FAILED, ERROR) for test in tests), tuple(_remarks(files, promoted))
-    return Merged(found, value, _code(files, failures), failures, tests, value["datetime"], first.revision, remarks)
+    return Merged(found, value, _code(files, failures), failures, tests, value["datetime"], first.results.revision, remarks)
 
 
 def junit(tests: Sequence[Ended]) -> str:
@@ -171,26 +173,18 @@ def _xml(text: str) -> str:
     return _NOT_XML.sub("?", text)
 
 
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    value: Mapping[str, Any]
-    document: Document
+class _File(NamedTuple):
+    results: Results
     shard: Shard
-    utc: str
-    revision: str | None
 
 
 def _read(path: Path) -> _File:
+    results = load_results(path)
+    if not isinstance(results.value.get(KEY), dict):
+        raise ResultsError(f"{path}: of no shard; pytest --gpumem --gpumem-shard I/N --benchmark-json=FILE writes them")
     try:
-        value = parsed(content(path))
-        found = document_in(value)
-        if not isinstance(value.get(KEY), dict):
-            raise FileError("of no shard; pytest --gpumem --gpumem-shard I/N --benchmark-json=FILE writes them")
-        shard = from_plain(value[KEY], Shard, f"$.{KEY}")
-        utc = time_of(value.get("datetime"), path).isoformat(timespec="seconds")
-        return _File(path, value, found, shard, utc, revision_of(value.get("commit_info")))
-    except (FileError, SchemaError, RecursionError) as error:
+        return _File(results, from_plain(results.value[KEY], Shard, f"$.{KEY}"))
+    except (SchemaError, RecursionError) as error:
         raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
 
 
@@ -202,16 +196,18 @@ def _refuse_others(files: Sequence[_File]) -> None:
     seen: dict[int, _File] = {}
     for one in files:
         if one.shard.index in seen:
-            raise ResultsError(f"{one.path}: shard {one.shard.index}, as {seen[one.shard.index].path} is")
+            raise ResultsError(f"{one.results.path}: shard {one.shard.index}, as {seen[one.shard.index].results.path} is")
         seen[one.shard.index] = one
         for what, mine, theirs in (
             ("shards", one.shard.count, first.shard.count),
-            ("revision", one.revision, first.revision),
-            ("GPU", one.document.device.key, first.document.device.key),
+            ("revision", one.results.revision, first.results.revision),
+            ("GPU", one.results.document.device.key, first.results.document.device.key),
             *((f"--gpumem-{name.replace('_', '-')}", *pair) for name, pair in _settings(one, first).items()),
         ):
             if mine != theirs:
-                raise ResultsError(f"{one.path}: {what} {mine}, {first.path}: {what} {theirs}; the shards of one run have the same")
+                raise ResultsError(
+                    f"{one.results.path}: {what} {mine}, {first.results.path}: {what} {theirs}; the shards of one run have the same"
+                )
     if missing := [str(index) for index in range(1, first.shard.count + 1) if index not in seen]:
         raise ResultsError(f"shard {', '.join(missing)} of {first.shard.count} is missing; nothing can be said of its tests")
     names = [test.nodeid for one in files for test in one.shard.tests]
@@ -224,7 +220,7 @@ def _refuse_others(files: Sequence[_File]) -> None:
 
 def _settings(one: _File, other: _File) -> dict[str, tuple[object, object]]:
     names = [option.name for option in of_role(Role.MEASURING, Role.JUDGING, Role.STRICTNESS) if option.name not in _OF_ONE_MACHINE]
-    return {name: (one.document.settings.get(name), other.document.settings.get(name)) for name in names}
+    return {name: (one.results.document.settings.get(name), other.results.document.settings.get(name)) for name in names}
 
 
 def _withheld(files: Sequence[_File]) -> dict[str, Verdict]:
@@ -234,7 +230,7 @@ def _withheld(files: Sequence[_File]) -> dict[str, Verdict]:
             try:
                 found[key] = from_plain(verdict, Verdict, f"$.{KEY}.withheld")
             except SchemaError as error:
-                raise ResultsError(f"{one.path}: {error}") from None
+                raise ResultsError(f"{one.results.path}: {error}") from None
     return found
 
 
@@ -265,7 +261,7 @@ def _missing(files: Sequence[_File], rows: Sequence[Row]) -> tuple[Missing, ...]
     """The measurements that no shard has; each once, and as lost if a shard lost it."""
     measured = {row.key for row in rows if row.measurement is not None}
     found: dict[str, Missing] = {}
-    for one in (one for file in files for one in file.document.missing):
+    for one in (one for file in files for one in file.results.document.missing):
         if one.key not in measured and (one.key not in found or one.status == LOST):
             found[one.key] = one
     return tuple(found.values())
