@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from known_devices import H100
 from measurements import measurement
 
 from pytest_gpumem.outcomes import Code, Outcome
@@ -43,7 +44,7 @@ def row(nodeid: str, latency: float | None, code: Code | None = Code.NO_BASELINE
 
 def process(turn: Turn, rows: Sequence[Row], attempt: int = 1, **changes: Any) -> Process:
     """A process on one device."""
-    given: dict[str, Any] = {"device": "H200", "uuid": "GPU-1", "name": "NVIDIA H200", "settings": SETTINGS, "pid": 1, "seconds": 1.0}
+    given: dict[str, Any] = {"device": H100, "settings": SETTINGS, "pid": 1, "seconds": 1.0}
     return Process(turn=turn, attempt=attempt, utc="2026-01-01T00:00:00", rows=tuple(rows), **{**given, **changes})
 
 

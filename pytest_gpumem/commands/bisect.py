@@ -479,7 +479,7 @@ def _document(
         "figure": request.figure or "time",
         "wrong_at_most": WRONG if request.figure is None else 0.0,
         "simulated": first.simulated,
-        "device": {"key": first.device, "name": first.name, "driver": first.driver, "uuid": first.uuid},
+        "device": {name: getattr(first.device, name, None) for name in ("key", "name", "driver", "uuid")},
         "nothing": found.nothing,
         "found": None
         if found.commit is None

@@ -19,7 +19,6 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.runs import DuetError, child
 from pytest_gpumem.runs.workers import BASE, HEAD, Workers, environment_of, turns, with_medians
 from pytest_gpumem.runs.worktree import Side as Tree
@@ -169,8 +168,8 @@ def _processes(
             if not process.rows and not process.outcomes:
                 # The next processes of this side would find no more.
                 raise NothingMeasured(f"{turn.side} ({trees[turn.side].title}) measured nothing: {_no_tests(request.tests)}")
-            if process.facts:
-                facts[turn.side] = device_from_json(dict(process.facts))
+            if process.device is not None:
+                facts[turn.side] = process.device
             rows[turn.side] += process.rows
             outcomes[turn.side] = process.outcomes
             failed = "".join(f"; {nodeid} {why}" for nodeid, why in _reasons(process.outcomes))

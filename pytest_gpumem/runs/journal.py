@@ -15,7 +15,7 @@ from typing import Any
 
 from pytest_gpumem.runs import DuetError
 
-KIND, SCHEMA = "gpumem duet journal", 1
+KIND, SCHEMA = "gpumem duet journal", 2
 
 
 class Journal:

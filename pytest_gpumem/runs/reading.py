@@ -157,8 +157,9 @@ def check_alike(base: Process, head: Process) -> None:
 def check_device(one: Process, other: Process) -> None:
     """See that two processes ran on the same device. Raises `DuetError`: they did not."""
     # A process without rows has seen none.
-    if one.device and other.device and (one.device, one.uuid) != (other.device, other.uuid):
-        names = (f"{process.device} {process.uuid or ''}".strip() for process in (one, other))
+    devices = [(process.device.key, process.device.uuid) for process in (one, other) if process.device is not None]
+    if len(set(devices)) > 1:
+        names = (f"{key} {uuid or ''}".strip() for key, uuid in devices)
         raise DuetError(f"the processes ran on different devices: {' and '.join(names)}; a duet is of one GPU")
 
 

@@ -37,7 +37,7 @@ def exit_code(result: Result, *, strict: bool) -> int:
 
 def text(result: Result, sides: Mapping[str, Side] | None, *, width: int, colour: bool, seconds: float) -> str:
     """The table and one sentence for each verdict, without a trailing line break; `sides` is None if they were printed before."""
-    device = next((process for process in result.processes if process.device), None)
+    device = next((process.device for process in result.processes if process.device is not None), None)
     simulated = " (simulated)" if device is not None and device.simulated else ""
     lines = [] if sides is None else [named(sides)]
     if device is not None:
@@ -84,7 +84,7 @@ def to_json(
     """Everything as plain values: the verdicts, and each process with its pid, start and placement medians, from which they follow.
     `seconds`: since the command was called.
     """
-    device = next((process for process in result.processes if process.device), None)
+    device = next((process.device for process in result.processes if process.device is not None), None)
     return {
         "kind": "gpumem duet",
         "schema": SCHEMA,
@@ -95,7 +95,7 @@ def to_json(
         "base": {"what": sides[BASE].title, "identity": sides[BASE].identity},
         "head": {"what": sides[HEAD].title, "identity": sides[HEAD].identity},
         "simulated": device.simulated if device is not None else None,
-        "device": None if device is None else {"key": device.device, "name": device.name, "driver": device.driver, "uuid": device.uuid},
+        "device": None if device is None else {"key": device.key, "name": device.name, "driver": device.driver, "uuid": device.uuid},
         "verdicts": [_verdict(one) for one in result.verdicts],
         "resumed": result.resumed,
         "processes": [_process(process) for process in result.processes],

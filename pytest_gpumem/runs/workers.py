@@ -9,7 +9,6 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
@@ -17,12 +16,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import structs
+from msgspec.structs import replace
 
 import pytest_gpumem
 from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SchemaError, device_to_json, document_from_json, row_from_json, row_to_json
+from pytest_gpumem.records.schema import SchemaError, document_from_json, from_plain, to_plain
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.child import Background, for_a_part, name_of
 from pytest_gpumem.runs.worktree import Side, held_folder, moved_path, spared
@@ -64,8 +64,7 @@ REFUSED: Mapping[str, str] = {
 """Arguments of pytest that a duet does not accept, and why."""
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One finished process."""
 
     turn: Turn
@@ -74,38 +73,29 @@ class Process:
     seconds: float  # from then to its end
     pid: int
     error: str | None = None  # why there are no rows at all
-    device: str = ""  # key of the device
-    uuid: str | None = None
-    name: str = ""
-    driver: str | None = None
-    simulated: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)  # the device whole, as `device_to_json` gives it
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    device: DeviceFacts | None = None  # None where nothing was measured
+    settings: dict[str, Any] = {}
     rows: tuple[Row, ...] = ()  # each placement stands as its median
-    outcomes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    outcomes: dict[str, tuple[str, str]] = {}
     """By node id of each test that did not pass: "failed" or "skipped", and why."""
     strict: bool = False  # the side's ini file asks for strictness
 
+    @property
+    def simulated(self) -> bool:
+        """True if its device was simulated."""
+        return self.device is not None and self.device.simulated
+
     def to_json(self) -> dict[str, Any]:
         """A line of the journal."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return plain | {
-            "turn": list(self.turn),
-            "facts": dict(self.facts),
-            "settings": dict(self.settings),
-            "rows": [row_to_json(row) for row in self.rows],
-            "outcomes": {name: list(outcome) for name, outcome in self.outcomes.items()},
-        }
+        plain: dict[str, Any] = to_plain(self)
+        return plain
 
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> Process:
         """The process of a line that `to_json` wrote. Raises `DuetError`: it is no such line."""
         try:
-            if unknown := sorted(plain.keys() - Process.__dataclass_fields__.keys()):
-                raise ValueError(f"{unknown[0]} is unknown")
-            rows = tuple(row_from_json(row) for row in plain["rows"])
-            return replace(msgspec.convert({**plain, "rows": []}, Process), rows=rows)
-        except (KeyError, TypeError, ValueError, OverflowError, msgspec.ValidationError) as error:
+            return from_plain(plain, Process)
+        except SchemaError as error:
             raise DuetError(f"the journal holds a process that cannot be read: {error}") from None
 
 
@@ -270,18 +260,7 @@ class _Worker:
         except (ValueError, AttributeError) as error:  # SchemaError and JSONDecodeError are ValueErrors
             kind = "of another version of this plugin" if isinstance(error, SchemaError) else "no results"
             raise DuetError(f"{self.turn.side} ({self._side.title}) wrote {kind}: {error}") from None
-        facts = document.device
-        return replace(
-            done,
-            device=facts.key,
-            uuid=facts.uuid,
-            name=facts.name,
-            driver=facts.driver,
-            simulated=facts.simulated,
-            facts=device_to_json(facts),
-            settings=document.settings,
-            rows=tuple(with_medians(row) for row in document.rows),
-        )
+        return replace(done, device=document.device, settings=document.settings, rows=tuple(map(with_medians, document.rows)))
 
     def _errors(self) -> str:
         """The last errors that pytest printed, else its last lines."""
@@ -300,4 +279,4 @@ def with_medians(row: Row) -> Row:
     measurement = row.measurement
     if measurement is None:
         return row
-    return structs.replace(row, measurement=structs.replace(measurement, placements=tuple((median,) for median in measurement.medians)))
+    return replace(row, measurement=replace(measurement, placements=tuple((median,) for median in measurement.medians)))

@@ -62,7 +62,7 @@ def test_a_journal_whose_first_line_was_torn_begins_anew(tmp_path: Path) -> None
         ("hello\n", "line 1 is no JSON"),
         ("[]\n", "is no journal of a duet"),
         ('{"kind": "gpumem duet journal", "schema": 99, "arguments": {}}\n', "schema 99"),
-        ('{"kind": "gpumem duet journal", "schema": 1}\n', "is no journal"),
+        ('{"kind": "gpumem duet journal", "schema": 2}\n', "is no journal"),
     ],
 )
 def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path, content: str, said: str) -> None:
