@@ -73,22 +73,21 @@ def two_sides(base: str, head: str | None, here: Path, ignored: Iterable[Path] =
 def _sides(base: str, head: str | None, here: Path, left_out: tuple[Path, ...], stack: ExitStack) -> tuple[Side, Side]:
     temporary = held_folder(stack)
     tree = _tree(here, left_out)
-    if head is None or _same(here, head):
+
+    def installed(written: str, place: Path) -> Side:
+        path = Path(here, written)
+        return _wheel(path, tree, place) if written.endswith(".whl") else _folder(path.resolve(), place, left_out)
+
+    if head is None or Path(here, head).resolve() == here:
         head_side = tree
-    elif Path(here, head).is_dir():
-        head_side = _folder(Path(here, head).resolve(), temporary / "head", left_out)
-    elif head.endswith(".whl"):
-        head_side = _wheel(Path(here, head), tree, temporary / "head")
+    elif Path(here, head).is_dir() or head.endswith(".whl"):
+        head_side = installed(head, temporary / "head")
     else:
         raise DuetError(f"--head {head}: there is no such folder or wheel; accepted is a path, such as . or dist/mine-1.0-py3-none-any.whl")
     kind = _kind(base, here)
-    if kind == "wheel":
-        base_side = _wheel(Path(here, base), tree, temporary / "base")
-    elif kind == "folder":
-        base_side = _folder(Path(here, base).resolve(), temporary / "base", left_out)
-    else:
-        base_side = _revision(base, kind, here, temporary, stack)
-    remove_folders()
+    place = temporary / "base"
+    base_side = installed(base, place) if kind in ("wheel", "folder") else _revision(base, kind, here, temporary, stack)
+    remove_leftovers()
     return base_side, head_side
 
 
@@ -125,12 +124,8 @@ def commit_side(commit: str, here: Path) -> Iterator[Side]:
 
 def working_tree(here: Path) -> Side:
     """The working tree as it is, in this environment."""
-    remove_folders()
+    remove_leftovers()
     return _tree(here.resolve(), ())
-
-
-def _same(here: Path, head: str) -> bool:
-    return Path(here, head).resolve() == here
 
 
 def held_folder(stack: ExitStack) -> Path:
@@ -174,11 +169,18 @@ def _abandoned(folder: Path) -> bool:
     return True
 
 
-def remove_folders() -> None:
-    """Remove the temporary folders of duets that were killed."""
+def remove_leftovers(top: Path | None = None) -> None:
+    """Remove the temporary folders of duets that were killed; of the repository at `top`, also git's entries of their worktrees."""
     for folder in _temporary().glob(f"{PREFIX}*"):
         if _abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)
+    listed = _git(top, "worktree", "list", "--porcelain", "-z").stdout.split(b"\0") if top is not None else []
+    for entry in (entry for entry in listed if entry.startswith(b"worktree ")):
+        tree = Path(os.fsdecode(entry.removeprefix(b"worktree ")))
+        owner = tree.parent.parent
+        ours = tree == owner / TREE and owner.parent == _temporary() and owner.name.startswith(PREFIX)
+        if top is not None and ours and not os.path.lexists(owner):
+            _remove(top, tree)
 
 
 # Git
@@ -205,19 +207,14 @@ def _top(folder: Path) -> Path | None:
     return Path(os.fsdecode(done.stdout.rstrip(b"\n"))).resolve() if done.returncode == 0 and done.stdout.strip() else None
 
 
-def _commit(folder: Path, revision: str) -> str | None:
-    if revision.startswith("-") or _top(folder) is None:
-        return None
-    done = _git(folder, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}", check=False)
-    return done.stdout.decode().strip() or None
-
-
 def _kind(base: str, here: Path) -> str:
     """ "wheel", "folder", or the commit of a revision."""
     path = Path(here, base)
     if base.endswith(".whl"):
         return "wheel"
-    commit = _commit(here, base)
+    commit = None
+    if not base.startswith("-") and _top(here) is not None:
+        commit = _git(here, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}", check=False).stdout.decode().strip() or None
     if commit is not None and path.is_dir() and not _written_as_path(base):
         raise DuetError(f"BASE {base} is a revision and a folder: say ./{base} for the folder, or refs/heads/{base} for the branch")
     if path.is_dir() and (commit is None or _written_as_path(base)):
@@ -261,21 +258,6 @@ def _remove(top: Path, tree: Path) -> None:
     """Remove a worktree, entry and folder, if it exists."""
     _git(top, "worktree", "remove", "--force", "--force", str(tree), check=False)
     shutil.rmtree(tree, ignore_errors=True)
-
-
-def remove_leftovers(top: Path) -> None:
-    """Remove the worktrees of duets that were killed, and git's entries of those whose folder is gone."""
-    listed = _git(top, "worktree", "list", "--porcelain", "-z").stdout
-    for entry in listed.split(b"\0"):
-        if not entry.startswith(b"worktree "):
-            continue
-        tree = Path(os.fsdecode(entry.removeprefix(b"worktree ")))
-        owner = tree.parent.parent
-        if tree != owner / TREE or owner.parent != _temporary() or not owner.name.startswith(PREFIX):
-            continue
-        if _abandoned(owner) or not os.path.lexists(owner):
-            _remove(top, tree)
-            shutil.rmtree(owner, ignore_errors=True)
 
 
 # Trees
@@ -368,7 +350,8 @@ def _environment(project: Path | None, place: Path, who: str) -> tuple[str, Path
     )
     # "System" means the interpreter behind this environment, if this is a virtual one: its own packages are seen by this file. They come
     # after the project's own, and their .pth files are read, by which other projects are installed for editing.
-    lines = [f"import site; site.addsitedir({path!r})" for path in _site_packages()]
+    seen = [path for path in site.getsitepackages() if Path(path).is_dir()] if sys.prefix != sys.base_prefix else []
+    lines = [f"import site; site.addsitedir({path!r})" for path in seen]
     (packages / "_gpumem_parent.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if _run([python, "-c", "import pip"]).returncode:
         _checked(_run([python, "-m", "ensurepip"]), f"{who}: no pip")
@@ -383,12 +366,6 @@ def _environment(project: Path | None, place: Path, who: str) -> tuple[str, Path
     found = (path for path in set(packages.iterdir()) - before if path.suffix not in (".dist-info", ".egg-info", ".pth"))
     names = (path.name.partition(".")[0] for path in found)
     return python, folder, tuple(sorted(name for name in names if not name.startswith("__")))
-
-
-def _site_packages() -> list[str]:
-    if sys.prefix == sys.base_prefix:
-        return []
-    return [path for path in site.getsitepackages() if Path(path).is_dir()]
 
 
 def spared() -> list[str]:

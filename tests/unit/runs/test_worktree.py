@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 
 from pytest_gpumem.runs import DuetError
-from pytest_gpumem.runs.worktree import LOCK, PREFIX, Side, moved_path, remove_folders, remove_leftovers, two_sides
+from pytest_gpumem.runs.worktree import LOCK, PREFIX, Side, moved_path, remove_leftovers, two_sides
 
 ROOT = Path(__file__).parents[3]
 PROJECT = """
@@ -203,13 +203,13 @@ def test_a_program_that_outlives_a_killed_duet_keeps_its_folder_until_it_ends(tm
     killed = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE)
     assert killed.wait() == -9
     (folder,) = tmp_path.glob(f"{PREFIX}*")
-    remove_folders()
+    remove_leftovers()
     assert folder.is_dir()
     assert killed.stdin is not None
     killed.stdin.close()
     with FileLock(folder / LOCK, timeout=30):
         pass
-    remove_folders()
+    remove_leftovers()
     assert not folder.exists()
 
 
