@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,9 @@ from known_devices import H100
 from msgspec import structs
 from stored_rows import every, row
 
-from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, History, Process, Rejection, Reset, assemble
-from pytest_gpumem.records.measurement import Repeat
+from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, History, Process, Rejection, Reset, assemble, changes
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat
 from pytest_gpumem.settings import Settings
 
 START = datetime(2026, 11, 1, tzinfo=timezone.utc)
@@ -114,3 +116,63 @@ def test_earlier_runs_of_a_revision_leave_once_it_is_shown_to_be_slower(revision
 def test_order_does_not_matter(order: list[int]) -> None:
     rows = [accepted(day, reset="a" if day > 3 else None) for day in order]
     assert days(of(rows, reset(4, "a"), reset(2, "z")).rows[KEY]) == [4, 5, 6, 7]
+
+
+# What has changed since the baseline
+
+
+FACTS = structs.replace(H100, driver="580.95.05", cuda="13.0")
+AT = datetime(2026, 11, 1, tzinfo=timezone.utc)
+
+
+def clocked(memory: float | None = 2.619e9, sm: float | None = 1.98e9, **changed: Any) -> Measurement:
+    # Before the samples the device was idle.
+    conditions = (Conditions(sm_clock_hz=345e6, memory_clock_hz=1.593e9), Conditions(sm_clock_hz=sm, memory_clock_hz=memory))
+    made = row(conditions=conditions, **{"kernel_source": "k" * 64, **changed}).measurement
+    assert made is not None
+    return made
+
+
+def run_of(facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any) -> Accepted:
+    return Accepted("a.py::test", clocked(**changed), Process("p", AT, None, facts), test_source=test_source)
+
+
+def said(*window: Accepted, facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any) -> tuple[str, ...]:
+    return changes(clocked(**changed), facts, test_source, window)
+
+
+def test_nothing_changed() -> None:
+    assert said(run_of(), run_of()) == ()
+    assert said() == ()
+
+
+def test_driver_and_cuda() -> None:
+    assert said(run_of(), facts=structs.replace(FACTS, driver="590.10")) == ("driver 580.95.05 -> 590.10",)
+    assert said(run_of(), facts=structs.replace(FACTS, cuda="13.1")) == ("CUDA 13.0 -> 13.1",)
+
+
+def test_a_change_is_said_until_the_window_has_moved_on() -> None:
+    old, older = structs.replace(FACTS, driver="570.1"), structs.replace(FACTS, driver="560.1")
+    assert said(run_of(older), run_of(old), run_of(), run_of()) == ("driver 570.1 -> 580.95.05",)
+    assert said(run_of(), run_of()) == ()
+
+
+def test_sources() -> None:
+    assert said(run_of(test_source="u" * 64)) == ("the test's source",)
+    assert said(run_of(kernel_source="l" * 64)) == ("the kernel's source",)
+
+
+def test_what_is_unknown_is_no_change() -> None:
+    assert said(run_of(test_source=None, kernel_source=None)) == ()
+    assert said(run_of(), test_source=None, kernel_source=None) == ()
+    unknown = structs.replace(FACTS, driver=None)
+    assert said(run_of(unknown), facts=unknown) == ()
+    assert said(run_of(structs.replace(FACTS, driver="570.1")), run_of(unknown)) == ("driver 570.1 -> 580.95.05",)
+
+
+def test_clocks_under_load() -> None:
+    assert said(run_of(), run_of(), memory=2.3e9) == ("memory clock 2619 -> 2300 MHz",)
+    assert said(run_of(), memory=2.61e9, sm=1.9e9) == ()
+    assert said(run_of(), sm=1.7e9) == ("SM clock 1980 -> 1700 MHz",)
+    assert said(run_of(memory=None, sm=None), memory=1e9, sm=1e9) == ()
+    assert said(run_of(), memory=None, sm=None) == ()
