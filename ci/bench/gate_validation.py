@@ -1,20 +1,18 @@
 """Does the gate keep its promises on a real GPU? Unchanged and slower code through its own verdicts, beside the peers'.
 
-Fresh processes measure some fifty rows each, one process at a time on each card: sessions of pytest with this plugin. Some of the rows are
+Fresh processes measure some forty rows each, one process at a time on each card: sessions of pytest with this plugin. Some of the rows are
 twins of others, slower by a known share (`gate_validation_rows`). The verdicts follow from these raw data alone, by the shipped code
 (`gate_validation_verdicts`): the first processes are the baseline, all others are heads. `gate_validation_table` draws them.
 
     python ci/bench/gate_validation.py --seconds 420 --json ci/records/nvidia-h200/gate_validation.json
-    python ci/bench/gate_validation.py --append --json FILE                                         # a further session: a further baseline
-    python ci/bench/gate_validation.py --rows minute --works OLD --seconds 65 --raw --json FILE     # a session of a minute
     python ci/bench/gate_validation.py --device cuda:0 --device cuda:1 --seconds 300 --json FILE    # two cards at the same time
-    python ci/bench/gate_validation.py --judge ci/records/nvidia-h200/gate_validation.json          # the verdicts anew, without a GPU
+    python ci/bench/gate_validation.py --rows minute --works OLD --seconds 65 --raw --json FILE     # a session of a minute
+    python ci/bench/gate_validation.py --judge FILE [MORE ...]    # the verdicts anew, also of the sessions of more records; without a GPU
 
-How much more work makes a launch slower by a share, two processes find out at the beginning; `--works FILE` takes it from the twins of an
-earlier record, as far as that has them; of several, the mean. If it has all, those two processes are left out. `--raw` leaves out the
-verdicts, which need no GPU, and `--judge FILE` gives them. `--replay FILE` gives every verdict anew and exits with 1 if one differs from
-the record. `--simulated` draws the raw data at random; no device takes part. Exits with 1 if unchanged code FAILs or nothing could be
-measured. Ended by SIGTERM or Ctrl-C, it writes what it has.
+The sessions are added to those that FILE has. How much more work makes a launch slower by a share, the twins of an earlier record tell
+(`--works`; of several, the mean); without one, as much more as the share. `--raw` leaves out the verdicts, which need no GPU. `--simulated`
+draws the raw data at random; no device takes part. Exits with 1 if unchanged code FAILs or nothing could be measured. Ended by SIGTERM or
+Ctrl-C, it writes what it has.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from gate_validation_collect import PILOTS, Stop, measured, simulated
+from gate_validation_collect import Stop, measured, simulated
 from gate_validation_rows import SETS
 from gate_validation_table import table
 from gate_validation_verdicts import SEVERAL, UNCHANGED, baseline_of, judged, seen_slopes
@@ -54,7 +52,7 @@ PROCESSES = 10_000
 
 
 def collect(devices: list[str], options: argparse.Namespace, known: dict[str, float]) -> list[dict[str, Any]]:
-    """The cards' raw data, all cards at the same time; those that measured nothing are left out. `known` slopes of rows are taken."""
+    """The cards' raw data, all cards at the same time; those that measured nothing are left out. `known`: as for `measured`."""
     stop = Stop(options.seconds - (0 if options.raw else JUDGING), options.processes, time.monotonic())
 
     def tell(line: str) -> None:
@@ -65,7 +63,7 @@ def collect(devices: list[str], options: argparse.Namespace, known: dict[str, fl
         for place in places:
             place.mkdir()
         waiting = [
-            pool.submit(measured, device, places[i], options.seed + i, stop, tell, SETS[options.rows], known)
+            pool.submit(measured, device, places[i], options.seed + i, stop, tell, SETS[options.rows].rows, known)
             for i, device in enumerate(devices)
         ]
         return [card for one in waiting if (card := one.result())["processes"]]
@@ -91,23 +89,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def replayed(record: dict[str, Any]) -> list[str]:
-    """The verdicts that differ between a record and its raw data, in sentences."""
-    anew, found = judged(record), []
-    for kind, kept in record["verdicts"].items():
-        if len(kept) != len(anew[kind]):
-            found.append(f"{kind}: {len(kept)} in the record, {len(anew[kind])} from its raw data")
-        pairs = zip(kept, anew[kind], strict=False)
-        found += [f"{kind}: {one} in the record, {other} from its raw data" for one, other in pairs if one != other]
-    return found
-
-
-def counted(record: dict[str, Any]) -> int:
-    """Verdicts of the gate in a record; the peers' are not among them."""
-    verdicts = record["verdicts"]
-    return sum(len(one["outcomes"]) for one in verdicts["screens"]) + len(verdicts["duets"])
-
-
 def write(path: Path | None, record: dict[str, Any]) -> None:
     """One line for each process, so that two records can be compared."""
     if path is None:
@@ -126,31 +107,28 @@ def finish(path: Path | None, record: dict[str, Any], *, raw: bool = False) -> i
     if raw:
         print(f"{sum(len(card['processes']) for card in record['cards'])} processes; --judge adds the verdicts")
         return 0
-    begun = time.monotonic()
     record["verdicts"] = judged(record)
     write(path, record)
-    print(f"{counted(record)} verdicts in {time.monotonic() - begun:.0f} s", file=sys.stderr)
     print(table(record))
     unchanged = (one for one in record["verdicts"]["screens"] if one["question"] in (UNCHANGED, SEVERAL))
     return 1 if any("F" in one["outcomes"] for one in unchanged) else 0
 
 
-def appended(path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """A record with the sessions of the one at `path` before its own.
+def joined(before: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """A record with the sessions of an earlier one before its own.
 
     Raises:
         ValueError: the sessions were measured in different ways or on different GPUs, or one of its own has no head beside its baseline.
     """
-    before = json.loads(path.read_text())
+    base = sum(baseline_of(record))
     for card in record["cards"]:
-        if (key := card["device"]["key"]) != (of := before["cards"][0]["device"]["key"]):
-            raise ValueError(f"{path}: it is of {of}, this call of {key}")
-        if (count := len(card["processes"])) <= (base := sum(baseline_of(record))):
-            raise ValueError(f"{path}: {count} processes are no baseline of {base} and a head; nothing is added: give more --seconds")
-    for name in ("kind", "simulated", "options", "baseline"):
-        known = list(baseline_of(before)) if name == "baseline" else before.get(name)
-        if known != record[name]:
-            raise ValueError(f"{path}: its {name} is {known!r}, of this call {record[name]!r}")
+        if (key := card["device"]["key"]) != (known := before["cards"][0]["device"]["key"]):
+            raise ValueError(f"the record is of {known}, this session of {key}")
+        if (count := len(card["processes"])) <= base:
+            raise ValueError(f"{count} processes are no baseline of {base} and a head; nothing is added: give more --seconds")
+    ways = [{name: one[name] for name in ("kind", "simulated", "options")} | {"baseline": baseline_of(one)} for one in (before, record)]
+    if ways[0] != ways[1]:
+        raise ValueError(f"the record is {ways[0]}, this session {ways[1]}")
     return record | {"cards": [*before["cards"], *record["cards"]]}
 
 
@@ -160,61 +138,51 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", action="append", help="as --gpumem-device; may be given several times (default cuda)")
     parser.add_argument("--seconds", type=float, default=420.0, help="for everything (default 420)")
-    parser.add_argument("--processes", type=int, default=PROCESSES, help="on each card at most, pilots included")
+    parser.add_argument("--processes", type=int, default=PROCESSES, help="on each card at most")
     parser.add_argument("--seed", type=int, default=0, help="of the order of rows and of the modes (default 0)")
-    parser.add_argument(
-        "--rows", choices=tuple(SETS), default="all", help="all, measured shortly; fewer, those of 32 MiB, or twelve, as by default"
-    )
+    parser.add_argument("--rows", choices=tuple(SETS), default="all", help="all, or twelve, which take a minute a session")
     parser.add_argument("--works", type=Path, metavar="FILE", action="append", help="a record whose twins say how latency grows with work")
     parser.add_argument("--raw", action="store_true", help="no verdicts now")
     parser.add_argument("--simulated", type=int, metavar="N", help="draw N processes at random instead")
-    parser.add_argument("--judge", type=Path, metavar="FILE", help="add the verdicts to a record of raw data")
-    parser.add_argument("--replay", type=Path, metavar="FILE", help="give every verdict of a record anew")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
-    parser.add_argument("--append", action="store_true", help="keep the sessions that the record of --json has")
+    parser.add_argument("--judge", type=Path, nargs="+", metavar="FILE", help="add sessions and verdicts to the first record")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the record, which is added to")
     options = parser.parse_args()
-    if options.replay:
-        record = json.loads(options.replay.read_text())
-        if "verdicts" not in record:
-            parser.error(f"--replay {options.replay}: it holds no verdicts yet; --judge adds them")
-        differing = replayed(record)
-        print("\n".join(differing) or f"{counted(record)} verdicts follow from the raw data as they are in {options.replay}")
-        return 1 if differing else 0
     if options.judge:
-        return finish(options.judge, json.loads(options.judge.read_text()))
-    of = SETS[options.rows]
-    if options.processes <= PILOTS or (options.simulated is not None and options.simulated <= PILOTS):
-        needed = PILOTS + sum(of.baseline) + 1
-        parser.error(f"the first {PILOTS} processes are pilots: {PILOTS + 1} processes or more, {needed} for any verdict")
-    if options.append and not (options.json and options.json.exists()):
-        parser.error(f"--append needs a record: --json {options.json}")
-    record: dict[str, Any] = {"kind": "gate_validation", "simulated": options.simulated is not None}
-    record |= {"options": list(of.options), "baseline": list(of.baseline)}
-    if options.append:
+        path, *more = options.judge
+        record = json.loads(path.read_text())
+        for one in more:
+            try:
+                record = joined(record, json.loads(one.read_text()))
+            except ValueError as refused:
+                parser.error(f"--judge {one}: {refused}")
+        return finish(path, record)
+    of, devices = SETS[options.rows], options.device or ["cuda"]
+    try:
+        is_simulated = options.simulated is not None or any(choose(device).facts.simulated for device in devices)
+    except NoDevice as missing:
+        parser.error(str(missing))
+    record = {"kind": "gate_validation", "simulated": is_simulated, "options": [], "baseline": of.baseline}
+    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else None
+    if before is not None:
         try:
-            appended(options.json, record | {"cards": []})
+            joined(before, record | {"cards": []})
         except ValueError as refused:
-            parser.error(f"--append: {refused}")
+            parser.error(f"--json {options.json}: {refused}")
     begun = time.monotonic()
     if options.simulated is not None:
-        record["cards"] = [simulated(device_to_json(choose("sim:h200").facts), options.seed, options.simulated, rows=of.rows)]
+        record["cards"] = [simulated(device_to_json(choose("sim:h200").facts), options.seed, options.simulated, of.rows)]
     else:
-        devices = options.device or ["cuda"]
-        try:
-            record["simulated"] = any(choose(device).facts.simulated for device in devices)
-        except NoDevice as missing:
-            parser.error(str(missing))
         record["cards"] = collect(devices, options, seen_slopes(json.loads(file.read_text()) for file in options.works or ()))
         if not record["cards"]:
             print("nothing was measured", file=sys.stderr)
             return 1
     record |= {"versions": versions(), "seed": options.seed, "seconds": round(time.monotonic() - begun, 1)}
     record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    if options.append:
+    if before is not None:
         try:
-            record = appended(options.json, record)
+            record = joined(before, record)
         except ValueError as refused:
-            print(f"--append: {refused}", file=sys.stderr)
+            print(f"--json {options.json}: {refused}", file=sys.stderr)
             return 1
     return finish(options.json, record, raw=options.raw)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
 import threading
 import time
@@ -22,10 +21,8 @@ from typing import Any
 
 import numpy as np
 from fresh_processes import one_after_another
-from gate_validation_rows import ARRAYS, PILOT_MORE, ROWS, SLOW_MODE, Row, Set, launches, rounded, slope, work_of
+from gate_validation_rows import ARRAYS, ROWS, SLOW_MODE, Row, work_of
 from record_file import taken_at
-
-from pytest_gpumem.files import write_whole
 
 UNIT = 1e-10
 """Seconds of what is kept as a whole number."""
@@ -33,8 +30,6 @@ STATS = ("rounds", "stddev", "mean", "min", "q1", "median", "q3")
 WORKER_SECONDS = 180.0
 AHEAD = 3
 """Processes that get ready while one measures."""
-PILOTS = 2
-"""Processes at the beginning that measure how latency grows with work."""
 
 Process = dict[str, Any]
 Card = dict[str, Any]
@@ -47,7 +42,7 @@ class Stop:
     seconds: float
     """Since the beginning, for all."""
     processes: int
-    """At most, on each card, pilots included."""
+    """At most, on each card."""
     begun: float
     """`time.monotonic()` at the beginning."""
     asked: threading.Event = field(default_factory=threading.Event)
@@ -84,27 +79,19 @@ def unpacked_stats(row: Mapping[str, list[int]]) -> dict[str, float]:
     return {name: value + (row["m"][0] if index > 1 else 0) for index, (name, value) in enumerate(zip(STATS, row["s"], strict=True))}
 
 
-def job(number: int, seed: int, rows: Sequence[Row] = ROWS) -> dict[str, Any]:
-    """What a process measures: the pilot's launches, or all rows in a drawn order, and which of them are in their slower mode."""
-    if number < PILOTS:
-        return {"number": number, "rows": [], "slow": [], "pilot": list(launches()), "more": PILOT_MORE}
+def job(number: int, seed: int, rows: Sequence[Row]) -> dict[str, Any]:
+    """What a process measures: all rows in a drawn order, and which of them are in their slower mode."""
     random = np.random.default_rng([seed, number])
     order = [rows[index].name for index in random.permutation(len(rows))]
     slow = [row.name for row in rows if row.bimodal and random.random() < SLOW_MODE]
-    return {"number": number, "rows": order, "slow": slow, "pilot": [], "more": PILOT_MORE}
+    return {"number": number, "rows": order, "slow": slow}
 
 
 # On a device
 
 
 def measured(
-    device: str,
-    folder: Path,
-    seed: int,
-    stop: Stop,
-    tell: Callable[[str], object],
-    of: Set,
-    known: Mapping[str, float] | None = None,
+    device: str, folder: Path, seed: int, stop: Stop, tell: Callable[[str], object], rows: Sequence[Row], slopes: Mapping[str, float]
 ) -> Card:
     """Run processes on one card until it is time to stop.
 
@@ -114,27 +101,20 @@ def measured(
         seed: of the rows' order and of modes.
         stop: when.
         tell: takes a line for what went wrong.
-        of: the rows, and how each is measured.
-        known: by row, how latency grows with work; goes before what the pilots find. No pilot runs if all twins of the set have it.
+        rows: what every process measures.
+        slopes: by row, how latency grows with work.
     """
     (folder / "pytest.ini").write_text("[pytest]\n")
-    slopes_file = folder / "slopes.json"
-    slopes = dict(known or {})
-    write_whole(slopes_file, json.dumps(slopes))
-    piloting = any(row.planned and row.name not in slopes for row in of.rows)
 
     def jobs() -> Iterator[dict[str, Any]]:
-        for number in range(0 if piloting else PILOTS, stop.processes):
-            results = folder / f"{number}.json"
-            about = {"device": device, "results": str(results), "slopes": str(slopes_file), "options": of.options}
-            yield job(number, seed, of.rows) | about
+        for number in range(stop.processes):
+            yield job(number, seed, rows) | {"device": device, "results": str(folder / f"{number}.json"), "slopes": slopes}
 
     def command(one: dict[str, Any]) -> list[str]:
         return [sys.executable, str(Path(__file__).with_name("gate_validation_worker.py")), json.dumps(one)]
 
     card: Card = {"taken_at": taken_at(), "slopes": slopes, "failed": [], "processes": []}
     reading: list[Future[tuple[Process, dict[str, Any]]]] = []
-    pilots: list[dict[str, Any]] = []
     longest, done = 0.0, 0
     with ThreadPoolExecutor(1) as pool, closing(one_after_another(jobs(), command, ahead=AHEAD, timeout=WORKER_SECONDS)) as outcomes:
         for outcome in outcomes:
@@ -148,14 +128,9 @@ def measured(
                     break
                 continue
             about = outcome.answer | {"number": number, "seconds": round(outcome.seconds, 2), "slow": outcome.job["slow"]}
-            if number < PILOTS:
-                pilots.append(json.loads(Path(outcome.job["results"]).read_text()))
-                card["slopes"] = piloted(pilots) | slopes
-                write_whole(slopes_file, json.dumps(card["slopes"]))
-            else:
-                # Read while the next process measures.
-                reading.append(pool.submit(_read, Path(outcome.job["results"]), about))
-            longest = max(longest, outcome.seconds) if done > PILOTS + 1 else outcome.seconds
+            # Read while the next process measures.
+            reading.append(pool.submit(_read, Path(outcome.job["results"]), about))
+            longest = max(longest, outcome.seconds)
             if done % 10 == 0:
                 tell(f"{device}: {done} processes, {time.monotonic() - stop.begun:.0f} s; the last took {outcome.seconds:.2f} s")
             if stop.now(done, longest):
@@ -166,21 +141,6 @@ def measured(
             card.setdefault("device", about_card["device"])
             card.setdefault("rows", about_card["rows"])
     return card
-
-
-def piloted(pilots: list[dict[str, Any]]) -> dict[str, float]:
-    """How latency grows with work, by launch, of the results of one pilot or more: of geometric means."""
-    logs: dict[str, dict[float, list[float]]] = {}
-    for row in (row for results in pilots for row in results["gpumem"]["rows"]):
-        name, _, more = _parameters(row["nodeid"]).rpartition("-")
-        if row["measurement"] is not None:
-            logs.setdefault(name, {}).setdefault(float(more), []).append(math.log(row["measurement"]["latency"]))
-    every, found = launches(), {}
-    for name, seen in logs.items():
-        if len(seen) == 2:
-            first, second = (math.exp(statistics.fmean(seen[more])) for more in (1.0, PILOT_MORE))
-            found[name] = slope(first, second, every[name].kernel, every[name].work)
-    return found
 
 
 def _parameters(nodeid: str) -> str:
@@ -265,23 +225,20 @@ def latency(kernel: str, work: int) -> float:
     return OVERHEAD + (work * HOP if kernel == "chase" else ARRAYS.get(kernel.partition(":")[0], 2) * work / RATE)
 
 
-def simulated(device: dict[str, Any], seed: int, processes: int, *, rows: Sequence[Row] | None = None, worse: float = 0.0) -> Card:
+def simulated(device: dict[str, Any], seed: int, processes: int, rows: Sequence[Row] = ROWS, *, worse: float = 0.0) -> Card:
     """A card's processes, drawn at random; no device takes part.
 
     Args:
         device: facts of the device that it stands for, as JSON.
         seed: everything follows from it.
-        processes: how many, pilots included.
-        rows: those that every process measures; all without it.
+        processes: how many.
+        rows: those that every process measures.
         worse: by what share every head row is slower than it should be, to see that it shows.
     """
-    random, rows = np.random.default_rng([seed, 7]), ROWS if rows is None else rows
-    card: Card = {"device": device, "slopes": {}, "rows": {}, "failed": [], "processes": []}
-    for name, row in launches().items():
-        noise = SPREADS[row.size].process / math.sqrt(PILOTS)
-        both = [latency(row.kernel, rounded(row.kernel, row.work * more)) * math.exp(noise * random.normal()) for more in (1, PILOT_MORE)]
-        card["slopes"][name] = slope(both[0], both[1], row.kernel, row.work)
-    for number in range(PILOTS, processes):
+    random = np.random.default_rng([seed, 7])
+    slopes = {row.name: 1 - OVERHEAD / latency(row.kernel, row.work) for row in rows}
+    card: Card = {"device": device, "slopes": slopes, "rows": {}, "failed": [], "processes": []}
+    for number in range(processes):
         about = job(number, seed, rows)
         overhead = OVERHEAD + OVERHEAD_SPREAD * float(random.normal())
         minute, second = divmod(3 * number, 60)

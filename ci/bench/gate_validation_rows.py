@@ -1,22 +1,19 @@
 """What the gate's validation measures: rows, each with the same code made slower by a known share beside it.
 
 A row is a launch of a catalogue kernel on arrays of a size. Its *twins* are the same launch with more work, as much as makes it slower by
-a planned share: more bytes, or more steps of a pointer chase. How many that takes a *pilot* finds out first, which measures every launch
-once as it is and once with a tenth more: part of a launch's time does not grow with its bytes. What the twins are really slower by, the
-measurements of all processes together say (`gate_validation_verdicts.measured_ratios`).
+a planned share: more bytes, or more steps of a pointer chase. How much that takes, an earlier record tells, since part of a launch's time
+does not grow with its bytes. What the twins are really slower by, the measurements of all processes together say
+(`gate_validation_verdicts.measured_ratios`).
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from pytest_gpumem.units import MiB
 
-PILOT_MORE = 1.1
-"""Work of the pilot's second launch over that of the first."""
 SLOPES = (0.2, 1.5)
-"""Between these lies how latency grows with work, logarithm over logarithm; what a pilot finds outside is its noise."""
+"""Between these lies how latency grows with work, logarithm over logarithm; what a record shows outside is its noise."""
 UNRELATED = 37 * MiB
 """Bytes of the unrelated allocation that new code makes first."""
 CHASE_STEPS = 400
@@ -110,7 +107,7 @@ LEFT_OUT = frozenset(
         *("triad-2+1", "triad-2+5", "copy-2", "copy-2+10"),
     )
 )
-"""What the small set lacks, for processes that measure each row as the plugin does by default."""
+"""What only an early record has, whose processes measured each row shortly."""
 TWELVE = (
     *("triad-256", "triad-256+1", "stream_add-256", "triad-32", "triad-32+1", "mul-32", "dot-32", "dot-32+1", "permuted_copy-32"),
     *("triad-2", "triad-2+10", "chase"),
@@ -123,25 +120,15 @@ class Set:
     """What a session measures."""
 
     rows: tuple[Row, ...]
-    options: tuple[str, ...] = ()
-    """Of pytest: how each row is measured; none: as the plugin does by default."""
-    baseline: tuple[int, ...] = (1,) * 20
+    baseline: tuple[int, ...]
     """Processes of each run of the baseline, which are the session's first processes."""
 
 
 SETS = {
-    # Four placements grow to sixteen where arrays are small.
-    "all": Set(ROWS, ("--gpumem-placements=4", "--gpumem-budget=15ms")),
-    "small": Set(tuple(row for row in ROWS if row.name not in LEFT_OUT)),
-    "32": Set(tuple(row for row in ROWS if row.size == "32 MiB" and row.name not in LEFT_OUT and not row.unrelated)),
-    "minute": Set(tuple(row for row in ROWS if row.name in TWELVE), baseline=(3, 3, 3)),
+    "all": Set(tuple(row for row in ROWS if row.name not in LEFT_OUT), (1,) * 20),
+    "minute": Set(tuple(row for row in ROWS if row.name in TWELVE), (3, 3, 3)),
 }
 BY_NAME = {row.name: row for row in ROWS}
-
-
-def launches() -> dict[str, Row]:
-    """The launches that a pilot measures, by kernel and work: rows without their twins."""
-    return {f"{row.kernel}-{row.work}": row for row in ROWS if not row.changed}
 
 
 def rounded(kernel: str, work: float) -> int:
@@ -150,25 +137,12 @@ def rounded(kernel: str, work: float) -> int:
     return round(work / step) * step
 
 
-def slope(first: float, second: float, kernel: str, work: int) -> float:
-    """How a launch's latency grows with its work, logarithm over logarithm: 1 where it is all of it.
-
-    Args:
-        first: seconds of the launch.
-        second: seconds with `PILOT_MORE` times the work.
-        kernel: whose work is rounded.
-        work: of the first.
-    """
-    found = math.log(second / first) / math.log(rounded(kernel, PILOT_MORE * work) / work)
-    return min(max(found, SLOPES[0]), SLOPES[1])
-
-
 def work_of(row: Row, slopes: dict[str, float], *, slow: bool = False) -> int:
     """Bytes of each array, or steps, that make a row as slow as it is meant to be.
 
     Args:
         row: the row.
-        slopes: by launch, as the pilot found them, or by row, as former processes did; 1 where there is none.
+        slopes: by row, or by kernel and work, as an earlier record has them; 1 where it has none.
         slow: a bimodal row is in its slower mode.
     """
     factor = (1 + row.planned) * (1 + MODES if slow else 1)

@@ -1,4 +1,4 @@
-"""What the records of the gate's validation show, together.
+"""What the records of the gate's validation show, those of one kind of GPU together.
 
     python ci/bench/gate_validation_table.py                # all records of GPUs that were measured as by default
     python ci/bench/gate_validation_table.py FILE ...
@@ -159,10 +159,11 @@ def _peers(records: Sequence[Record]) -> Iterator[str]:
 def main() -> int:
     """Print."""
     paths = [Path(name) for name in sys.argv[1:]] or sorted(RECORDS.glob("*/gate_validation*.json"))
-    records = [json.loads(path.read_text()) for path in paths]
-    if not sys.argv[1:]:
-        records = [record for record in records if not record["simulated"] and not record["options"]]
-    print(table(*records))
+    kinds: dict[str, list[Record]] = {}
+    for record in (json.loads(path.read_text()) for path in paths):
+        if sys.argv[1:] or not (record["simulated"] or record["options"]):
+            kinds.setdefault(record["cards"][0]["device"]["name"], []).append(record)
+    print("\n\n".join(table(*records) for records in kinds.values()))
     return 0
 
 

@@ -42,8 +42,13 @@ MISSING, OPEN, ABOVE = "-", "O", "A"
 """Letters of a row that its process could not measure, of a duet without an end, and of an interval above the limit that is no FAIL."""
 LETTERS = {Outcome.PASS: "P", Outcome.FAIL: "F", Outcome.UNDECIDED: "U"}
 UNCHANGED, SEVERAL, ALLOCATION = "unchanged, 1 process", "unchanged", "an unrelated allocation first"
+NOTHING, NOTHING_LIMIT = "unchanged, next to no limit", "0.01%"
+"""Unchanged code at its limit, so that an alarm is as likely as it is promised to be."""
+ELSEWHERE = "unchanged, another session's"
+"""Unchanged code against the baseline of the session before it in the record: of another card, or of another hour."""
 TWICE, TWICE_LIMIT = "+1 % held to 0.5 %", "0.5%"
 """Code that is slower by twice its limit."""
+LIMITS = {NOTHING: NOTHING_LIMIT, TWICE: TWICE_LIMIT}
 STOCK = ("mean:5%", "median:1%", "min:1%")
 """Limits of pytest-benchmark's `--benchmark-compare-fail`, by its own check."""
 NVBENCH, ROBUST = "nvbench_compare", "nvbench_compare_robust"
@@ -71,7 +76,7 @@ def questions(measured: Container[str] | None = None) -> Iterator[Question]:
     """All questions, of the rows that were measured."""
     there = [row for row in ROWS if measured is None or (row.name in measured and row.of in measured)]
     plain = [row.name for row in there if not row.unrelated]
-    found = [(UNCHANGED, {name: name for name in plain}), (SEVERAL, {name: name for name in plain})]
+    found = [(name, {row: row for row in plain}) for name in (UNCHANGED, SEVERAL, NOTHING, ELSEWHERE)]
     found.append((ALLOCATION, {row.of: row.name for row in there if row.unrelated}))
     for share in sorted({row.planned for row in there if row.planned}):
         found.append((planned_name(share), {row.of: row.name for row in there if row.planned == share}))
@@ -80,8 +85,8 @@ def questions(measured: Container[str] | None = None) -> Iterator[Question]:
         asked = {row: SIZES[BY_NAME[row].size] for row in rows}
         if name == UNCHANGED:
             asked = {row: replace(one, processes=1) for row, one in asked.items()}
-        if name == TWICE:
-            asked = {row: replace(one, limit=TWICE_LIMIT) for row, one in asked.items()}
+        if name in LIMITS:
+            asked = {row: replace(one, limit=LIMITS[name]) for row, one in asked.items()}
         if rows:
             yield Question(name, rows, asked)
 
@@ -109,6 +114,10 @@ class Data:
     def runs(self, processes: int) -> list[tuple[int, ...]]:
         """The heads that follow each other, in groups of so many."""
         return [tuple(self.heads[first : first + processes]) for first in range(0, len(self.heads) - processes + 1, processes)]
+
+    def history(self, row: str) -> list[Measurement]:
+        """The baseline's runs of a row."""
+        return [joined(one) for numbers in self.baseline if (one := self.several(numbers, row, row))]
 
     def measurement(self, number: int, row: str, of: str) -> Measurement | None:
         """What a process measured of a row, shown as `of`; None where it could not be judged."""
@@ -159,26 +168,30 @@ def baseline_of(record: Mapping[str, Any]) -> tuple[int, ...]:
 def judged(record: Mapping[str, Any]) -> dict[str, Any]:
     """All verdicts of a record, as its `verdicts` has them."""
     found: dict[str, Any] = {"screens": [], "duets": [], "peers": []}
-    for index, card in enumerate(record["cards"]):
-        data = Data(card, baseline_of(record))
+    sessions = [Data(card, baseline_of(record)) for card in record["cards"]]
+    for index, data in enumerate(sessions):
         for question in questions(data.kinds):
-            found["screens"] += [{"card": index, **one} for one in screens(data, question)]
-            if question.name not in (SEVERAL, TWICE):  # the same heads again
+            base = sessions[index - 1] if question.name == ELSEWHERE else data
+            if question.name == ELSEWHERE and base is data:
+                continue
+            found["screens"] += [{"card": index, **one} for one in screens(data, question, base)]
+            if question.name not in (SEVERAL, NOTHING, ELSEWHERE, TWICE):  # the same heads again
                 found["peers"] += [{"card": index, **one} for one in peers(data, question)]
             if question.name in (SEVERAL, TWICE):
                 found["duets"] += [{"card": index, **one} for one in duets(data, question)]
     return found
 
 
-def screens(data: Data, question: Question) -> Iterator[dict[str, Any]]:
-    """The gate's verdicts: a letter for each run of each row. The rows of one run are a suite."""
+def screens(data: Data, question: Question, base: Data) -> Iterator[dict[str, Any]]:
+    """The gate's verdicts against a session's baseline: a letter for each run of each row. The rows of one run are a suite."""
     letters: dict[str, list[str]] = {row: [] for row in question.rows}
     for processes in sorted({asked.processes for asked in question.asked.values()}):
         rows = [row for row, asked in question.asked.items() if asked.processes == processes]
         for run in data.runs(processes):
             family = Family(len(rows))
             for row in rows:
-                verdict = screened(data, run, row, question.rows[row], question.asked[row].limit, family)
+                seen = data.several(run, question.rows[row], row)
+                verdict = screened(seen, base.history(row), question.asked[row].limit, base.device, family)
                 letters[row].append(MISSING if verdict is None else letter(verdict, question.asked[row].limit))
                 family = family if verdict is None else family.after(verdict)
     for row, head in question.rows.items():
@@ -187,16 +200,16 @@ def screens(data: Data, question: Question) -> Iterator[dict[str, Any]]:
         yield about | {"outcomes": "".join(letters[row])}
 
 
-def screened(data: Data, run: Sequence[int], row: str, head: str, limit: str, family: Family) -> Verdict | None:
+def screened(
+    seen: Sequence[Measurement] | None, history: Sequence[Measurement], limit: str, facts: DeviceFacts, family: Family
+) -> Verdict | None:
     """The verdict on a row, with as many of the run's processes as it takes; None where a process has no measurement of it."""
-    seen = data.several(run, head, row)
-    history = [joined(one) for numbers in data.baseline if (one := data.several(numbers, row, row))]
-    if seen is None or not history:
+    if not seen or not history:
         return None
     limits = Limits(max_regression=limit)
     for look in (*(look for look in LOOKS if look < len(seen)), len(seen)):
         now = joined(seen[:look])
-        verdict = judge(now, limits, data.device, history, strict=False, family=family)
+        verdict = judge(now, limits, facts, history, strict=False, family=family)
         if not repeatable(now, limits, verdict, history):
             break
     return verdict

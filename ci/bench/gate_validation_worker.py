@@ -1,6 +1,6 @@
 """One process of the gate's validation: a session of pytest with the shipped plugin, which waits until it may use the GPU.
 
-`python gate_validation_worker.py JSON`: number, device, rows, slow, pilot, more, slopes, results, options. The process runs pytest on this
+`python gate_validation_worker.py JSON`: number, device, rows, slow, slopes, results. The process runs pytest on this
 file: one test for each row, in an order drawn for the process. It collects them, imports its libraries, reports that it is ready, and waits
 (`fresh_processes`).
 """
@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import GO, READY
-from gate_validation_rows import ARRAYS, BY_NAME, CHASE_NODES, launches, rounded, work_of
+from gate_validation_rows import ARRAYS, BY_NAME, CHASE_NODES, work_of
 
 JOB: dict[str, Any] = json.loads(sys.argv[1])
 TAKEN_AWAY = ("PYTEST_ADDOPTS", "PYTEST_XDIST_", "GPUMEM_")
@@ -29,13 +28,6 @@ TAKEN_AWAY = ("PYTEST_ADDOPTS", "PYTEST_XDIST_", "GPUMEM_")
 
 
 # The tests
-
-
-@cache
-def slopes() -> dict[str, float]:
-    """What the pilot found; it is read when the first test runs, since processes get ready before the pilot has ended."""
-    found: dict[str, float] = json.loads(Path(JOB["slopes"]).read_text())
-    return found
 
 
 @pytest.fixture
@@ -60,15 +52,8 @@ def launch(gpu_benchmark, gpu_kernels, device_buffer):
 def test_row(launch, device_buffer, name):
     row = BY_NAME[name]
     unrelated = device_buffer(row.unrelated, "u1") if row.unrelated else None
-    launch(row.kernel, work_of(row, slopes(), slow=name in JOB["slow"]))
+    launch(row.kernel, work_of(row, JOB["slopes"], slow=name in JOB["slow"]))
     del unrelated
-
-
-@pytest.mark.parametrize("more", [1, JOB["more"]])
-@pytest.mark.parametrize("name", JOB["pilot"])
-def test_pilot(launch, name, more):
-    row = launches()[name]
-    launch(row.kernel, rounded(row.kernel, row.work * more))
 
 
 # The process
@@ -128,7 +113,6 @@ def arguments() -> list[str]:
         *("-q", "-c", str(results.parent / "pytest.ini"), f"--rootdir={folder}"),
         *("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist"),
         *("--gpumem", f"--gpumem-device={JOB['device']}", "--gpumem-save", f"--gpumem-baseline={results.with_suffix('')}"),
-        *JOB["options"],
         f"--benchmark-json={results}",
         __file__,
     ]

@@ -27,7 +27,7 @@ from pytest_gpumem.records.schema import device_to_json
 DEVICE = json.loads(json.dumps(device_to_json(choose("sim:h200").facts)))
 FEW = tuple(row for row in rows.ROWS if row.planned in (0.0, 0.01) and not row.bimodal and row.size in ("256 MiB", "32 MiB"))
 BASELINE = (1,) * 20
-PROCESSES = collect.PILOTS + len(BASELINE) + 4 * verdicts.PAIRS
+PROCESSES = len(BASELINE) + 4 * verdicts.PAIRS
 """The fewest that duets get their processes of."""
 
 
@@ -43,9 +43,9 @@ def made() -> dict[str, Any]:
         found: dict[str, Any] = {
             "kind": "gate_validation",
             "simulated": True,
-            "options": list(rows.SETS["all"].options),
+            "options": [],
             "ended": "2026-11-21T00:00:00+00:00",
-            "cards": [collect.simulated(DEVICE, 1, PROCESSES)],
+            "cards": [collect.simulated(DEVICE, 1, PROCESSES, FEW)],
         }
         found["verdicts"] = verdicts.judged(found)
     return found
@@ -77,34 +77,27 @@ def test_every_row_has_a_name_of_its_own_and_the_row_that_it_stands_for() -> Non
 # Raw data
 
 
-def test_two_processes_on_a_device_are_a_pilot_and_a_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_on_a_device_measures_every_row(tmp_path: Path) -> None:
     """The whole way: the worker, pytest, the plugin on the simulated device, and what is kept of its results."""
-    names = {0: [], 1: ["copy-2", "copy-2+10"]}
-
-    def job(number: int, _seed: int, _rows: object) -> dict[str, Any]:
-        pilot = [] if number else ["copy-2097152"]
-        return {"number": number, "rows": names[number], "slow": [], "pilot": pilot, "more": rows.PILOT_MORE}
-
-    monkeypatch.setattr(collect, "job", job)
-    monkeypatch.setattr(collect, "PILOTS", 1)
+    names = ("copy-2", "copy-2+10")
     said: list[str] = []
-    card = collect.measured("sim:h200", tmp_path, 0, collect.Stop(120.0, 2, time.monotonic()), said.append, rows.SETS["all"])
+    stop = collect.Stop(120.0, 1, time.monotonic())
+    card = collect.measured("sim:h200", tmp_path, 0, stop, said.append, [rows.BY_NAME[name] for name in names], {"copy-2+10": 0.5})
     assert (card["failed"], said) == ([], [])
-    assert rows.SLOPES[0] <= card["slopes"]["copy-2097152"] <= rows.SLOPES[1]
     (process,) = card["processes"]
-    assert process["rows"].keys() == {"copy-2", "copy-2+10"}
+    assert process["rows"].keys() == {*names}
     assert process["spoilt"] == {}
     assert None not in process["controls"]
     assert card["device"]["simulated"]
     data = verdicts.Data(card)
-    base, more = (data.measurement(1, name, "copy-2") for name in ("copy-2", "copy-2+10"))
+    base, more = (data.measurement(0, name, "copy-2") for name in names)
     assert base is not None
     assert base.provenance is not None
     assert base.provenance.controls is not None
     assert base.provenance.controls.latency == pytest.approx(process["controls"][4] * collect.UNIT)
     assert more is not None
     assert base.traffic == more.traffic  # of the twin nobody is told that it moves more
-    assert len(base.medians) == 16
+    assert len(base.medians) == 32
     stats = collect.unpacked_stats(process["rows"]["copy-2"])
     assert stats["min"] * collect.UNIT <= base.latency <= 1.2 * stats["median"] * collect.UNIT
 
@@ -144,9 +137,10 @@ def test_code_that_is_slower_than_it_should_be_is_an_alarm() -> None:
         both = tuple(rows.BY_NAME[name] for name in ("triad-256", "triad-256 after an allocation"))
         for module in (collect, verdicts):
             patched.setattr(module, "ROWS", both)
-        card = collect.simulated(DEVICE, 2, collect.PILOTS + len(BASELINE) + 9, worse=0.03)
+        card = collect.simulated(DEVICE, 2, len(BASELINE) + 9, both, worse=0.03)
         (asked,) = (one for one in verdicts.questions() if one.name == verdicts.ALLOCATION)
-        (found,) = verdicts.screens(verdicts.Data(card, BASELINE), asked)
+        data = verdicts.Data(card, BASELINE)
+        (found,) = verdicts.screens(data, asked, data)
     assert found["outcomes"] == "FFF"
 
 
@@ -158,23 +152,6 @@ def test_twins_are_as_slow_as_all_processes_say(record: dict[str, Any]) -> None:
         assert 0 < error < 5e-4
     share, error = found["triad-32 after an allocation"]
     assert abs(share) < 5 * error
-
-
-def test_a_record_replays_and_an_altered_one_does_not(record: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def replay(given: dict[str, Any]) -> int:
-        path = tmp_path / "record.json"
-        script.write(path, given)
-        monkeypatch.setattr(sys, "argv", ["gate_validation.py", "--replay", str(path)])
-        return script.main()
-
-    asked = [one for one in verdicts.questions() if one.name == verdicts.planned_name(0.01)]
-    monkeypatch.setattr(verdicts, "questions", lambda measured: asked)
-    kept = copy.deepcopy(record)
-    kept["verdicts"] = verdicts.judged(kept)
-    assert replay(kept) == 0
-    head = kept["cards"][0]["processes"][len(BASELINE)]["rows"]["triad-256+1"]
-    head["m"][0] = round(0.99 * head["m"][0])
-    assert replay(kept) == 1
 
 
 def test_the_record_has_a_line_for_each_process_and_is_drawn_by_its_script(record: dict[str, Any], tmp_path: Path) -> None:
@@ -214,50 +191,40 @@ def test_a_pass_of_code_that_is_slower_than_its_limit_is_wrong() -> None:
     assert tables.wrong_letters(0.0099, 0.01) == ""
 
 
-def test_a_session_of_a_minute_has_no_pilots_and_its_baseline_is_three_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "record.json"
-    monkeypatch.setattr(sys, "argv", ["gate_validation.py", "--simulated", "20", "--rows", "minute", "--json", str(path)])
-    assert script.main() == 0
-    record = json.loads(path.read_text())
-    assert [one["number"] for one in record["cards"][0]["processes"]] == list(range(2, 20))
-    data = verdicts.Data(record["cards"][0], verdicts.baseline_of(record))
-    assert data.baseline == [(2, 3, 4), (5, 6, 7), (8, 9, 10)]
-    assert set(data.kinds) == set(rows.TWELVE)
-    same = outcomes(record, verdicts.SEVERAL, "256 MiB")
-    assert same["P"] == same.total() > 0
-    known = verdicts.seen_slopes([record])
-    assert {row.name for row in rows.SETS["minute"].rows if row.planned} <= known.keys()
+def test_sessions_of_a_minute_are_added_and_judged_against_three_runs_and_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "record.json", tmp_path / "other.json"
 
-
-def test_no_pilot_runs_where_every_twin_is_known(tmp_path: Path) -> None:
-    of = rows.Set(tuple(rows.BY_NAME[name] for name in ("copy-2", "copy-2+10")))
-    known = {"copy-2+10": 0.5}
-    card = collect.measured("sim:h200", tmp_path, 0, collect.Stop(120.0, 3, time.monotonic()), print, of, known)
-    assert [one["number"] for one in card["processes"]] == [2]
-    assert card["slopes"] == known
-
-
-def test_a_further_session_is_appended(record: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "record.json"
-
-    def call(*more: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["gate_validation.py", "--simulated", "23", "--raw", "--json", str(path), *more])
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["gate_validation.py", *arguments])
         return script.main()
 
-    with pytest.raises(SystemExit) as refused:
-        call("--append")
-    assert refused.value.code == 2
-    assert call() == call("--append", "--seed", "1") == 0
-    cards = json.loads(path.read_text())["cards"]
-    assert [len(card["processes"]) for card in cards] == [21, 21]
-    assert cards[0]["processes"] != cards[1]["processes"]
+    minute = ("--rows", "minute", "--raw", "--json")
+    for seed, file in enumerate((path, path, other)):
+        assert call("--simulated", "18", "--seed", str(seed), *minute, str(file)) == 0
+    assert call("--judge", str(path), str(other)) == 0
+    record = json.loads(path.read_text())
+    assert [len(card["processes"]) for card in record["cards"]] == [18, 18, 18]
+    assert len({json.dumps(card["processes"]) for card in record["cards"]}) == 3
+    data = verdicts.Data(record["cards"][0], verdicts.baseline_of(record))
+    assert data.baseline == [(0, 1, 2), (3, 4, 5), (6, 7, 8)]
+    assert set(data.kinds) == set(rows.TWELVE)
+    for question in (verdicts.SEVERAL, verdicts.ELSEWHERE):
+        same = outcomes(record, question, "256 MiB")
+        assert same["P"] == same.total() == 3 * 3 * 3  # sessions, runs, rows
+    assert outcomes(record, verdicts.NOTHING, "256 MiB")["F"] == 0
+    assert {row.name for row in rows.SETS["minute"].rows if row.planned} <= verdicts.seen_slopes([record]).keys()
+    # Refused: another set of rows, a baseline without a head, another GPU.
     before = path.read_text()
-    with pytest.raises(SystemExit):
-        call("--append", "--rows", "small")
-    assert call("--append", "--simulated", "22") == 1  # a baseline without a head
+    for arguments in (("--simulated", "30", "--raw", "--json", str(path)), ("--judge", str(path), str(other))):
+        if "--judge" in arguments:
+            other.write_text(other.read_text().replace('"key":"', '"key":"another '))
+        with pytest.raises(SystemExit) as refused:
+            call(*arguments)
+        assert refused.value.code == 2
+    assert call("--simulated", "9", *minute, str(path)) == 1
     assert path.read_text() == before
-    path.write_text(before.replace('"key":"', '"key":"another '))
-    assert call("--append") == 1
 
 
 # Peers
