@@ -9,7 +9,7 @@ from typing import Any
 from counted_device import CountedDevice
 
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
-from pytest_gpumem.measuring.conductor import Conductor
+from pytest_gpumem.measuring.conductor import NO_PASSES, Conductor, Passes
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.measuring.target_case import Case
@@ -85,8 +85,8 @@ class Bench:
     def kernel_target(self, kernel: str, *arguments: Any) -> Target:
         return self.target(getattr(self.kernels, kernel), *arguments)
 
-    def take(self, target: Target, label: str = "", **plan: Any) -> Measurement:
-        return self.conductor.measure(target, Plan(**{**QUICK, **plan}), arena=self.arena, label=label, name="test_it")
+    def take(self, target: Target, passes: Passes = NO_PASSES, **plan: Any) -> Measurement:
+        return self.conductor.measure(target, Plan(**{**QUICK, **plan}), arena=self.arena, label="", name="test_it", passes=passes)
 
     def measure(self, kernel: str, *arguments: Any, **plan: Any) -> Measurement:
         return self.take(self.kernel_target(kernel, *arguments), **plan)

@@ -50,16 +50,11 @@ def test_one_thread_makes_no_requests_of_32_words(bench: Bench) -> None:
     assert (chased.sectors_per_request, chased.requested) == (None, None)
 
 
-def test_the_pattern_of_foreign_work_is_unknown(bench: Bench) -> None:
-    assert bench.case(lambda memory: Case(lambda: None, reference=lambda: None)).sectors_per_request is None
-    assert bench.target(lambda: None).sectors_per_request is None
-
-
-def test_a_measurement_knows_the_source_of_its_kernel(bench: Bench) -> None:
+def test_a_measurement_knows_the_source_of_its_kernel_and_nothing_of_foreign_work(bench: Bench) -> None:
     assert bench.measure("copy", *bench.buffers(2)).kernel_source == fingerprint("stream.cu")
     assert bench.measure("memcpy", *bench.buffers(2)).kernel_source is None
-    assert bench.case(lambda memory: Case(lambda: None, reference=lambda: None)).kernel_source is None
-    assert bench.target(lambda: None).kernel_source is None
+    for foreign in (bench.case(lambda memory: Case(lambda: None, reference=lambda: None)), bench.target(lambda: None)):
+        assert (foreign.sectors_per_request, foreign.kernel_source) == (None, None)
 
 
 # Declarations

@@ -18,39 +18,27 @@ def chosen(requested: str = "auto", mode: str = "clean-cold", profiled: bool = F
 
 
 @pytest.mark.parametrize(
-    ("facts", "sampler"),
+    ("facts", "sampler", "fallback"),
     [
-        ({}, "blocked"),
-        ({"mode": "dirty-cold"}, "blocked"),
-        ({"kind": "callable"}, "blocked"),
-        ({"managed": ("a buffer",)}, "blocked"),
-        ({"waits": True}, "host"),
-        ({"mode": "hot"}, "batched"),
-        ({"mode": "hot", "kind": "callable"}, "batched"),
-        ({"mode": "hot", "kind": "callable", "restores": True}, "blocked"),
-        ({"profiled": True}, "plain"),
-        ({"profiled": True, "mode": "hot"}, "plain"),
+        ({}, "blocked", True),
+        ({"mode": "dirty-cold"}, "blocked", True),
+        ({"kind": "callable"}, "blocked", True),
+        ({"kind": "case"}, "blocked", True),
+        ({"managed": ("a buffer",)}, "blocked", True),
+        ({"waits": True}, "host", False),
+        ({"mode": "hot"}, "batched", True),
+        ({"mode": "hot", "kind": "callable"}, "batched", True),
+        ({"mode": "hot", "kind": "callable", "restores": True}, "blocked", True),
+        ({"profiled": True}, "plain", False),
+        ({"profiled": True, "mode": "hot"}, "plain", False),
+        ({"requested": "host"}, "host", False),
+        ({"requested": "host", "profiled": True}, "plain", False),
     ],
 )
-def test_auto(facts: dict[str, Any], sampler: str) -> None:
+def test_a_sampler_is_chosen(facts: dict[str, Any], sampler: str, fallback: bool) -> None:
     choice = chosen(**facts)
-    assert choice.sampler == sampler
+    assert (choice.sampler, choice.fallback) == (sampler, fallback)
     assert choice.reason
-
-
-def test_what_was_chosen_may_fall_back() -> None:
-    assert chosen().fallback
-    assert chosen(kind="case").fallback
-    assert chosen(mode="hot").fallback
-
-
-def test_what_was_asked_for_is_taken_and_does_not_fall_back() -> None:
-    choice = chosen("host")
-    assert (choice.sampler, choice.fallback) == ("host", False)
-
-
-def test_a_profiler_overrides_the_request() -> None:
-    assert chosen("host", profiled=True).sampler == "plain"
 
 
 def test_batched_refuses_a_cold_mode() -> None:

@@ -30,10 +30,6 @@ def test_too_few_samples_are_never_steady() -> None:
     assert not steady([1e-5] * (WINDOW - 1))
 
 
-def test_constant_samples_are_steady() -> None:
-    assert steady([1e-5] * WINDOW) is True
-
-
 @pytest.mark.parametrize("sigma", [0.0005, 0.003, 0.02, 0.1])
 def test_noise_without_trend_is_nearly_always_steady(sigma: float) -> None:
     verdicts = [steady(noisy(30e-6, sigma, MOST_WINDOW, seed)) for seed in range(200)]
@@ -74,10 +70,6 @@ def test_a_step_is_not_steady_before_half_of_the_window_lies_behind_it(since: in
     """Clocks that rise at once. One sample may be an outlier, and seven of twelve on the new level are the level."""
     for level in (30e-6, 39e-6, 41e-6):
         assert not any(steady(noisy(40e-6, 0.001, 30, seed=s) + noisy(level, 0.001, since, seed=s + 100)) for s in range(50))
-
-
-def test_after_a_step_the_window_fills_anew() -> None:
-    assert steady(noisy(40e-6, 0.001, 30, seed=1) + noisy(30e-6, 0.001, 2 * WINDOW, seed=2))
 
 
 def test_a_trend_below_the_drift_share_does_not_keep_the_warm_up_going() -> None:

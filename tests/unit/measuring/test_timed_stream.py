@@ -15,7 +15,6 @@ from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.conductor import Passes
-from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.target_callable import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.l2 import persisting
@@ -259,8 +258,7 @@ def test_work_that_is_over_when_its_launch_returns_is_judged_where_a_pass_has_se
         scene.device.streams.synchronize(scene.device.private)
 
     def taken(ran: bool) -> Any:
-        target, plan = scene.bench.target(lambda: waits(scene.own)), Plan(placements=1)
-        return scene.bench.conductor.measure(target, plan, arena=scene.bench.arena, label="", name="x", passes=Passes(ran=ran))
+        return scene.bench.take(scene.bench.target(lambda: waits(scene.own)), Passes(ran=ran), placements=1)
 
     assert (taken(False).sampler, taken(False).work_seen) == ("host", False)
     seen = taken(True)
@@ -268,17 +266,7 @@ def test_work_that_is_over_when_its_launch_returns_is_judged_where_a_pass_has_se
     assert judge(seen, Limits(max_latency="1 s"), scene.device.facts, [], strict=False).outcome is Outcome.PASS
 
 
-def test_what_waits_is_timed_by_the_hosts_clock(scene: Scene) -> None:
-    def waits(current: Stream) -> None:
-        scene.device.kernels.launch(scene.work, current)
-        scene.device.streams.synchronize(current)
-
-    taken = take(scene, waits)
-    assert taken.sampler == "host"
-    assert taken.sampler_reason.startswith("a held stream ran into its time-out")
-
-
-def test_what_waits_is_recognised_soon(scene: Scene) -> None:
+def test_what_waits_is_recognised_soon_and_timed_by_the_hosts_clock(scene: Scene) -> None:
     """Twice, because the first wait may be an accident: each time by a hold that is long beside the work, and no longer."""
 
     def waits(current: Stream) -> None:
@@ -286,7 +274,9 @@ def test_what_waits_is_recognised_soon(scene: Scene) -> None:
         scene.device.streams.synchronize(current)
 
     begun = scene.device.now()
-    assert take(scene, waits, budget=0.1).sampler == "host"
+    taken = take(scene, waits, budget=0.1)
+    assert taken.sampler == "host"
+    assert taken.sampler_reason.startswith("a held stream ran into its time-out")
     assert scene.device.now() - begun < 0.5
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,13 +12,12 @@ from pytest_gpumem.devices.protocol import CannotCapture, WindowSpec
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.memory.l2 import Where, persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.units import GiB, MiB
 
 TABLE = 24 * MiB
-WHERE = ("stream", "graph", "launch")
 
 
 def table_of(bench: Bench) -> tuple[Buffer, Buffer]:
@@ -26,29 +25,21 @@ def table_of(bench: Bench) -> tuple[Buffer, Buffer]:
     return out, table
 
 
-@pytest.mark.parametrize("where", WHERE)
-def test_a_measurement_gains_and_records_its_window(bench: Bench, where: Any) -> None:
+def test_a_measurement_gains_as_much_wherever_its_window_is_and_records_it(bench: Bench) -> None:
     out, table = table_of(bench)
-    kernel = bench.kernels.reset_data.with_grid(32)
+    kernel, latencies = bench.kernels.reset_data.with_grid(32), {}
     with persisting(bench.device, table, set_aside="off") as off:
         without = bench.take(bench.target(kernel, out, table, stream=off))
-    with persisting(bench.device, table, where=where) as stream:
-        measured = bench.take(bench.target(kernel, out, table, stream=stream))
-        assert (bench.device.l2.window(stream.stream) is not None) is (where == "stream")
     assert without.window is None
-    assert measured.window == Window(TABLE, 1.0, 25 * MiB, where=where)
-    assert measured.checked
-    assert len(measured.placements) == 2
-    assert without.latency > 1.3 * measured.latency
-
-
-def test_the_gain_is_the_streams_wherever_the_window_is(bench: Bench) -> None:
-    out, table = table_of(bench)
-    latencies = {}
-    for where in WHERE:
+    for where in get_args(Where):
         with persisting(bench.device, table, where=where) as stream:
-            target = bench.target(bench.kernels.reset_data.with_grid(32), out, table, stream=stream)
-            latencies[where] = bench.take(target, budget=0.2).latency
+            measured = bench.take(bench.target(kernel, out, table, stream=stream), budget=0.2)
+            assert (bench.device.l2.window(stream.stream) is not None) is (where == "stream")
+        assert measured.window == Window(TABLE, 1.0, 25 * MiB, where=where)
+        assert measured.checked
+        assert len(measured.placements) == 2
+        latencies[where] = measured.latency
+    assert without.latency > 1.3 * latencies["stream"]
     assert latencies["graph"] == pytest.approx(latencies["stream"], rel=0.03)
     assert latencies["launch"] == pytest.approx(latencies["stream"], rel=0.03)
 
@@ -163,7 +154,7 @@ def test_a_graph_without_a_kernel_carries_no_window(bench: Bench, monkeypatch: p
         bench.target(copying, out, table, stream=stream)
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", get_args(Where))
 def test_a_window_on_a_buffer_that_the_kernel_does_not_touch_is_noted(bench: Bench, where: Any) -> None:
     out, table, other = bench.buffers(3)
     said = "reset_data touches nothing of the buffer under the window: a cost without a gain"

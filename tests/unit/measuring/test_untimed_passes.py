@@ -1,0 +1,274 @@
+"""The untimed passes of a measurement: page counts, the activity of a launch, and what it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from bench import Bench
+from counted_device import replaced
+from msgspec.structs import replace
+
+from pytest_gpumem.devices.protocol import NotCounted, Undelivered
+from pytest_gpumem.measuring import untimed
+from pytest_gpumem.measuring.conductor import NO_PASSES, Passes
+from pytest_gpumem.measuring.target_case import Case
+from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.memory.pinned import PinnedCap
+from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.migrations import PageCounts
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+from pytest_gpumem.units import MiB
+
+N = 16 * MiB
+WAITS = False
+PAGES, ACTIVITY, RAN = Passes(pages=True), Passes(activity=True), Passes(ran=True)
+
+
+def found(one: Any) -> Any:
+    assert one is not None
+    return one
+
+
+def added(bench: Bench, kind: str = "managed", passes: Passes = PAGES) -> Measurement:
+    x, y = (getattr(bench.memory, kind)(N) for _ in range(2))
+    return bench.take(bench.target(bench.kernels.add, x, y), passes=passes)
+
+
+def triad(bench: Bench, passes: Passes = RAN, grid: int = 32) -> Measurement:
+    return bench.take(bench.target(bench.kernels.triad.with_grid(grid), *bench.buffers(3, N), 3.0), passes=passes)
+
+
+def copied(kind: str, passes: Passes = RAN) -> Measurement:
+    bench = Bench()
+    target = bench.target(bench.kernels.memcpy, bench.memory.device(N), getattr(bench.memory, kind)(N))
+    return bench.take(target, passes=passes)
+
+
+# All of them
+
+
+@pytest.mark.parametrize(("passes", "counter", "looks"), [(PAGES, "pages", 2), (ACTIVITY, "activity", 1)])
+def test_nobody_looks_unasked_and_nothing_is_timed_meanwhile(bench: Bench, passes: Passes, counter: str, looks: int) -> None:
+    look, record, looking = getattr(bench.device.counters, counter), bench.device.streams.record, list[str]()
+
+    def watched(work: Callable[[], None]) -> Any:
+        looking.append("on")
+        try:
+            return look(work)
+        finally:
+            looking.append("off")
+
+    def recorded(*args: Any) -> None:
+        assert looking[-1:] != ["on"], "an event was recorded meanwhile"
+        record(*args)
+
+    replaced(bench.device.counters, **{counter: watched})
+    replaced(bench.device.streams, record=recorded)
+    plain = added(bench, passes=NO_PASSES)
+    assert (plain.migrations, plain.activity, plain.what_ran, looking) == (None, None, None, [])
+    added(bench, passes=passes)
+    assert looking == ["on", "off"] * looks
+
+
+@pytest.mark.parametrize(
+    ("passes", "counter", "reason"),
+    [
+        (PAGES, "pages", lambda taken: taken.migrations.not_counted),
+        (ACTIVITY, "activity", lambda taken: taken.activity.not_counted),
+        (RAN, "what_ran", lambda taken: taken.what_ran.not_watched),
+    ],
+)
+def test_what_keeps_us_from_looking_stands_in_the_result_and_the_figures_stay(passes: Passes, counter: str, reason: Any) -> None:
+    def refuse(*_: object) -> Any:
+        raise NotCounted("another tool holds CUPTI")
+
+    for bench, said in ((Bench(), "another tool holds CUPTI"), (Bench(profiled=True), "a profiler is attached")):
+        replaced(bench.device.counters, **{counter: refuse})
+        taken = added(bench, passes=passes)
+        assert str(reason(taken)).startswith(said)
+        assert taken.latency > 0
+
+
+# Page counts
+
+
+def test_faulting_and_prefetched_memory_tell_different_stories(bench: Bench) -> None:
+    naive = found(added(bench).migrations)
+    assert naive.launch.gpu_faults > 0
+    assert (naive.launch.to_device, naive.before.to_host) == (2 * N, 2 * N)
+    ahead = found(added(bench, "prefetched").migrations)
+    assert (ahead.launch.gpu_faults, ahead.launch.migrated) == (0, 0)
+    assert (ahead.before.to_device, ahead.before.to_host) == (2 * N, 2 * N)
+    assert ahead.before.causes == {"prefetch": 4 * N}
+
+
+def test_labels_of_the_device_reach_the_notes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.device.machine, "facts", replace(bench.device.facts, pageable_memory_access=True))
+    assert any(note.startswith("HMM:") for note in added(bench).notes)
+
+
+def test_what_a_test_may_take_holds_in_its_cases_too(bench: Bench) -> None:
+    seen = list[Memory]()
+
+    def case(memory: Memory) -> Case:
+        seen.append(memory)
+        return Case(lambda: None)
+
+    bench.arena.oversubscribes, bench.arena.pinned = True, PinnedCap(0.1, "here")
+    bench.conductor.case(case, arena=bench.arena).close()
+    assert (seen[0].arena.oversubscribes, seen[0].arena.pinned) == (True, PinnedCap(0.1, "here"))
+
+
+@pytest.mark.parametrize(("lost", "counted"), [(1, True), (2, True), (100, False)])
+def test_counts_that_are_not_delivered_are_counted_again_from_the_start(bench: Bench, lost: int, counted: bool) -> None:
+    """The pages are put back before each try, so a try that is lost leaves no trace in the count."""
+    pages, passes = bench.device.counters.pages, [0]
+
+    def losing(work: Callable[[], None]) -> PageCounts:
+        taken = pages(work)
+        passes[0] += 1
+        if passes[0] in range(2, 2 + 2 * lost, 2) or lost == 100:
+            raise Undelivered("CUPTI told of nothing")
+        return taken
+
+    replaced(bench.device.counters, pages=losing)
+    taken = found(added(bench).migrations)
+    if counted:
+        assert (taken.launch.to_device, taken.before.to_host) == (2 * N, 2 * N)
+    else:
+        assert taken.launch is None
+        assert "told of nothing (tried 4 times)" in str(taken.not_counted)
+
+
+def test_what_a_launch_costs_is_read_again_after_a_count(bench: Bench) -> None:
+    """CUPTI, once it has looked, may leave a process with launches that cost something else."""
+    before = bench.conductor.floors()
+    added(bench, passes=NO_PASSES)
+    assert bench.conductor.floors() is before
+    added(bench)
+    assert bench.conductor.floors() is not before
+
+
+# Activity, and what ran
+
+
+def test_a_kernel_is_told_with_its_shape_and_a_digest_of_its_source(bench: Bench) -> None:
+    seen = found(triad(bench, ACTIVITY).activity)
+    (kernel,) = seen.kernels
+    assert (kernel.name, kernel.grid, kernel.launches) == ("triad", (32, 1, 1), 1)
+    assert kernel.nanoseconds > 1000
+    assert (seen.copies, seen.memsets, seen.arguments, seen.source) == ((), (), (), "the model")
+    (step,) = found(triad(bench).what_ran).launch
+    assert (step.kind, step.name, step.grid, step.stream) == (StepKind.KERNEL, "triad", (32, 1, 1), 0)
+    assert step.code is not None
+
+
+@pytest.mark.parametrize("kind", ["pinned", "pageable"])
+def test_a_copy_is_told_with_its_kinds_of_memory_and_bytes(kind: str) -> None:
+    seen = found(copied(kind, ACTIVITY).activity)
+    (copy,) = seen.copies
+    assert (copy.kind, copy.source, copy.destination, copy.count, copy.nbytes) == ("H2D", kind, "device", 1, N)
+    assert (seen.kernels, seen.arguments) == ((), (("source", kind),))
+    (step,) = found(copied(kind).what_ran).launch
+    assert (step.kind, step.name, step.source, step.memory, step.nbytes) == (StepKind.COPY, "H2D", kind, "device", N)
+
+
+def test_two_processes_agree_and_each_change_shows() -> None:
+    taken = (triad(Bench()), triad(Bench(), grid=64), copied("pinned"), copied("pageable"))
+    digests = [found(one.what_ran).digest for one in taken]
+    assert None not in digests
+    assert len(set(digests)) == 4
+    assert found(triad(Bench()).what_ran).digest == digests[0]
+
+
+@pytest.mark.parametrize("where", ["module", "function"])
+def test_a_value_that_a_case_finds_outside_is_part_of_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as whether its launch waits for the device, which the simulated device does not run."""
+
+    def digest(waits: bool) -> str | None:
+        monkeypatch.setitem(globals(), "WAITS", waits if where == "module" else False)
+
+        def build(memory: Any) -> Case:
+            x, y = memory.device(N, "f4"), memory.device(N, "f4")
+
+            def copy() -> None:
+                y.view()[:] = x.view()
+                assert not (waits if where == "function" else WAITS) or N
+
+            return Case(copy, reference=copy, reads=[x], writes=[y])
+
+        return found(Bench().case(build, passes=RAN).what_ran).digest
+
+    assert digest(False) == digest(False) != digest(True)
+
+
+def test_the_window_and_the_set_aside_are_part_of_it(bench: Bench) -> None:
+    arguments = bench.buffers(2, 4 * MiB)
+    without = found(bench.take(bench.target(bench.kernels.copy, *arguments), passes=RAN).what_ran)
+    with persisting(bench.device, arguments[0]) as stream:
+        under = found(bench.take(bench.target(bench.kernels.copy, *arguments, stream=stream), passes=RAN).what_ran)
+    assert without.launch[0].window is None
+    assert under.launch[0].window == "4 MiB at hit ratio 1, persisting, else streaming"
+    assert under.digest != without.digest
+
+
+def test_advice_is_part_of_it() -> None:
+    digests = set()
+    for advice in ({}, {"read_mostly": True}, {"preferred_location": "host"}, {"accessed_by": "device"}):
+        bench = Bench()
+        x, y = bench.memory.managed(N, **advice), bench.memory.managed(N)
+        digests.add(found(bench.take(bench.target(bench.kernels.add, x, y), passes=RAN).what_ran).digest)
+    assert len(digests) == 4
+
+
+def test_the_pass_takes_no_virtual_time_and_changes_nothing_that_is_measured() -> None:
+    def samples(passes: Passes) -> Any:
+        bench = Bench()
+        return [triad(bench, passes).samples for _ in range(2)][-1]
+
+    assert samples(NO_PASSES) == pytest.approx(samples(RAN))
+
+
+def answers(*digests: str | None) -> Callable[..., WhatRan]:
+    left = list(digests)
+
+    def answer(work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
+        if left[0] == "lost":
+            raise Undelivered(f"CUPTI {left.pop(0)} kernels")
+        return what_ran([Step(StepKind.KERNEL, "k", code=left[0])], {}, not_watched=None if left.pop(0) else "unknown code")
+
+    return answer
+
+
+def case(bench: Bench) -> WhatRan:
+    taken = bench.case(lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(N)]), passes=RAN)
+    return found(taken.what_ran)
+
+
+@pytest.mark.parametrize(
+    ("codes", "known"),
+    [
+        (("a", "a"), True),
+        (("a", "b", "b"), True),
+        (("a", "b", "c"), False),
+        ((None,), False),
+        (("a", None), False),
+        (("lost", "a", "a"), True),
+        (("lost", "a", "b"), False),
+        (("lost", "lost", "lost"), False),
+    ],
+)
+def test_two_launches_of_foreign_code_have_to_agree(bench: Bench, codes: tuple[str | None, ...], known: bool) -> None:
+    replaced(bench.device.counters, what_ran=answers(*codes))
+    seen = case(bench)
+    assert (seen.digest is not None, seen.not_watched is None) == (known, known)
+
+
+def test_our_own_kernels_and_long_launches_are_watched_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced(bench.device.counters, what_ran=answers("a", "lost", "b", "c"))
+    assert [found(triad(bench).what_ran).launch[0].code for _ in range(2)] == ["a", "b"]
+    monkeypatch.setattr(untimed, "LONG", 0.0)
+    assert case(bench).launch[0].code == "c"
