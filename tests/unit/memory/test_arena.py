@@ -10,8 +10,8 @@ from counted_device import CountedDevice
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, OutOfMemory
-from pytest_gpumem.memory.buffers import ALIGNMENT, Arena, BadBuffer
-from pytest_gpumem.units import GiB, MiB
+from pytest_gpumem.memory.buffers import ALIGNMENT, Arena, BadBuffer, parse_shape
+from pytest_gpumem.units import MiB
 
 
 def test_floats_are_random_in_the_unit_interval_and_integers_over_their_range(arena: Arena) -> None:
@@ -78,6 +78,14 @@ def test_read_is_a_copy_and_write_replaces(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "elements"),
+    [(64 * MiB, (16 * MiB,)), ("64 MiB", (16 * MiB,)), ((3, 5), (3, 5)), ([7], (7,)), (np.int64(8), (2,))],
+)
+def test_a_size_is_bytes_a_text_or_a_shape(written: Any, elements: tuple[int, ...]) -> None:
+    assert parse_shape(written, "f4") == (elements, np.dtype("f4"))
+
+
+@pytest.mark.parametrize(
     ("shape", "dtype", "message"),
     [
         (0, "f4", "0 bytes do not hold"),
@@ -97,6 +105,7 @@ def test_read_is_a_copy_and_write_replaces(arena: Arena) -> None:
         (64, object, "dtype object cannot live in a buffer"),
         (64, "V8", "cannot live in a buffer"),
         (64, "U4", "cannot live in a buffer"),
+        (64, "S0", "cannot live in a buffer"),
         (64, "M8[s]", "cannot live in a buffer"),
         (64, ">f4", "dtype >f4 cannot live in a buffer: it takes numbers in the machine's byte order"),
         (64, [("x", "f4"), ("y", "f4")], "cannot live in a buffer"),
@@ -117,12 +126,6 @@ def test_more_than_is_free_is_refused_before_anything_is_allocated(device: Count
         arena.buffer((free // 4 + 1,), "f4", kind)
     assert device.live == []
     assert device.memory.free_bytes(kind) == free
-
-
-def test_managed_memory_is_never_more_than_is_free(arena: Arena, device: CountedDevice) -> None:
-    arena.buffer(device.memory.free_bytes(MemoryKind.DEVICE) // 4 * 4 - 1 * GiB)
-    with pytest.raises(OutOfMemory):
-        arena.buffer(2 * GiB, kind=MemoryKind.MANAGED)
 
 
 def test_close_frees_everything_and_twice_is_harmless(device: CountedDevice, arena: Arena) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from counted_device import CountedDevice, failing
-from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import DeviceError, OutOfMemory
@@ -123,16 +122,3 @@ def test_pages_are_where_they_were_asked_to_be(device: CountedDevice, memory: Me
 def test_no_page_exists_before_its_first_touch(device: CountedDevice, memory: Memory) -> None:
     pages = device.machine.pages[id(memory.managed(4 * MiB, first_touch="none").allocation)]
     assert (pages.on_host, pages.on_device) == (0, 0)
-
-
-def test_a_datasheet_without_migration_is_no_place_for_managed_memory(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_gpumem.devices.protocol import Unsupported
-
-    device = memory.arena.device
-    monkeypatch.setattr(device.machine, "facts", replace(device.facts, concurrent_managed_access=False, can_map_host=False))
-    for ask in (memory.managed, memory.prefetched):
-        with pytest.raises(Unsupported, match="concurrentManagedAccess is 0"):
-            ask(4096)
-    with pytest.raises(Unsupported, match="canMapHostMemory is 0"):
-        memory.pinned(4096)
-    assert memory.pinned(4096, mapped=False).address == 0

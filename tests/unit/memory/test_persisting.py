@@ -9,13 +9,15 @@ import pytest
 from counted_device import CountedDevice, failing
 from msgspec.structs import replace
 
+from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Stream, Unsupported, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import BadWindow, persisting
+from pytest_gpumem.memory.l2 import BadWindow, fit_hit_ratio, fit_set_aside, persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB
 
 STEP = 3.125 * MiB
+HOST = ("managed", "pinned", "pageable")
 FOUND = int(2 * STEP)
 """Limit before each test: neither 0 nor what a new context has."""
 
@@ -147,15 +149,10 @@ def test_what_a_driver_grants_decides_not_what_was_asked(device: CountedDevice, 
         assert stream.hit_ratio == pytest.approx(3.125 / 8)
 
 
-def test_off_starts_without_lines_that_somebody_left(device: CountedDevice, arena: Arena, watched: Watched) -> None:
-    buffer = arena.buffer(8 * MiB)
-    with persisting(device, buffer, set_aside="off"):
-        assert ("reset_persisting", "reset") in watched.calls
-
-
-def test_off_means_no_set_aside_and_no_window(device: CountedDevice, arena: Arena) -> None:
+def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(device: CountedDevice, arena: Arena, watched: Watched) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer, set_aside="off") as stream:
+        assert ("reset_persisting", "reset") in watched.calls
         assert (device.l2.set_aside(), stream.set_aside, stream.window) == (0, 0, None)
         buffer.move()
         assert stream.window is None
@@ -252,27 +249,24 @@ def test_what_cannot_be_is_refused_before_anything_changes(
     assert watched.calls == []
 
 
-@pytest.mark.parametrize("method", ["managed", "pinned", "pageable"])
-def test_only_device_memory_persists(device: CountedDevice, memory: Memory, watched: Watched, method: str) -> None:
-    buffer = getattr(memory, method)(1 * MiB)
-    with pytest.raises(BadWindow, match=f"needs a buffer of device memory, not <{method} buffer"), persisting(device, buffer):
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        *(
+            (lambda m, k=kind: getattr(m, k)(MiB), f"a persisting window needs a buffer of device memory, not <{kind} buffer")
+            for kind in HOST
+        ),
+        (lambda m: np.ones((1000, 4)), "a persisting window needs a buffer of device memory, not array([[1., 1"),
+        (lambda m: Arena(CountedDevice(), seed=1).buffer(MiB), "is memory of another device than NVIDIA H100 80GB HBM3"),
+    ],
+)
+def test_only_memory_of_the_device_persists(device: CountedDevice, memory: Memory, watched: Watched, make: Any, said: str) -> None:
+    buffer = make(memory)
+    with pytest.raises(BadWindow) as caught, persisting(device, buffer):
         raise AssertionError("the body ran")
-    assert watched.calls == []
-
-
-def test_what_is_no_buffer_is_named_in_one_line(device: CountedDevice) -> None:
-    with pytest.raises(BadWindow) as caught, persisting(device, np.ones((1000, 4))):  # type: ignore[arg-type]
-        raise AssertionError("the body ran")
-    said = str(caught.value)
-    assert said.startswith("a persisting window needs a buffer of device memory, not array([[1., 1")
-    assert "\n" not in said
-    assert len(said) < 100
-
-
-def test_memory_of_another_device_is_refused(device: CountedDevice, watched: Watched) -> None:
-    other = Arena(CountedDevice(), seed=1).buffer(1 * MiB)
-    with pytest.raises(BadWindow, match="is memory of another device than NVIDIA H100 80GB HBM3"), persisting(device, other):
-        raise AssertionError("the body ran")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 160
     assert watched.calls == []
 
 
@@ -284,20 +278,19 @@ def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Ar
         assert (stream.nbytes, stream.notes) == (8 * MiB, ())
 
 
-def test_the_miss_property_is_the_windows(device: CountedDevice, arena: Arena) -> None:
-    with persisting(device, arena.buffer(8 * MiB), miss="normal") as stream:
-        spec = device.l2.window(stream.stream)
-        assert spec is not None
-        assert spec.miss is AccessProperty.NORMAL
+@pytest.mark.parametrize(
+    ("options", "miss"),
+    [
+        ({}, "normal"),
+        ({"hit_ratio": 0.625}, "streaming"),
+        ({"hit_ratio": 1.0}, "streaming"),
+        ({"hit_ratio": 1.0, "miss": "normal"}, "normal"),
+    ],
+)
+def test_a_fitted_ratio_below_one_leaves_the_other_lines_normal(device: CountedDevice, arena: Arena, options: Any, miss: str) -> None:
+    with persisting(device, arena.buffer(40 * MiB), allow_thrash=True, **options) as stream:
         assert stream.window is not None
-        assert (stream.window.where, stream.window.hit, stream.window.miss) == ("stream", "persisting", "normal")
-
-
-@pytest.mark.parametrize(("ratio", "miss"), [("fit", "normal"), (0.625, "streaming"), (1.0, "streaming")])
-def test_a_fitted_ratio_below_one_leaves_the_other_lines_normal(device: CountedDevice, arena: Arena, ratio: Any, miss: str) -> None:
-    with persisting(device, arena.buffer(40 * MiB), hit_ratio=ratio, allow_thrash=True) as stream:
-        assert stream.window is not None
-        assert stream.window.miss == miss
+        assert (stream.window.where, stream.window.hit, stream.window.miss) == ("stream", "persisting", miss)
 
 
 @pytest.mark.parametrize("where", ["graph", "launch"])
@@ -382,3 +375,36 @@ def test_a_driver_that_grants_nothing_is_said(device: CountedDevice, arena: Aren
     monkeypatch.setattr(device.l2, "request_set_aside", lambda nbytes: 0)
     with pytest.raises(Unsupported, match=r"granted no set-aside where 12\.5 MiB"), persisting(device, arena.buffer(8 * MiB)):
         pytest.fail("entered")
+
+
+# The set-aside and hit ratio that fit a window
+
+H100 = choose("sim:h100").facts
+
+
+@pytest.mark.parametrize(
+    ("window", "set_aside"),
+    [
+        (1 * MiB, 6.25 * MiB),  # one step of L2/16 holds it, and one more
+        (3.125 * MiB, 6.25 * MiB),
+        (8 * MiB, 12.5 * MiB),
+        (7.5 * MiB, 9.375 * MiB),  # three steps, with half of one free
+        (9.5 * MiB, 12.5 * MiB),  # four steps hold it
+        (16 * MiB, 18.75 * MiB),
+        (24 * MiB, 25 * MiB),
+        (40 * MiB, 25 * MiB),  # never above L2/2, although the device would grant 31.25 MiB
+    ],
+)
+def test_what_holds_the_window_and_a_step_more_where_that_pays(window: float, set_aside: float) -> None:
+    assert H100.l2_bytes == 50 * MiB
+    assert fit_set_aside(H100, int(window)) == int(set_aside)
+
+
+def test_a_device_with_a_smaller_maximum_than_half_of_l2_limits_it() -> None:
+    small = replace(H100, persisting_l2_max_bytes=10 * MiB)
+    assert fit_set_aside(small, 40 * MiB) == 9.375 * MiB
+
+
+def test_hit_ratio_is_what_fits_and_at_most_one() -> None:
+    assert fit_hit_ratio(25 * MiB, 40 * MiB) == pytest.approx(0.625)
+    assert fit_hit_ratio(25 * MiB, 8 * MiB) == 1.0
