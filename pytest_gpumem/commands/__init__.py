@@ -1,17 +1,22 @@
 """Commands of `gpumem`, and what several of them do alike."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import fill
+from typing import Any, TypeVar
 
 import click
 
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.outcomes import EXIT_CODES
 from pytest_gpumem.printable import printable
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def examples(*lines: str) -> str:
@@ -34,10 +39,18 @@ def margin(_context: click.Context, option: click.Parameter, written: str | None
     return written
 
 
-def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a file that an option names and that cannot be written, before anything is done."""
+pytest_arguments = click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+
+
+def file_option(flag: str, help: str, name: str = "file") -> Callable[[_Command], _Command]:
+    """An option with the file that a command writes. A file that cannot be written is refused before anything is done."""
+    return click.option(flag, name, type=click.Path(path_type=Path), metavar="FILE", help=help, callback=_writable)
+
+
+def _writable(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     if path is not None and (why := unwritable(path)) is not None:
-        raise click.UsageError(f"{option}: {path}: {why}.")
+        raise click.UsageError(f"{option.opts[0]}: {path}: {why}.")
+    return path
 
 
 def write(option: str, path: Path, content: str | memoryview | Iterator[bytes]) -> None:

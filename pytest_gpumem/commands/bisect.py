@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import check_writable, examples, margin, terminal, write
+from pytest_gpumem.commands import examples, file_option, margin, pytest_arguments, terminal, write
 from pytest_gpumem.commands.duet import ROUNDS, default_journal, ended_by_signals, measured_under, progress
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
@@ -68,9 +68,9 @@ EXPLAINED = 3  # pairs of processes behind an explanation
 @click.option(
     "--explain/--no-explain", "explained", default=True, help="Measure why the commit is slower, as gpumem explain. Default: yes."
 )
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the search as JSON.")
+@file_option("--json", "Write the search as JSON.")
 @click.argument("test", metavar="TEST")
-@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+@pytest_arguments
 def bisect(file: Path | None, **options: Any) -> int:
     """Find the commit between GOOD and BAD that made TEST slower, or its memory or a count larger.
 
@@ -82,7 +82,6 @@ def bisect(file: Path | None, **options: Any) -> int:
     from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.workers import check_arguments
 
-    check_writable("--json", file)
     request = Request(**options)
     if (request.peak and request.count is not None) or (request.figure is not None and request.limit is not None):
         raise click.UsageError("--limit, --peak and --count exclude each other")

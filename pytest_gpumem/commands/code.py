@@ -13,7 +13,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from pytest_gpumem.commands import check_writable, examples, terminal, write
+from pytest_gpumem.commands import examples, file_option, terminal, write
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.what_ran import CompiledKernel, CompiledKernels
@@ -38,7 +38,7 @@ _CHILD = "import sys; sys.path[:] = [one for one in sys.path if one]; from pytes
 @click.option("--arch", "architectures", multiple=True, metavar="ARCH", help="Such as sm_90; may be repeated. Default: of pyproject.toml.")
 @click.option("--against", metavar="BASE", help="Compare with a git revision, or with the project in another folder.")
 @click.option("--catalogue", is_flag=True, help="Compile the kernels of this package.")
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures of all kernels.")
+@file_option("--json", "Write the figures of all kernels.")
 def code(architectures: tuple[str, ...], against: str | None, catalogue: bool, file: Path | None) -> int:
     """Compile kernels for GPUs that are not here, and print what each needs.
 
@@ -50,7 +50,6 @@ def code(architectures: tuple[str, ...], against: str | None, catalogue: bool, f
     from pytest_gpumem.devices.cuda.ahead_of_time import CompilerMissing
     from pytest_gpumem.kernels.declared import TABLE, BadDeclaration, check_architecture, project
 
-    check_writable("--json", file)
     try:
         for one in architectures:
             check_architecture(one, "--arch")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import check_writable, examples, margin, terminal, write
+from pytest_gpumem.commands import examples, file_option, margin, pytest_arguments, terminal, write
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
@@ -53,10 +53,10 @@ ROUNDS = 96  # as `verdicts.paired.ROUNDS`, which is not imported to show a help
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File to resume from. Default: one in the temporary folder."
 )
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write verdicts and all processes into this file.")
+@file_option("--json", "Write verdicts and all processes into this file.")
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every verdict is PASS, and of a real GPU.")
 @click.argument("base", metavar="BASE")
-@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+@pytest_arguments
 def duet(
     base: str, tests: tuple[str, ...], flagged: str | None, file: Path | None, pytest_arguments: tuple[str, ...], **options: Any
 ) -> int:
@@ -68,7 +68,6 @@ def duet(
     from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.workers import check_arguments
 
-    check_writable("--json", file)
     try:
         check_arguments(pytest_arguments)
         wanted = _wanted(tests, flagged)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import check_writable, examples, terminal
+from pytest_gpumem.commands import examples, file_option, terminal
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
@@ -34,7 +34,7 @@ PAIRS = 3
 @click.option("--pairs", type=click.IntRange(1, 100), metavar="N", help=f"Processes of each side. Default: {PAIRS}.")
 @click.option("--ncu/--no-ncu", "counters", default=None, help="Count under Nsight Compute too. Default: if it is installed.")
 @click.option("--nsys/--no-nsys", "traces", default=None, help="Trace under Nsight Systems too. Default: if CUPTI could not watch.")
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the explanations as JSON.")
+@file_option("--json", "Write the explanations as JSON.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Write the evidence, base.json and head.json, here.")
 @click.option("--rules", is_flag=True, help="Only list the rules with their thresholds.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="(TEST... | BASE.json HEAD.json) [-- PYTEST_ARGUMENTS]")
@@ -63,7 +63,6 @@ def explain(
     if rules:
         click.echo(rules_text())
         return 0
-    check_writable("--json", file)
     if keep is not None and (why := unwritable(_deepest(keep) / "base.json")) is not None:
         raise click.UsageError(f"--keep: {keep}: {why}.")
     try:

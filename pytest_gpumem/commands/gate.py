@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, margin, say
+from pytest_gpumem.commands import examples, margin, pytest_arguments, say
 from pytest_gpumem.commands.baseline import FOLDER
 from pytest_gpumem.commands.merge import (
     DUET,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     "--allow-lost", metavar="TEST", multiple=True, help="Measurements that this run may lose, as TEST or TEST[label]; may be repeated."
 )
 @click.argument("base", metavar="BASE")
-@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+@pytest_arguments
 def gate(
     output: Path,
     shards: tuple[str, ...],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import check_writable, examples, say, terminal, write
+from pytest_gpumem.commands import examples, file_option, say, terminal, write
 from pytest_gpumem.commands.baseline import one_line
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
@@ -45,7 +45,7 @@ def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> date
 def _files(command: Callable[..., None]) -> Callable[..., None]:
     """The options of the files that are written."""
     for name, text in reversed(FILES.items()):
-        command = click.option(f"--{name}", type=click.Path(path_type=Path), metavar="FILE", help=text)(command)
+        command = file_option(f"--{name}", text, name)(command)
     return command
 
 
@@ -71,8 +71,6 @@ def history(where: str, since: datetime, test: str | None, card: str | None, **f
     from pytest_gpumem.history import query
     from pytest_gpumem.history.data import MissingLibrary
 
-    for name, path in files.items():
-        check_writable(f"--{name}", path)
     try:
         with one_line():
             found = query.history(where, card=card, test=test)

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import examples, pytest_arguments
 
 
 @click.command(
@@ -16,7 +16,7 @@ from pytest_gpumem.commands import examples
 )
 @click.option("--map", "file", metavar="FILE", help="Draw the map into this SVG file too.")
 @click.argument("test", metavar="TEST")
-@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+@pytest_arguments
 def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> None:
     """Find the best set-aside and hit ratio for the measurements of TEST, a node id, on a persisting_stream.
 

@@ -73,13 +73,13 @@ def write_outputs(output: Path, run: Run) -> None:
 
 def announce(run: Run) -> None:
     """Under GitHub Actions, add a run to the job's summary, and print its annotations."""
-    from pytest_gpumem.reporting.concerns import concerns, summarise, workflow_commands
+    from pytest_gpumem.reporting.concerns import summarise, workflow_commands
     from pytest_gpumem.reporting.outputs import OUTPUTS
 
     if (note := summarise(str(OUTPUTS["markdown"](run)), os.environ)) is not None:
         click.echo(printable(note), err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in workflow_commands(concerns(run.rows), run.places):
+        for line in workflow_commands(run.rows, run.places):
             click.echo(line)
 
 

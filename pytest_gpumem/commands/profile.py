@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import examples, pytest_arguments
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_PYTEST = click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
-
 
 def _options(command: _Command) -> _Command:
     """The options of both tools."""
     for add in (
-        _PYTEST,
+        pytest_arguments,
         click.option("--force-overwrite", "overwrite", is_flag=True, help="Replace a report that is there."),
         click.option(
             "-o",
@@ -91,7 +89,7 @@ def ncu(tests: tuple[str, ...], file: Path | None, overwrite: bool, pytest_argum
 
 @click.command(short_help="List the NVTX ranges of tests.", epilog=examples("gpumem ranges -- tests/test_a.py"))
 @click.option("--json", "as_json", is_flag=True, help="Write them as JSON.")
-@_PYTEST
+@pytest_arguments
 def ranges(as_json: bool, pytest_arguments: tuple[str, ...]) -> None:
     """List each test's NVTX range, and the options of nsys and ncu that select it.
 

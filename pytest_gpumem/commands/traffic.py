@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from pytest_gpumem.commands import check_writable, examples, terminal, write
+from pytest_gpumem.commands import examples, file_option, pytest_arguments, terminal, write
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 
@@ -19,8 +19,8 @@ from pytest_gpumem.printable import printable
     epilog=examples("gpumem traffic --test tests/test_a.py::test_triad", "gpumem traffic --json traffic.json -- -k 'not slow'"),
 )
 @click.option("--test", "tests", multiple=True, metavar="NODEID", help="Count this test only; may be given several times.")
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the counts; --gpumem-counted reads them.")
-@click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
+@file_option("--json", "Write the counts; --gpumem-counted reads them.")
+@pytest_arguments
 def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[str, ...]) -> int:
     """Compare the bytes that tests declare with those that Nsight Compute counts.
 
@@ -32,7 +32,6 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     from pytest_gpumem.nsight import counting
     from pytest_gpumem.reporting.table import traffic_table
 
-    check_writable("--json", file)
     now = datetime.now(timezone.utc)
     try:
         # Results go to standard output, the output of pytest to standard error.

@@ -24,7 +24,7 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, uses
 from pytest_gpumem.plugin.result import SweepResult
 from pytest_gpumem.plugin.state import GpuSession, GpuTest, SummaryHooks, write_output
-from pytest_gpumem.plugin.workers import under_xdist
+from pytest_gpumem.plugin.workers import refuse_workers
 from pytest_gpumem.printable import printable
 from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import format_bytes
@@ -272,12 +272,6 @@ class L2Sweeps:
             take()
 
 
-def check_serial(config: pytest.Config) -> None:
-    """Refuse workers of xdist: the process that sweeps draws the maps."""
-    if under_xdist(config):
-        raise pytest.UsageError("gpumem: --gpumem-l2-sweep and its map draw in the process that measures, not under xdist; leave out -n")
-
-
 class SweepHooks(SummaryHooks):
     """Shows the maps at the session's end.
     Raises `pytest.UsageError`: the picture of the maps cannot be written, or the session uses xdist.
@@ -286,8 +280,8 @@ class SweepHooks(SummaryHooks):
     def __init__(self, session: GpuSession) -> None:
         self._session = session
         self._notes: list[str] = []
-        if session.settings.l2_sweep_map is not None:
-            check_serial(session.config)
+        if session.settings.l2_sweep or session.settings.l2_sweep_map is not None:
+            refuse_workers(session.config, "--gpumem-l2-sweep and its map draw in the process that measures")
         self._picture = session.output("l2_sweep_map")
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:

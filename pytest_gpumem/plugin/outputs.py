@@ -18,7 +18,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.state import GpuSession, SummaryHooks, write_output
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.concerns import VARIABLE, Place, concerns, summarise, workflow_commands
+from pytest_gpumem.reporting.concerns import VARIABLE, Place, summarise, workflow_commands
 from pytest_gpumem.reporting.outputs import OUTPUTS
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import ANNOUNCE, Role, of_role, switched_off
@@ -112,7 +112,7 @@ class OutputHooks(SummaryHooks):
             writer.write_line(printable(note))
         if os.environ.get("GITHUB_ACTIONS") == "true" and self._announces:
             writer.ensure_newline()
-            for line in workflow_commands(concerns(self._session.rows), self.places()):
+            for line in workflow_commands(self._session.rows, self.places()):
                 writer.write_line(line)
 
 

@@ -22,21 +22,15 @@ from pytest_gpumem.plugin.outputs import correct_junit
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE, failure_texts
 from pytest_gpumem.plugin.state import GpuSession, fail
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
-from pytest_gpumem.plugin.workers import is_controller, under_xdist
+from pytest_gpumem.plugin.workers import is_controller, refuse_workers
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.progress import RepeatProgress
+from pytest_gpumem.reporting.progress import of_processes
 from pytest_gpumem.runs.repeats import AHEAD, ENDED, Further, RepeatFailed, Repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TESTS, FURTHER_TURN, READS_CONTROLS
 
 LEAST_SECONDS = 30.0  # the least time for measuring again. It may take as long as the session took so far.
 BEFORE_A_DUET = 0.5
 """The same in the screen of a gate, as a share of the session's time so far: somebody waits for a gate."""
-
-
-def check_alone(config: pytest.Config) -> None:
-    """Refuse workers of xdist: processes of the run follow each other on the GPU."""
-    if under_xdist(config):
-        raise pytest.UsageError("gpumem: --gpumem-processes runs its processes one after another, not under xdist; leave out -n")
 
 
 def processes(
@@ -65,34 +59,40 @@ class RepeatHooks:
     """Runs the further processes before the tests of this one; registered only with more than one process."""
 
     def __init__(self, session: GpuSession) -> None:
-        check_alone(session.config)
+        refuse_workers(session.config, "--gpumem-processes runs its processes one after another")
         self._session = session
         self._count = session.settings.processes or 1
         self._reported: set[str] = set()
+        self._tests = 0  # that measure
+        self._begun = self._shown = 0.0  # when the first process began, and when the last line was written
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         gpu = self._session
-        if not gpu.config.option.collectonly and not session.testsfailed and any(uses(item, BENCHMARK_FIXTURE) for item in session.items):
+        self._tests = sum(uses(item, BENCHMARK_FIXTURE) for item in session.items)
+        if not gpu.config.option.collectonly and not session.testsfailed and self._tests:
             total = gpu.settings.total_budget
             arguments = [] if total is None else [f"--gpumem-budget={total / self._count!r} s total"]
-            self._progress = RepeatProgress(time.monotonic, self._count, sum(uses(item, BENCHMARK_FIXTURE) for item in session.items))
-            announce(gpu, self._progress.line())
+            self._begun = self._shown = time.monotonic()
+            announce(gpu, self._line())
             try:
                 # A process that is a part of this run has no shard of its own.
                 own = [item.nodeid for item in session.items] if gpu.settings.shard is not None else []
                 for process in processes(gpu, arguments, self._count - 1, lambda: own, watch=self._watch):
                     gpu.further.append(process)
-                    self._progress.ended()
-                    announce(gpu, self._progress.line())
+                    announce(gpu, self._line())
             except RepeatFailed as failed:
                 raise pytest.exit.Exception(f"gpumem: {failed}", returncode=pytest.ExitCode.TESTS_FAILED) from None
         return (yield)
 
+    def _line(self, finished: int = 0) -> str:
+        """`finished`: tests that the present process has finished."""
+        return of_processes(len(self._session.further), self._count, finished, self._tests, time.monotonic() - self._begun)
+
     def _watch(self, finished: int) -> None:
-        self._progress.finished(finished)
-        if not replace_line(self._session, self._progress.line()) and self._progress.due(EVERY):
-            announce(self._session, self._progress.line())
+        if not replace_line(self._session, self._line(finished)) and time.monotonic() - self._shown >= EVERY:
+            self._shown = time.monotonic()
+            announce(self._session, self._line(finished))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reported.add(report.nodeid)

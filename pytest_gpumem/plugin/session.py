@@ -26,7 +26,7 @@ from pytest_gpumem.plugin.footprints import FootprintHooks
 from pytest_gpumem.plugin.gpus import KEY, VISIBLE, WorkerGpus, own_in_turn
 from pytest_gpumem.plugin.hangs import WatchdogHooks
 from pytest_gpumem.plugin.isolation import FOLDER, ControllerHooks, WorkerHooks
-from pytest_gpumem.plugin.l2_sweeping import SweepHooks, check_serial
+from pytest_gpumem.plugin.l2_sweeping import SweepHooks
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.reported import CARD_ATTRIBUTE, FAILED, PASSED, ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.running import LeftoverHooks, RunningHooks
@@ -75,8 +75,6 @@ def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
     # By its module: it has another name where -p or a conftest loads it than by its entry point.
     if not any(getattr(plugin, "__name__", "") == "pytest_benchmark.plugin" for plugin in config.pluginmanager.get_plugins()):
         raise pytest.UsageError("gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark")
-    if settings.l2_sweep:
-        check_serial(config)
     place = _baseline_place(config, settings)
     try:
         chosen = _choose(settings, place, asked)

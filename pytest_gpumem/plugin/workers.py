@@ -20,6 +20,12 @@ def under_xdist(config: pytest.Config) -> bool:
     return is_worker(config) or is_controller(config)
 
 
+def refuse_workers(config: pytest.Config, what: str) -> None:
+    """Raises `pytest.UsageError`: the session has workers; `what` says what one process does."""
+    if under_xdist(config):
+        raise pytest.UsageError(f"gpumem: {what}, not under xdist; leave out -n")
+
+
 def worker_count(config: pytest.Config) -> int:
     """Processes that run tests: the controller's workers, or 1."""
     if not is_controller(config):

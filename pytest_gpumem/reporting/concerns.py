@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from pytest_gpumem.files import append_whole
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.groups import FAILING, attention
 from pytest_gpumem.reporting.row_facts import verdict_text
 
 MOST = 10  # annotations of each level that GitHub shows of one step; it drops further ones silently
 VARIABLE = "GITHUB_STEP_SUMMARY"  # environment variable that names the file of GitHub's job summary
 LIMIT = 1 << 20  # bytes of that file; GitHub shows nothing of a larger one ("Workflow commands", step isolation and limits)
-
-
-class Level(Enum):
-    """How much a row needs a look; the value is GitHub's command."""
-
-    FAILURE = "error"  # the test failed
-    WARNING = "warning"  # the test passed, and its verdict is UNDECIDED
 
 
 @dataclass(frozen=True)
@@ -35,54 +28,36 @@ class Place:
     line: int  # from 1 on
 
 
-@dataclass(frozen=True)
-class Concern:
-    """One row that needs a look."""
-
-    row: Row
-    level: Level
-
-    @property
-    def name(self) -> str:
-        """The verdict, as in `verdict_text`."""
-        return verdict_text(self.row)
-
-    @property
-    def sentence(self) -> str:
-        """Verdict, row and reason in one line."""
-        return " ".join(f"{self.name} {self.row.unique_key}: {self.row.verdict.reason}".split())
+def fails(row: Row) -> bool:
+    """True if the row's test failed; other concerns are warnings."""
+    return attention(row) == FAILING
 
 
-def concerns(rows: Iterable[Row]) -> list[Concern]:
+def concerns(rows: Iterable[Row]) -> list[Row]:
     """Failures, then UNDECIDED rows; within each, the largest slow-down first. A NEW row needs no look."""
-    found = []
-    for row in rows:
-        if row.failed or row.verdict.outcome is Outcome.FAIL:
-            found.append(Concern(row, Level.FAILURE))
-        elif row.verdict.outcome is Outcome.UNDECIDED:
-            found.append(Concern(row, Level.WARNING))
-    return sorted(found, key=_rank)
+    found = [row for row in rows if fails(row) or row.verdict.outcome is Outcome.UNDECIDED]
+    return sorted(found, key=lambda row: (not fails(row), -row.verdict.comparison.delta if row.verdict.comparison is not None else 0.0))
 
 
-def _rank(concern: Concern) -> tuple[bool, float]:
-    comparison = concern.row.verdict.comparison
-    return concern.level is Level.WARNING, -comparison.delta if comparison is not None else 0.0
+def sentence(row: Row) -> str:
+    """Verdict, row and reason in one line."""
+    return " ".join(f"{verdict_text(row)} {row.unique_key}: {row.verdict.reason}".split())
 
 
-def workflow_commands(concerns: Sequence[Concern], places: Mapping[str, Place]) -> list[str]:
+def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[str]:
     """GitHub's annotations: a line for each concern, worst first; a test without a place, by node id, is annotated on no line.
     Where there are more than GitHub shows, the last line of a level counts the rest.
     """
-    lines = []
-    for level in Level:
-        of_level = [concern for concern in concerns if concern.level is level]
+    lines, found = [], concerns(rows)
+    for level, failing in (("error", True), ("warning", False)):
+        of_level = [row for row in found if fails(row) is failing]
         shown = of_level if len(of_level) <= MOST else of_level[: MOST - 1]
-        for concern in shown:
-            place = places.get(concern.row.nodeid)
+        for row in shown:
+            place = places.get(row.nodeid)
             where = f"file={_property(place.file)},line={place.line}," if place is not None else ""
-            lines.append(f"::{level.value} {where}title={_property(f'gpumem: {concern.name}')}::{_message(concern.sentence)}")
+            lines.append(f"::{level} {where}title={_property(f'gpumem: {verdict_text(row)}')}::{_message(sentence(row))}")
         if left := len(of_level) - len(shown):
-            lines.append(f"::{level.value} title=gpumem::{left} further ones are in the summary of the run")
+            lines.append(f"::{level} title=gpumem::{left} further ones are in the summary of the run")
     return lines
 
 
@@ -95,22 +70,21 @@ def _property(text: str) -> str:
     return _message(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def code_quality(concerns: Sequence[Concern], places: Mapping[str, Place]) -> str:
+def code_quality(rows: Iterable[Row], places: Mapping[str, Place]) -> str:
     """GitLab's code-quality report as JSON. Without concerns it is an empty array, by which GitLab knows what was resolved.
     A test without a place, by node id, is on line 1 of its file.
     """
-    return json.dumps([_finding(concern, places.get(concern.row.nodeid)) for concern in concerns], indent=1) + "\n"
+    return json.dumps([_finding(row, places.get(row.nodeid)) for row in concerns(rows)], indent=1) + "\n"
 
 
-def _finding(concern: Concern, place: Place | None) -> dict[str, object]:
-    row = concern.row
+def _finding(row: Row, place: Place | None) -> dict[str, object]:
     place = place if place is not None else Place(row.nodeid.partition("::")[0], 1)
     undecided = "minor" if row.verdict.code is Code.LOOKS_SLOWER else "info"
     return {
-        "description": concern.sentence,
+        "description": sentence(row),
         "check_name": _check(row),
         "fingerprint": fingerprint(row),
-        "severity": "major" if concern.level is Level.FAILURE else undecided,
+        "severity": "major" if fails(row) else undecided,
         "location": {"path": place.file, "lines": {"begin": place.line}},
     }
 

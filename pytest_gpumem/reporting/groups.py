@@ -76,14 +76,14 @@ def behaviours(rows: Iterable[Row], facts: DeviceFacts) -> dict[str, Behaviour]:
     return found
 
 
-SLOWER, UNDECIDED, FINE = 1, 2, 3
+FAILING, SLOWER, UNDECIDED, FINE = range(4)
 
 
 def attention(row: Row) -> int:
-    """How soon a row needs a look: 0 first, `FINE` not at all."""
+    """How soon a row needs a look: `FAILING` first, `FINE` not at all."""
     verdict = row.verdict
     if row.failed or verdict.outcome is Outcome.FAIL:
-        return 0
+        return FAILING
     if verdict.code is Code.LOOKS_SLOWER or (verdict.comparison is not None and verdict.comparison.low > 0):
         return SLOWER
     return UNDECIDED if verdict.outcome is Outcome.UNDECIDED else FINE

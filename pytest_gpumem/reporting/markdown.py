@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.concerns import Level, concerns
+from pytest_gpumem.reporting.concerns import concerns, fails, sentence
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts, shown_headings
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import counts_text, remedies
@@ -36,13 +36,8 @@ def page(run: Run) -> str:
     found = concerns(rows)
     if found:
         shown = found[:MOST]
-        parts.append(table(of_row[id(concern.row)] for concern in shown))
-        failures = [
-            line
-            for concern in shown
-            if concern.level is Level.FAILURE
-            for line in (concern.sentence, *(f"why: {one.strip()}" for one in concern.row.why))
-        ]
+        parts.append(table(of_row[id(row)] for row in shown))
+        failures = [line for row in shown if fails(row) for line in (sentence(row), *(f"why: {one.strip()}" for one in row.why))]
         parts.append(preformatted([*failures, *remedies(rows)], _REASONS))
         if left := len(found) - len(shown):
             parts.append(f"{left} further rows need a look.")
@@ -86,8 +81,8 @@ def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:
     """Sentences, each from a line of its own, in an HTML element within which Markdown means nothing."""
     lines: list[str] = []
     length, left = 0, 0
-    for sentence in sentences:
-        more = [html.escape(line) for line in wrapped(printable(sentence), WIDTH)]
+    for one in sentences:
+        more = [html.escape(line) for line in wrapped(printable(one), WIDTH)]
         length += sum(len(line) + 1 for line in more)
         if length > room:
             left += 1

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pytest_gpumem.reporting.concerns import code_quality, concerns
+from pytest_gpumem.reporting.concerns import code_quality
 
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.run import Run
@@ -28,7 +28,7 @@ def _markdown(run: Run) -> str:
 
 
 def _code_quality(run: Run) -> str:
-    return code_quality(concerns(run.rows), run.places)
+    return code_quality(run.rows, run.places)
 
 
 OUTPUTS: Mapping[str, Callable[[Run], str | None]] = MappingProxyType(

@@ -62,40 +62,21 @@ class Progress:
         return f"{line}: {shortened(running, room)}" if running and room >= 12 else line[:width]
 
 
-class RepeatProgress:
-    """Counts the fresh processes of a run and their tests."""
-
-    def __init__(self, clock: Callable[[], float], processes: int, tests: int) -> None:
-        """`clock`: seconds of a clock that never goes back. `processes`: that measure one after another. `tests`: of each of them."""
-        self._clock = clock
-        self._begun = self._shown = clock()
-        self._processes, self._tests = processes, max(1, tests)
-        self._ended = self._finished = 0
-
-    def ended(self) -> None:
-        """Note that a process has ended."""
-        self._ended, self._finished = self._ended + 1, 0
-
-    def finished(self, tests: int) -> None:
-        """Set the number of tests that the present process has finished."""
-        self._finished = min(tests, self._tests)
-
-    def due(self, seconds: float) -> bool:
-        """True once so many seconds have passed since it was last true, or since the beginning."""
-        if self._clock() - self._shown < seconds:
-            return False
-        self._shown = self._clock()
-        return True
-
-    def line(self) -> str:
-        """Such as "gpumem: 1 of 3 processes measured, 14 of 95 tests of the next, about 40 s left"."""
-        parts = [f"gpumem: {self._ended} of {self._processes} processes measured"]
-        if self._finished:
-            parts.append(f"{self._finished} of {self._tests} tests of the next")
-        done, all_of_them = self._ended * self._tests + self._finished, self._processes * self._tests
-        if 0 < done < all_of_them:
-            parts.append(f"about {rounded((self._clock() - self._begun) / done * (all_of_them - done))} left")
-        return ", ".join(parts)
+def of_processes(ended: int, processes: int, finished: int, tests: int, seconds: float) -> str:
+    """Such as "gpumem: 1 of 3 processes measured, 14 of 95 tests of the next, about 40 s left".
+    `ended`: processes that have ended.
+    `finished`: tests that the present one has finished.
+    `tests`: of each process.
+    `seconds`: since the first process began.
+    """
+    parts = [f"gpumem: {ended} of {processes} processes measured"]
+    finished, tests = min(finished, tests), max(1, tests)
+    if finished:
+        parts.append(f"{finished} of {tests} tests of the next")
+    done, all_of_them = ended * tests + finished, processes * tests
+    if 0 < done < all_of_them:
+        parts.append(f"about {rounded(seconds / done * (all_of_them - done))} left")
+    return ", ".join(parts)
 
 
 def rounded(seconds: float) -> str:

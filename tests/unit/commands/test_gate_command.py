@@ -21,7 +21,7 @@ from pytest_gpumem.commands import gate, merge
 from pytest_gpumem.outcomes import Code
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document, document
-from pytest_gpumem.reporting.concerns import Place, code_quality, concerns
+from pytest_gpumem.reporting.concerns import Place, code_quality
 from pytest_gpumem.runs.reading import Wanted
 
 Run = Callable[..., Result]
@@ -41,9 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         def screen(output: Path, base: str, given: tuple[str, ...], *, duet_follows: bool) -> gate.Screened:
             assert duet_follows == ("--screen-only" not in arguments)
             assert not any((output / name).exists() for name in merge.FILES)
-            (output / merge.OUTPUT_FILES["code_quality"]).write_text(
-                code_quality(concerns(rows), {one.nodeid: Place("sub/t.py", 7) for one in rows})
-            )
+            (output / merge.OUTPUT_FILES["code_quality"]).write_text(code_quality(rows, {one.nodeid: Place("sub/t.py", 7) for one in rows}))
             (output / merge.OUTPUT_FILES["markdown"]).write_text("the screen's")
             (output / merge.OUTPUT_FILES["report"]).write_text("the screen's")
             (output / merge.RESULTS).write_text(json.dumps({"gpumem": document(H100, list(rows), {"mode": "clean-cold"}, [])}))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.concerns import Place, code_quality, concerns
+from pytest_gpumem.reporting.concerns import Place, code_quality
 
 Make = Callable[..., Row]
 
@@ -18,7 +18,7 @@ def test_each_finding_has_what_gitlab_asks_for(make_row: Make) -> None:
         make_row("t.py::u", Outcome.UNDECIDED, code=Code.LOOKS_SLOWER),
         make_row("t.py::v", Outcome.UNDECIDED, code=Code.CONDITIONS),
     ]
-    found = json.loads(code_quality(concerns(rows), {"t.py::t": Place("sub/t.py", 12)}))
+    found = json.loads(code_quality(rows, {"t.py::t": Place("sub/t.py", 12)}))
     fingerprint = found[0].pop("fingerprint")
     assert len(fingerprint) == 64
     assert found[0] == {
@@ -33,7 +33,7 @@ def test_each_finding_has_what_gitlab_asks_for(make_row: Make) -> None:
 
 def test_a_fingerprint_is_of_the_row_and_not_of_its_figures(make_row: Make) -> None:
     def fingerprint(*arguments: object, **keywords: object) -> str:
-        (one,) = json.loads(code_quality(concerns([make_row(*arguments, **keywords)]), {}))
+        (one,) = json.loads(code_quality([make_row(*arguments, **keywords)], {}))
         return str(one["fingerprint"])
 
     slow = fingerprint("t.py::t", Outcome.FAIL, reason="slower: +3 %")
@@ -47,4 +47,4 @@ def test_a_fingerprint_is_of_the_row_and_not_of_its_figures(make_row: Make) -> N
 
 
 def test_nothing_to_report_is_an_empty_report(make_row: Make) -> None:
-    assert code_quality(concerns([make_row()]), {}) == "[]\n"
+    assert code_quality([make_row()], {}) == "[]\n"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.reporting.progress import Progress, RepeatProgress, rounded
+from pytest_gpumem.reporting.progress import Progress, of_processes, rounded
 
 
 class Clock:
@@ -46,16 +46,14 @@ def test_a_rough_time(seconds: float, said: str) -> None:
     assert rounded(seconds) == said
 
 
-def test_the_processes_of_a_run_count_their_tests_and_the_time_left() -> None:
-    now = [0.0]
-    progress = RepeatProgress(lambda: now[0], processes=3, tests=10)
-    assert progress.line() == "gpumem: 0 of 3 processes measured"
-    now[0] = 10.0
-    progress.finished(5)
-    assert progress.line() == "gpumem: 0 of 3 processes measured, 5 of 10 tests of the next, about 50 s left"
-    progress.ended()
-    assert progress.line() == "gpumem: 1 of 3 processes measured, about 20 s left"
-    assert not progress.due(60)
-    now[0] = 61.0
-    assert progress.due(60)
-    assert not progress.due(60)
+@pytest.mark.parametrize(
+    ("ended", "finished", "seconds", "said"),
+    [
+        (0, 0, 0.0, "gpumem: 0 of 3 processes measured"),
+        (0, 5, 10.0, "gpumem: 0 of 3 processes measured, 5 of 10 tests of the next, about 50 s left"),
+        (1, 0, 10.0, "gpumem: 1 of 3 processes measured, about 20 s left"),
+        (3, 0, 30.0, "gpumem: 3 of 3 processes measured"),
+    ],
+)
+def test_the_processes_of_a_run_count_their_tests_and_the_time_left(ended: int, finished: int, seconds: float, said: str) -> None:
+    assert of_processes(ended, 3, finished, 10, seconds) == said
