@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 DOMAIN = "gpumem"  # NVTX domain of every range
@@ -79,8 +79,8 @@ def labelled(name: str, label: str) -> str:
 
 
 class Ranges:
-    """Push/pop ranges of one process. Without a tool, or without NVTX (macOS), a range costs one look-up in a set. The constructor looks
-    for a tool once: Nsight tools attach when the process starts. Ranges nest per thread."""
+    """Ranges of one process. Without a tool, or without NVTX (macOS), a range costs one look-up in a set. The constructor looks for a tool
+    once: Nsight tools attach when the process starts. Ranges nest per thread."""
 
     def __init__(self) -> None:
         self._domain = _domain()
@@ -92,37 +92,24 @@ class Ranges:
         """True if a tool listens to the domain. Times measured under it are not comparable with others."""
         return self._domain is not None
 
-    def push(self, name: str, payload: int | None = None, category: str | None = None) -> None:
-        """Open a range.
+    def range(self, name: str, payload: int | None = None, category: str | None = None) -> AbstractContextManager[None]:
+        """A range around a block; it closes also when the block raises.
         `name`: of `[A-Za-z0-9_.-]` only; registered at its first use.
         `payload`: 64-bit integer shown with this one range, such as the bytes that a launch moves.
         `category`: groups ranges besides their names.
         Raises `ValueError`: the name has a character that Nsight's filters read as an operator; with or without a tool.
         """
         if name not in self._checked:
-            self._check(name)
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"NVTX range name {name!r}: Nsight's filters accept only letters, digits, '_', '.', '-'")
+            self._checked.add(name)
         self.entered(name)
         if self._domain is None:
-            return
+            return nullcontext()
         attributes = self._attributes.get((name, category))
         if attributes is None:
             attributes = self._attributes[name, category] = self._domain.get_event_attributes(message=name, category=category)
-        attributes.payload = payload
-        self._domain.push_range(attributes)
-
-    def pop(self) -> None:
-        """Close the innermost open range of this thread."""
-        if self._domain is not None:
-            self._domain.pop_range()
-
-    def range(self, name: str, payload: int | None = None, category: str | None = None) -> AbstractContextManager[None]:
-        """A range around a block; it closes also when the block raises. Arguments and errors as `push`."""
-        if self._domain is None:
-            if name not in self._checked:
-                self._check(name)
-            self.entered(name)
-            return _NO_RANGE
-        return _Range(self, name, payload, category)
+        return _Range(self._domain, attributes, payload)
 
     @contextmanager
     def test(self, name: str, nodeid: str) -> Iterator[None]:
@@ -132,36 +119,20 @@ class Ranges:
                 self._domain.mark(self._domain.get_event_attributes(message=nodeid, category=NODEID_CATEGORY))
             yield
 
-    def _check(self, name: str) -> None:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"NVTX range name {name!r}: Nsight's filters accept only letters, digits, '_', '.', '-'")
-        self._checked.add(name)
-
 
 class _Range:
     # A class and not a generator: four times cheaper, and it stands around measured launches.
-    __slots__ = ("_category", "_name", "_payload", "_ranges")
+    __slots__ = ("_attributes", "_domain", "_payload")
 
-    def __init__(self, ranges: Ranges, name: str, payload: int | None, category: str | None) -> None:
-        self._ranges, self._name, self._payload, self._category = ranges, name, payload, category
+    def __init__(self, domain: Any, attributes: Any, payload: int | None) -> None:
+        self._domain, self._attributes, self._payload = domain, attributes, payload
 
     def __enter__(self) -> None:
-        self._ranges.push(self._name, self._payload, self._category)
+        self._attributes.payload = self._payload
+        self._domain.push_range(self._attributes)
 
     def __exit__(self, kind: object, error: object, trace: object, /) -> None:
-        self._ranges.pop()
-
-
-class _NoRange:
-    # Cheaper than contextlib.nullcontext, which also stores a result.
-    __slots__ = ()
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: object, trace: object, /) -> None: ...
-
-
-_NO_RANGE = _NoRange()
+        self._domain.pop_range()
 
 
 def _nothing(name: str) -> None: ...

@@ -32,24 +32,16 @@ class RecordedRanges(Ranges):
         self.said: dict[str, tuple[int | None, str | None]] = {}
         """By name, the payload and the category of the last range."""
 
-    def push(self, name: str, payload: int | None = None, category: str | None = None) -> None:
-        super().push(name, payload, category)
+    @contextmanager
+    def range(self, name: str, payload: int | None = None, category: str | None = None) -> Iterator[None]:
         self.open.append(name)
         self.said[name] = payload, category
         self._log(f"<{name}")
-
-    @contextmanager
-    def range(self, name: str, payload: int | None = None, category: str | None = None) -> Iterator[None]:
-        # With no tool the real one opens nothing.
-        self.push(name, payload, category)
         try:
-            yield
+            with super().range(name, payload, category):
+                yield
         finally:
-            self.pop()
-
-    def pop(self) -> None:
-        super().pop()
-        self._log(f"{self.open.pop()}>")
+            self._log(f"{self.open.pop()}>")
 
 
 def check(target: Target) -> None:

@@ -23,11 +23,9 @@ with ranges.test(name, nodeid):
         pass
     try:
         with ranges.range(phase(name, "measure")):
-            for sample in range(2):
-                ranges.push("launch", sample)
-                ranges.pop()
-            ranges.push("launch")
-            ranges.pop()
+            for payload in (0, 1, None):
+                with ranges.range("launch", payload):
+                    pass
             for category in ("L2", "DRAM", "L2", None):
                 with ranges.range("grouped", 8, category):
                     pass
@@ -77,9 +75,8 @@ def test_the_full_node_id_is_marked_inside_the_range_of_its_test(nvtx_trace: Tra
 def test_a_name_that_nsight_cannot_filter_is_refused(tool: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if tool:
         monkeypatch.setattr(ranges, "_domain", RecordingDomain)
-    for opened in (Ranges().push, lambda name: Ranges().range(name).__enter__()):
-        with pytest.raises(ValueError, match=r"'test_a\[1\]'.*letters, digits"):
-            opened("test_a[1]")
+    with pytest.raises(ValueError, match=r"'test_a\[1\]'.*letters, digits"):
+        Ranges().range("test_a[1]")
 
 
 class RecordingDomain:
@@ -110,37 +107,24 @@ def test_attributes_are_built_once_per_name(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ranges, "_domain", lambda: domain)
     recorded = Ranges()
     for sample in range(3):
-        recorded.push("launch", sample)
-        recorded.pop()
+        with recorded.range("launch", sample):
+            pass
     assert domain.built == ["launch"]
     assert domain.pushed == [("launch", 0), ("launch", 1), ("launch", 2)]
 
 
-def test_without_a_tool_nothing_is_attached_and_nothing_fails() -> None:
+@pytest.mark.parametrize("installed", [True, False])
+def test_without_a_tool_or_the_package_ranges_do_nothing(installed: bool) -> None:
     run(
-        """
-        from pytest_gpumem.ranges import Ranges
-        ranges = Ranges()
-        assert not ranges.tool_attached()
-        with ranges.test("test_a", "a.py::test_a"), ranges.range("test_a.measure"):
-            ranges.push("launch", 1)
-            ranges.pop()
-        """,
-        {},
-    )
-
-
-def test_without_the_nvtx_package_ranges_do_nothing() -> None:
-    run(
-        """
+        f"""
         import sys
-        sys.modules["nvtx"] = None
+        if not {installed}:
+            sys.modules["nvtx"] = None
         from pytest_gpumem.ranges import Ranges
         ranges = Ranges()
         assert not ranges.tool_attached()
-        with ranges.test("test_a", "a.py::test_a"):
-            ranges.push("launch", 1)
-            ranges.pop()
+        with ranges.test("test_a", "a.py::test_a"), ranges.range("test_a.measure", 1):
+            pass
         """,
         {},
     )
