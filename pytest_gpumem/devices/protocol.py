@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
@@ -113,14 +113,15 @@ class WindowSpec:
         return f"{format_bytes(self.nbytes)} at hit ratio {self.hit_ratio:.3g}, {self.hit.value}, else {self.miss.value}"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Launch:
-    """A kernel bound to its arguments, for `Kernels.launch`. It is rebuilt when a buffer moves."""
+    """A kernel bound to its arguments, for `Kernels.launch`. It is rebuilt when a buffer moves. Only the device reads `backing`."""
 
     kernel: Kernel
     call: Call
     shape: LaunchShape
     arrays: Mapping[str, Allocation]  # array arguments by parameter name
+    backing: Any = field(default=None, init=False, repr=False)  # what the device makes of it at the first launch
 
 
 @dataclass(frozen=True)
@@ -361,7 +362,8 @@ class Content(Protocol):
     """The content of memory: filled, copied, read and compared."""
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
-        """Seeded content: floats uniform in [0, 1), integers over their full range. The same seed gives the same content."""
+        """Seeded content: floats uniform in [0, 1), integers over their full range, booleans 0 or 1, complex numbers two floats each. The
+        same seed gives the same content."""
 
     def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream, *, length: int | None = None) -> None:
         """One random cycle over nodes of `node_bytes` each: the first 4 bytes of a node hold the index of the next node. With `length`, the
@@ -381,7 +383,8 @@ class Content(Protocol):
 
     def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
         """Compare two arrays that `view` or a reference gave: None, or how many elements differ and the index of the first. NaN equals
-        nothing. Floats differ if |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at all."""
+        nothing. Floats differ if |actual - expected| > tolerance * max(|expected|, 1e-30), integers if at all. Raises `Unsupported` for
+        elements that are no numbers, and `DeviceError` for arrays of different sizes, which on the simulated device are cut."""
 
 
 class L2(Protocol):

@@ -1,8 +1,5 @@
-"""The content of memory: seeded random values, poison, a random cycle; and copies between any two kinds.
-
-Random values are a hash of the seed and the element's index alone (SplitMix64: Steele, Lea, Flood, OOPSLA 2014), so that the grid, the
-kind of memory and the size of the buffer do not change them. NumPy fills what the device cannot see with the same values.
-"""
+"""The content of memory: seeded random values, poison, a random cycle; copies between any two kinds; and comparing two arrays in one pass,
+without temporaries of their size. What `values` does with NumPy, kernels do here, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
+from pytest_gpumem.devices import values
 from pytest_gpumem.devices.checks import nodes_of
 from pytest_gpumem.devices.cuda import host, links
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
-from pytest_gpumem.devices.cuda.comparing import Comparing
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.errors import translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
@@ -48,16 +45,49 @@ template <> __device__ inline half_bits value<half_bits>(u64 z) {
 }
 template <> __device__ inline boolean value<boolean>(u64 z) { boolean b; b.value = z >> 63; return b; }
 
+__device__ inline double number(float x) { return x; }
+__device__ inline double number(double x) { return x; }
+__device__ inline double number(half_bits x) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x.bits));
+    return f;
+}
+
+template <typename T> struct exact {
+    static __device__ bool differs(T a, T e, double) { return a != e; }
+};
+template <typename T> struct close {
+    // NaN fails both comparisons: it equals nothing. Equal infinities pass the first.
+    static __device__ bool differs(T a, T e, double tolerance) {
+        const double x = number(a), y = number(e);
+        return !(x == y || fabs(x - y) <= tolerance * fmax(fabs(y), 1e-30));
+    }
+};
+
 template <typename T> __global__ void gpumem_fill_random(T* out, long long n, u64 start) {
     const long long step = (long long)gridDim.x * blockDim.x;
     for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
         out[i] = value<T>(mixed(start + (u64)(i + 1) * 0x9E3779B97F4A7C15ull));
     }
 }
+
+template <typename T, typename Rule>
+__global__ void gpumem_mismatch(const T* actual, const T* expected, long long n, double tolerance, u64* result) {
+    u64 count = 0, first = ~0ull;
+    const long long step = (long long)gridDim.x * blockDim.x;
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        if (Rule::differs(actual[i], expected[i], tolerance)) {
+            if (count++ == 0) first = i;
+        }
+    }
+    if (count) {
+        atomicAdd(&result[0], count);
+        atomicMin(&result[1], first);
+    }
+}
 """
 
-_GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_FILLED_AS = {
+CPP_TYPES = {
     "f2": "half_bits",
     "f4": "float",
     "f8": "double",
@@ -68,8 +98,9 @@ _FILLED_AS = {
     "u8": "unsigned long long",
 }
 _THREADS = 256
-_BLOCKS_PER_SM = 32
-_CHUNK = 1 << 20  # elements that NumPy hashes at a time: its temporaries stay in the host's cache
+_FILL_BLOCKS_PER_SM = 32
+_MISMATCH_BLOCKS_PER_SM = 8
+_NONE = 2**64 - 1
 
 
 class CudaContent:
@@ -78,12 +109,10 @@ class CudaContent:
     def __init__(self, compiler: Compiler, facts: DeviceFacts, memory: CudaMemory) -> None:
         self._compiler = compiler
         self._memory = memory
-        self._comparing = Comparing(compiler, facts)
-        self._blocks = _BLOCKS_PER_SM * facts.sm_count
-        self._fills: dict[str, Any] = {}
+        self._sm_count = facts.sm_count
+        self._functions: dict[str, Any] = {}
 
     def fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: Stream) -> None:
-        """As `Content.fill_random`; booleans are 0 or 1 with equal probability, complex numbers are two floats each."""
         with self._reached(allocation, stream) as here:
             self._fill_random(here, dtype, seed, cast(CudaStream, stream))
 
@@ -103,20 +132,27 @@ class CudaContent:
             self._memory.free(here)
 
     def _fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: CudaStream) -> None:
-        element, parts = plain_type(dtype)
+        element, parts = values.plain_type(dtype)
         size = allocation.nbytes // np.dtype(dtype).itemsize * parts
         if not size:
             return
         if not allocation.address:
             _wait(stream)
-            fill_on_host(host.array(allocation, element, size), seed)
+            values.fill(host.array(allocation, element, size), seed)
             return
-        function = self._fills.get(element)
-        if function is None:
-            function = self._fills[element] = self._compiler.private(SOURCE, f"gpumem_fill_random<{_FILLED_AS[element]}>")
-        blocks = min(self._blocks, -(-size // _THREADS))
+        function = self._function(f"gpumem_fill_random<{CPP_TYPES[element]}>")
+        arguments = (np.uint64(allocation.address), np.int64(size), np.uint64(values.start_of(seed)))
         with translated("filling memory"):
-            function((blocks,), (_THREADS,), (np.uint64(allocation.address), np.int64(size), np.uint64(start_of(seed))), stream=stream.cupy)
+            function(self._blocks(_FILL_BLOCKS_PER_SM, size), (_THREADS,), arguments, stream=stream.cupy)
+
+    def _function(self, entry: str) -> Any:
+        found = self._functions.get(entry)
+        if found is None:
+            found = self._functions[entry] = self._compiler.private(SOURCE, entry)
+        return found
+
+    def _blocks(self, per_sm: int, size: int) -> tuple[int]:
+        return (min(per_sm * self._sm_count, -(-size // _THREADS)),)
 
     def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream, *, length: int | None = None) -> None:
         nodes = nodes_of(allocation, node_bytes)
@@ -180,7 +216,29 @@ class CudaContent:
                 host.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
 
     def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
-        return self._comparing.mismatch(actual, expected, relative_tolerance)
+        if actual.size != expected.size:
+            raise DeviceError(f"the result has {actual.size} elements, the reference {expected.size}")
+        if actual.size == 0:
+            return None
+        on_host = isinstance(actual, np.ndarray) and isinstance(expected, np.ndarray)
+        library: Any = np if on_host else cupy
+        with translated("comparing results"):
+            if not on_host:
+                runtime.deviceSynchronize()  # what wrote the arrays ran on other streams
+            # A reference may have computed in a wider type than the kernel stores.
+            first, second = (library.ascontiguousarray(library.asarray(a), dtype=actual.dtype).reshape(-1) for a in (actual, expected))
+            return (values.mismatch if on_host else self._mismatch)(first, second, relative_tolerance)
+
+    def _mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
+        element, parts, rule = values.rule_of(actual.dtype)
+        function = self._function(f"gpumem_mismatch<{CPP_TYPES[element]}, {rule}<{CPP_TYPES[element]}>>")
+        result = cupy.asarray(np.array([0, _NONE], dtype=np.uint64))
+        size = actual.size * parts
+        addresses = [np.uint64(array.data.ptr) for array in (actual, expected, result)]
+        arguments = (*addresses[:2], np.int64(size), np.float64(tolerance), addresses[2])
+        function(self._blocks(_MISMATCH_BLOCKS_PER_SM, size), (_THREADS,), arguments)
+        count, first = (int(v) for v in result.get())
+        return (count, first // parts) if count else None
 
 
 def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
@@ -202,45 +260,6 @@ def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Strea
 def _wait(stream: Stream) -> None:
     with translated("waiting for the stream"):
         runtime.streamSynchronize(stream.handle)
-
-
-def plain_type(dtype: str) -> tuple[str, int]:
-    """The type that an element is filled as, and how many of them it holds: two floats for a complex number, bytes for what is rare."""
-    element = np.dtype(dtype)
-    if element.kind in "iu":
-        return f"u{element.itemsize}", 1
-    if element.kind == "c" and element.itemsize in (8, 16):
-        return f"f{element.itemsize // 2}", 2
-    if element.str[1:] in _FILLED_AS:
-        return element.str[1:], 1
-    return "u1", element.itemsize
-
-
-def start_of(seed: int) -> int:
-    """Where a seed's sequence starts: a hash, because neighbouring seeds would give overlapping sequences."""
-    return int(_mixed(np.array([seed & (2**64 - 1)], dtype=np.uint64))[0])
-
-
-def fill_on_host(out: Any, seed: int) -> None:
-    """NumPy's way to the same values as the kernel's, bit for bit; `out` is one-dimensional and of a plain type."""
-    start = np.uint64(start_of(seed))
-    for first in range(0, out.size, _CHUNK):
-        piece = out[first : first + _CHUNK]
-        index = np.arange(first + 1, first + 1 + piece.size, dtype=np.uint64)
-        z = _mixed(start + index * np.uint64(_GOLDEN))
-        if piece.dtype.kind == "f":
-            bits = {2: 11, 4: 24, 8: 53}[piece.dtype.itemsize]
-            piece[:] = (z >> np.uint64(64 - bits)).astype(np.float64) * 2.0**-bits
-        elif piece.dtype.kind == "b":
-            piece[:] = z >> np.uint64(63)
-        else:
-            piece[:] = z.astype(piece.dtype)
-
-
-def _mixed(z: Any) -> Any:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX2)
-    return z ^ (z >> np.uint64(31))
 
 
 _: type[Content] = CudaContent

@@ -15,11 +15,11 @@ from pytest_gpumem.devices.checks import below_context, check_part
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
 from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, OutOfMemory, Stream, Unsupported
-from pytest_gpumem.devices.simulated.content import Content, live
+from pytest_gpumem.devices.simulated.content import backed, backing, prefix
 from pytest_gpumem.devices.simulated.counters import memory_name
 from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.pages import Pages
-from pytest_gpumem.devices.simulated.streams import ALLOCATE, Timeline
+from pytest_gpumem.devices.simulated.streams import ALLOCATE, Facet, Timeline
 from pytest_gpumem.records.what_ran import Step, StepKind
 
 SMALL_BYTES = 2**20  # below this an allocation shares a 2 MiB page with others; from here on it starts on a page of its own
@@ -98,16 +98,11 @@ COSTS = {
 }
 
 
-class SimulatedMemory:
-    """Books memory of every kind.
-    `timeline`: whose host allocates.
-    `forget`: is called with each allocation that is freed.
-    """
+class SimulatedMemory(Facet):
+    """Books memory of every kind."""
 
-    def __init__(self, timeline: Timeline, machine: Machine, forget: Callable[[Allocation], None]) -> None:
-        self._timeline = timeline
-        self._machine = machine
-        self._forget = forget
+    def __init__(self, timeline: Timeline, machine: Machine) -> None:
+        super().__init__(timeline, machine)
         self._live: dict[int, Allocation] = {}
         self._used = dict.fromkeys(MemoryKind, 0)
         self._total = machine.sheet.memory_bytes  # bytes of the device's memory, or the limit
@@ -131,14 +126,17 @@ class SimulatedMemory:
             host_address = address if kind.managed else 0
         if kind.locked and kind.traits.adopted:
             address = self._device_addresses.take(nbytes)
-        allocation = Allocation(kind, nbytes, address, host_address, Content(nbytes))
+        allocation = self._made(Allocation(kind, nbytes, address, host_address, backing(nbytes)))
         if kind.managed:
             self._machine.pages[id(allocation)] = Pages(nbytes)
         if write_combined:
             self._machine.write_combined.add(id(allocation))
-        self._live[id(allocation)] = allocation
         self._watch(StepKind.ALLOCATION, allocation)
-        self._timeline.host += ALLOCATE + self._locking(nbytes, kind)
+        return allocation
+
+    def _made(self, allocation: Allocation) -> Allocation:
+        self._live[id(allocation)] = allocation
+        self._timeline.host += ALLOCATE + self._locking(allocation.nbytes, allocation.kind)
         return allocation
 
     def pooled(self, nbytes: int, pool: Callable[[int], Any]) -> Allocation:
@@ -156,9 +154,8 @@ class SimulatedMemory:
                 f"{nbytes / 2**30:.3g} GiB of managed memory asked for; the host has {host / 2**30:.3g} GiB for evicted pages"
             )
         self._used[MemoryKind.MANAGED] += nbytes
-        self._timeline.host += ALLOCATE
         address = self._device_addresses.take(nbytes)
-        allocation = Allocation(MemoryKind.MANAGED, nbytes, address, address, Content(nbytes))
+        allocation = self._made(Allocation(MemoryKind.MANAGED, nbytes, address, address, backing(nbytes)))
         self._machine.pages[id(allocation)] = Pages(nbytes, room=room)
         return allocation
 
@@ -172,7 +169,7 @@ class SimulatedMemory:
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
         check_part(allocation, offset, nbytes)
         device, on_host = (at + offset if at else 0 for at in (allocation.address, allocation.host_address))
-        return Allocation(allocation.kind, nbytes, device, on_host, live(allocation).part(offset, nbytes))
+        return Allocation(allocation.kind, nbytes, device, on_host, backed(allocation)[offset : offset + nbytes])
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         self._timeline.forbid_capture("it registers host memory")
@@ -183,7 +180,7 @@ class SimulatedMemory:
         kind = MemoryKind.REGISTERED if register else MemoryKind.PAGEABLE
         self._take(array.nbytes, kind)
         address = self._device_addresses.take(array.nbytes) if register else 0
-        allocation = Allocation(kind, array.nbytes, address, array.ctypes.data, Content(array.nbytes, over=array))
+        allocation = Allocation(kind, array.nbytes, address, array.ctypes.data, backing(array.nbytes, array))
         self._live[id(allocation)] = allocation
         self._timeline.host += ALLOCATE + self._locking(array.nbytes, kind) if register else 0.0
         return allocation
@@ -200,7 +197,6 @@ class SimulatedMemory:
         self._live.pop(id(allocation), None)
         self._machine.pages.pop(id(allocation), None)
         self._machine.write_combined.discard(id(allocation))
-        self._forget(allocation)
         self._device_addresses.give_back(allocation.address)
         self._host_addresses.give_back(allocation.host_address)
         allocation.backing = None
@@ -270,7 +266,7 @@ class SimulatedMemory:
         return SimulatedAllocator(self, self._timeline, name)
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:
-        return live(allocation).view(dtype, min(size, allocation.nbytes // np.dtype(dtype).itemsize))
+        return prefix(allocation, dtype, size)
 
     def guest(self, allocation: Allocation, dtype: str, shape: tuple[int, ...], like: Any) -> Any:
         name = getattr(like, "__name__", None)

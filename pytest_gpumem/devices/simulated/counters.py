@@ -6,20 +6,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from pytest_gpumem.devices.protocol import Allocation, Counters
-from pytest_gpumem.devices.simulated.machine import Machine
-from pytest_gpumem.devices.simulated.streams import Timeline, Watching
+from pytest_gpumem.devices.simulated.streams import Facet, Watching
 from pytest_gpumem.kernels.kernel import LaunchShape
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, at_once, copies_together, kernels_together
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 
-class SimulatedCounters:
+class SimulatedCounters(Facet):
     """Counts in the model what CUPTI counts on a GPU."""
-
-    def __init__(self, timeline: Timeline, machine: Machine) -> None:
-        self._timeline = timeline
-        self._machine = machine
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
         self._timeline.run()

@@ -17,17 +17,23 @@ from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST
 from pytest_gpumem.devices.simulated.kernels import SimulatedKernels
 from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.pages import Pages
-from pytest_gpumem.devices.simulated.streams import ALLOCATE, CALL, LAUNCH, SimulatedGraphs, SimulatedStreams, Step, Timeline, own_stream
+from pytest_gpumem.devices.simulated.streams import (
+    ALLOCATE,
+    CALL,
+    LAUNCH,
+    Facet,
+    SimulatedGraphs,
+    SimulatedStreams,
+    Step,
+    Timeline,
+    own_stream,
+)
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
 
-class SimulatedL2:
+class SimulatedL2(Facet):
     """The set-aside of the model's L2, and windows."""
-
-    def __init__(self, timeline: Timeline, machine: Machine) -> None:
-        self._timeline = timeline
-        self._machine = machine
 
     def set_aside(self) -> int:
         return self._machine.l2.set_aside
@@ -61,13 +67,12 @@ class SimulatedL2:
         self._machine.l2.reset_persisting()
 
 
-class SimulatedManaged:
+class SimulatedManaged(Facet):
     """Moves pages and takes advice."""
 
     def __init__(self, timeline: Timeline, machine: Machine, memory: SimulatedMemory) -> None:
-        self._timeline = timeline
-        self._machine = machine
-        self._memory = memory
+        super().__init__(timeline, machine)
+        self.oversubscribe = memory.oversubscribe
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
         pages = self._pages_of(allocation, "prefetched")
@@ -112,9 +117,6 @@ class SimulatedManaged:
             raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
         return self._machine.pages[id(allocation)]
 
-    def oversubscribe(self, nbytes: int) -> Allocation:
-        return self._memory.oversubscribe(nbytes)
-
 
 class SimulatedDevice:
     """A device that models a datasheet.
@@ -125,10 +127,10 @@ class SimulatedDevice:
     def __init__(self, datasheet: Datasheet, *, seed: int = 0) -> None:
         self.timeline = Timeline(datasheet)
         self.machine = Machine(datasheet, seed)
-        self.streams = SimulatedStreams(self.timeline)
+        self.streams = SimulatedStreams(self.timeline, self.machine)
         self.graphs = SimulatedGraphs(self.timeline, self.machine)
         self.kernels = SimulatedKernels(self.timeline, self.machine)
-        self.memory = SimulatedMemory(self.timeline, self.machine, self.kernels.forget)
+        self.memory = SimulatedMemory(self.timeline, self.machine)
         self.content = SimulatedContent(self.timeline, self.machine)
         self.l2 = SimulatedL2(self.timeline, self.machine)
         self.managed = SimulatedManaged(self.timeline, self.machine, self.memory)
@@ -166,7 +168,6 @@ class SimulatedDevice:
 
     def close(self) -> None:
         self.timeline.clear()
-        self.kernels.clear()
 
 
 _: tuple[type[protocol.L2], type[Managed], type[Device]] = (SimulatedL2, SimulatedManaged, SimulatedDevice)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.checks import check_window
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, Stream, Unsupported, WindowSpec
-from pytest_gpumem.devices.simulated.content import Computation
+from pytest_gpumem.devices.simulated.content import computation
 from pytest_gpumem.devices.simulated.counters import copied, copy_step, launched
 from pytest_gpumem.devices.simulated.engine import COMPUTE, Work
-from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.pages import Pages
-from pytest_gpumem.devices.simulated.streams import LAUNCH, Step, Timeline, own_stream
+from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Step, own_stream
 from pytest_gpumem.devices.simulated.timing import work_of
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
@@ -29,15 +27,12 @@ from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.uses import CopyUse, KernelUse
 from pytest_gpumem.records.what_ran import StepKind
 
-_PREPARED = 512  # launches kept ready
-
 
 @dataclass(frozen=True)
 class _Prepared:
     """A launch made ready: its result and its work."""
 
-    launch: Launch
-    computation: Computation
+    computation: Callable[[], None]
     duration: Callable[[WindowSpec | None], Callable[[float], float]]
     engine: str
     share: float  # of the engine
@@ -46,13 +41,8 @@ class _Prepared:
     ran: what_ran.Step  # its entry in the record of a launch
 
 
-class SimulatedKernels:
+class SimulatedKernels(Facet):
     """Queues launches. Each is prepared once."""
-
-    def __init__(self, timeline: Timeline, machine: Machine) -> None:
-        self._timeline = timeline
-        self._machine = machine
-        self._prepared: OrderedDict[int, _Prepared] = OrderedDict()
 
     def compile(self, launch: Launch) -> None:
         kernel, dtype = launch.kernel, next(iter(launch.call.arrays.values())).dtype
@@ -66,24 +56,20 @@ class SimulatedKernels:
         for name, allocation in launch.arrays.items():
             if allocation.freed:
                 raise DeviceError(f"{launch.kernel.name}: the memory of {name} was freed")
-        prepared = self._prepared.get(id(launch))
-        if prepared is None:
-            prepared = self._prepare(launch)
-            self._prepared[id(launch)] = prepared
-            if len(self._prepared) > _PREPARED:
-                self._prepared.popitem(last=False)
+        if launch.backing is None:
+            launch.backing = self._prepare(launch)
+        prepared: _Prepared = launch.backing
         if prepared.waits:
             self._timeline.forbid_capture("a copy with pageable memory makes the host wait")
         window = None if launch.kernel.source is None else self._timeline.window_of_kernel(own, window)
         duration = prepared.duration(window)
         duration = partial(self._machine.watched, prepared.use, duration)
         ran = prepared.ran if window is None else replace(prepared.ran, window=window.words)
-        self._timeline.queue(own, Step(Work(prepared.engine, duration, prepared.share), prepared.computation.run, ran), LAUNCH)
+        self._timeline.queue(own, Step(Work(prepared.engine, duration, prepared.share), prepared.computation, ran), LAUNCH)
         if prepared.waits:
             self._timeline.wait([own])
 
     def _prepare(self, launch: Launch) -> _Prepared:
-        computation = Computation(launch)
         kernel, call = launch.kernel, launch.call
         if kernel.source is None:
             read = [a.argument for a in kernel.accesses(call) if a.direction == "read"]
@@ -93,7 +79,7 @@ class SimulatedKernels:
             destination, source = launch.arrays[written[0]], launch.arrays[read[0]]
             duration, engine, waits = self._machine.copying(destination, source, call.arrays[read[0]].nbytes)
             use = copied(destination, source, call.arrays[read[0]].nbytes)
-            return _Prepared(launch, computation, lambda _: duration, engine, 1.0, waits, use, copy_step(use))
+            return _Prepared(computation(launch), lambda _: duration, engine, 1.0, waits, use, copy_step(use))
         for name, allocation in launch.arrays.items():
             if not allocation.address:
                 raise DeviceError(f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see")
@@ -113,8 +99,7 @@ class SimulatedKernels:
         )
         running, code = launched(kernel.name, launch.shape), f"{_source(kernel.source)} {kernel.entry} {_element(launch)}"
         return _Prepared(
-            launch,
-            computation,
+            computation(launch),
             lambda window: partial(self._machine.run_kernel, work, window),
             COMPUTE,
             self._machine.share_of(work),
@@ -148,16 +133,7 @@ class SimulatedKernels:
         if self._timeline.watching is not None:
             code = f"{_code_of(foreign.function)} {_code_of(foreign.reference)} {foreign.accesses}"
             ran = replace(_kernel_step("reference", full, code), window=None if window is None else window.words)
-        self._timeline.queue(own, Step(Work(COMPUTE, duration), partial(_run_reference, foreign.reference), ran), 2 * LAUNCH)
-
-    def forget(self, allocation: Allocation) -> None:
-        """Drop the prepared launches of memory that is freed."""
-        for key in [k for k, p in self._prepared.items() if any(a is allocation for a in p.launch.arrays.values())]:
-            del self._prepared[key]
-
-    def clear(self) -> None:
-        """Drop all prepared launches."""
-        self._prepared.clear()
+        self._timeline.queue(own, Step(Work(COMPUTE, duration), foreign.reference, ran), 2 * LAUNCH)
 
 
 def _kernel_step(name: str, shape: LaunchShape, code: str) -> what_ran.Step:
@@ -205,10 +181,6 @@ def _element(launch: Launch) -> str:
 def _elements_of_a_load(launch: Launch) -> int:
     itemsize = next(iter(launch.call.arrays.values())).itemsize
     return max(1, (launch.kernel.load_bytes or itemsize) // itemsize)
-
-
-def _run_reference(reference: Callable[[], object]) -> None:
-    reference()
 
 
 _: type[Kernels] = SimulatedKernels

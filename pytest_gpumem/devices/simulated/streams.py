@@ -36,7 +36,7 @@ class Step:
     """One piece of queued work: its effect on memory, and its time."""
 
     item: Item
-    effect: Callable[[], None] | None = None
+    effect: Callable[[], object] | None = None
     ran: what_ran.Step | None = None  # its entry in the record of a launch, without the stream
 
 
@@ -153,6 +153,13 @@ class Timeline:
         self.windows.clear()
 
 
+class Facet:
+    """A part of the device: it queues work on the timeline, and asks the machine for the time of it."""
+
+    def __init__(self, timeline: Timeline, machine: Machine) -> None:
+        self._timeline, self._machine = timeline, machine
+
+
 class SimulatedHold:
     """A stream that waits."""
 
@@ -173,11 +180,8 @@ class SimulatedHold:
                     item.released, item.expired = over, True
 
 
-class SimulatedStreams:
+class SimulatedStreams(Facet):
     """Streams and events on virtual time."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
 
     def create(self) -> Stream:
         self._timeline.host += CALL
@@ -237,12 +241,8 @@ class SimulatedStreams:
         return SimulatedHold(self._timeline, own, item)
 
 
-class SimulatedGraphs:
+class SimulatedGraphs(Facet):
     """Captures work; a replay queues it again."""
-
-    def __init__(self, timeline: Timeline, machine: Machine) -> None:
-        self._timeline = timeline
-        self._machine = machine
 
     def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> Graph:
         if self._timeline.capturing is not None:

@@ -18,18 +18,6 @@ MIB = 2**20
 NODE_WORDS = 16
 
 
-class Counted:
-    """A reference that counts its runs."""
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-        self.runs = 0
-
-    def __call__(self, arrays: Any, scalars: Any) -> Any:
-        self.runs += 1
-        return self.function(arrays, scalars)
-
-
 def full_grid(facts: Any, call: Call) -> LaunchShape:
     return LaunchShape(call.blocks or facts.sm_count * 8, 256)
 

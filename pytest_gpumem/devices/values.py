@@ -1,0 +1,87 @@
+"""Seeded values that fill memory, and the comparison of two arrays: NumPy's way to both, for memory of either device.
+
+Random values are a hash of the seed and the element's index alone (SplitMix64: Steele, Lea, Flood, OOPSLA 2014): neither the kind of memory
+nor the size of the buffer changes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pytest_gpumem.devices.protocol import Unsupported
+
+_GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+CHUNK = 1 << 20  # elements that NumPy handles at a time: its temporaries stay in the host's cache
+_LEAST = 1e-30  # |expected| below it counts as it: the protocol's rule
+
+
+def plain_type(dtype: str) -> tuple[str, int]:
+    """The type that an element is filled as, and how many of them it holds: two floats for a complex number, bytes for what is rare."""
+    element = np.dtype(dtype)
+    if element.kind in "iu":
+        return f"u{element.itemsize}", 1
+    if element.kind == "c" and element.itemsize in (8, 16):
+        return f"f{element.itemsize // 2}", 2
+    if element.str[1:] in ("f2", "f4", "f8", "b1"):
+        return element.str[1:], 1
+    return "u1", element.itemsize
+
+
+def start_of(seed: int) -> int:
+    """Where a seed's sequence starts: a hash, because neighbouring seeds would give overlapping sequences."""
+    return int(_mixed(np.array([seed & (2**64 - 1)], dtype=np.uint64))[0])
+
+
+def fill(out: Any, seed: int) -> None:
+    """Fill a one-dimensional array of a plain type: floats uniform in [0, 1), integers over their full range."""
+    start = np.uint64(start_of(seed))
+    for first in range(0, out.size, CHUNK):
+        piece = out[first : first + CHUNK]
+        index = np.arange(first + 1, first + 1 + piece.size, dtype=np.uint64)
+        z = _mixed(start + index * np.uint64(_GOLDEN))
+        if piece.dtype.kind == "f":
+            bits = {2: 11, 4: 24, 8: 53}[piece.dtype.itemsize]
+            piece[:] = (z >> np.uint64(64 - bits)).astype(np.float64) * 2.0**-bits
+        elif piece.dtype.kind == "b":
+            piece[:] = z >> np.uint64(63)
+        else:
+            piece[:] = z.astype(piece.dtype)
+
+
+def _mixed(z: Any) -> Any:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX2)
+    return z ^ (z >> np.uint64(31))
+
+
+def rule_of(dtype: Any) -> tuple[str, int, str]:
+    """Type compared, how many of it one element holds, and the rule: floats closely, integers and booleans exactly."""
+    element = np.dtype(dtype)
+    if element.kind in "iub":
+        return f"u{element.itemsize}", 1, "exact"
+    plain, parts = plain_type(element.str)
+    if plain[0] != "f":
+        raise Unsupported(f"elements of {element} cannot be compared")
+    return plain, parts, "close"
+
+
+def mismatch(actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
+    """How many elements of two flat arrays of one type differ, and the index of the first; None if none does (`Content.mismatch`)."""
+    element, parts, rule = rule_of(actual.dtype)
+    actual, expected = actual.view(element), expected.view(element)
+    count, first = 0, -1
+    for start in range(0, actual.size, CHUNK):
+        a, e = actual[start : start + CHUNK], expected[start : start + CHUNK]
+        if rule == "exact":
+            differs = a != e
+        else:
+            x, y = a.astype(np.float64), e.astype(np.float64)
+            with np.errstate(invalid="ignore", over="ignore"):
+                differs = ~((x == y) | (np.abs(x - y) <= tolerance * np.maximum(np.abs(y), _LEAST)))
+        found = int(np.count_nonzero(differs))
+        if found and first < 0:
+            first = start + int(np.argmax(differs))
+        count += found
+    return (count, first // parts) if count else None
