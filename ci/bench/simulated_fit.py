@@ -39,10 +39,11 @@ from typing import Any
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Launch, WindowSpec
-from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, GIB, MIB, Datasheet
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Role
+from pytest_gpumem.units import GiB, MiB
 
 ROOT = Path(__file__).parents[2]
 SUITES = {"h100": ROOT / "ci/records/nvidia-h100/suite.json", "h200": ROOT / "ci/records/nvidia-h200/suite.json"}
@@ -151,8 +152,8 @@ def reset_data(table: float, blocks: int | None, set_aside: float | None, hit_ra
 
     def model(sheet: Datasheet) -> float:
         bench = Bench(sheet)
-        bench.device.l2.request_set_aside(round((set_aside or 0) * MIB))
-        lut, data = bench.memory(round(table * MIB)), bench.memory(GIB)
+        bench.device.l2.request_set_aside(round((set_aside or 0) * MiB))
+        lut, data = bench.memory(round(table * MiB)), bench.memory(GiB)
         if hit_ratio is not None:
             bench.device.l2.set_window(bench.stream, WindowSpec(lut.address, lut.nbytes, hit_ratio))
         return bench.hot(bench.launch("reset_data", {"data_streaming": data, "lut_persistent": lut}, "i4", blocks))
@@ -167,10 +168,10 @@ def sliding_window(region: int, set_aside: float, hit_ratio: float | None, fixed
         times = []
         for windowed in (True, False):
             bench = Bench(sheet)
-            bench.device.l2.request_set_aside(round(set_aside * MIB) if windowed else 0)
-            hot, data = bench.memory(region * MIB), bench.memory(GIB)
+            bench.device.l2.request_set_aside(round(set_aside * MiB) if windowed else 0)
+            hot, data = bench.memory(region * MiB), bench.memory(GiB)
             if windowed:
-                covered = min(fixed_window or region, region) * MIB
+                covered = min(fixed_window or region, region) * MiB
                 bench.device.l2.set_window(bench.stream, WindowSpec(hot.address, covered, 1.0 if hit_ratio is None else hit_ratio))
             times.append(bench.hot(bench.launch("sliding_window", {"data_persistent": hot, "data_streaming": data}, "i4")))
         return times[0] / times[1]
@@ -193,9 +194,9 @@ def stream(name: str, mib: int, state: str = "hot") -> Model:
         for seed in range(1 if mib > 100 else 12):
             bench = Bench(sheet, seed)
             if name == "read":
-                arrays = {"a": bench.memory(mib * MIB), "sums": bench.memory(mib * MIB // 64)}
+                arrays = {"a": bench.memory(mib * MiB), "sums": bench.memory(mib * MiB // 64)}
             else:
-                arrays = {n: bench.memory(mib * MIB) for n in STREAM_ARRAYS[name]}
+                arrays = {n: bench.memory(mib * MiB) for n in STREAM_ARRAYS[name]}
             launch = bench.launch(name, arrays)
             times.append(bench.hot(launch) if state == "hot" else bench.cold(launch, dirty=state == "dirty-cold"))
         return statistics.fmean(times)
@@ -339,7 +340,7 @@ def rows() -> list[Row]:
     for name, ms, ratio in (("no window", 3.071, None), ("ratio 1", 2.436, 1.0), ("ratio fitted", 2.443, 1.0)):
         model = reset_data(3, 32, None if ratio is None else 3, ratio)
         found.append(Row("rtx3090", "Mao", f"reset_data, table of 3 MB, {name}, the other run", ms * 1e-3, model, False))
-    found.append(Row("rtx3090", "benches", "read, 1 GiB", bandwidth_time(GIB, 894.5e9), stream("read", 1024), True))
+    found.append(Row("rtx3090", "benches", "read, 1 GiB", bandwidth_time(GiB, 894.5e9), stream("read", 1024), True))
 
     # Statements, as times with the window over times without.
     found.append(
@@ -352,7 +353,7 @@ def rows() -> list[Row]:
     for size in (10, 20, 30, 40, 50, 60):
         tuned = sliding_window(size, 30, min(1.0, 20 / size), 20)
         found.append(Row("a100", "BPG", f"sliding window of {size} MB, tuned: never worse", 1.0, tuned, size == 60, at_most=True))
-    found.append(Row("a100", "benches", "triad, 1 GiB arrays", bandwidth_time(3 * GIB, 1766e9), stream("triad", 1024), True))
+    found.append(Row("a100", "benches", "triad, 1 GiB arrays", bandwidth_time(3 * GiB, 1766e9), stream("triad", 1024), True))
 
     for mib, us in ((256, 259.5), (32, 31.27), (2, 6.0)):
         found.append(Row("h100", "H100", f"flush: triad, {mib} MiB, clean-cold", us * 1e-6, stream("triad", mib, "clean-cold"), mib == 2))

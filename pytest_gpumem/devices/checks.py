@@ -1,11 +1,12 @@
-"""Checks that both devices share: memory limits, parts of allocations, access-policy windows, support for persisting L2, and cycles."""
+"""What both devices check alike: memory limits, parts of allocations, copies, access-policy windows, support for persisting L2, cycles."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 
-from pytest_gpumem.devices.protocol import AccessProperty, Allocation, DeviceError, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, Allocation, DeviceError, Launch, WindowSpec
+from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB
 
@@ -22,6 +23,14 @@ def check_part(allocation: Allocation, offset: int, nbytes: int) -> None:
     if offset < 0 or nbytes <= 0 or offset + nbytes > allocation.nbytes:
         whole = f"{allocation.nbytes} bytes of {allocation.kind.value} memory"
         raise DeviceError(f"{nbytes} bytes from byte {offset} on are no part of {whole}")
+
+
+def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
+    """Destination, source and bytes of a launch whose kernel has no source: a copy from its read to its written array."""
+    by_role = {p.role: p.name for p in launch.kernel.parameters}
+    destination, source = by_role[Role.WRITE], by_role[Role.READ]
+    nbytes = min(launch.call.arrays[destination].nbytes, launch.call.arrays[source].nbytes)
+    return launch.arrays[destination], launch.arrays[source], nbytes
 
 
 MPS_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
@@ -42,20 +42,14 @@ class Chosen:
     """Follows the machine code that this process loads from now on, so that `Counters.what_ran` knows it; without a context."""
 
 
-@contextmanager
-def asked(choice: str) -> Iterator[Asked]:
+def asked(choice: str) -> AbstractContextManager[Asked]:
     """Have another process ask the driver about a device, for `choose`, unless the answer is kept. The block imports meanwhile."""
     kind, _, which = choice.partition(":")
-    process: Asked = None
-    if kind != "sim":
-        from pytest_gpumem.devices.cuda.facts import ask
+    if kind == "sim":
+        return nullcontext()
+    from pytest_gpumem.devices.cuda.facts import asking
 
-        process = ask(int(which or 0))
-    try:
-        yield process
-    finally:
-        if process is not None:
-            process.close()
+    return asking(int(which or 0))
 
 
 def choose(choice: str, *, seed: int = 0, asked: Asked = None) -> Chosen:
@@ -113,11 +107,7 @@ def _cuda(index: int, asked: Asked) -> Chosen:
 def _cuda_conditions(facts: DeviceFacts) -> Conditions:
     from pytest_gpumem.devices.cuda.nvml import ConditionReader
 
-    reader = ConditionReader(facts)
-    try:
-        return reader.read()
-    finally:
-        reader.close()
+    return ConditionReader(facts).read()
 
 
 def _import_cuda() -> None:

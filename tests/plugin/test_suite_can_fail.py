@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import AccessProperty, Launch
+from pytest_gpumem.devices.protocol import AccessProperty
 from pytest_gpumem.devices.simulated import allocations, timing
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
@@ -142,11 +142,7 @@ def registering_locks_nothing(patch: Patch) -> None:
 def kernels(patch: Patch, change: Callable[[Kernel], Kernel]) -> None:
     """The device sees each kernel as `change(kernel)` gives it; the suite sees it as it is."""
     prepare = SimulatedKernels._prepare
-
-    def prepared(self: SimulatedKernels, launch: Launch) -> Any:
-        return replace(prepare(self, replace(launch, kernel=change(launch.kernel))), launch=launch)
-
-    patch.setattr(SimulatedKernels, "_prepare", prepared)
+    patch.setattr(SimulatedKernels, "_prepare", lambda self, launch: prepare(self, replace(launch, kernel=change(launch.kernel))))
 
 
 def accesses_by(patch: Patch, change: Callable[[str, Call, Access], Access]) -> None:

@@ -26,17 +26,21 @@ from pytest_gpumem.units import GiB
 
 _KEEP_ALL = 2**64 - 1
 _PAGE = 4096
+_HOST_FLAGS = runtime.hostAllocPortable | runtime.hostAllocMapped
 
 
-class _Malloc:
-    """`cudaMalloc` and `cudaFree`, which waits for the device."""
+class _ByDriver:
+    """Calls of the driver that allocate and free; `once` makes both. Nothing is kept."""
+
+    def __init__(self, name: str, once: Callable[[int], object]) -> None:
+        self._name, self._once = name, once
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        with translated(f"allocating {nbytes} bytes by cudaMalloc"):
-            runtime.free(runtime.malloc(nbytes))
+        with translated(f"allocating {nbytes} bytes by {self._name}"):
+            self._once(nbytes)
 
     def close(self) -> None:
-        """Keeps nothing."""
+        """Nothing is kept."""
 
 
 class _Pool:
@@ -84,17 +88,6 @@ class _CupyPool:
         self._pool.free_all_blocks()
 
 
-class _HostAlloc:
-    """`cudaHostAlloc` and `cudaFreeHost`."""
-
-    def cycle(self, nbytes: int, stream: Stream) -> None:
-        with translated(f"allocating {nbytes} bytes by cudaHostAlloc"):
-            runtime.freeHost(runtime.hostAlloc(nbytes, runtime.hostAllocPortable | runtime.hostAllocMapped))
-
-    def close(self) -> None:
-        """Keeps nothing."""
-
-
 class _HostRegister:
     """`cudaHostRegister` and `cudaHostUnregister` of memory whose pages exist already."""
 
@@ -120,11 +113,11 @@ def allocator(name: str, index: int) -> Allocator:
     Raises `Unsupported`: the device has no such allocator.
     """
     made: dict[str, Callable[[], Allocator]] = {
-        "cudaMalloc": _Malloc,
+        "cudaMalloc": lambda: _ByDriver(name, lambda nbytes: runtime.free(runtime.malloc(nbytes))),
         "cudaMallocAsync": lambda: _Pool(index, 0),
         "cudaMallocAsync, kept": lambda: _Pool(index, _KEEP_ALL),
         "CuPy pool": _CupyPool,
-        "cudaHostAlloc": _HostAlloc,
+        "cudaHostAlloc": lambda: _ByDriver(name, lambda nbytes: runtime.freeHost(runtime.hostAlloc(nbytes, _HOST_FLAGS))),
         "cudaHostRegister": _HostRegister,
     }
     if name not in made:

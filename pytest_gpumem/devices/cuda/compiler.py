@@ -14,7 +14,7 @@ from cupy.cuda.function import Module
 
 from pytest_gpumem.devices.cuda.ahead_of_time import first_error
 from pytest_gpumem.devices.cuda.code_cache import CodeCache, MachineCode
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check_driver, failure, translated
+from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, failure, translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
@@ -62,7 +62,7 @@ class KernelCall:
         config.hStream = D.CUstream(stream.handle)
         config.attrs = [attribute]
         config.numAttrs = 1
-        check_driver(D.cuLaunchKernelEx(config, D.CUfunction(self._function), self._address, 0), f"{self._doing} with a window")
+        check(D.cuLaunchKernelEx(config, D.CUfunction(self._function), self._address, 0), f"{self._doing} with a window")
 
 
 class Compiler:
@@ -94,7 +94,7 @@ class Compiler:
         if nbytes > max(_DEFAULT_SHARED_BYTES, self._largest_shared.get(key, 0)):
             attribute = D.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             result = D.cuFuncSetAttribute(D.CUfunction(function.ptr), attribute, nbytes)
-            check_driver(result, f"asking for {nbytes} bytes of shared memory")
+            check(result, f"asking for {nbytes} bytes of shared memory")
             self._largest_shared[key] = nbytes
 
     def _load(self, source: str, entry: str, what: str) -> Any:

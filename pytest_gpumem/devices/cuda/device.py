@@ -137,7 +137,6 @@ class CudaDevice:
             self.memory.close()
         except (*CUPY_ERRORS, ContextLost):
             pass  # a lost context: there is nothing left to free
-        self._conditions.close()
 
 
 def _check_same(index: int, facts: DeviceFacts) -> None:

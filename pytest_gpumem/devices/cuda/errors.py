@@ -48,25 +48,18 @@ def is_sticky(error: Exception) -> bool:
 
 
 def check(result: Any, doing: str) -> Any:
-    """Give the values of a cuda-bindings call, which returns (error, value, ...) and never raises.
+    """Give the values of a call of cuda-bindings, runtime or driver, which returns (error, value, ...) and never raises.
     Raises `DeviceError`: the call failed; the runtime's last error is cleared.
     """
     error, *values = result
     if int(error) != 0:
         R.cudaGetLastError()
-        name, text = R.cudaGetErrorName(error)[1].decode(), R.cudaGetErrorString(error)[1].decode()
-        raise failure(int(error), f"{name}: {text}", doing)
+        of_driver = isinstance(error, D.CUresult)
+        name, text = (D.cuGetErrorName, D.cuGetErrorString) if of_driver else (R.cudaGetErrorName, R.cudaGetErrorString)
+        raise failure(int(error), f"{name(error)[1].decode()}: {text(error)[1].decode()}", doing)
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
-
-
-def check_driver(result: Any, doing: str) -> None:
-    """The same for a call of the driver API that gives no value. Raises `DeviceError`: the call failed."""
-    error = result[0]
-    if int(error) != 0:
-        name, text = D.cuGetErrorName(error)[1].decode(), D.cuGetErrorString(error)[1].decode()
-        raise failure(int(error), f"{name}: {text}", doing)
 
 
 @contextmanager

@@ -12,18 +12,16 @@ import re
 import subprocess
 import sys
 import uuid
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
+from pytest_gpumem.devices.rates import host_link, peak_bandwidth
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.device import DeviceFacts
-
-if TYPE_CHECKING:
-    from pytest_gpumem.devices.cuda.kept_facts import KeptAnswer
 
 _INSTALL = "pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
 _NEEDED = (
@@ -33,43 +31,34 @@ _NEEDED = (
 )
 """Modules, and what to say where one is missing."""
 
-# Bytes per second of one lane, one way, after line coding (PCI Express Base Specification: 8b/10b up to generation 2, 128b/130b up to
-# generation 5, 242 of 256 bytes of a FLIT in generation 6).
-_LANE_BANDWIDTH = {
-    1: 2.5e9 * 8 / 10 / 8,
-    2: 5e9 * 8 / 10 / 8,
-    3: 8e9 * 128 / 130 / 8,
-    4: 16e9 * 128 / 130 / 8,
-    5: 32e9 * 128 / 130 / 8,
-    6: 64e9 * 242 / 256 / 8,
-}
-
-
-Asked: TypeAlias = "FactsProcess | KeptAnswer"  # what has an answer, or will have one
+Asked: TypeAlias = "FactsProcess | Found"  # what will have the answer, or the kept one
 
 
 class CudaUnavailable(Exception):
     """No CUDA device can be used. The message is one line with the reason and the remedy."""
 
 
-@dataclass(frozen=True)
-class _Link:
-    words: str
-    bandwidth: float | None
+@contextmanager
+def asking(index: int) -> Iterator[Asked | None]:
+    """Gives the kept answer, or the process that gives one, which runs beside the block; None where there is nothing to ask, or where a
+    profiler would follow the process."""
+    asked = _ask(index)
+    try:
+        yield asked
+    finally:
+        if asked is not None and not isinstance(asked, Found):
+            asked.close()
 
 
-def ask(index: int) -> Asked | None:
-    """The kept answer, or the process that gives one, which starts; None where there is nothing to ask, or where a profiler would follow
-    the process."""
+def _ask(index: int) -> Asked | None:
     if not all(map(_installed, (module for module, _ in _NEEDED))) or Ranges().tool_attached():
         return None
-    from pytest_gpumem.devices.cuda.kept_facts import KeptAnswer, kept, place
+    from pytest_gpumem.devices.cuda.kept_facts import kept, place
 
     file = place(index)
     if (answer := kept(file)) is not None:
         with suppress(msgspec.DecodeError):
-            msgspec.json.decode(answer, type=Found)
-            return KeptAnswer(answer)
+            return msgspec.json.decode(answer, type=Found)
     with suppress(NoAnswer):  # `read_facts` reports it
         return FactsProcess(index, file)
     return None
@@ -81,7 +70,7 @@ def read_facts(index: int, asked: Asked | None = None) -> Found:
     Only the driver's device queries and NVML are asked: no context comes into being, so that a session that measures nothing holds
     no GPU memory. They are asked in a process of their own, because children by fork of a process that called cuInit cannot use CUDA.
     A profiler would follow that process: under one they are asked in this process.
-    `asked` is what `ask` gave; it is closed.
+    `asked` is what `asking` gave; it is closed.
     Raises `CudaUnavailable`: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no device or no such device.
     """
     for module, missing in _NEEDED:
@@ -126,6 +115,8 @@ def answer(index: int) -> None:
 
 def _elsewhere(index: int, asked: Asked | None = None) -> Found:
     """`query(index)` by another process, now or earlier; while it runs, this one imports CUPTI, which tests need later."""
+    if isinstance(asked, Found):
+        return asked
     try:
         process = asked or FactsProcess(index)
     except NoAnswer as reason:
@@ -242,12 +233,7 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
     name, profile = split_mig(_text(_value(driver.cuDeviceGetName(256, device))))
     bus_id = _text(_value(driver.cuDeviceGetPCIBusId(32, device)))
     handle = nvml.handle(bus_id)
-    try:
-        version = nvml.asked(pynvml.nvmlSystemGetDriverVersion) if handle is not None else None
-        link = _link(handle) if handle is not None else None
-    finally:
-        if handle is not None:
-            pynvml.nvmlShutdown()
+    link, link_bandwidth = _link(handle) if handle is not None else (None, None)
     # CUDA 13 took memoryClockRate out of cudaDeviceProp; the attribute, in kHz, stayed.
     clock, bus = 1e3 * attribute("MEMORY_CLOCK_RATE"), attribute("GLOBAL_MEMORY_BUS_WIDTH")
     return DeviceFacts(
@@ -276,16 +262,11 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         mig_profile=profile,
         # CU_DEVICE_ATTRIBUTE_MPS_ENABLED: "contexts created on this device will be shared via MPS"
         mps=bool(attribute("MPS_ENABLED")),
-        driver=version,
-        link=link.words if link is not None else None,
-        link_bandwidth=link.bandwidth if link is not None else None,
+        driver=nvml.asked(pynvml.nvmlSystemGetDriverVersion) if handle is not None else None,
+        link=link,
+        link_bandwidth=link_bandwidth,
         pci_bus_id=bus_id,
     )
-
-
-def peak_bandwidth(memory_clock_hz: float, bus_bits: int) -> float:
-    """Theoretical DRAM bandwidth in bytes per second (CUDA Best Practices Guide, 8.2.1): the factor 2 is the double data rate."""
-    return 2 * memory_clock_hz * bus_bits / 8
 
 
 def split_mig(name: str) -> tuple[str, str | None]:
@@ -294,13 +275,7 @@ def split_mig(name: str) -> tuple[str, str | None]:
     return (found[1], found[2]) if found else (name, None)
 
 
-def link_words(generation: int, width: int) -> tuple[str, float | None]:
-    """The host link in words and its theoretical bandwidth one way in bytes per second, where the generation is known."""
-    lane = _LANE_BANDWIDTH.get(generation)
-    return f"PCIe Gen{generation} x{width}", None if lane is None else lane * width
-
-
-def _link(handle: Any) -> _Link | None:
+def _link(handle: Any) -> tuple[str | None, float | None]:
     import pynvml
 
     from pytest_gpumem.devices.cuda import nvml
@@ -308,7 +283,7 @@ def _link(handle: Any) -> _Link | None:
     # The largest that GPU and slot can do together: the current generation drops while the GPU idles.
     generation = nvml.asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
     width = nvml.asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
-    return _Link(*link_words(generation, width)) if generation and width else None
+    return host_link(generation, width) if generation and width else (None, None)
 
 
 def _uuid(driver: Any, device: Any, *, mig: bool) -> str:

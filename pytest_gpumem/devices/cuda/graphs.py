@@ -15,7 +15,7 @@ from pytest_gpumem.devices.checks import check_window
 from pytest_gpumem.devices.cuda import l2
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
 from pytest_gpumem.devices.cuda.guests import arrays
-from pytest_gpumem.devices.cuda.handles import CudaEvent, CudaStream
+from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Graph, Graphs, Stream, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -41,12 +41,12 @@ class CudaGraphs:
         self._facts = facts
         self._stream: CudaStream | None = None
 
-    def record(self, event: CudaEvent, stream: CudaStream) -> None:
-        """Record an event; during a capture as an external node, whose time can be read after every replay."""
+    def record(self, event: Any, stream: CudaStream) -> None:
+        """Record an event of CuPy's; during a capture as an external node, whose time can be read after every replay."""
         if self._stream is stream:
-            check(R.cudaEventRecordWithFlags(event.handle, stream.handle, R.cudaEventRecordExternal), "recording an event in a graph")
+            check(R.cudaEventRecordWithFlags(event.ptr, stream.handle, R.cudaEventRecordExternal), "recording an event in a graph")
         else:
-            runtime.eventRecord(event.handle, stream.handle)
+            runtime.eventRecord(event.ptr, stream.handle)
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         if self._stream is not None:  # a graph within a graph would have to be made a node

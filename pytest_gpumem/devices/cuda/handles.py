@@ -1,4 +1,4 @@
-"""Handles of streams and events: CuPy's, under the names of the protocol."""
+"""Streams: CuPy's, under the names of the protocol."""
 
 from __future__ import annotations
 
@@ -25,13 +25,3 @@ class CudaStream:
     def is_legacy_default(self) -> bool:
         """True for the legacy default stream."""
         return self.handle in (0, runtime.streamLegacy)
-
-
-class CudaEvent:
-    """An event that can be timed."""
-
-    __slots__ = ("cupy", "handle")
-
-    def __init__(self) -> None:
-        self.cupy: Any = cupy.cuda.Event()
-        self.handle: int = int(self.cupy.ptr)

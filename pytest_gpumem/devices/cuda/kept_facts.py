@@ -23,23 +23,6 @@ _MPS = Path("/tmp/nvidia-mps")
 _PREFIXES = ("CUDA_", "NVIDIA_")  # of variables that may decide which GPUs CUDA sees, and in which order
 
 
-class KeptAnswer:
-    """An answer from disk, in place of the process that asks the driver."""
-
-    running = False
-    file = None
-
-    def __init__(self, answer: bytes) -> None:
-        self._answer = answer
-
-    def answer(self) -> bytes:
-        """As the process gave it."""
-        return self._answer
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 def place(index: int) -> Path | None:
     """The file of the answer about a device; None where an answer may not be kept."""
     if "CUDA_MPS_PIPE_DIRECTORY" in os.environ or _MPS.exists() or (cards := nvml.identities()) is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
@@ -11,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from cupy.cuda import runtime
 
-from pytest_gpumem.devices.checks import check_window
+from pytest_gpumem.devices.checks import check_window, copied_by
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.content import copy
 from pytest_gpumem.devices.cuda.guests import arrays
@@ -40,15 +38,13 @@ class Prepared(NamedTuple):
 
 
 class CudaKernels:
-    """Launches on one device. Each is prepared once and kept for as long as its `Launch` lives: repeating it costs a look-up."""
+    """Launches on one device, each prepared once."""
 
     def __init__(self, index: int, facts: DeviceFacts, compiler: Compiler) -> None:
         self._index = index
         self._facts = facts
         self._compiler = compiler
-        # A Launch holds mappings and cannot be hashed, so it is found by identity and forgotten when it dies.
         self._entered: Stream | None = None  # the current stream of the libraries, inside `current_stream`
-        self._prepared: dict[int, tuple[weakref.ref[Launch], Prepared]] = {}
 
     def compile(self, launch: Launch) -> None:
         if launch.kernel.source is not None:
@@ -58,7 +54,7 @@ class CudaKernels:
         if window is not None:
             check_window(window, self._facts)
         if launch.kernel.source is None:
-            copy(*copied(launch), stream)
+            copy(*copied_by(launch), stream)
             return
         self.prepared(launch).queue(cast(CudaStream, stream), window)
 
@@ -87,19 +83,12 @@ class CudaKernels:
 
     def prepared(self, launch: Launch) -> Prepared:
         """Compile if need be and pack the arguments. Raises `DeviceError` for a memory that the device cannot see."""
-        key = id(launch)
-        found = self._prepared.get(key)
-        if found is not None:
-            return found[1]
-        shape = launch.shape
-        function = self._compiler.function(launch.kernel, element_type(launch), shape)
-        call = KernelCall(function, shape, packed_arguments(launch), f"launching kernel {launch.kernel.name!r}")
-        prepared = Prepared(call, tuple(launch.arrays.values()))
-        self._prepared[key] = (weakref.ref(launch, functools.partial(self._forget, key)), prepared)
+        if launch.backing is None:
+            function = self._compiler.function(launch.kernel, element_type(launch), launch.shape)
+            call = KernelCall(function, launch.shape, packed_arguments(launch), f"launching kernel {launch.kernel.name!r}")
+            launch.backing = Prepared(call, tuple(launch.arrays.values()))
+        prepared: Prepared = launch.backing
         return prepared
-
-    def _forget(self, key: int, _dead: weakref.ref[Launch]) -> None:
-        self._prepared.pop(key, None)
 
 
 def element_type(launch: Launch) -> str:
@@ -144,14 +133,6 @@ def _address(launch: Launch, name: str) -> int:
     if not allocation.address:
         raise DeviceError(f"kernel {launch.kernel.name!r}: the device cannot see the {allocation.kind.value} memory of {name!r}")
     return allocation.address
-
-
-def copied(launch: Launch) -> tuple[Allocation, Allocation, int]:
-    """Destination, source and bytes of a launch without a source: a copy from its read to its written array."""
-    by_role = {p.role: p.name for p in launch.kernel.parameters}
-    destination, source = by_role[Role.WRITE], by_role[Role.READ]
-    nbytes = min(launch.call.arrays[destination].nbytes, launch.call.arrays[source].nbytes)
-    return launch.arrays[destination], launch.arrays[source], nbytes
 
 
 _: type[Kernels] = CudaKernels

@@ -19,7 +19,7 @@ from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, translated
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
-from pytest_gpumem.devices.cuda.handles import CudaEvent, CudaStream
+from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import DeviceError, Event, Hold, HoldExpired, Stream, Streams, Unsupported
 from pytest_gpumem.kernels.kernel import LaunchShape
@@ -145,17 +145,18 @@ class CudaStreams:
 
     def event(self) -> Event:
         with translated("creating an event"):
-            return CudaEvent()
+            event: Event = cupy.cuda.Event()
+            return event
 
     def record(self, event: Event, stream: Stream) -> None:
         try:  # not `translated`: samples repeat it
-            self._graphs.record(cast(CudaEvent, event), cast(CudaStream, stream))
+            self._graphs.record(event, cast(CudaStream, stream))
         except CUPY_ERRORS as error:
             raise failure(error.status, str(error), "recording an event") from error
 
     def elapsed(self, start: Event, end: Event) -> float:
         try:  # not `translated`: samples repeat it
-            milliseconds = float(runtime.eventElapsedTime(cast(CudaEvent, start).handle, cast(CudaEvent, end).handle))
+            milliseconds = float(runtime.eventElapsedTime(cast(Any, start).ptr, cast(Any, end).ptr))
         except CUPY_ERRORS as error:
             raise failure(error.status, str(error), "reading the time between two events") from error
         # CUDA gives milliseconds in 32 bits, of ticks of 32 ns (H200) or more: below a picosecond there is nothing but longer files.

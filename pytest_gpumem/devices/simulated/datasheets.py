@@ -10,7 +10,6 @@ Sources:
     [H100] NVIDIA H100 datasheet (SXM) and "NVIDIA H100 Tensor Core GPU Architecture" whitepaper.
     [H200] NVIDIA H200 datasheet (SXM).
     [CUDA] CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
-    [PCIe] PCI Express Base Specification 4.0 and 5.0: 16 and 32 GT/s a lane, 128b/130b coding.
     [BPG] CUDA C++ Best Practices Guide 9.2.2 (set-aside of A100) and 9.1.1 (pinned transfers).
     [Mao] "CUDA L2 Persistent Cache" (Lei Mao), table of an RTX 3090.
     [benches] RRZE gpu-benches: L2 bandwidth and latencies of A100, H100; STREAM bandwidth of A100, H200; read bandwidth of RTX 3090.
@@ -18,27 +17,22 @@ Sources:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pytest_gpumem.devices.rates import host_link, peak_bandwidth
 from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES
 from pytest_gpumem.records.device import Card, DeviceFacts
+from pytest_gpumem.units import GiB, KiB, MiB
 
-KIB = 2**10
-MIB = 2**20
-GIB = 2**30
-
-PCIE_GEN4_X16 = 16e9 * 16 / 8 * 128 / 130  # [PCIe] 31.5 GB/s one way
-PCIE_GEN5_X16 = 32e9 * 16 / 8 * 128 / 130  # [PCIe] 63.0 GB/s one way
+_LANES = 16
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Parameters that no datasheet gives; `rows` says what each device's values were adjusted to."""
+    """Parameters that no datasheet gives, adjusted to rows of `ci/bench/simulated_fit.py`."""
 
-    rows: str  # the rows of `ci/bench/simulated_fit.py` that decided these values
     read_efficiency: float  # share of the peak that pure reads reach
     write_efficiency: float  # share of the peak that pure writes reach
     turnaround: float  # share of the peak lost where reads and writes mix one to one (the bus turns around)
@@ -85,15 +79,14 @@ class Datasheet:
     l2_bandwidth: float
     l2_latency: float  # of a dependent load that hits L2
     dram_latency: float  # of a dependent load that misses L2
-    link: str
-    link_bandwidth: float  # theoretical, one way
+    link_generation: int  # of PCI Express, with 16 lanes
     pinned_share: float  # share of the link that pinned copies reach
     pageable_to_device: float  # pageable copies, host to device: staged by the driver
     pageable_to_host: float
     async_engines: int
     fit: Fit
 
-    access_policy_max_window_bytes: int = 128 * MIB  # seen on H100 and H200
+    access_policy_max_window_bytes: int = 128 * MiB  # seen on H100 and H200
     dirty_share: float = 0.5  # share of L2 that may be dirty. Fit set: the rows "flush" of H100.
     overlap: float = 3.0
     """Exponent of the norm that joins the bounds of a kernel: no bound hides another one wholly. Fit set: "264 blocks" rows of H100."""
@@ -111,30 +104,38 @@ class Datasheet:
     sector_packets: float = 2.35
     """Cost of a sector that crosses the link alone, over that of one of four. Fit set: H100's row "mapped, stride 32"."""
     link_latency: float = 1.2e-6  # of a dependent load from mapped host memory. Fit set: the suite's latencies of H100.
-    fault_group_bytes: int = 645 * KIB  # bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100.
+    fault_group_bytes: int = 645 * KiB  # bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100.
     fault_group_time: float = 58e-6
     """Time of one group of page faults, which the host's driver serves. Fit set: rows of faulting kernels of each machine."""
     collapse_time: float = 200e-6  # time in which a written page loses its copy on the other side. Fit set: H100's row "written".
     faults_per_group: float = 159 / 26  # page faults of the GPU in one group: 159 in 26 groups, in the same profile of 16 MiB as above
-    cpu_fault_bytes: int = 16 * MIB // 48  # bytes that one page fault of the host brings: 48 faults for 16 MiB, likewise
-    populate_bytes: int = 2 * MIB  # page size of a first touch by the device
+    cpu_fault_bytes: int = 16 * MiB // 48  # bytes that one page fault of the host brings: 48 faults for 16 MiB, likewise
+    populate_bytes: int = 2 * MiB  # page size of a first touch by the device
     populate_time: float = 4e-6  # time of mapping one such page. An assumption, not fitted.
     migration_share: float = 0.75  # share of the link that prefetches and migrations reach. An assumption, not fitted.
-    host_memory_bytes: int = 128 * GIB  # memory of the modelled host
+    host_memory_bytes: int = 128 * GiB  # memory of the modelled host
     host_bandwidth: float = 13e9  # host code that reads or writes host memory. Fit set: H100's row "packed on the host".
     page_locking: float = 2.35e9  # bytes that the driver allocates and locks in a second. Fit set: H100's rows "cudaHostAlloc".
     registering: float = 28.5e9  # bytes of existing pages that it locks. Fit set: H100's rows "cudaHostRegister".
     copy_start: float = 3.3e-6
     """From the start of a copy until its first byte moves, which the host's bridges decide. Fit set: row "4 KiB" of each machine."""
     duplex_loss: float = 0.12  # share of a copy's time lost while another runs the other way. Fit set: H100's row "both ways".
-    context_bytes: int = 512 * MIB  # device memory that a context takes. An assumption, not fitted.
+    context_bytes: int = 512 * MiB  # device memory that a context takes. An assumption, not fitted.
     state: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Card` that differ from those of a card in good state: planted faults."""
 
     @property
     def peak_bandwidth(self) -> float:
-        """2 (double data rate) x memory clock x bus width / 8."""
-        return 2 * self.memory_clock * self.memory_bus_bits / 8
+        return peak_bandwidth(self.memory_clock, self.memory_bus_bits)
+
+    @property
+    def link(self) -> str:
+        return host_link(self.link_generation, _LANES)[0]
+
+    @property
+    def link_bandwidth(self) -> float:
+        """Theoretical, one way."""
+        return host_link(self.link_generation, _LANES)[1] or 0.0
 
     @property
     def pinned_bandwidth(self) -> float:
@@ -156,7 +157,6 @@ class Datasheet:
 
     def card(self) -> Card:
         """The state of a card made after this sheet."""
-        generation, width = map(int, re.findall(r"\d+", self.link))
         good: dict[str, Any] = {
             "cards": 1,
             "name": self.name,
@@ -176,44 +176,18 @@ class Datasheet:
             "max_memory_clock_hz": self.memory_clock,
             "throttle_reasons": (),
             "chosen_clocks": False,
-            "link_generation": generation,
-            "max_link_generation": generation,
-            "card_link_generation": generation,
-            "link_width": width,
-            "max_link_width": width,
+            "link_generation": self.link_generation,
+            "max_link_generation": self.link_generation,
+            "card_link_generation": self.link_generation,
+            "link_width": _LANES,
+            "max_link_width": _LANES,
             "processes": (),
             "memory_bytes": self.memory_bytes,
         }
         return Card(**{**good, **self.state})
 
 
-GA102_FIT = Fit(
-    rows="RTX 3090: tables of 1, 3 and 5 MB [Mao], read of 1 GiB [benches]; turnover, sparsity and merging as on H100",
-    read_efficiency=0.97,
-    write_efficiency=0.97,
-    turnaround=0.06,
-    l2_hit_time=213e-9,
-    l2_miss_time=266e-9,
-    shared_l2=1.0,
-    sharpness=4.19,
-    knee=0.958,
-    persisting_knee=1.33,
-    persisting_sharpness=6.81,
-    write_pressure=0.0,
-    thrash=0.174,
-    streaming_retention=0.5,
-    streaming_update=0.0,
-    squeeze_share=0.0,
-    squeeze_slope=0.0,
-    turnover=31e-9,
-    l1_knee=0.406,
-    l1_sharpness=3.9,
-    sparsity=0.526,
-    merging=4.89,
-)
-
-HOPPER_FIT = Fit(
-    rows="H100: rows marked fit, and all rows of its recorded suite",
+HOPPER_FIT = Fit(  # H100: rows marked fit, and all rows of its recorded suite
     read_efficiency=0.95,
     write_efficiency=0.976,
     turnaround=0.035,
@@ -237,9 +211,29 @@ HOPPER_FIT = Fit(
     merging=4.89,
 )
 
-A100_FIT = replace(
+GA102_FIT = replace(  # RTX 3090: tables of 1, 3 and 5 MB [Mao], read of 1 GiB [benches]; all else as on H100
     HOPPER_FIT,
-    rows="A100: arrays of 1 GiB [benches], 50 MB at ratio 1 and 60 MB tuned [BPG]; cache as on H100, no squeeze seen there",
+    read_efficiency=0.97,
+    write_efficiency=0.97,
+    turnaround=0.06,
+    l2_hit_time=213e-9,
+    l2_miss_time=266e-9,
+    shared_l2=1.0,
+    sharpness=4.19,
+    knee=0.958,
+    persisting_knee=1.33,
+    persisting_sharpness=6.81,
+    write_pressure=0.0,
+    thrash=0.174,
+    streaming_retention=0.5,
+    streaming_update=0.0,
+    squeeze_share=0.0,
+    squeeze_slope=0.0,
+    l1_knee=0.406,
+)
+
+A100_FIT = replace(  # A100: arrays of 1 GiB [benches], 50 MB at ratio 1 and 60 MB tuned [BPG]; cache as on H100, no squeeze seen there
+    HOPPER_FIT,
     read_efficiency=0.9,
     write_efficiency=0.93,
     thrash=0.5,
@@ -254,20 +248,19 @@ _H100 = Datasheet(
     sm_count=132,  # [H100]
     max_threads_per_sm=2048,  # [CUDA]
     max_blocks_per_sm=32,  # [CUDA]
-    shared_bytes_per_sm=228 * KIB,  # [CUDA]
-    memory_bytes=80 * GIB,  # [H100]
+    shared_bytes_per_sm=228 * KiB,  # [CUDA]
+    memory_bytes=80 * GiB,  # [H100]
     memory_clock=2.619e9,  # [H100] 3.35 TB/s
     memory_bus_bits=5120,  # [H100]
     sm_clock=1.98e9,  # [H100]
     ecc=True,  # [H100]
-    l2_bytes=50 * MIB,  # [H100]
-    persisting_l2_max_bytes=50 * MIB * 10 // 16,  # 32768000, as this project's H100s report it
-    default_set_aside=50 * MIB * 3 // 16,  # 9830400, as this project's H100s report it
+    l2_bytes=50 * MiB,  # [H100]
+    persisting_l2_max_bytes=50 * MiB * 10 // 16,  # 32768000, as this project's H100s report it
+    default_set_aside=50 * MiB * 3 // 16,  # 9830400, as this project's H100s report it
     l2_bandwidth=7.7e12,  # fit set: the suite's rows of H100
     l2_latency=145e-9,  # likewise
     dram_latency=347e-9,  # likewise
-    link="PCIe Gen5 x16",  # [H100]
-    link_bandwidth=PCIE_GEN5_X16,
+    link_generation=5,  # [H100]
     pinned_share=0.877,  # fit set: row "pinned, host to device" of H100
     pageable_to_device=10.2e9,  # fit set: rows "pageable" of H100
     pageable_to_host=15.9e9,
@@ -282,20 +275,19 @@ DATASHEETS: dict[str, Datasheet] = {
         sm_count=82,  # [GA102]
         max_threads_per_sm=1536,  # [CUDA]
         max_blocks_per_sm=16,  # [CUDA]
-        shared_bytes_per_sm=100 * KIB,  # [CUDA]
-        memory_bytes=24 * GIB,  # [GA102]
+        shared_bytes_per_sm=100 * KiB,  # [CUDA]
+        memory_bytes=24 * GiB,  # [GA102]
         memory_clock=9.751e9,  # [GA102] 19.5 Gbit/s a pin
         memory_bus_bits=384,  # [GA102]
         sm_clock=1.695e9,  # [GA102]
         ecc=None,  # [GA102] GDDR6X without ECC
-        l2_bytes=6 * MIB,  # [GA102]
-        persisting_l2_max_bytes=11 * 6 * MIB // 16,  # 4325376, as GA102 with 6 MiB of L2 reports it (published device queries)
+        l2_bytes=6 * MiB,  # [GA102]
+        persisting_l2_max_bytes=11 * 6 * MiB // 16,  # 4325376, as GA102 with 6 MiB of L2 reports it (published device queries)
         default_set_aside=0,
         l2_bandwidth=2.5e12,  # an assumption, not fitted
         l2_latency=140e-9,  # an assumption, not fitted
         dram_latency=300e-9,  # an assumption, not fitted
-        link="PCIe Gen4 x16",  # [GA102]
-        link_bandwidth=PCIE_GEN4_X16,
+        link_generation=4,  # [GA102]
         pinned_share=0.785,  # 12.36 of 15.75 GB/s on Gen3 x16 (nvbandwidth, README); [BPG] 9.1.1 gives 12
         pageable_to_device=8e9,  # an assumption, not fitted
         pageable_to_host=8e9,  # an assumption, not fitted
@@ -309,20 +301,19 @@ DATASHEETS: dict[str, Datasheet] = {
         sm_count=108,  # [A100]
         max_threads_per_sm=2048,  # [CUDA]
         max_blocks_per_sm=32,  # [CUDA]
-        shared_bytes_per_sm=164 * KIB,  # [CUDA]
-        memory_bytes=80 * GIB,  # [A100]
+        shared_bytes_per_sm=164 * KiB,  # [CUDA]
+        memory_bytes=80 * GiB,  # [A100]
         memory_clock=1.593e9,  # [A100] 2039 GB/s
         memory_bus_bits=5120,  # [A100]
         sm_clock=1.41e9,  # [A100]
         ecc=True,  # [A100]
-        l2_bytes=40 * MIB,  # [A100]
-        persisting_l2_max_bytes=30 * MIB,  # [BPG] 9.2.2
+        l2_bytes=40 * MiB,  # [A100]
+        persisting_l2_max_bytes=30 * MiB,  # [BPG] 9.2.2
         default_set_aside=0,
         l2_bandwidth=5.4e12,  # [benches]
         l2_latency=225e-9,  # [benches] mean of the near (150 ns) and the far partition (301 ns)
         dram_latency=404e-9,  # [benches]
-        link="PCIe Gen4 x16",  # [A100]
-        link_bandwidth=PCIE_GEN4_X16,
+        link_generation=4,  # [A100]
         pinned_share=0.785,  # as above
         pageable_to_device=8e9,  # an assumption, not fitted
         pageable_to_host=8e9,  # an assumption, not fitted
@@ -334,12 +325,12 @@ DATASHEETS: dict[str, Datasheet] = {
     "h200": replace(  # [H200] as an H100 in all else
         _H100,
         name="NVIDIA H200",
-        memory_bytes=141 * GIB,  # [H200] 141 GB
+        memory_bytes=141 * GiB,  # [H200] 141 GB
         memory_clock=3.125e9,  # [H200] 4.8 TB/s
         memory_bus_bits=6144,  # [H200] six stacks of HBM3e
-        l2_bytes=60 * MIB,  # 62914560, as this project's H200s report it
-        persisting_l2_max_bytes=60 * MIB * 10 // 16,  # 39321600, likewise
-        default_set_aside=60 * MIB * 3 // 16,  # 11796480, likewise
+        l2_bytes=60 * MiB,  # 62914560, as this project's H200s report it
+        persisting_l2_max_bytes=60 * MiB * 10 // 16,  # 39321600, likewise
+        default_set_aside=60 * MiB * 3 // 16,  # 11796480, likewise
         l2_bandwidth=8.6e12,  # fit set: rows of the L2's read bandwidth of H200
         pageable_to_device=8e9,  # fit set: rows "pageable" of H200, whose hosts differ by half
         pageable_to_host=15.6e9,

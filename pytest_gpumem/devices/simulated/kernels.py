@@ -12,7 +12,7 @@ from types import CodeType
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.checks import check_window
+from pytest_gpumem.devices.checks import check_window, copied_by
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated.content import computation
@@ -72,13 +72,8 @@ class SimulatedKernels(Facet):
     def _prepare(self, launch: Launch) -> _Prepared:
         kernel, call = launch.kernel, launch.call
         if kernel.source is None:
-            read = [a.argument for a in kernel.accesses(call) if a.direction == "read"]
-            written = [a.argument for a in kernel.accesses(call) if a.direction == "write"]
-            if len(read) != 1 or len(written) != 1:
-                raise DeviceError(f"{kernel.name}: a copy reads one array and writes one")
-            destination, source = launch.arrays[written[0]], launch.arrays[read[0]]
-            duration, engine, waits = self._machine.copying(destination, source, call.arrays[read[0]].nbytes)
-            use = copied(destination, source, call.arrays[read[0]].nbytes)
+            duration, engine, waits = self._machine.copying(*copied_by(launch))
+            use = copied(*copied_by(launch))
             return _Prepared(computation(launch), lambda _: duration, engine, 1.0, waits, use, copy_step(use))
         for name, allocation in launch.arrays.items():
             if not allocation.address:

@@ -12,13 +12,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import Allocation, WindowSpec
-from pytest_gpumem.devices.simulated.datasheets import MIB, Datasheet
+from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE
 from pytest_gpumem.devices.simulated.l2 import L2
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.timing import Timing, Work, work_of
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 from pytest_gpumem.records.uses import CopyUse, KernelUse
+from pytest_gpumem.units import MiB
 
 _NORMAL = NormalDist()
 _BLOCK = 4096
@@ -49,7 +50,7 @@ class Noise:
             digest = hashlib.blake2b(repr((self._seed, addresses)).encode(), digest_size=8).digest()
             z = _NORMAL.inv_cdf((int.from_bytes(digest, "little") + 0.5) / 2**64)
             self._placements[addresses] = z = min(3.0, max(-3.0, z))
-        small, large = 6 * MIB, 96 * MIB
+        small, large = 6 * MiB, 96 * MiB
         spread = 0.021 * min(1.0, (small / max(1.0, min(footprint, large))) ** 0.626) * min(1.0, large / max(1.0, footprint)) ** 1.2
         return math.exp(spread * z)
 

@@ -15,12 +15,6 @@ from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported
 
 
-def _cupy(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
-    if not allocation.address:
-        raise Unsupported(f"CuPy cannot see {allocation.kind.value} memory")
-    return view
-
-
 def _torch(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
     import torch
 
@@ -32,16 +26,12 @@ def _torch(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
 def _numba(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
     from numba import cuda
 
-    if not allocation.address:
-        raise Unsupported(f"Numba's CUDA target cannot see {allocation.kind.value} memory")
     return cuda.as_cuda_array(view, sync=False)
 
 
 def _jax(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
     import jax
 
-    if not allocation.address:
-        raise Unsupported(f"JAX cannot see {allocation.kind.value} memory")
     array = jax.dlpack.from_dlpack(view)
     # JAX copies what it cannot alias, and turns 8-byte types into 4-byte ones unless jax_enable_x64 is set: the case would measure its own.
     if array.unsafe_buffer_pointer() != allocation.address or array.dtype != view.dtype:
@@ -52,38 +42,28 @@ def _jax(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
 def _warp(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
     import warp
 
-    if not allocation.address:
-        raise Unsupported(f"Warp cannot see {allocation.kind.value} memory")
     return warp.from_dlpack(view)
 
 
 def _cudf(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
     import cudf
 
-    if not allocation.address:
-        raise Unsupported(f"cuDF cannot see {allocation.kind.value} memory")
     if view.ndim != 1:
         raise Unsupported(f"a cuDF series has one dimension; {view.ndim} were asked for")
     return cudf.Series(view)
 
 
-def _numpy(view: Any, allocation: Allocation, dtype: str, size: int) -> Any:
-    return host.array(allocation, dtype, size)
-
-
-_GUESTS: dict[str, Callable[[Any, Allocation, str, int], Any]] = {
-    "cupy": _cupy,
-    "torch": _torch,
-    "numba": _numba,
-    "numba.cuda": _numba,
-    "numba_cuda.numba.cuda": _numba,  # the package numba-cuda puts itself in numba.cuda's place
-    "jax": _jax,
-    "jax.numpy": _jax,
-    "warp": _warp,
-    "cudf": _cudf,
-    "numpy": _numpy,
+_GUESTS: dict[str, tuple[str, Callable[[Any, Allocation, str, int], Any]]] = {
+    "cupy": ("CuPy", lambda view, *_: view),
+    "torch": ("", _torch),
+    **dict.fromkeys(("numba", "numba.cuda", "numba_cuda.numba.cuda"), ("Numba's CUDA target", _numba)),
+    **dict.fromkeys(("jax", "jax.numpy"), ("JAX", _jax)),
+    "warp": ("Warp", _warp),
+    "cudf": ("cuDF", _cudf),
+    "numpy": ("", lambda view, allocation, dtype, size: host.array(allocation, dtype, size)),
 }
-"""Makers of arrays, by the name of the module. They get a CuPy array of the shape asked for, over memory that the device sees."""
+"""By the name of the module (the package numba-cuda puts itself in numba.cuda's place): the library's name where it sees no memory but the
+device's, and what makes an array of a CuPy array of the shape asked for, over memory that the device sees."""
 
 
 _NAMES = ("cupy", "torch", "numba.cuda", "jax", "warp", "cudf")
@@ -99,8 +79,11 @@ def guest(view: Callable[[Allocation, str, int], Any], allocation: Allocation, d
         raise Unsupported(f"no bridge to {asked}: like= takes the module {', '.join(_NAMES)} or numpy")
     size = math.prod(shape)
     seen = view(allocation, dtype, size).reshape(shape)
+    library, made = _GUESTS[name]
+    if library and not allocation.address:
+        raise Unsupported(f"{library} cannot see {allocation.kind.value} memory")
     try:
-        array = _GUESTS[name](seen, allocation, dtype, size)
+        array = made(seen, allocation, dtype, size)
         # Of an array that cannot change, another shape is a copy.
         return array if tuple(array.shape) == shape else array.reshape(shape)
     except DeviceError:

@@ -16,12 +16,10 @@ FACTS: Any = SimpleNamespace(pci_bus_id="0000:18:00.0", mig_profile=None, uuid="
 
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """An NVML that knows one GPU; gives the order of its calls that matter."""
-    calls: list[str] = []
+def nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NVML that knows one GPU."""
     answers: dict[str, Any] = {
-        "nvmlInit": lambda: calls.append("init"),
-        "nvmlShutdown": lambda: calls.append("shutdown"),
+        "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByPciBusId": lambda bus_id: f"gpu {bus_id}",
         "nvmlDeviceGetHandleByUUID": lambda uuid: f"instance {uuid}",
         "nvmlDeviceGetClockInfo": lambda gpu, clock: {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 2619}[clock],
@@ -32,22 +30,17 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
-    return calls
 
 
-def test_a_reading_in_si_units(nvml: list[str]) -> None:
-    reader = ConditionReader(FACTS)
-    now = reader.read()
+def test_a_reading_in_si_units(nvml: None) -> None:
+    now = ConditionReader(FACTS).read()
     assert (now.sm_clock_hz, now.memory_clock_hz) == (1980e6, 2619e6)
     assert (now.temperature_c, now.power_w) == (41.0, pytest.approx(123.456))
     assert now.throttle_reasons == ("sw_power_cap",)
     assert now.other_processes == 1
-    reader.close()
-    reader.close()
-    assert nvml == ["init", "shutdown"]
 
 
-def test_what_the_driver_refuses_is_none(nvml: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_driver_refuses_is_none(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
@@ -60,7 +53,7 @@ def test_what_the_driver_refuses_is_none(nvml: list[str], monkeypatch: pytest.Mo
     assert now.sm_clock_hz == 1980e6
 
 
-def test_processes_are_listed_now_and_then(nvml: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_are_listed_now_and_then(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
     now, listed = [0.0], list[float]()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda gpu: listed.append(now[0]) or [])
@@ -71,7 +64,7 @@ def test_processes_are_listed_now_and_then(nvml: list[str], monkeypatch: pytest.
     assert listed == [0.0, 1.1 * LISTED, 2.3 * LISTED]
 
 
-def test_processes_are_those_of_the_mig_instance(nvml: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_are_those_of_the_mig_instance(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: asked.append(handle) or [])
     ConditionReader(SimpleNamespace(pci_bus_id="0000:18:00.0", mig_profile="1g.10gb", uuid="MIG-7")).read()  # type: ignore[arg-type]
@@ -83,9 +76,7 @@ def test_without_nvml_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> Non
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
-    reader = ConditionReader(FACTS)
-    assert reader.read() == Conditions()
-    reader.close()
+    assert ConditionReader(FACTS).read() == Conditions()
 
 
 def test_reasons_that_do_not_slow_are_left_out() -> None:
@@ -115,7 +106,7 @@ def test_a_list_without_us_says_nothing() -> None:
 
 @pytest.mark.parametrize(("variable", "expected"), [(None, 3), ("PYTEST_XDIST_WORKER", 1), ("GPUMEM_FURTHER_PROCESS", 1)])
 def test_processes_that_wait_for_this_one_do_not_count(
-    nvml: list[str], monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: int
+    nvml: None, monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: int
 ) -> None:
     """The parent, and another child of it: a worker of xdist that waits for its turn on the same GPU."""
     sibling = 4_000_000

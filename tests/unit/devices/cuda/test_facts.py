@@ -13,7 +13,7 @@ from msgspec import structs
 
 from pytest_gpumem.devices import opening
 from pytest_gpumem.devices.cuda import facts
-from pytest_gpumem.devices.cuda.facts import CudaUnavailable, link_words, peak_bandwidth, read_facts, split_mig
+from pytest_gpumem.devices.cuda.facts import CudaUnavailable, read_facts, split_mig
 from pytest_gpumem.devices.opening import NoDevice
 
 
@@ -169,11 +169,6 @@ def test_the_door_imports_no_cuda() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_peak_of_an_h100() -> None:
-    # 2619 MHz, 5120 bit: NVIDIA quotes 3.35 TB/s
-    assert peak_bandwidth(2619e6, 5120) == pytest.approx(3.352e12, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -184,19 +179,6 @@ def test_peak_of_an_h100() -> None:
 )
 def test_a_mig_instance_is_split_from_its_gpu(name: str, expected: tuple[str, str | None]) -> None:
     assert split_mig(name) == expected
-
-
-@pytest.mark.parametrize(
-    ("generation", "width", "rate"), [(3, 16, 15.75e9), (4, 16, 31.5e9), (5, 16, 63.0e9), (5, 8, 31.5e9), (1, 16, 4.0e9)]
-)
-def test_theoretical_bandwidth_of_a_link(generation: int, width: int, rate: float) -> None:
-    words, bandwidth = link_words(generation, width)
-    assert words == f"PCIe Gen{generation} x{width}"
-    assert bandwidth == pytest.approx(rate, rel=2e-3)
-
-
-def test_a_generation_of_the_future_has_no_bandwidth() -> None:
-    assert link_words(9, 16) == ("PCIe Gen9 x16", None)
 
 
 def test_on_a_machine_without_a_driver_the_real_bindings_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

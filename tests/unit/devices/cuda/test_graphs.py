@@ -103,7 +103,7 @@ def bindings(monkeypatch: pytest.MonkeyPatch) -> FakeBindings:
 
 
 STREAM: Any = SimpleNamespace(handle=5)
-EVENT: Any = SimpleNamespace(handle=6)
+EVENT: Any = SimpleNamespace(ptr=6)
 
 
 def test_a_graph_is_instantiated_and_destroyed_with_its_handle(runtime: FakeRuntime, bindings: FakeBindings) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 
-from workbench import MIB
-
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.l2 import L2
+from pytest_gpumem.units import MiB
 
 
 def test_the_state_and_the_sums_follow_every_change() -> None:
     chance, l2 = random.Random(1), L2(DATASHEETS["h100"])
-    memory = [Allocation(MemoryKind.DEVICE, 40 * MIB, 0, 0) for _ in range(5)]
+    memory = [Allocation(MemoryKind.DEVICE, 40 * MiB, 0, 0) for _ in range(5)]
     states = [l2.state()]
 
     def touch(one: Allocation) -> None:
@@ -24,9 +23,9 @@ def test_the_state_and_the_sums_follow_every_change() -> None:
     changes = {
         "touch": touch,
         "forget": l2.forget,
-        "release": lambda one: l2.release(one, chance.random() * 40 * MIB),
-        "write back": lambda one: l2.write_back(chance.random() * 40 * MIB),
-        "set aside": lambda one: l2.request_set_aside(chance.randrange(30) * MIB),
+        "release": lambda one: l2.release(one, chance.random() * 40 * MiB),
+        "write back": lambda one: l2.write_back(chance.random() * 40 * MiB),
+        "set aside": lambda one: l2.request_set_aside(chance.randrange(30) * MiB),
         "reset": lambda one: l2.reset_persisting(),
         "restore": lambda one: l2.restore(chance.choice(states)),
     }

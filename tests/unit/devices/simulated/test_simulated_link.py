@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from workbench import MIB, Workbench, overwrite
+from workbench import Workbench, overwrite
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import ALLOCATORS, CannotCapture, DeviceError, HoldExpired, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+from pytest_gpumem.units import MiB
 
-SIZE = 64 * MIB
+SIZE = 64 * MiB
 KINDS = tuple(kind for kind in MemoryKind if kind is not MemoryKind.PEER)
 
 
@@ -79,7 +80,7 @@ def test_a_launch_works_on_a_part(bench: Workbench) -> None:
 def test_a_part_beyond_what_is_backed_is_copied_in_time_alone(bench: Workbench) -> None:
     device = bench.device
     here, there = bench.memory(SIZE), bench.memory(SIZE, MemoryKind.PINNED)
-    device.content.copy(device.memory.part(here, 32 * MIB, MIB), device.memory.part(there, 32 * MIB, MIB), MIB, bench.stream)
+    device.content.copy(device.memory.part(here, 32 * MiB, MiB), device.memory.part(there, 32 * MiB, MiB), MiB, bench.stream)
     device.streams.synchronize(bench.stream)
 
 
@@ -108,9 +109,9 @@ def test_registered_memory_has_another_address_on_the_device_and_pinned_memory_t
 
 def test_locked_bytes_are_counted_until_they_are_freed(bench: Workbench) -> None:
     device = bench.device
-    pinned, registered = bench.memory(MIB, MemoryKind.PINNED), device.memory.adopt(np.zeros(MIB, "u1"), register=True)
+    pinned, registered = bench.memory(MiB, MemoryKind.PINNED), device.memory.adopt(np.zeros(MiB, "u1"), register=True)
     memory = device.memory.host()
-    assert (memory.locked, memory.total - memory.available) == (2 * MIB, 2 * MIB)
+    assert (memory.locked, memory.total - memory.available) == (2 * MiB, 2 * MiB)
     device.memory.free(pinned)
     device.memory.free(registered)
     assert device.memory.host().locked == 0
@@ -118,7 +119,7 @@ def test_locked_bytes_are_counted_until_they_are_freed(bench: Workbench) -> None
 
 def test_there_is_one_gpu_and_one_numa_node(bench: Workbench) -> None:
     with pytest.raises(Unsupported, match="one GPU is simulated"):
-        bench.device.memory.allocate(MIB, MemoryKind.PEER)
+        bench.device.memory.allocate(MiB, MemoryKind.PEER)
     with pytest.raises(Unsupported, match="one GPU is simulated"):
         bench.device.peer_access(True)
     with bench.device.memory.near_host(None) as node:

@@ -9,18 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workbench import MIB, Workbench, lookup, overwrite, scale, scan, walk
+from workbench import Workbench, lookup, overwrite, scale, scan, walk
 
 import pytest_gpumem.devices.simulated
 from pytest_gpumem.devices.protocol import WindowSpec
-from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, GIB
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel
+from pytest_gpumem.units import GiB, MiB
 
 
 def samples(seed: int) -> list[float]:
     bench = Workbench(seed=seed)
-    launch = bench.bind(scale(), x=bench.memory(8 * MIB), y=bench.memory(8 * MIB))
+    launch = bench.bind(scale(), x=bench.memory(8 * MiB), y=bench.memory(8 * MiB))
     return [bench.time(launch) for _ in range(30)]
 
 
@@ -31,7 +32,7 @@ def test_the_same_seed_gives_the_same_samples() -> None:
 
 def test_first_launches_are_slower() -> None:
     bench = Workbench()
-    launch = bench.bind(scan(), x=bench.memory(256 * MIB))
+    launch = bench.bind(scan(), x=bench.memory(256 * MiB))
     times = [bench.time(launch) for _ in range(60)]
     assert times[0] > 1.1 * statistics.median(times[-20:])
 
@@ -42,7 +43,7 @@ def test_placement_matters_less_the_larger_the_buffers() -> None:
         bench.warm_up()
         medians = []
         for _ in range(24):
-            x, y = bench.memory(mib * MIB), bench.memory(mib * MIB)
+            x, y = bench.memory(mib * MiB), bench.memory(mib * MiB)
             medians.append(bench.cold(bench.bind(scale(), x=x, y=y), 5))
         return statistics.stdev(medians) / statistics.fmean(medians)
 
@@ -53,33 +54,33 @@ def test_placement_matters_less_the_larger_the_buffers() -> None:
 
 
 def test_the_same_addresses_give_the_same_time(bench: Workbench) -> None:
-    x, y = bench.memory(2 * MIB), bench.memory(2 * MIB)
+    x, y = bench.memory(2 * MiB), bench.memory(2 * MiB)
     first = bench.cold(bench.bind(scale(), x=x, y=y), 31)
     where = (x.address, y.address)
     bench.device.memory.free(x)
     bench.device.memory.free(y)
-    again = [bench.memory(2 * MIB), bench.memory(2 * MIB)]
+    again = [bench.memory(2 * MiB), bench.memory(2 * MiB)]
     assert tuple(a.address for a in again) == where
     assert bench.cold(bench.bind(scale(), x=again[0], y=again[1]), 31) == pytest.approx(first, abs=2 * DATASHEETS["h100"].tick)
 
 
 def test_hot_beats_cold_only_where_it_fits(bench: Workbench) -> None:
-    small = bench.bind(scan(), x=bench.memory(16 * MIB))
-    large = bench.bind(scan(), x=bench.memory(400 * MIB))
+    small = bench.bind(scan(), x=bench.memory(16 * MiB))
+    large = bench.bind(scan(), x=bench.memory(400 * MiB))
     assert bench.hot(small) < 0.8 * bench.cold(small)
     assert bench.hot(large) == pytest.approx(bench.cold(large), rel=0.02)
 
 
 def test_reading_twice_l2_evicts_normal_lines(bench: Workbench) -> None:
-    launch = bench.bind(scan(), x=bench.memory(16 * MIB))
+    launch = bench.bind(scan(), x=bench.memory(16 * MiB))
     fresh = Workbench()
     fresh.warm_up()
-    first = fresh.time(fresh.bind(scan(), x=fresh.memory(16 * MIB)))
+    first = fresh.time(fresh.bind(scan(), x=fresh.memory(16 * MiB)))
     assert bench.cold(launch) == pytest.approx(first, rel=0.03)
 
 
 def test_dirty_lines_are_billed_to_the_next_kernel(bench: Workbench) -> None:
-    launch = bench.bind(scale(), x=bench.memory(48 * MIB), y=bench.memory(48 * MIB))
+    launch = bench.bind(scale(), x=bench.memory(48 * MiB), y=bench.memory(48 * MiB))
     write = bench.bind(overwrite(), x=bench.memory(2 * bench.device.facts.l2_bytes))
     clean = bench.cold(launch)
     dirty = []
@@ -91,8 +92,8 @@ def test_dirty_lines_are_billed_to_the_next_kernel(bench: Workbench) -> None:
 
 
 def persisting(bench: Workbench, table_mib: int, blocks: int, set_aside: float, hit_ratio: float | None) -> float:
-    bench.device.l2.request_set_aside(round(set_aside * MIB))
-    table, out = bench.memory(table_mib * MIB), bench.memory(GIB)
+    bench.device.l2.request_set_aside(round(set_aside * MiB))
+    table, out = bench.memory(table_mib * MiB), bench.memory(GiB)
     if hit_ratio is not None:
         bench.device.l2.set_window(bench.stream, WindowSpec(table.address, table.nbytes, hit_ratio))
     seconds = bench.hot(bench.bind(lookup(), blocks=blocks, table=table, out=out, dtype="i4"), 5)
@@ -122,7 +123,7 @@ def test_the_largest_set_aside_slows_a_saturated_write_stream_on_hopper_alone(be
     for name in ("h100", "a100"):
         other = Workbench(name)
         other.warm_up()
-        stream = other.bind(overwrite(), x=other.memory(GIB))
+        stream = other.bind(overwrite(), x=other.memory(GiB))
         other.device.l2.request_set_aside(0)
         without = other.hot(stream)
         other.device.l2.request_set_aside(other.device.facts.persisting_l2_max_bytes)
@@ -132,8 +133,8 @@ def test_the_largest_set_aside_slows_a_saturated_write_stream_on_hopper_alone(be
 
 
 def test_what_is_set_aside_and_not_used_serves_everyone(bench: Workbench) -> None:
-    table = bench.memory(24 * MIB)
-    again = bench.bind(scan(), x=bench.memory(24 * MIB))
+    table = bench.memory(24 * MiB)
+    again = bench.bind(scan(), x=bench.memory(24 * MiB))
     bench.device.l2.request_set_aside(0)
     whole = bench.hot(again)
     bench.device.l2.request_set_aside(bench.device.facts.persisting_l2_max_bytes)
@@ -166,9 +167,9 @@ def test_a_line_that_is_written_has_one_home_of_two_partitions(name: str, faster
 
 
 def test_changing_the_limit_drops_persisting_lines(bench: Workbench) -> None:
-    memory = bench.memory(8 * MIB)
+    memory = bench.memory(8 * MiB)
     launch = bench.bind(scan(), x=memory)
-    bench.device.l2.request_set_aside(10 * MIB)
+    bench.device.l2.request_set_aside(10 * MiB)
     bench.device.l2.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.0))
     bench.run(launch)
     bench.device.l2.set_window(bench.stream, None)
@@ -185,11 +186,11 @@ def test_a_walk_that_goes_on_is_warm_only_once_its_array_is_in_l2(bench: Workben
         accesses_per_launch=lambda call: 1000,
     )
     # A hundredth of the array a launch: a cache that holds a fifth of it holds none of what comes next.
-    large = replace(onward, accesses=lambda call: tuple(replace(a, footprint=MIB // 8) for a in onward.accesses(call)))
-    beyond = bench.bind(large, nodes=bench.memory(100 * MIB))
+    large = replace(onward, accesses=lambda call: tuple(replace(a, footprint=MiB // 8) for a in onward.accesses(call)))
+    beyond = bench.bind(large, nodes=bench.memory(100 * MiB))
     assert bench.hot(beyond, 100) / 1000 == pytest.approx(sheet.dram_latency, rel=0.03)
     # 32 KB of sectors a launch, of 4 MiB
-    within = bench.bind(onward, nodes=bench.memory(4 * MIB))
+    within = bench.bind(onward, nodes=bench.memory(4 * MiB))
     times = [bench.time(within) / 1000 for _ in range(600)]
     assert times[0] == pytest.approx(sheet.dram_latency, rel=0.05)
     assert times[-1] == pytest.approx(sheet.l2_latency, rel=0.05)
@@ -198,7 +199,7 @@ def test_a_walk_that_goes_on_is_warm_only_once_its_array_is_in_l2(bench: Workben
 
 def test_sectors_that_neighbours_complete_cost_l2_not_dram(bench: Workbench) -> None:
     # Of the memory written, an eighth is touched: nothing but `nearby` says that the rest of it stays where it is.
-    x, y = bench.memory(512 * MIB), bench.memory(4096 * MIB)
+    x, y = bench.memory(512 * MiB), bench.memory(4096 * MiB)
 
     def scattered(nearby: bool, sectors: float = 32.0) -> Kernel:
         kernel = scale()
@@ -211,13 +212,13 @@ def test_sectors_that_neighbours_complete_cost_l2_not_dram(bench: Workbench) -> 
     straight, near, far = (bench.cold(bench.bind(k, x=x, y=y)) for k in (scattered(True, 4.0), scattered(True), scattered(False)))
     # Eight times the words between the SMs and L2, of which seven eighths hit; or the same out of DRAM.
     sheet = DATASHEETS["h100"]
-    least = 7 * 512 * MIB * sheet.fit.merging / sheet.l2_bandwidth
+    least = 7 * 512 * MiB * sheet.fit.merging / sheet.l2_bandwidth
     assert straight < least < near < 1.3 * least
     assert far > 8 * straight
 
 
 def test_work_on_chip_bounds_a_kernel(bench: Workbench) -> None:
-    sheet, x = DATASHEETS["h100"], bench.memory(64 * MIB)
+    sheet, x = DATASHEETS["h100"], bench.memory(64 * MiB)
     busy = replace(scan(), on_chip_cycles=lambda call: 1e-3 * sheet.sm_count * sheet.sm_clock)
     assert bench.cold(bench.bind(busy, x=x)) == pytest.approx(1e-3, rel=0.02)
     idle = replace(scan(), on_chip_cycles=lambda call: 1.0)
@@ -225,7 +226,7 @@ def test_work_on_chip_bounds_a_kernel(bench: Workbench) -> None:
 
 
 def test_a_small_grid_has_few_sms_on_chip(bench: Workbench) -> None:
-    sheet, x = DATASHEETS["h100"], bench.memory(MIB)
+    sheet, x = DATASHEETS["h100"], bench.memory(MiB)
     busy = replace(scan(), on_chip_cycles=lambda call: 1e-3 * sheet.sm_clock)
     one, two, all_sms = (bench.cold(bench.bind(busy, blocks=b, x=x)) for b in (1, 2, sheet.sm_count))
     assert one == pytest.approx(1e-3, rel=0.05)
@@ -234,9 +235,9 @@ def test_a_small_grid_has_few_sms_on_chip(bench: Workbench) -> None:
 
 
 def test_threads_wait_for_shared_memory_too_and_less_long_than_for_l2(bench: Workbench) -> None:
-    table, out = bench.memory(MIB), bench.memory(GIB)
+    table, out = bench.memory(MiB), bench.memory(GiB)
     # What is left of a look-up where the table lies in shared memory.
-    once = replace(lookup(), accesses=lambda call: (Access("table", "read", MIB, MIB), Access("out", "write", GIB, GIB)))
+    once = replace(lookup(), accesses=lambda call: (Access("table", "read", MiB, MiB), Access("out", "write", GiB, GiB)))
     on_chip = replace(once, on_chip_loads=lambda call: call.arrays["out"].size)
 
     def seconds(kernel: Kernel, blocks: int) -> float:
@@ -249,22 +250,22 @@ def test_threads_wait_for_shared_memory_too_and_less_long_than_for_l2(bench: Wor
 def test_a_table_whose_part_a_block_comes_back_to_is_read_from_l1(bench: Workbench) -> None:
     """32 blocks of 1024 threads: 2^18 elements are eight rounds of the grid, so that a block reads an eighth of 1024 x 8; one element less
     brings it to all of them."""
-    out = bench.memory(GIB)
+    out = bench.memory(GiB)
     own, all_of_it = (
-        bench.cold(bench.bind(lookup(), blocks=32, table=bench.memory(nbytes), out=out, dtype="i4")) for nbytes in (MIB, MIB - 4)
+        bench.cold(bench.bind(lookup(), blocks=32, table=bench.memory(nbytes), out=out, dtype="i4")) for nbytes in (MiB, MiB - 4)
     )
     assert own < 0.9 * all_of_it
 
 
 def test_blocks_that_wait_for_a_place_cost_time(bench: Workbench) -> None:
-    x = bench.memory(64 * MIB)
+    x = bench.memory(64 * MiB)
     at_once, in_turn = (bench.cold(bench.bind(scan(), blocks=blocks, x=x)) for blocks in (132 * 8, 132 * 8 * 40))
     turnover = 39 * 256**0.5 * DATASHEETS["h100"].fit.turnover
     assert at_once + 0.2 * turnover < in_turn < at_once + 1.1 * turnover
 
 
 def test_sectors_far_apart_cost_more_than_their_bytes(bench: Workbench) -> None:
-    x, y, kernel = bench.memory(512 * MIB), bench.memory(512 * MIB), scale(sectors=32.0)
+    x, y, kernel = bench.memory(512 * MiB), bench.memory(512 * MiB), scale(sectors=32.0)
 
     def sparse(share: int) -> float:
         accesses = lambda call: tuple(  # noqa: E731
@@ -277,7 +278,7 @@ def test_sectors_far_apart_cost_more_than_their_bytes(bench: Workbench) -> None:
 
 
 def test_a_small_grid_is_bound_by_latency(bench: Workbench) -> None:
-    x = bench.memory(256 * MIB)
+    x = bench.memory(256 * MiB)
     assert bench.cold(bench.bind(scan(), blocks=8, x=x)) > 5 * bench.cold(bench.bind(scan(), x=x))
 
 
@@ -289,7 +290,7 @@ def test_ten_percent_more_bytes_take_ten_percent_longer(bench: Workbench) -> Non
             replace(a, footprint=a.footprint * 11 // 10, requested=a.requested * 11 // 10) for a in kernel.accesses(call)
         ),
     )
-    x = bench.memory(GIB)
+    x = bench.memory(GiB)
     assert bench.cold(bench.bind(more, x=x)) / bench.cold(bench.bind(kernel, x=x)) == pytest.approx(1.1, rel=0.01)
 
 
@@ -306,7 +307,7 @@ def test_the_model_knows_no_kernel_by_name() -> None:
 
 def test_a_launch_costs_little_real_time(bench: Workbench) -> None:
     """A bound of the kind that only a runaway model breaks: 20 times what a launch costs on a slow core."""
-    launch = bench.bind(scale(), x=bench.memory(GIB), y=bench.memory(GIB))
+    launch = bench.bind(scale(), x=bench.memory(GiB), y=bench.memory(GiB))
     bench.run(launch)
     begin = time.process_time()
     for _ in range(200):

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from workbench import MIB, Workbench, accumulate, lookup, overwrite, scale, scan, transfer, walk
+from workbench import Workbench, accumulate, lookup, overwrite, scale, scan, transfer, walk
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
@@ -23,8 +23,9 @@ from pytest_gpumem.devices.protocol import (
     WindowSpec,
 )
 from pytest_gpumem.devices.simulated.content import BACKED_BYTES, PREFIX_BYTES
-from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, GIB
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, LaunchShape, Parameter, Role
+from pytest_gpumem.units import GiB, MiB
 
 KINDS = tuple(kind for kind in MemoryKind if kind is not MemoryKind.PEER)
 """Of memory that one GPU has."""
@@ -49,14 +50,14 @@ def test_peak_bandwidth_is_the_published_one(name: str, terabytes_per_second: fl
 
 def test_addresses_are_aligned_distinct_and_used_again(bench: Workbench) -> None:
     small = [bench.memory(1000) for _ in range(5)]
-    large = [bench.memory(3 * MIB) for _ in range(5)]
+    large = [bench.memory(3 * MiB) for _ in range(5)]
     assert all(a.address % 256 == 0 for a in small)
-    assert all(a.address % (2 * MIB) == 0 for a in large)
+    assert all(a.address % (2 * MiB) == 0 for a in large)
     spans = sorted((a.address, a.address + a.nbytes) for a in small + large)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     where = large[2].address
     bench.device.memory.free(large[2])
-    assert bench.memory(3 * MIB).address == where
+    assert bench.memory(3 * MiB).address == where
 
 
 def test_addresses_by_kind(bench: Workbench) -> None:
@@ -71,11 +72,11 @@ def test_addresses_by_kind(bench: Workbench) -> None:
 
 def test_free_bytes_and_out_of_memory(bench: Workbench) -> None:
     before = bench.device.memory.free_bytes(MemoryKind.DEVICE)
-    taken = bench.memory(GIB)
-    assert bench.device.memory.free_bytes(MemoryKind.DEVICE) == before - GIB
+    taken = bench.memory(GiB)
+    assert bench.device.memory.free_bytes(MemoryKind.DEVICE) == before - GiB
     with pytest.raises(OutOfMemory, match="device memory"):
         bench.memory(before)
-    assert bench.device.memory.free_bytes(MemoryKind.DEVICE) == before - GIB
+    assert bench.device.memory.free_bytes(MemoryKind.DEVICE) == before - GiB
     bench.device.memory.free(taken)
     bench.device.memory.free(taken)
     assert bench.device.memory.free_bytes(MemoryKind.DEVICE) == before
@@ -85,7 +86,7 @@ def test_free_bytes_and_out_of_memory(bench: Workbench) -> None:
 
 
 def test_large_memory_is_backed_by_little(bench: Workbench) -> None:
-    memory = bench.memory(60 * GIB)
+    memory = bench.memory(60 * GiB)
     assert bench.device.memory.view(memory, "f4", memory.nbytes // 4).nbytes == PREFIX_BYTES
     assert bench.device.content.to_host(memory, "f4", memory.nbytes // 4).nbytes == PREFIX_BYTES
 
@@ -110,7 +111,7 @@ def test_host_content_round_trip(bench: Workbench) -> None:
 
 
 def test_from_host_keeps_the_prefix_of_a_full_array(bench: Workbench) -> None:
-    content = np.arange(MIB, dtype="i4")
+    content = np.arange(MiB, dtype="i4")
     memory = bench.memory(content.nbytes)
     bench.device.content.from_host(memory, content)
     kept = bench.device.content.to_host(memory, "i4", content.size)
@@ -141,7 +142,7 @@ def test_guest_is_numpy_or_a_reason(bench: Workbench) -> None:
         bench.device.memory.guest(pinned, "f4", (1024,), math)
     with pytest.raises(Unsupported, match="device memory"):
         bench.device.memory.guest(bench.memory(4096), "f4", (1024,), np)
-    rows = bench.device.memory.guest(bench.memory(GIB, MemoryKind.PINNED), "f4", (2**18, 1024), np)
+    rows = bench.device.memory.guest(bench.memory(GiB, MemoryKind.PINNED), "f4", (2**18, 1024), np)
     assert rows.shape[1] == 1024
     assert rows.nbytes <= PREFIX_BYTES
 
@@ -214,17 +215,17 @@ def test_launch_computes_the_reference(bench: Workbench) -> None:
 
 
 def test_prefixes_of_a_table_and_a_stream_belong_together(bench: Workbench) -> None:
-    for table_bytes in (1000 * 4, BACKED_BYTES + 4096, 24 * MIB):
-        table, out = bench.memory(table_bytes), bench.memory(GIB)
+    for table_bytes in (1000 * 4, BACKED_BYTES + 4096, 24 * MiB):
+        table, out = bench.memory(table_bytes), bench.memory(GiB)
         bench.device.content.fill_random(table, "i4", 1, bench.stream)
         bench.run(bench.bind(lookup(), table=table, out=out, dtype="i4"))
         values = bench.device.content.to_host(table, "i4", table_bytes // 4)
-        result = bench.device.content.to_host(out, "i4", GIB // 4)
+        result = bench.device.content.to_host(out, "i4", GiB // 4)
         assert np.array_equal(result, values[np.arange(result.size) % (table_bytes // 4)])
 
 
 def test_arrays_of_different_element_sizes_are_cut_alike(bench: Workbench) -> None:
-    n = 4 * MIB
+    n = 4 * MiB
     narrow, wide, out = bench.memory(4 * n), bench.memory(8 * n), bench.memory(8 * n)
     bench.device.content.fill_random(narrow, "f4", 1, bench.stream)
     bench.device.content.fill_random(wide, "f8", 2, bench.stream)
@@ -270,12 +271,12 @@ def test_compile_refuses_other_types(bench: Workbench) -> None:
 
 def test_scattered_memory_lies_apart_in_an_order_that_the_seed_decides() -> None:
     def places(seed: int) -> list[int]:
-        return [a.address for a in Workbench().device.memory.scatter([MIB, 3 * MIB, 2 * MIB, 5 * MIB], seed)]
+        return [a.address for a in Workbench().device.memory.scatter([MiB, 3 * MiB, 2 * MiB, 5 * MiB], seed)]
 
     device = Workbench().device
     before = device.memory.free_bytes(MemoryKind.DEVICE)
-    made = device.memory.scatter([MIB, 3 * MIB, 2 * MIB], seed=1)
-    assert [a.nbytes for a in made] == [MIB, 3 * MIB, 2 * MIB]
+    made = device.memory.scatter([MiB, 3 * MiB, 2 * MiB], seed=1)
+    assert [a.nbytes for a in made] == [MiB, 3 * MiB, 2 * MiB]
     blocks = sorted((a.address, a.nbytes) for a in made)
     assert all(first + size <= second for (first, size), (second, _) in pairwise(blocks))
     for allocation in made:
@@ -289,12 +290,12 @@ def test_scattering_more_than_there_is_allocates_nothing() -> None:
     device = Workbench().device
     before = device.memory.free_bytes(MemoryKind.DEVICE)
     with pytest.raises(OutOfMemory, match="GiB are free on the simulated device"):
-        device.memory.scatter([before // 2, before // 2 + MIB], seed=1)
+        device.memory.scatter([before // 2, before // 2 + MiB], seed=1)
     assert device.memory.free_bytes(MemoryKind.DEVICE) == before
 
 
 def test_wide_loads_keep_more_bytes_in_flight(bench: Workbench) -> None:
-    x = bench.memory(512 * MIB)
+    x = bench.memory(512 * MiB)
     narrow, wide = (bench.cold(bench.bind(replace(scan(), loads_in_flight=1, load_bytes=b), x=x)) for b in (None, 16))
     assert narrow > 1.3 * wide
     doubled = bench.bind(replace(scan(), loads_in_flight=1), x=x)
@@ -310,7 +311,7 @@ def test_foreign_function_needs_a_reference(bench: Workbench) -> None:
 
 
 def test_foreign_reference_edits_views_and_takes_time(bench: Workbench) -> None:
-    memory = bench.memory(512 * MIB)
+    memory = bench.memory(512 * MiB)
     view = bench.device.memory.view(memory, "f4", memory.nbytes // 4)
 
     def reference() -> None:
@@ -333,7 +334,7 @@ def test_events_must_be_recorded_and_completed(bench: Workbench) -> None:
     with pytest.raises(DeviceError, match="first event was never recorded"):
         bench.device.streams.elapsed(start, end)
     bench.device.streams.record(start, bench.stream)
-    bench.device.kernels.launch(bench.bind(scan(), x=bench.memory(GIB)), bench.stream)
+    bench.device.kernels.launch(bench.bind(scan(), x=bench.memory(GiB)), bench.stream)
     bench.device.streams.record(end, bench.stream)
     with pytest.raises(DeviceError, match="has not completed"):
         bench.device.streams.elapsed(start, end)
@@ -342,7 +343,7 @@ def test_events_must_be_recorded_and_completed(bench: Workbench) -> None:
 
 
 def test_event_times_come_in_ticks(bench: Workbench) -> None:
-    seconds = bench.time(bench.bind(scan(), x=bench.memory(64 * MIB)))
+    seconds = bench.time(bench.bind(scan(), x=bench.memory(64 * MiB)))
     assert seconds / 32e-9 == pytest.approx(round(seconds / 32e-9), abs=1e-3)
 
 
@@ -395,7 +396,7 @@ def test_work_that_waits_for_the_device_expires_the_hold(bench: Workbench) -> No
 
 
 def test_a_replay_computes_and_records_again(bench: Workbench) -> None:
-    x, y = bench.memory(64 * MIB), bench.memory(64 * MIB)
+    x, y = bench.memory(64 * MiB), bench.memory(64 * MiB)
     bench.device.content.from_host(x, np.ones(1024, dtype="f4"))
     graph, elapsed = bench.captured(bench.bind(accumulate(), x=x, y=y))
     assert bench.device.content.to_host(y, "f4", 1)[0] == 0
@@ -419,8 +420,8 @@ def test_a_graph_hides_the_launch_gap(bench: Workbench) -> None:
 
 
 def test_a_graph_keeps_the_window_of_its_capture(bench: Workbench) -> None:
-    table, out = bench.memory(24 * MIB), bench.memory(GIB)
-    bench.device.l2.request_set_aside(25 * MIB)
+    table, out = bench.memory(24 * MiB), bench.memory(GiB)
+    bench.device.l2.request_set_aside(25 * MiB)
     launch = bench.bind(lookup(), blocks=32, table=table, out=out)
     bench.device.l2.set_window(bench.stream, WindowSpec(table.address, table.nbytes, 1.0))
     graph, elapsed = bench.captured(launch)
@@ -481,8 +482,8 @@ def test_other_errors_leave_a_capture_as_they_are(bench: Workbench) -> None:
 
 
 def test_streams_overlap_copies_and_kernels(bench: Workbench) -> None:
-    host, near = bench.memory(256 * MIB, MemoryKind.PINNED), bench.memory(256 * MIB)
-    busy = bench.bind(scan(), x=bench.memory(4 * GIB))
+    host, near = bench.memory(256 * MiB, MemoryKind.PINNED), bench.memory(256 * MiB)
+    busy = bench.bind(scan(), x=bench.memory(4 * GiB))
     other = bench.device.streams.create()
     copy_alone = bench.time(bench.bind(transfer(), source=host, destination=near))
     kernel_alone = bench.time(busy)
@@ -496,7 +497,7 @@ def test_streams_overlap_copies_and_kernels(bench: Workbench) -> None:
 
 
 def test_kernels_of_two_streams_share_the_compute_engine(bench: Workbench) -> None:
-    first, second = (bench.bind(scan(), x=bench.memory(GIB)) for _ in range(2))
+    first, second = (bench.bind(scan(), x=bench.memory(GiB)) for _ in range(2))
     alone = bench.time(first)
     other = bench.device.streams.create()
     begin = bench.device.now()
@@ -520,7 +521,7 @@ def test_work_of_another_device_is_refused(bench: Workbench) -> None:
 def test_set_aside_is_granted_in_steps(bench: Workbench) -> None:
     step = bench.device.facts.l2_bytes // 16
     assert bench.device.l2.set_aside() == 3 * step
-    assert bench.device.l2.request_set_aside(2 * MIB) == step
+    assert bench.device.l2.request_set_aside(2 * MiB) == step
     assert bench.device.l2.request_set_aside(step + 1) == 2 * step
     assert bench.device.l2.request_set_aside(10**9) == bench.device.facts.persisting_l2_max_bytes
     assert bench.device.l2.request_set_aside(0) == 0 == bench.device.l2.set_aside()
@@ -529,11 +530,11 @@ def test_set_aside_is_granted_in_steps(bench: Workbench) -> None:
 def test_set_aside_where_there_is_none() -> None:
     bench = Workbench(sheet=replace(DATASHEETS["h100"], persisting_l2_max_bytes=0, default_set_aside=0))
     with pytest.raises(Unsupported, match="no persisting L2"):
-        bench.device.l2.request_set_aside(MIB)
+        bench.device.l2.request_set_aside(MiB)
 
 
 def test_window_is_read_back(bench: Workbench) -> None:
-    memory = bench.memory(MIB)
+    memory = bench.memory(MiB)
     spec = WindowSpec(memory.address, memory.nbytes, 0.5)
     bench.device.l2.set_window(bench.stream, spec)
     assert bench.device.l2.window(bench.stream) == spec
@@ -543,7 +544,7 @@ def test_window_is_read_back(bench: Workbench) -> None:
     with pytest.raises(DeviceError, match=r"hit ratio of 1\.5"):
         bench.device.l2.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.5))
     with pytest.raises(DeviceError, match="window of"):
-        bench.device.l2.set_window(bench.stream, WindowSpec(memory.address, GIB, 1.0))
+        bench.device.l2.set_window(bench.stream, WindowSpec(memory.address, GiB, 1.0))
 
 
 def test_only_managed_memory_is_prefetched(bench: Workbench) -> None:
@@ -560,7 +561,7 @@ def test_conditions_are_those_of_the_datasheet(bench: Workbench) -> None:
 def test_every_kind_of_kernel_runs_on_every_device() -> None:
     for name in DATASHEETS:
         bench = Workbench(name)
-        memory: list[Allocation] = [bench.memory(MIB) for _ in range(2)]
+        memory: list[Allocation] = [bench.memory(MiB) for _ in range(2)]
         bench.run(bench.bind(walk(), nodes=memory[0]))
         bench.run(bench.bind(lookup(), table=memory[0], out=memory[1]))
         bench.device.close()

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from workbench import MIB, Workbench, lookup, overwrite, scan
+from workbench import Workbench, lookup, overwrite, scan
 
 from pytest_gpumem.devices.checks import MPS_LIMIT
 from pytest_gpumem.devices.protocol import AccessProperty, CannotCapture, DeviceError, Launch, Unsupported, WindowSpec
-
-GIB = 1024 * MIB
+from pytest_gpumem.units import GiB, MiB
 
 
 class Table:
@@ -22,9 +21,9 @@ class Table:
         self.bench = Workbench()
         self.bench.warm_up()
         device = self.device = self.bench.device
-        device.l2.request_set_aside(25 * MIB)
-        self.memory = self.bench.memory(24 * MIB)
-        self.launch: Launch = self.bench.bind(lookup(), blocks=32, table=self.memory, out=self.bench.memory(GIB))
+        device.l2.request_set_aside(25 * MiB)
+        self.memory = self.bench.memory(24 * MiB)
+        self.launch: Launch = self.bench.bind(lookup(), blocks=32, table=self.memory, out=self.bench.memory(GiB))
         self.window = WindowSpec(self.memory.address, self.memory.nbytes, 1.0)
 
     def time(self, queue: Any) -> float:
@@ -113,7 +112,7 @@ def test_a_window_with_the_normal_property_lets_lines_go_as_they_are_touched(tab
     device.streams.synchronize()
     assert bench.cold(reading) < 0.8 * fresh
     normal = replace(table.window, hit=AccessProperty.NORMAL)
-    other = bench.bind(overwrite(), x=bench.memory(MIB))
+    other = bench.bind(overwrite(), x=bench.memory(MiB))
     device.kernels.launch(other, bench.stream, window=normal)  # touches nothing of it
     device.streams.synchronize()
     assert bench.cold(reading) < 0.8 * fresh
@@ -161,9 +160,9 @@ def at_once(blocks: int, ratio: float, set_aside: int) -> tuple[float, float]:
     device.l2.request_set_aside(set_aside)
     work = []
     for _ in range(2):
-        table, stream = bench.memory(24 * MIB), device.streams.create()
+        table, stream = bench.memory(24 * MiB), device.streams.create()
         device.l2.set_window(stream, WindowSpec(table.address, table.nbytes, ratio))
-        work.append((bench.bind(lookup(), blocks=blocks, table=table, out=bench.memory(64 * MIB)), stream))
+        work.append((bench.bind(lookup(), blocks=blocks, table=table, out=bench.memory(64 * MiB)), stream))
 
     def both() -> None:
         for launch, stream in work:
@@ -177,10 +176,10 @@ def at_once(blocks: int, ratio: float, set_aside: int) -> tuple[float, float]:
 
 
 def test_kernels_run_side_by_side_where_their_threads_fit_together() -> None:
-    assert at_once(32, 0.5, 25 * MIB)[0] > 0.4
-    assert at_once(264, 0.5, 25 * MIB)[0] == 0.0
+    assert at_once(32, 0.5, 25 * MiB)[0] > 0.4
+    assert at_once(264, 0.5, 25 * MiB)[0] == 0.0
 
 
 def test_windows_of_kernels_that_run_at_once_share_the_set_aside() -> None:
-    thrashing, half = (at_once(32, ratio, 25 * MIB)[1] for ratio in (1.0, 0.5))
+    thrashing, half = (at_once(32, ratio, 25 * MiB)[1] for ratio in (1.0, 0.5))
     assert thrashing > 1.02 * half
