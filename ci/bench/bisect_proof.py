@@ -30,7 +30,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from duet_simulation import NOISES, log_ratios
 from gate_simulation import interval
 from limit_proof import GPUMEM, PLANTED, SIMULATED_COPY, TEST_COPY, planted
-from record_file import write_record
+from record_file import record_parser, utc_now, write_record
 
 from pytest_gpumem.judging.bisection import WRONG
 from pytest_gpumem.judging.paired import ROUNDS, Judge, Paired, judge_pairs
@@ -360,8 +359,7 @@ PARTS = ("statistics", "one", "counted", "none", "two", "trouble")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search, print and record."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="sim", help="as --gpumem-device (default: %(default)s)")
+    parser = record_parser(__doc__, device="sim")
     parser.add_argument("--budget", default="100ms", help="as --gpumem-budget (default: %(default)s)")
     parser.add_argument("--commits", type=int, default=LINE, help="of each project (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
@@ -369,7 +367,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=200, help="simulated searches of each case (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="processes that draw (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds of one search (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="the record, which is added to")
     parser.add_argument("pytest_arguments", nargs="*", metavar="PYTEST_ARGUMENT", help="after --, for every process that measures")
     options = parser.parse_args(arguments)
     if options.commits < 4 or min(options.trials, options.workers) < 1:
@@ -380,7 +377,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def note(part: str, entry: dict[str, Any]) -> None:
         record["parts"].setdefault(part, []).append(entry)
-        record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        record["ended"] = utc_now()
         if options.json is not None:
             write_record(options.json, record, indent=1)
         print(f"{part}: {json.dumps(entry)[:300]}", file=sys.stderr, flush=True)

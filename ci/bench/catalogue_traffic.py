@@ -11,7 +11,6 @@ Needs ncu and the permission to read counters. Exits with 1 where a declaration 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -22,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
+from record_file import record_parser, write_record
 
 from pytest_gpumem.judging.traffic import SHARE, Agreement
 from pytest_gpumem.kernels.catalogue import CATALOGUE
@@ -100,14 +99,11 @@ def absent(rows: Sequence[Record], wanted: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser = record_parser(__doc__)
     parser.add_argument(
         "--kernel", action="append", choices=tuple(CATALOGUE), metavar="NAME", help="count this kernel only; may be repeated"
     )
     parser.add_argument("--size", type=int, default=256, metavar="MIB", help="of each large array (default 256)")
-    parser.add_argument("--device", default="cuda", help="cuda or cuda:N (default cuda)")
     asked = parser.parse_args(arguments)
     if asked.size < 1:
         parser.error(f"--size {asked.size}: at least 1 MiB is needed")

@@ -10,7 +10,6 @@ Exits with 1 if a row misses a promise beyond doubt.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -27,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 import peers_summary
 from gate_simulation import interval
-from record_file import write_record
+from record_file import record_parser, write_record
 
 from pytest_gpumem.judging.paired import ALARM, GROSS_PAIRS, MISS, ROUNDS, Paired, judge_pairs
 from pytest_gpumem.judging.screen import ALPHA
@@ -228,12 +227,11 @@ def _cell(row: dict[str, Any], column: str) -> str:
 def main() -> int:
     """Simulate, print and record."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = record_parser(__doc__, device=None)
     parser.add_argument("--trials", type=int, default=2000, help="verdicts of each row of single tests (default 2000)")
     parser.add_argument("--suites", type=int, default=600, help="suites of each size (default 600)")
     parser.add_argument("--records", type=Path, nargs="+", default=list(RECORDS), metavar="FILE", help="where the spreads come from")
     parser.add_argument("--workers", type=int, default=2, help="processes that draw (default 2)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     options = parser.parse_args()
     if min(options.trials, options.suites, options.workers) < 1:
         parser.error(f"--trials {options.trials}, --suites {options.suites}, --workers {options.workers}: at least 1 of each")

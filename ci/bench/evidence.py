@@ -11,7 +11,6 @@ than 20 ms.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -22,14 +21,13 @@ import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
+from record_file import record_parser, utc_now, write_record
 
 ROWS = Path(__file__).resolve().with_name("evidence_rows.py")
 LIMIT = 0.020
@@ -164,12 +162,11 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = record_parser(__doc__, device=None)
     parser.add_argument("--processes", type=int, default=10)
     parser.add_argument("--at-once", type=int, default=5, help="processes that run side by side; the first one fills the compilers' caches")
     parser.add_argument("--seconds", type=float, default=90.0, help="for the processes; then fewer of them")
     parser.add_argument("--starts", type=int, default=3, help="sessions of each kind whose start is timed")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     begun = time.perf_counter()
     sessions = [first := session()]
@@ -210,7 +207,7 @@ def main() -> int:
         "versions": {name: _version(name) for name in ("cupti-python", "cupy-cuda13x", "torch", "triton", "numba", "cuda-core")},
         "python": platform.python_version(),
         "seconds": time.perf_counter() - begun,
-        "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "ended": utc_now(),
     }
     broken = [f"{key}: processes disagree: {', '.join(seen)}" for key, seen in disagree.items()]
     broken += [f"{key}: not watched: {why}" for key, why in unwatched.items()]

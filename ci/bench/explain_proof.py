@@ -24,13 +24,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
+from record_file import record_parser, utc_now, write_record
 
 from pytest_gpumem.explain import evidence
 from pytest_gpumem.files import write_whole
@@ -172,7 +171,7 @@ def keep(place: Path, kept: Path, found: Sequence[Record]) -> None:
     if not (kept / "base.json").exists():
         return
     sides = [evidence.load(str(kept / f"{name}.json")) for name in ("base", "head")]
-    utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    utc = utc_now()
     for row in found:
         key = next((key for key in sides[1].measured if name_of(key) == row["name"]), None)
         if key is None:
@@ -186,14 +185,11 @@ def keep(place: Path, kept: Path, found: Sequence[Record]) -> None:
 
 
 def main() -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser = record_parser(__doc__)
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the evidence is written, a folder for each case")
     parser.add_argument("--only", action="append", choices=("counted", "watched"), help="this run alone")
     parser.add_argument("--pairs", type=int, default=2, help="processes of each side (default 2)")
     parser.add_argument("--budget", default="300 ms", help="of each measurement (default 300 ms)")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:N or sim:NAME, which has no counters (default cuda)")
     asked = parser.parse_args()
     for folder in [asked.json.absolute().parent] if asked.json else []:
         if not folder.is_dir():
@@ -218,7 +214,7 @@ def main() -> int:
                     "cuda": facts.cuda,
                     "uuid": facts.uuid,
                 }
-            record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            record["ended"] = utc_now()
             if asked.keep is not None:
                 keep(asked.keep, place / "kept", found)
             if asked.json is not None:

@@ -9,7 +9,6 @@ says. Exits with 1 if the unchanged test is red, the slowed-down test is green, 
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
@@ -21,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
+from record_file import record_parser, write_record
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 300.0
@@ -82,8 +81,7 @@ def missed(record: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="file of the record")
+    parser = record_parser(__doc__, device=None)
     parser.add_argument("--install", action="store_true", help="into a new environment; needs a package index")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

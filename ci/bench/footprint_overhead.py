@@ -13,7 +13,6 @@ Exits with 1 if the overhead is above 5 %, if tests end otherwise, or if no test
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -25,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ from scipy.stats import t
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
+from record_file import record_parser, utc_now, write_record
 
 LIMIT = 0.05
 """Largest overhead, as a share of the suite's time."""
@@ -188,7 +186,7 @@ def record_of(
         "not_watched": sorted({why for row in rows for why in row["footprint"]["not_watched"]}),
         "versions": {name: version(name) for name in ("pytest", "pytest-gpumem")} | {"cupy": _cupy()},
         "python": platform.python_version(),
-        "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "ended": utc_now(),
     }
 
 
@@ -221,9 +219,8 @@ def broken(record: dict[str, Any]) -> list[str]:
 def main() -> int:
     """Run, print and record."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = record_parser(__doc__, device=None)
     parser.add_argument("--tests", type=Path, required=True, metavar="FOLDER", help="the folder tests of CuPy's source distribution")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written, after every pair")
     parser.add_argument("--seconds", type=float, default=120, help="begin no pair that would end after this long (default 120)")
     parser.add_argument("--number", type=int, default=NUMBER, help=f"tests, of each file the first ones (default {NUMBER}; 0: all)")
     parser.add_argument("selection", nargs="*", default=SELECTION, help="arguments for pytest: files, tests, -k ...")

@@ -1,4 +1,4 @@
-"""What the host link gives, and whether the harness shows it: copies each way and both at once, sizes, staging, allocators, leaks.
+"""What the host link gives, and whether the harness shows it: copies each way and both at once, sizes, staging, allocators.
 
     python ci/bench/host_link.py --json ci/records/nvidia-h200/host_link.json
     python ci/bench/host_link.py --peers --json ci/records/nvidia-h200/host_link_peers.json
@@ -12,15 +12,11 @@ Exits with 1 if a claim does not hold. On the simulated device no rate is claime
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +24,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import chosen_device, write_record
+from record_file import chosen_device, record_parser, utc_now, write_record
 
-from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.process_memory import locked_bytes
 from pytest_gpumem.devices.protocol import ALLOCATORS, Device
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor, overlap_of
@@ -39,7 +33,7 @@ from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.spaces import Memory, memory_kind
+from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.units import GB, KiB, MiB
 
@@ -52,8 +46,6 @@ STREAMS = (1, 2, 4, 8, 16)
 CHUNKS_PER_STREAM = (1, 4, 16)
 ROUNDS = (50, 250)
 """Between which the time of one round of `elementwise` is told."""
-CYCLES = 1000
-CYCLE_BYTES = 256 * KiB
 ALLOCATION = 16 * MiB
 LEAST_RATE = {"NVIDIA H200": 54e9, "NVIDIA H100 80GB HBM3": 54e9}
 """Bytes per second that a pinned copy of 256 MiB must reach each way, by device."""
@@ -231,67 +223,6 @@ def allocators(bench: Bench) -> dict[str, float | None]:
     return found
 
 
-def kinds(bench: Bench) -> list[dict[str, Any]]:
-    """Whether the driver tells each kind of memory, also in the middle, and nothing past the end."""
-    arena = bench.arena()
-    try:
-        memory, found = Memory(arena), []
-        for kind in ("device", "managed", "pinned", "registered", "pageable"):
-            buffer = getattr(memory, kind)(1000 * KiB)
-            starts = {buffer.address, buffer.host_address} - {0}
-            inside = [memory_kind(bench.device, start + at) for start in starts for at in (0, 12345, buffer.nbytes - 1)]
-            small = None
-            if kind in ("device", "managed", "pinned"):
-                one = getattr(memory, kind)(1000)
-                small = memory_kind(bench.device, (one.address or one.host_address) + 1000)
-            found.append(
-                {
-                    "kind": kind,
-                    "told": sorted({None if k is None else k.value for k in inside}, key=str),
-                    "past_the_end": None if small is None else small.value,
-                    "same_address": None if kind in ("device", "pageable") else buffer.address == buffer.host_address,
-                }
-            )
-        return found
-    finally:
-        arena.close()
-
-
-def leaks(bench: Bench, cycles: int) -> dict[str, Any]:
-    """What is left after buffers of each kind were made and freed, also where their test failed: by CUDA, by the process, by the ledger."""
-    device = bench.device
-
-    def state() -> dict[str, int | None]:
-        gc.collect()
-        device.streams.synchronize()
-        free = device.memory.free_bytes(MemoryKind.DEVICE)
-        return {"device_free": free, "locked": device.memory.host().locked, "process_locked": locked_bytes()}
-
-    def cycle() -> dict[str, int | None] | None:
-        arena = bench.arena()
-        held = None
-        try:
-            memory = Memory(arena)
-            for make in (memory.device, memory.pinned, memory.registered):
-                make(CYCLE_BYTES, "u1")
-            memory.pinned(CYCLE_BYTES, "u1", write_combined=True, portable=False)
-            held = state() if not seen else None
-            raise ValueError("as a failing test does")
-        except ValueError:
-            return held
-        finally:
-            arena.close()
-
-    seen: list[Any] = []
-    cycle()  # what the first use loads is no leak
-    before = state()
-    while_held = cycle()
-    seen.append(while_held)
-    for _ in range(cycles - 1):
-        cycle()
-    return {"cycles": cycles, "before": before, "held": while_held, "after": state()}
-
-
 def peers(bench: Bench) -> dict[str, float]:
     """Seconds of copies between two GPUs: staged through the host, and direct, each way."""
     device, found = bench.device, {}
@@ -335,16 +266,6 @@ def claims(record: dict[str, Any]) -> list[dict[str, Any]]:
             # No overlap beats the link: what both copies take at once, with no kernel beside them, is a bound that was measured.
             over = best / record["each_way"]["both at once"] - 1
             claim(f"{what} at its best, over both copies at once", over, WITHIN_BOUND, over <= WITHIN_BOUND if real else None, "share")
-    if "kinds" in record:
-        wrong = sum(one["told"] != [one["kind"]] or one["past_the_end"] == one["kind"] for one in record["kinds"])
-        claim("kinds of memory that are told wrong", wrong, 0, wrong == 0, "")
-    if "leaks" in record:
-        part = record["leaks"]
-        left = [part["before"]["device_free"] - part["after"]["device_free"], part["after"]["locked"] - part["before"]["locked"]]
-        held = part["held"]["process_locked"]
-        if held:
-            left.append(part["after"]["process_locked"] - part["before"]["process_locked"])
-        claim(f"bytes left after {part['cycles']} cycles", max(left), 0, max(left) <= 0, "B")
     if "peers" in record:
         least = LEAST_PEER_RATE.get(device["name"]) if real else None
         for name, seconds in record["peers"].items():
@@ -395,19 +316,6 @@ def table(record: dict[str, Any]) -> str:
             cells = f"{row['seconds'] * 1e3:>9.3f}{guess * 1e3:>10.3f}{100 * over:>10.1f} %{100 * hidden:>7.0f} %"
             said.append(f"{row['streams']:>9}{row['chunks']:>8}{cells}")
         said.append("")
-    if "kinds" in record:
-        for one in record["kinds"]:
-            same = {None: "", True: ", one address on both sides", False: ", another address on the device"}[one["same_address"]]
-            told = ", ".join(map(str, one["told"]))
-            said.append(f"{one['kind']:<12}told as {told}; past the end {one['past_the_end'] or 'nothing'}{same}")
-        said.append("")
-    if "leaks" in record:
-        part = record["leaks"]
-        said += [
-            f"{part['cycles']} cycles, each ended by a failure: {json.dumps(part['before'])}",
-            f"  while held {json.dumps(part['held'])}",
-        ]
-        said += [f"  afterwards {json.dumps(part['after'])}", ""]
     for one in claims(record):
         scale, unit = (100, " %") if one["unit"] == "share" else (1, f" {one['unit']}".rstrip())
         limit = "" if one["limit"] is None else f" (limit {one['limit'] * scale:.4g}{unit})"
@@ -422,17 +330,13 @@ def sizes_up_to(nbytes: int) -> list[int]:
 
 
 def main() -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = record_parser(__doc__)
     parser.add_argument("--mib", type=int, help="MiB of a copy (default 256; 1024 between GPUs)")
-    parser.add_argument("--cycles", type=int, default=CYCLES, help=f"buffers made and freed (default {CYCLES})")
     parser.add_argument("--peers", action="store_true", help="measure copies between two GPUs, and nothing else")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, sim (default cuda)")
     chosen = parser.parse_args()
     nbytes = (chosen.mib if chosen.mib is not None else 1024 if chosen.peers else 256) * MiB
-    if nbytes <= 0 or chosen.cycles < 1:
-        parser.error(f"--mib {chosen.mib}, --cycles {chosen.cycles}: at least 1 is needed")
+    if nbytes <= 0:
+        parser.error(f"--mib {chosen.mib}: at least 1 is needed")
     opened = chosen_device(parser, chosen.device)
     began, device, facts = time.monotonic(), opened.open(), opened.facts
     bench = Bench(device, nbytes)
@@ -447,14 +351,12 @@ def main() -> int:
             "staged_in": lambda: staged(bench, back=False),
             "staged": lambda: staged(bench, back=True),
             "allocators": lambda: allocators(bench),
-            "kinds": lambda: kinds(bench),
-            "leaks": lambda: leaks(bench, chosen.cycles),
         }
     try:
         for name, part in parts.items():
             record[name] = part()
             record["seconds"] = time.monotonic() - began
-            record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            record["ended"] = utc_now()
             record["claims"] = claims(record)
             if chosen.json:
                 write_record(chosen.json, record)

@@ -24,7 +24,6 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,7 +32,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import chosen_device, write_record
+from record_file import chosen_device, head, record_parser, utc_now, write_record
 
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.l2_sweep import change
@@ -204,7 +203,7 @@ class Bench:
         spent = time.monotonic() - self._started
         self._longest = max(self._longest, spent)
         self.record[what].append({**case, "seconds": spent, **found})
-        self.record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.record["ended"] = utc_now()
         if self._path is not None:
             write_record(self._path, in_nanoseconds(self.record))
 
@@ -312,9 +311,7 @@ def apart_from_stream(one: Record, carrier: str) -> Change:
 
 def table(record: Record) -> str:
     """The record as text."""
-    device = record["device"]
-    simulated = "SIMULATED " if device["simulated"] else ""
-    said = [f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}"]
+    said = [head(record)]
     taken = sum(len(record.get(what, ())) for what in PARTS)
     if taken < record["planned"]:
         said += ["", f"{taken} of {record['planned']} cases; for the others there was no time"]
@@ -416,10 +413,7 @@ def parts(text: str) -> tuple[str, ...]:
 
 
 def main() -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, sim:NAME (default cuda)")
+    parser = record_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case that would end after this long")
     parser.add_argument("--tables", type=whole_mib, default=TABLES, help="MiB of the tables of reset_data (default 1,8,16,24,30,40,50)")
     parser.add_argument("--regions", type=whole_mib, default=REGIONS, help="MiB of sliding_window's regions (default 10,20,30,40,50,60)")

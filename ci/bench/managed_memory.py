@@ -16,7 +16,6 @@ Needs cupti-python and nsys. Takes some two minutes. Exits with 1 where a claim 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import re
@@ -28,7 +27,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ from msgspec.structs import asdict
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import one_after_another, serve
-from record_file import chosen_device, device_of, write_record
+from record_file import chosen_device, device_of, head, record_parser, utc_now, write_record
 
 from pytest_gpumem.devices.opening import Chosen, choose
 from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted, Unsupported
@@ -361,9 +359,7 @@ def _against_nsys(one: Record) -> Iterator[Record]:
 
 def table(record: Record) -> str:
     """The record as text."""
-    device = record["device"]
-    simulated = "SIMULATED " if device["simulated"] else ""
-    said = [f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}", ""]
+    said = [head(record), ""]
     said += [
         f"y = x + y on {record['bytes'] / MiB:g} MiB arrays, clean-cold; of one launch: GPU page faults, groups, MiB moved and mapped",
         "link: GB/s while pages moved to the device, at the launch or at the prefetch before it",
@@ -474,11 +470,9 @@ def main() -> int:
         program(device, options["--name"])
         device.close()
         return 0
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser = record_parser(__doc__)
     parser.add_argument("--budget", type=float, default=BUDGET, help=f"seconds for each measurement (default {BUDGET})")
     parser.add_argument("--processes", type=int, default=PROCESSES, help=f"processes of the spread (default {PROCESSES})")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, sim (default cuda)")
     asked = parser.parse_args()
     if asked.processes < 0 or not asked.budget > 0:
         parser.error(f"--processes {asked.processes} --budget {asked.budget}: at least 0, and more than 0 s, are needed")
@@ -488,7 +482,7 @@ def main() -> int:
         "device": device_of(facts),
         "bytes": SIZE,
         **run(asked.device, asked.budget, asked.processes),
-        "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "ended": utc_now(),
     }
     if asked.json:
         write_record(asked.json, record)

@@ -16,7 +16,6 @@ permission to read counters. Exits with 1 where a look fails.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
@@ -27,13 +26,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import device_of, write_record
+from record_file import device_of, record_parser, utc_now, write_record
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, check_version, find
@@ -275,9 +273,7 @@ def _said(look: Record) -> str:
 
 
 def main() -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    parser = record_parser(__doc__, device=None)
     parser.add_argument("--test", default=TEST, metavar="NODEID", help=f"the one test (default {TEST})")
     parser.add_argument("--looks", default=",".join(STEPS), help=f"which looks, of {','.join(STEPS)} (default all)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the reports there")
@@ -309,7 +305,7 @@ def main() -> int:
                 record[look] = getattr(every, look)()
             except (Failed, OSError, ValueError, KeyError, StopIteration) as reason:
                 record[look] = {"wrong": [f"{type(reason).__name__}: {reason}"]}
-            record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            record["ended"] = utc_now()
             if asked.json is not None:
                 write_record(asked.json, record, indent=1)
     print(table(record))

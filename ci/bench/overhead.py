@@ -10,7 +10,6 @@ Exits with 1 above the limits: 30 ms for the rest, 50 ms for the two checks of a
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -26,7 +25,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import write_record
+from record_file import record_parser, write_record
 
 from pytest_gpumem.measuring import conductor
 from pytest_gpumem.measuring.harness import Harness
@@ -164,10 +163,8 @@ def rests(watch: Watch) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="as --gpumem-device")
+    parser = record_parser(__doc__)
     parser.add_argument("--mib", type=int, default=256, help="MiB of each array")
-    parser.add_argument("--json", type=Path, help="where the record is written")
     chosen = parser.parse_args()
     watch, document = measured(chosen.device, chosen.mib)
     tests = rests(watch)

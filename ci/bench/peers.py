@@ -19,7 +19,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from fresh_processes import Outcome, one_after_another
 from peers_summary import summary, table
-from record_file import chosen_device, write_record
+from record_file import chosen_device, record_parser, utc_now, write_record
 
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.records.device import DeviceFacts
@@ -172,7 +171,7 @@ def _version(name: str) -> str | None:
 
 def write(record: dict[str, Any], path: Path | None) -> None:
     """Write the record with its summary, whole."""
-    record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    record["ended"] = utc_now()
     record["summary"] = summary(record)
     if path is not None:
         write_record(path, record)
@@ -206,16 +205,13 @@ def _positive(text: str) -> int:
 
 
 def main() -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = record_parser(__doc__)
     parser.add_argument("--processes", type=_positive, default=30, help="fresh processes of each peer and condition (default 30)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     parser.add_argument("--append", action="store_true", help="add the rounds to the record that FILE holds")
     parser.add_argument("--condition", choices=(*CONDITIONS, "both"), default="both")
     parser.add_argument("--sizes", type=_sizes, default=[2, 32, 256], help="MiB of each array (default 2,32,256)")
     parser.add_argument("--peers", type=_several("peers", PEERS), default=list(PEERS), help=f"(default {','.join(PEERS)})")
     parser.add_argument("--brief", action="store_true", help="gpumem in clean-cold mode alone, nvbench without its batched pass")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or sim for gpumem alone (default cuda)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round that would end after this long")
     parser.add_argument("--seed", type=int, default=1, help="of the orders and the unrelated allocations (default 1)")
     chosen = parser.parse_args()

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from record_file import head
 from scipy import stats
 
 CONFIDENCE = 0.95
@@ -328,15 +329,11 @@ CONDITIONS = {"same": "The same allocations in every process", "random": "Random
 
 def table(record: dict[str, Any]) -> str:
     """The rows by condition and size, the claims that the record can judge, and the parts of our spread; at most 119 columns."""
-    device = record["device"]
     conditions = sorted({run["condition"] for run in record["runs"]}, key=list(CONDITIONS).index)
     cards = len({run["card"] for run in record["runs"]})
     failed = sum(run["error"] is not None for run in record["runs"])
-    simulated = "SIMULATED " if device["simulated"] else ""
-    head = f"{simulated}{device['name']}, driver {device['driver']}, {record['ended'][:10]}"
-    if cards > 1:
-        head += f", {cards} cards"
-    said = [head, ", ".join(f"{name} {version}" for name, version in record["versions"].items())]
+    several = f", {cards} cards" if cards > 1 else ""
+    said = [head(record) + several, ", ".join(f"{name} {version}" for name, version in record["versions"].items())]
     if failed:
         said.append(f"{failed} of {len(record['runs'])} workers failed and are left out")
     found = rows(record)

@@ -12,7 +12,6 @@ that ended is not in the results, the GPU stays locked, Ctrl-C takes too long, o
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -21,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -29,7 +27,7 @@ from xml.etree import ElementTree
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from filelock import FileLock, Timeout
-from record_file import chosen_device, head, write_record
+from record_file import chosen_device, head, record_parser, utc_now, write_record
 
 from pytest_gpumem.plugin.exclusive import lock_file
 
@@ -247,10 +245,8 @@ def broken(fault: str, mode: str, seen: dict[str, Any], measuring: list[str]) ->
 def main() -> int:
     """Run, print and record."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="as --gpumem-device (default cuda)")
+    parser = record_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=FAULTS, help="faults to plant (default: all)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     asked = parser.parse_args()
     facts = chosen_device(parser, asked.device).facts
     record: dict[str, Any] = {
@@ -269,7 +265,7 @@ def main() -> int:
                 record["sessions"].setdefault(fault, {})[mode] = seen
                 if why := broken(fault, mode, seen, measuring):
                     record["broken"][f"{fault}, {mode}"] = why
-                record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                record["ended"] = utc_now()
                 if asked.json:
                     write_record(asked.json, record, indent=1)
     print(table(record))

@@ -1,4 +1,5 @@
-"""What bench scripts share: the device that is asked for, and a record that is written whole, with the code that it was taken at."""
+"""What bench scripts share: their arguments, the device that is asked for, and a record that is written whole, with the code that it was
+taken at."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import importlib.metadata
 import json
 import subprocess
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,20 @@ from pytest_gpumem.records.device import DeviceFacts
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(str(pytest_gpumem.__file__)).parent
+
+
+def record_parser(doc: str | None, *, device: str | None = "cuda") -> argparse.ArgumentParser:
+    """The arguments of a script: its docstring as help, `--json FILE` for the record, and `--device`, unless its default is None."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
+    if device is not None:
+        parser.add_argument("--device", default=device, help="as --gpumem-device (default: %(default)s)")
+    return parser
+
+
+def utc_now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def write_record(path: Path, record: Mapping[str, Any], *, indent: int | None = None) -> None:

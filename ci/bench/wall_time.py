@@ -22,13 +22,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import chosen_device, device_of, head, write_record
+from record_file import chosen_device, device_of, head, record_parser, utc_now, write_record
 
 REPEATS = 3
 SMALL = 300
@@ -174,12 +173,10 @@ def parts(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, f
 def main() -> int:
     """Run, print and record."""
     assert __doc__
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = record_parser(__doc__)
     parser.add_argument("--before", type=Path, metavar="FOLDER", help="another installation, made by pip install --target FOLDER")
-    parser.add_argument("--device", default="cuda", help="as --gpumem-device (default cuda)")
     parser.add_argument("--repeats", type=int, default=REPEATS, help=f"warm processes of each installation (default {REPEATS})")
     parser.add_argument("--small", type=int, default=SMALL, help=f"small tests in one session (default {SMALL})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where the record is written")
     asked = parser.parse_args()
     facts = chosen_device(parser, asked.device).facts
     record: dict[str, Any] = {
@@ -193,7 +190,7 @@ def main() -> int:
         try:
             for part, side, seconds in parts(asked, Path(folder)):
                 record["readings_s"].setdefault(part, {}).setdefault(side, []).append(seconds)
-                record["ended"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                record["ended"] = utc_now()
                 if asked.json:
                     write_record(asked.json, record)
         except Failed as failed:
