@@ -72,15 +72,15 @@ def _flagged(verdict: Verdict) -> bool:
 
 
 def unaltered(row: Row) -> bool:
-    """True for a row that is in doubt by its noise alone, and runs the same machine code as its baseline. Its duet would take longer than
-    the rest of a gate: only a strict gate has one. A row that looks slower is among them if its interval holds 0 at the confidence of a
-    PASS too: of unchanged rows, one in 200 is not.
+    """True for a row that is in doubt by its noise, or by the device's drift, and runs the same machine code as its baseline. Its duet
+    would take longer than the rest of a gate: only a strict gate has one. A row that looks slower is among them if its interval holds 0 at
+    the confidence of a PASS too: of unchanged rows, one in 200 is not.
     """
-    change = row.verdict.comparison
+    change, code = row.verdict.comparison, row.verdict.code
     if change is None or not change.same_code or change.low > 0:
         return False
     by_noise = 2 * math.log1p(change.delta) <= math.log1p(change.high)  # the change is within the reach of its upper bound
-    return row.verdict.code in SETTLED or (row.verdict.code is Code.LOOKS_SLOWER and by_noise)
+    return code in (*SETTLED, Code.CONDITIONS) or (code is Code.LOOKS_SLOWER and by_noise)
 
 
 def _unjudged(row: Row, duet: Mapping[str, Judged] | None) -> bool:

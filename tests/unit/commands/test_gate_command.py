@@ -103,6 +103,7 @@ def test_a_noisy_row_of_the_same_code_has_a_duet_only_in_a_strict_gate(run: Run,
         "c": (Code.NOISY, {"same_code": False, "delta": 0.004, "low": -0.01, "high": 0.02}),
         "d": (Code.NOISY, {"same_code": True, "delta": 0.004, "low": 0.001, "high": 0.02}),
         "e": (Code.LOOKS_SLOWER, {"same_code": True, "delta": 0.015, "low": -0.01, "high": 0.035}),
+        "g": (Code.CONDITIONS, {"same_code": True, "delta": 0.004, "low": -0.01, "high": 0.012}),
         "f": (Code.LOOKS_SLOWER, {"same_code": False, "delta": 0.015, "low": -0.01, "high": 0.035}),
     }
     rows = [
@@ -113,8 +114,8 @@ def test_a_noisy_row_of_the_same_code_has_a_duet_only_in_a_strict_gate(run: Run,
     duet = {f"t.py::{name}": "PASS" for name in "acdf"}
     result = run(rows=tuple(rows), duet=duet)
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == list(duet)
-    remark = "gpumem gate: 2 noisy rows of the same machine code had no duet: --strict, or gpumem duet, decides"
-    assert (result.exit_code, result.stdout.splitlines()[-2:]) == (0, [remark, "gpumem gate: green: 6 rows, 2 of them undecided"])
+    remark = "gpumem gate: 3 noisy rows of the same machine code had no duet: --strict, or gpumem duet, decides"
+    assert (result.exit_code, result.stdout.splitlines()[-2:]) == (0, [remark, "gpumem gate: green: 7 rows, 3 of them undecided"])
     run("--strict", rows=tuple(rows), duet={f"t.py::{name}": "PASS" for name in doubts})
     assert len(json.loads((tmp_path / "calls.json").read_text())["keys"]) == len(doubts)
 
