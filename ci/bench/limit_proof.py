@@ -37,6 +37,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ from pytest_gpumem.units import format_time
 ROOT = Path(__file__).resolve().parents[2]
 GPUMEM = (sys.executable, "-c", "from pytest_gpumem.cli import main; main()")
 LIBRARIES = ("cupy", "torch", "triton")
-SAVES, PROCESSES, RUNS, TRIES = 3, 3, 20, 5
+SAVES, PROCESSES, RUNS = 3, 3, 20
 TIMEOUT = 560.0
 """Seconds for one command; lent machines end one after 600 s."""
 WORDS = 2000
@@ -68,6 +69,9 @@ DUET_SECONDS = 20.0
 """Most seconds of a duet of unchanged code."""
 GATES: dict[str, tuple[float, int]] = {"comment": (2.0, 0), "wait": (math.inf, 1), "kernel": (1.5, 0)}
 """By what a branch changes: most time of its gate, in plain runs, and the exit code."""
+
+COMPARED = {"bytes": ((1.5, "1%", "FAIL"),) * 5, "gross": ((50.0, "1%", "FAIL"),), "five": ((3.2, "5%", "PASS"), (7.0, "5%", "FAIL"))}
+"""By part: per cent of more bytes in the planted row, its limit, and its verdict, of each run."""
 
 CONFTEST = f'''
 """Records when each process began, ran its first and its last test, and ended, and how long the session measured again."""
@@ -580,24 +584,11 @@ class Proof:
         for _ in range(self.runs):
             yield self.session(0.0, "1%", 0)
 
-    def more(self, more: float, limit: str, expected: int) -> dict[str, Any]:
-        """Compare the planted row alone."""
-        self.head(more)
-        return self.session(more, limit, expected, PLANTED.partition("::")[0])
-
-    def bytes(self) -> Iterator[dict[str, Any]]:
-        """A small slow-down, several times."""
-        for _ in range(TRIES):
-            yield self.more(1.5, "1%", 1)
-
-    def gross(self) -> Iterator[dict[str, Any]]:
-        """A slow-down that anybody sees."""
-        yield self.more(50.0, "1%", 1)
-
-    def five(self) -> Iterator[dict[str, Any]]:
-        """On both sides of a larger limit."""
-        yield self.more(3.2, "5%", 0)
-        yield self.more(7.0, "5%", 1)
+    def slower(self, part: str) -> Iterator[dict[str, Any]]:
+        """Compare the planted row alone, which copies more bytes."""
+        for more, limit, outcome in COMPARED[part]:
+            self.head(more)
+            yield self.session(more, limit, int(outcome == "FAIL"), PLANTED.partition("::")[0])
 
     def duet(self) -> Iterator[dict[str, Any]]:
         """Duets of one test: unchanged, and a small slow-down."""
@@ -654,14 +645,11 @@ class Proof:
 PARTS: dict[str, Callable[[Proof], Iterator[dict[str, Any]]]] = {
     "save": Proof.save,
     "unchanged": Proof.unchanged,
-    "bytes": Proof.bytes,
-    "gross": Proof.gross,
-    "five": Proof.five,
+    **{part: partial(Proof.slower, part=part) for part in COMPARED},
     "duet": Proof.duet,
     "gate": Proof.gate,
 }
-COMPARE = ("unchanged", "bytes", "gross", "five", "gate")
-"""Parts that need a baseline."""
+NEED_A_BASELINE = ("unchanged", *COMPARED, "gate")
 
 
 @dataclass(frozen=True)
@@ -709,29 +697,18 @@ def _unchanged(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
     yield f"unchanged at 1 %: {PASSES:.0%} PASS", f"{share:.1%} of {total} rows in {len(seen)} runs", share >= PASSES
 
 
-def _planted(seen: list[dict[str, Any]], more: float, limit: str, expected: str, least: int = 1) -> Checked:
-    rows = [row for one in seen if one["more"] == more for row in one["rows"] if row["key"] == PLANTED]
-    outcomes = Counter(row["outcome"] for row in rows)
-    text = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "not measured"
-    if rows:
-        processes = _span([row["processes"] for row in rows], "{:.0f}")
-        text += f", {_span([row['change'] for row in rows], '{:+.2%}')}, processes: {processes}"
-    yield f"{more:+g} % at {limit}: {expected}", text, outcomes[expected] == len(rows) >= least
-
-
-def _bytes(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
-    yield from _planted(seen, 1.5, "1 %", "FAIL", least=TRIES)
-
-
-def _gross(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
-    yield from _planted(seen, 50.0, "1 %", "FAIL")
-    longest = max(one["again"] for one in seen)
-    yield f"measures again for {GROSS_SECONDS:g} s or less", f"{longest:.1f} s", longest <= GROSS_SECONDS
-
-
-def _five(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
-    yield from _planted(seen, 3.2, "5 %", "PASS")
-    yield from _planted(seen, 7.0, "5 %", "FAIL")
+def _slower(seen: list[dict[str, Any]], record: dict[str, Any], part: str) -> Checked:
+    for (more, limit, expected), least in Counter(COMPARED[part]).items():
+        rows = [row for one in seen if one["more"] == more for row in one["rows"] if row["key"] == PLANTED]
+        outcomes = Counter(row["outcome"] for row in rows)
+        text = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "not measured"
+        if rows:
+            processes = _span([row["processes"] for row in rows], "{:.0f}")
+            text += f", {_span([row['change'] for row in rows], '{:+.2%}')}, processes: {processes}"
+        yield f"{more:+g} % at {limit.replace('%', ' %')}: {expected}", text, outcomes[expected] == len(rows) >= least
+    if part == "gross":
+        longest = max(one["again"] for one in seen)
+        yield f"measures again for {GROSS_SECONDS:g} s or less", f"{longest:.1f} s", longest <= GROSS_SECONDS
 
 
 def _duet(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
@@ -770,9 +747,7 @@ def _gate(seen: list[dict[str, Any]], record: dict[str, Any]) -> Checked:
 _CHECKS: dict[str, Callable[[list[dict[str, Any]], dict[str, Any]], Checked]] = {
     "save": _save,
     "unchanged": _unchanged,
-    "bytes": _bytes,
-    "gross": _gross,
-    "five": _five,
+    **{part: partial(_slower, part=part) for part in COMPARED},
     "duet": _duet,
     "gate": _gate,
 }
@@ -841,15 +816,13 @@ def begin(path: Path | None, budget: str, device: str) -> dict[str, Any]:
     Raises:
         ValueError: it is another script's, or of another budget or device.
     """
+    new: dict[str, Any] = {"kind": "limit_proof", "simulated": device.startswith("sim"), "budget": budget}
     if path is None or not path.exists():
-        return {"kind": "limit_proof", "simulated": device.startswith("sim"), "budget": budget, "parts": {}}
-    record = json.loads(path.read_text())
-    if not isinstance(record, dict) or record.get("kind") != "limit_proof":
-        raise ValueError("no record of this script")
-    if record["budget"] != budget:
-        raise ValueError(f"recorded with --budget {record['budget']}, not {budget}")
-    if record["simulated"] != device.startswith("sim"):
-        raise ValueError(f"recorded on a {'simulated' if record['simulated'] else 'real'} device, not on {device}")
+        return {**new, "parts": {}}
+    record: dict[str, Any] = json.loads(path.read_text())
+    for name, value in new.items():
+        if record[name] != value:
+            raise ValueError(f"its {name} is {record[name]!r}, of this call {value!r}")
     return record
 
 
@@ -903,7 +876,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         proof = Proof(folder.resolve() / "project", options.device, options.budget, options.runs, options.pytest_arguments, record)
-        needs = [part for part in parts if part in COMPARE]
+        needs = [part for part in parts if part in NEED_A_BASELINE]
         if needs and "save" not in parts and not (proof.folder / ".benchmarks").is_dir():
             parser.error(f"part {needs[0]} needs a baseline: run part save too, or give the --folder of a call that did")
         try:
