@@ -7,10 +7,13 @@ interpreter's lock, no other thread either. The copy has the whole state of the 
 from __future__ import annotations
 
 import faulthandler
+import io
 import math
 import mmap
 import os
+import pickle
 import signal
+import struct
 import sys
 import tempfile
 import threading
@@ -31,7 +34,10 @@ END_PATIENCE = 10.0  # seconds that such a process has for all else, such as the
 _LAST_SECONDS = 0.3  # seconds that the process has to exit with the code that the watchdog sends; then it is killed
 _FINISH_SECONDS = 60.0  # seconds that `finish` may take
 _STACKS_SECONDS = 0.3  # seconds that the process has to write its stacks
-_SHARED_BYTES = 1024
+_NAME_BYTES = 1024
+_TOLD_BYTES = 2**18
+_TOLD = struct.Struct("QQ")
+"""Ahead of what was told: bytes that were sent besides, and bytes that lie there."""
 _STACKS_SIGNAL = getattr(signal, "SIGRTMAX", None)
 """Asks the process for its stacks; on Linux, where programs leave the last real-time signal alone."""
 
@@ -60,7 +66,7 @@ Finish = Callable[[End, list[Any]], int]
 
 
 class Watchdog:
-    """The process's side. Every method is cheap: a message is a write to a pipe."""
+    """The process's side. A message is a write to a pipe, which wakes the copy. What is told lies in shared memory until it acts."""
 
     def __init__(self, finish: Finish, *, gone: int | None = None) -> None:
         """Start the copy.
@@ -68,13 +74,15 @@ class Watchdog:
         `gone`: a descriptor that becomes readable when nobody needs the process any longer: as an interrupt.
         """
         self._pid = os.getpid()
-        self._shared = mmap.mmap(-1, _SHARED_BYTES)  # the first byte: the copy has taken over; then a name, ended by a null byte
+        # The first byte: the copy has taken over. Then a name, ended by a null byte; `_TOLD`, and what was told, pickled.
+        self._shared = mmap.mmap(-1, _NAME_BYTES + _TOLD.size + _TOLD_BYTES)
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         self._connection, there = Pipe()
         self._signals, self._wakeup = os.pipe()
         os.set_blocking(self._wakeup, False)
         _wakeups.add(self._wakeup)
         self._obeys = False
+        self._rests = True  # it was sent last that there is no limit
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else both processes write what it holds
         with warnings.catch_warnings():
@@ -111,10 +119,14 @@ class Watchdog:
         with suppress(ValueError):  # not in the main thread
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 signal.signal(signal.SIGINT, self._react)
+        self._rests = False
         self._send("limit", seconds, what, waits)
 
     def rest(self) -> None:
         """From now on there is no limit, and Python handles interrupts."""
+        if self._rests:
+            return
+        self._rests = True
         self._send("rest")
         with suppress(ValueError):
             if signal.getsignal(signal.SIGINT) == self._react:
@@ -122,10 +134,23 @@ class Watchdog:
 
     def tell(self, value: object) -> None:
         """Tell the copy what happened. The process has reacted to an interrupt, if there was one."""
-        self._send("tell", value)
+        if not self._watched():
+            return
+        data = pickle.dumps(value)
+        sent, length = _TOLD.unpack_from(self._shared, _NAME_BYTES)
+        begin = _NAME_BYTES + _TOLD.size
+        if length + len(data) <= _TOLD_BYTES:
+            self._shared[begin + length : begin + length + len(data)] = data
+            length += len(data)
+        else:
+            data = self._shared[begin : begin + length] + data
+            self._send("tell", data)
+            sent, length = sent + len(data), 0
+        _TOLD.pack_into(self._shared, _NAME_BYTES, sent, length)
 
     def reacted(self) -> None:
         """Python handles an interrupt: the process is about to end."""
+        self._rests = False
         self._send("reacted")
 
     def outlived(self) -> None:
@@ -135,7 +160,7 @@ class Watchdog:
     def enter(self, name: str) -> None:
         """Note the range that the process is in."""
         if os.getpid() == self._pid:
-            encoded = name.encode()[: _SHARED_BYTES - 2] + b"\0"
+            encoded = name.encode()[: _NAME_BYTES - 2] + b"\0"
             self._shared[1 : 1 + len(encoded)] = encoded
 
     def close(self) -> None:
@@ -162,13 +187,17 @@ class Watchdog:
         os.close(self._wakeup)
         self._stacks.close()
 
-    def _send(self, *message: object) -> None:
+    def _watched(self) -> bool:
         if self._connection.closed or os.getpid() != self._pid:  # a forked child of a test
-            return
+            return False
         while self._shared[0] and not _reaped(self._copy):  # the copy has taken over: it ends this process
             time.sleep(0.1)
-        with suppress(OSError):  # the copy was killed: the session goes on without it
-            self._connection.send(message)
+        return True
+
+    def _send(self, *message: object) -> None:
+        if self._watched():
+            with suppress(OSError):  # the copy was killed: the session goes on without it
+                self._connection.send((_told_bytes(self._shared), *message))
 
     def _react(self, number: int, frame: FrameType | None) -> None:
         self.reacted()
@@ -197,6 +226,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_hear_nothing)
 
 
+def _told_bytes(shared: mmap.mmap) -> int:
+    """Bytes that were told so far."""
+    sent, length = _TOLD.unpack_from(shared, _NAME_BYTES)
+    return int(sent + length)
+
+
+def _unpickled(data: bytes) -> list[Any]:
+    stream, found = io.BytesIO(data), list[Any]()
+    while stream.tell() < len(data):
+        found.append(pickle.load(stream))
+    return found
+
+
 def _reaped(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
@@ -222,6 +264,8 @@ class _Copy:
         with suppress(AttributeError, OSError):
             self._death = os.pidfd_open(process)
         self._told: list[Any] = []
+        self._sent = 0  # bytes of what was told that were sent
+        self._progress = 0  # bytes that were told when it last looked
         self._limit: tuple[float, float, str, bool] | None = None
         """When the limit ends, on the monotonic clock, with its seconds, what it is of, and whether it is a wait for the device."""
         self._interrupt = math.inf  # when the patience with an interrupt ends
@@ -245,7 +289,7 @@ class _Copy:
         """Wait until the process is to end, or has ended; None if there is nothing to do."""
         while True:
             now = time.monotonic()
-            if now >= self._interrupt:
+            if now >= self._interrupt and not self._progressed(_told_bytes(self._shared)):
                 return self._hung(Cause.INTERRUPT)
             if self._limit is not None and now >= self._limit[0]:
                 return self._hung(Cause.TIMEOUT)
@@ -263,7 +307,7 @@ class _Copy:
                     message = self._connection.recv()
                 except (EOFError, OSError):
                     return self._died()
-                if message == ("over",):
+                if message[1:] == ("over",):
                     return None
                 self._hear(*message)
             elif self._death in ready:
@@ -274,24 +318,35 @@ class _Copy:
                     os.kill(self._process, signal.SIGINT)
 
     def _hear_signals(self, interrupts: int) -> None:
+        self._progressed(_told_bytes(self._shared))
         self._interrupts += interrupts
         if interrupts and ((self._limit is not None and not self._reacted) or self._interrupts > 1):
             self._interrupt = min(self._interrupt, time.monotonic() + PATIENCE)
 
-    def _hear(self, kind: str, *values: Any) -> None:
+    def _progressed(self, told: int) -> bool:
+        """Note how much was told; true if it is more than before: Python ran, and has reacted to any interrupt."""
+        if told == self._progress:
+            return False
+        self._progress, self._reacted, self._interrupts, self._interrupt = told, False, 0, math.inf
+        return True
+
+    def _hear(self, told: int, kind: str, *values: Any) -> None:
+        self._progressed(told)
         if kind == "limit":
             seconds, what, waits = values
             self._limit = (time.monotonic() + seconds, seconds, what, waits)
         elif kind == "rest":
             self._limit = None
         elif kind == "tell":
-            self._reacted, self._interrupts = False, 0
-            self._told += values
+            (data,) = values
+            self._told += _unpickled(data)
+            self._sent += len(data)
+            self._progressed(self._sent)
         elif kind == "reacted":
             self._reacted = True
         elif kind == "outlived":
             self._outlived = True
-        if kind in ("limit", "rest", "tell", "reacted"):  # Python runs
+        if kind in ("limit", "rest", "reacted"):  # Python runs
             patience = WAIT_PATIENCE if self._limit is not None and self._limit[3] else END_PATIENCE
             patience = PATIENCE if self._interrupts > 1 else patience
             self._interrupt = time.monotonic() + patience if self._reacted else math.inf
@@ -305,7 +360,7 @@ class _Copy:
         return End(cause, what, seconds, self._entered(), self._asked_stacks() if cause is Cause.TIMEOUT else "")
 
     def _entered(self) -> str:
-        return self._shared[1:].partition(b"\0")[0].decode(errors="replace")
+        return self._shared[1:_NAME_BYTES].partition(b"\0")[0].decode(errors="replace")
 
     def _asked_stacks(self) -> str:
         """The process's stacks, which a signal handler in C writes."""
@@ -333,11 +388,14 @@ class _Copy:
 
     def _finished(self, end: End) -> int:
         """The exit code of `finish`, in a process of its own: whatever becomes of it, the hung process is ended."""
+        sent, length = _TOLD.unpack_from(self._shared, _NAME_BYTES)
+        begin = _NAME_BYTES + _TOLD.size
+        told = self._told + (_unpickled(self._shared[begin : begin + length]) if sent == self._sent else [])
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                code = self._finish(end, self._told)
+                code = self._finish(end, told)
             except BaseException:
                 traceback.print_exc()
             finally:
