@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from pytest_gpumem.nsight import tools
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS, read_csv
 from pytest_gpumem.nsight.profile import results_of, under_tool
 from pytest_gpumem.nsight.reading import read, with_results
-from pytest_gpumem.nsight.recording import BadReport
+from pytest_gpumem.nsight.recording import BadReport, Recording
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
@@ -62,21 +63,11 @@ def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, report = Path(folder, "results.json"), Path(folder, f"trace{tools.NSYS_REPORT}")
         finished = run.under(tools.nsys_command(program, run.command(results), report, name=None, managed=False), echo)
-        collected = report.with_suffix(tools.COLLECTED).exists()
-        problem = (
-            None if report.exists() else tools.nsys_trouble(finished.output, report, None, collected=collected) or "nsys wrote no report"
-        )
-        rows = results_of(results, finished, problem=problem, under="nsys").rows
-        if problem is not None:
-            raise tools.NothingRecorded(problem)
-        try:
-            recording = read(report, run.environment)
-        except BadReport as error:
-            raise tools.NothingRecorded(str(error)) from None
-    found = _by_key([one for one in with_results(recording.profiles, rows) if one.kernels or one.copies or one.memsets])
-    if not found:
-        raise tools.NothingRecorded("nsys recorded nothing in a measured launch of these tests")
-    return found
+        problem = None
+        if not report.exists():
+            collected = report.with_suffix(tools.COLLECTED).exists()
+            problem = tools.nsys_trouble(finished.output, report, None, collected=collected) or "nsys wrote no report"
+        return _by_key(results, finished, problem, "nsys", lambda: read(report, run.environment))
 
 
 def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> dict[str, TestProfile]:
@@ -94,21 +85,23 @@ def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> 
             problem = tools.ncu_trouble(page) or tools.ncu_trouble(finished.output)
             if further and (tools.lacks_metric(page) or tools.lacks_metric(finished.output)):
                 continue
-            rows = results_of(results, finished, problem=problem, under="ncu").rows
-            try:
-                profiles = read_csv(page).profiles
-            except BadReport as error:
-                raise tools.NothingRecorded(problem or str(error)) from None
-            found = _by_key([one for one in with_results(profiles, rows) if one.kernels])
-            if not found:
-                raise tools.NothingRecorded(problem or "ncu counted kernels, none of them in a measured launch of these tests")
-            return found
+            return _by_key(results, finished, problem, "ncu", partial(read_csv, page))
     raise AssertionError("unreachable")  # the second pass returns or raises
 
 
-def _by_key(profiles: Sequence[TestProfile]) -> dict[str, TestProfile]:
-    """Profiles of measurements with a known node id."""
-    return {one.key: one for one in profiles if one.nodeid is not None}
+def _by_key(
+    results: Path, finished: child.Finished, problem: str | None, tool: str, recording: Callable[[], Recording]
+) -> dict[str, TestProfile]:
+    """The profiles of measured launches by row key. Raises `NothingRecorded`: there are none, because of `problem` if that is known."""
+    rows = results_of(results, finished, problem=problem, under=tool).rows
+    try:
+        profiles = with_results(recording().profiles, rows)
+    except BadReport as error:
+        raise tools.NothingRecorded(problem or str(error)) from None
+    found = {one.key: one for one in profiles if one.nodeid is not None and (one.kernels or one.copies or one.memsets)}
+    if not found:
+        raise tools.NothingRecorded(problem or f"{tool} recorded nothing in a measured launch of these tests")
+    return found
 
 
 Echo = Callable[[str], object]  # receives each line of progress, and of the output of pytest and the profilers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -87,8 +87,7 @@ class CasePlacements:
     def _build_once(self) -> _Built:
         # The same seed for every placement: the same content at other addresses.
         arena = Arena(self._device, self._arena.seed, self._arena.pinned, oversubscribes=self._arena.oversubscribes)
-        with ExitStack() as stack:
-            stack.callback(arena.close)
+        try:
             case = self._build(Memory(arena, self._stream))
             if not isinstance(case, Case):
                 raise BadCall(f"the function given to gpu_benchmark.case() returned {case!r}, not a Case")
@@ -100,9 +99,10 @@ class CasePlacements:
             reads = tuple(b for b in map(arena.find, case.reads) if b is not None)
             writes = tuple(b for b in map(arena.find, case.writes) if b is not None)
             self._addresses.append(tuple(_address(a) for a in (*case.reads, *case.writes) if arena.find(a) is None))
-            stack.pop_all()
-            return _Built(case, arena, reads, writes, under_window)
-        raise AssertionError("unreachable")  # an ExitStack hides no exception
+        except BaseException:
+            arena.close()
+            raise
+        return _Built(case, arena, reads, writes, under_window)
 
     def _described(self) -> Target:
         """Open the window of what was built, and describe it."""
@@ -115,7 +115,7 @@ class CasePlacements:
             name=self._name,
             kind="case",
             stream=self._stream if window is None else window.stream,
-            launch=partial(self._launch, self._foreign(case.launch)),
+            launch=self._launching(case.launch),
             traffic=_traffic(case),
             footprint=sum(arrays.values()) or (None if case.moved is None else int(case.moved)),
             managed=built.arena.homes,
@@ -127,22 +127,21 @@ class CasePlacements:
                 *window_notes(self._device, window),
             ),
             restores=case.restore is not None,
-            prepare=nothing if case.restore is None else partial(self._launch, self._foreign(case.restore), 0),
+            prepare=nothing if case.restore is None else partial(self._launching(case.restore), 0),
             check=None if case.check is None else self.check,
             move=self.move,
             run_on=self.run_on,
             close=self.close,
         )
 
-    def _foreign(self, function: Callable[[], object]) -> Foreign:
+    def _launching(self, function: Callable[[], object]) -> Callable[[int, Stream], None]:
+        """A function of the case as one that queues it on a stream, on its only placement."""
         case, built = self._built.case, self._built
         reads = tuple(Access(f"read {i}", "read", b.nbytes, b.nbytes) for i, b in enumerate(built.reads))
         writes = tuple(Access(f"write {i}", "write", b.nbytes, b.nbytes) for i, b in enumerate(built.writes))
         reference = case.reference if function is case.launch else function
-        return Foreign(function, reference, reads + writes, tuple(b.allocation for b in (*built.reads, *built.writes)))
-
-    def _launch(self, foreign: Foreign, place: int, stream: Stream) -> None:
-        self._device.kernels.call(foreign, stream)
+        foreign = Foreign(function, reference, reads + writes, tuple(b.allocation for b in (*built.reads, *built.writes)))
+        return lambda _, stream: self._device.kernels.call(foreign, stream)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
         self._arena.pad(padding(random))
@@ -154,12 +153,12 @@ class CasePlacements:
             raise OutOfMemory("two placements of the case do not fit at once")
         try:
             self._built = self._make()
-        except Exception as error:
-            if isinstance(error, OutOfMemory):
-                raise
-            if out_of_memory(error):
-                raise OutOfMemory(f"a second placement of the case does not fit: {str(error).partition('.')[0]}") from error
+        except OutOfMemory:
             raise
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            raise OutOfMemory(f"a second placement of the case does not fit: {str(error).partition('.')[0]}") from error
         try:
             self._window.close()
         finally:
@@ -185,11 +184,13 @@ class CasePlacements:
         device.streams.synchronize()
         target.launch(0, target.stream)
         device.streams.synchronize()
-        with _named(self._name):
+        try:
             result = built.case.check()
-            # Libraries answer with their own kinds of False: numpy.bool, or an array or tensor of one element.
-            if result is not None and not result:
-                raise WrongResult(f"{self._name}: its check returned {result} after one launch")
+        except AssertionError as error:
+            raise WrongResult(f"{self._name}: the result of one launch is wrong: {str(error) or 'its check failed'}") from error
+        # Libraries answer with their own kinds of False: numpy.bool, or an array or tensor of one element.
+        if result is not None and not result:
+            raise WrongResult(f"{self._name}: its check returned {result} after one launch")
         for buffer in target.managed:
             buffer.put_home(target.stream)
         device.streams.synchronize(target.stream)
@@ -270,14 +271,3 @@ def _address(array: Any) -> int:
         return int(pointer())
     interface = getattr(array, "__cuda_array_interface__", None) or getattr(array, "__array_interface__", None) or {"data": (0,)}
     return int(interface["data"][0])
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Turn an assertion error of a user's check into a wrong result that names the case."""
-    try:
-        yield
-    except WrongResult:
-        raise
-    except AssertionError as error:
-        raise WrongResult(f"{name}: the result of one launch is wrong: {str(error) or 'its check failed'}") from error

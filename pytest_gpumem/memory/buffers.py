@@ -41,8 +41,8 @@ class Buffer:
 
     def __init__(self, arena: Arena, allocation: Allocation, shape: tuple[int, ...], dtype: np.dtype[Any], home: Home) -> None:
         self._arena = arena
-        self._allocation = allocation
-        self._home: Home = home
+        self.allocation = allocation  # the memory now behind the handle; another one after a move
+        self.home: Home = home  # where its pages are before every sample, for managed memory
         self._followers: list[Callable[[], None]] = []
         self.shape = shape
         self.dtype = dtype
@@ -51,7 +51,7 @@ class Buffer:
     @property
     def kind(self) -> MemoryKind:
         """Where the memory lives."""
-        return self._allocation.kind
+        return self.allocation.kind
 
     @property
     def device(self) -> Device:
@@ -59,19 +59,14 @@ class Buffer:
         return self._arena.device
 
     @property
-    def allocation(self) -> Allocation:
-        """The memory now behind the handle; another one after a move."""
-        return self._allocation
-
-    @property
     def address(self) -> int:
         """Address as the device sees it, now; 0 for pageable memory."""
-        return self._allocation.address
+        return self.allocation.address
 
     @property
     def host_address(self) -> int:
         """Address as the host sees it, now; 0 for device memory."""
-        return self._allocation.host_address
+        return self.allocation.host_address
 
     @property
     def size(self) -> int:
@@ -99,14 +94,9 @@ class Buffer:
         return ArrayFacts(self.size, self.dtype_name, self.itemsize, self.kind.beyond_link)
 
     @property
-    def home(self) -> Home:
-        """Where its pages are before every sample, for managed memory."""
-        return self._home
-
-    @property
     def goes_home(self) -> bool:
         """True if its pages are put back before every sample."""
-        return self.kind.managed and self._home != "as left"
+        return self.kind.managed and self.home != "as left"
 
     def __repr__(self) -> str:
         return f"<{self.kind.value} buffer, {format_bytes(self.nbytes)} of {self.dtype_name} at {self.address or self.host_address:#x}>"
@@ -118,7 +108,7 @@ class Buffer:
 
     def read(self) -> np.ndarray[Any, Any]:
         """A NumPy copy of the content, after all queued work. On the simulated device: of the part that is backed."""
-        flat: np.ndarray[Any, Any] = self._arena.device.content.to_host(self._allocation, self.dtype_name, self.size)
+        flat: np.ndarray[Any, Any] = self._arena.device.content.to_host(self.allocation, self.dtype_name, self.size)
         return flat.reshape(self.shape) if flat.size == self.size else flat
 
     def write(self, content: Any) -> None:
@@ -133,13 +123,13 @@ class Buffer:
         array = np.ascontiguousarray(content, dtype=self.dtype).reshape(-1)
         if array.size != self.size:
             raise BadBuffer(f"write() got {array.size} elements for {self!r}, which holds {self.size}")
-        self._arena.device.content.from_host(self._allocation, array)
+        self._arena.device.content.from_host(self.allocation, array)
         self.written = True
 
     def view(self) -> Any:
         """An array over the memory: CuPy where the device sees it, else NumPy; the backed part on the simulated device."""
         self.written = True
-        flat = self._arena.device.memory.view(self._allocation, self.dtype_name, self.size)
+        flat = self._arena.device.memory.view(self.allocation, self.dtype_name, self.size)
         return flat.reshape(self.shape) if flat.size == self.size else flat
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -167,7 +157,7 @@ class Buffer:
     def move(self) -> None:
         """Put the same content at a fresh address. Raises `OutOfMemory` and stays where it is if both do not fit at once."""
         device = self._arena.device
-        old = self._allocation
+        old = self.allocation
         new = self._arena.with_room(partial(device.memory.allocate, self.nbytes, self.kind))
         try:
             stream = self._arena.stream
@@ -176,7 +166,7 @@ class Buffer:
         except BaseException:
             device.memory.free(new)
             raise
-        self._allocation = new
+        self.allocation = new
         self._arena.replaced(old, new)
         device.memory.free(old)
         self.put_home(self._arena.stream)
@@ -187,10 +177,10 @@ class Buffer:
         """Put managed pages back to where they are before every sample; queued on `stream`."""
         if not self.kind.managed:
             return
-        if self._home in ("host", "prefetched"):
-            self._arena.device.managed.prefetch(self._allocation, True, stream)
-        if self._home in ("device", "prefetched"):
-            self._arena.device.managed.prefetch(self._allocation, False, stream)
+        if self.home in ("host", "prefetched"):
+            self._arena.device.managed.prefetch(self.allocation, True, stream)
+        if self.home in ("device", "prefetched"):
+            self._arena.device.managed.prefetch(self.allocation, False, stream)
 
 
 def _on_its_device(method: Callable[Concatenate[Arena, Args], Made]) -> Callable[Concatenate[Arena, Args], Made]:
@@ -298,7 +288,9 @@ class Arena:
         _check_plain(array.dtype)
         if not array.flags.c_contiguous or array.size == 0:
             raise BadBuffer(f"a host array must be C-contiguous and not empty; this one has shape {array.shape}, strides {array.strides}")
-        if not register:
+        if register:
+            self.pinned.check(self.device, array.nbytes)
+        else:
             first = int(array.__array_interface__["data"][0])
             end = first + array.nbytes
             for held in self._allocations.values():
@@ -310,8 +302,6 @@ class Arena:
                         f"this array is a part or another view of {buffer.kind.value} memory, not pageable memory of its own: "
                         "pass the array that the fixture gave"
                     )
-        if register:
-            self.pinned.check(self.device, array.nbytes)
         with self.device.memory.near_host(None):
             if array.flags.writeable:
                 touch(array)
@@ -365,9 +355,7 @@ class Arena:
             self.release(allocation)
         self._padding = []
         if nbytes:
-            allocation = self.with_room(partial(self.device.memory.allocate, nbytes, MemoryKind.DEVICE))
-            self._allocations[id(allocation)] = allocation
-            self._padding = [allocation]
+            self._padding = [self.allocate(nbytes, MemoryKind.DEVICE)]
 
     def keep(self, other: Arena) -> None:
         """Close another arena with this one, or as soon as its memory is needed."""

@@ -99,7 +99,7 @@ class ManagedBuffer(Buffer):
             raise BadBuffer(f'prefetch({place!r}); accepted are "device" and "host"')
         device, stream = self._arena.device, self._arena.stream
         device.streams.synchronize()
-        device.managed.prefetch(self._allocation, place == "host", stream)
+        device.managed.prefetch(self.allocation, place == "host", stream)
         device.streams.synchronize(stream)
 
     def discard(self) -> None:
@@ -108,7 +108,7 @@ class ManagedBuffer(Buffer):
         """
         device, stream = self._arena.device, self._arena.stream
         device.streams.synchronize()
-        device.managed.discard(self._allocation, stream)
+        device.managed.discard(self.allocation, stream)
         device.streams.synchronize(stream)
 
     def put_home(self, stream: Stream) -> None:
@@ -123,23 +123,23 @@ class ManagedBuffer(Buffer):
             super().put_home(stream)
         else:
             if self.home != "as left":
-                device.managed.prefetch(self._allocation, self.home != "device", stream)
+                device.managed.prefetch(self.allocation, self.home != "device", stream)
             device.streams.synchronize(stream)
             self._apply(self._wanted)
             if self.home == "prefetched":
-                device.managed.prefetch(self._allocation, False, stream)  # leaves a copy on the host
+                device.managed.prefetch(self.allocation, False, stream)  # leaves a copy on the host
         if self.discards:
-            device.managed.discard(self._allocation, stream)
+            device.managed.discard(self.allocation, stream)
 
     @property
     def _in_force(self) -> Advised:
         """The advice that the driver knows; none for a fresh allocation."""
-        return self._advised[1] if self._advised[0] is self._allocation else Advised()
+        return self._advised[1] if self._advised[0] is self.allocation else Advised()
 
     def _apply(self, wanted: Advised) -> None:
         for advice, to_host, on in wanted.calls(self._in_force):
-            self._arena.device.managed.advise(self._allocation, advice, to_host, on=on)
-        self._advised = (self._allocation, wanted)
+            self._arena.device.managed.advise(self.allocation, advice, to_host, on=on)
+        self._advised = (self.allocation, wanted)
 
 
 def managed(arena: Arena, shape: Any, dtype: Any, *, home: Home, populate: bool, advice: Advised, discard: bool = False) -> ManagedBuffer:

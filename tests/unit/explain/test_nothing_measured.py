@@ -28,7 +28,7 @@ class Workers:
 
     def run(self, turns: object, tests: object, round: int) -> Any:
         self.runs += 1
-        return SimpleNamespace(error=None, facts={}, rows=(), outcomes=self.outcomes, seconds=0.1)
+        return SimpleNamespace(error=None, device=None, rows=(), outcomes=self.outcomes, seconds=0.1)
 
     def close(self) -> None:
         self.closed = True

@@ -15,6 +15,15 @@ def device() -> CountedDevice:
 
 
 @pytest.fixture
+def found(device: CountedDevice) -> int:
+    """The set-aside that a test finds: neither 0 nor what a new context has."""
+    before, wanted = device.l2.set_aside(), device.facts.l2_step_bytes * 2
+    assert before != wanted
+    assert device.l2.request_set_aside(wanted) == wanted
+    return wanted
+
+
+@pytest.fixture
 def arena(device: CountedDevice) -> Arena:
     return Arena(device, seed=7)
 

@@ -19,13 +19,7 @@ from pytest_gpumem.units import MiB
 
 STEP = 3.125 * MiB
 FOUND = int(2 * STEP)
-
-
-@pytest.fixture
-def device() -> CountedDevice:
-    device = CountedDevice()
-    device.l2.request_set_aside(FOUND)
-    return device
+pytestmark = pytest.mark.usefixtures("found")
 
 
 def test_what_all_need_together_is_set_aside(device: CountedDevice, arena: Arena) -> None:

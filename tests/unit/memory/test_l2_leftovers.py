@@ -19,21 +19,14 @@ from pytest_gpumem.units import MiB
 
 STEP = int(3.125 * MiB)
 FOUND = 2 * STEP
-"""Neither 0 nor what a new context has."""
+pytestmark = pytest.mark.usefixtures("found")
 MOST = 10 * STEP
 WINDOW = WindowSpec(4096, 8 * MiB, 0.75)
 DONE = "; put back as found, and persisting lines reset"
 
 
 @pytest.fixture
-def device() -> CountedDevice:
-    device = CountedDevice()
-    device.l2.request_set_aside(FOUND)
-    return device
-
-
-@pytest.fixture
-def watch(device: CountedDevice) -> Watch:
+def watch(device: CountedDevice, found: int) -> Watch:
     return Watch(device)
 
 

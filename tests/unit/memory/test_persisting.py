@@ -19,15 +19,7 @@ from pytest_gpumem.units import MiB
 STEP = 3.125 * MiB
 HOST = ("managed", "pinned", "pageable")
 FOUND = int(2 * STEP)
-"""Limit before each test: neither 0 nor what a new context has."""
-
-
-@pytest.fixture
-def device() -> CountedDevice:
-    device = CountedDevice()
-    assert device.l2.set_aside() != FOUND
-    assert device.l2.request_set_aside(FOUND) == FOUND
-    return device
+pytestmark = pytest.mark.usefixtures("found")
 
 
 class Watched:
@@ -54,7 +46,7 @@ RESTORED = [("set_window", None), ("reset_persisting", "reset"), ("request_set_a
 
 
 @pytest.fixture
-def watched(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> Watched:
+def watched(device: CountedDevice, found: int, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(device, monkeypatch)
 
 
