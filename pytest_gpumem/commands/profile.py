@@ -15,7 +15,7 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
-    from pytest_gpumem.nsight.profile import ProfileReport, ProfileRequest
+    from pytest_gpumem.nsight.profile import ProfileRequest
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -59,10 +59,10 @@ def nsys(managed: bool | None, tests: tuple[str, ...], file: Path | None, overwr
     Records the range of the test if one is selected, else the whole run. GPUMEM_NSYS names the tool; else it is looked for on the PATH
     and where installers put it.
     """
-    from pytest_gpumem.nsight.profile import ProfileRequest, systems
+    from pytest_gpumem.nsight.profile import ProfileRequest
+    from pytest_gpumem.nsight.tools import NSYS
 
-    request = ProfileRequest(pytest_arguments, tests, file, overwrite)
-    return _profiled(request, lambda: systems(request, os.environ, _echo, managed=managed))
+    return _profiled(ProfileRequest(NSYS, pytest_arguments, tests, file, overwrite, {"managed": managed}))
 
 
 @profile.command(epilog=examples("gpumem profile ncu --test tests/test_a.py::test_triad --set full"))
@@ -81,10 +81,10 @@ def ncu(tests: tuple[str, ...], file: Path | None, overwrite: bool, pytest_argum
     Only the measured launches of the selected tests are profiled. GPUMEM_NCU names the tool; else it is looked for on the PATH and where
     installers put it.
     """
-    from pytest_gpumem.nsight.profile import ProfileRequest, compute
+    from pytest_gpumem.nsight.profile import ProfileRequest
+    from pytest_gpumem.nsight.tools import NCU
 
-    request = ProfileRequest(pytest_arguments, tests, file, overwrite)
-    return _profiled(request, lambda: compute(request, os.environ, _echo, **options))
+    return _profiled(ProfileRequest(NCU, pytest_arguments, tests, file, overwrite, options))
 
 
 @click.command(short_help="List the NVTX ranges of tests.", epilog=examples("gpumem ranges -- tests/test_a.py"))
@@ -109,13 +109,13 @@ def _echo(line: str) -> None:
     click.echo(printable(line), err=True)
 
 
-def _profiled(request: ProfileRequest, run: Callable[[], ProfileReport]) -> int:
-    from pytest_gpumem.nsight.profile import CallError
+def _profiled(request: ProfileRequest) -> int:
+    from pytest_gpumem.nsight.profile import CallError, profiled
     from pytest_gpumem.nsight.tools import NothingRecorded, opening
     from pytest_gpumem.runs.child import ending
 
     try:
-        report = run()
+        report = profiled(request, os.environ, _echo)
     except CallError as error:
         raise click.UsageError(f"{error}.") from None
     except NothingRecorded as error:

@@ -26,7 +26,7 @@ from pytest_gpumem.judging.drift import APART, BEYOND_NOISE, KINDS, between
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.judging.spread import Variance, squares_around_mean
 from pytest_gpumem.measuring.card import Examined
-from pytest_gpumem.records.device import CardFigures, DeviceFacts
+from pytest_gpumem.records.device import Card, CardFigures, DeviceFacts
 from pytest_gpumem.records.measurement import Controls
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.schema import device_to_json
@@ -82,7 +82,7 @@ class CardReport:
             "controls": to_builtins(examined.controls),
             "card": to_builtins(examined.card),
             "known": [to_builtins(one) for one in self.known],
-            "checks": [{"name": c.name, "status": c.status.value, "detail": c.detail, "remedy": c.remedy} for c in self.checks],
+            "checks": [check.to_json() for check in self.checks],
         }
 
     def figures(self) -> list[tuple[str, str, str]]:
@@ -219,13 +219,14 @@ _UNSEEN = "the driver does not say; pip install nvidia-ml-py"
 def _throttling(examined: Examined) -> Check:
     if examined.card is None:
         return Check("throttling", Status.OK, _UNSEEN)
-    return next(check for check in gpu.state(examined.card) if check.name == "throttling")
+    return _state(examined.card)["throttling"]
 
 
 def _configuration(facts: DeviceFacts, examined: Examined, known: Sequence[Known]) -> Check:
     """Link, ECC, power limit, MIG and other processes."""
     card = examined.card
-    found = [] if card is None else [c for c in gpu.state(card) if c.name in ("ECC", "clocks", "host link") and c.status is not Status.OK]
+    checks = [] if card is None else [_state(card)[name] for name in ("ECC", "clocks", "host link")]
+    found = [check for check in checks if check.status is not Status.OK]
     details, remedies = [f"{check.name}: {check.detail}" for check in found], [check.remedy for check in found]
     if facts.mig_profile is not None:
         details.append(f"MIG: an instance of {facts.mig_profile}, a part of the card")
@@ -251,7 +252,7 @@ def _ageing(facts: DeviceFacts, examined: Examined, history: Mapping[str | None,
     card = examined.card
     remedy = "measure again on the idle card; if it stays, have the card examined"
     if card is not None:
-        errors = next(check for check in gpu.state(card) if check.name == "memory errors")
+        errors = _state(card)["memory errors"]
         found += [errors.detail] if errors.status is not Status.OK else []
         found += [f"{counted(card.remapped_rows, 'row')} of memory replaced by spare ones"] if card.remapped_rows else []
         remedy = errors.remedy or remedy
@@ -269,7 +270,7 @@ def state(examined: Examined) -> list[str]:
     card = examined.card
     if card is None:
         return [_UNSEEN]
-    shown = {check.name: check.detail for check in gpu.state(card)}
+    shown = {name: check.detail for name, check in _state(card).items()}
     mig = "unknown" if card.mig is None else "on" if card.mig else "off"
     rows = "unknown" if card.remapped_rows is None else card.remapped_rows
     corrected, uncorrected = ("unknown" if n is None else n for n in (card.corrected_errors, card.uncorrected_errors))
@@ -280,6 +281,11 @@ def state(examined: Examined) -> list[str]:
         f"ECC {shown['ECC']}, errors corrected {corrected}, not corrected {uncorrected}, rows replaced {rows}",
         f"MIG {mig}, persistence mode {shown['persistence mode']}, other processes {others}",
     ]
+
+
+def _state(card: Card) -> dict[str, Check]:
+    """The checks of the card's state by name."""
+    return {check.name: check for check in gpu.state(card)}
 
 
 def _values(known: Iterable[Known], field: str) -> list[float]:

@@ -36,6 +36,10 @@ class Check:
         if (self.status is Status.OK) == bool(self.remedy):
             raise ValueError(f"{self.name} is {self.status.value} with the remedy {self.remedy!r}: a finding has one, what is OK has none")
 
+    def to_json(self) -> dict[str, str]:
+        """The check for programs."""
+        return {"name": self.name, "status": self.status.value, "detail": self.detail, "remedy": self.remedy}
+
 
 @dataclass(frozen=True)
 class Report:
@@ -51,7 +55,7 @@ class Report:
             "schema": SCHEMA,
             "simulated_only": self.simulated_only,
             "summary": self.summary,
-            "checks": [{"name": c.name, "status": c.status.value, "detail": c.detail, "remedy": c.remedy} for c in self.checks],
+            "checks": [check.to_json() for check in self.checks],
             "device": None if self.device is None else device_to_json(self.device),
             "card": None if self.card is None else to_builtins(self.card),
         }

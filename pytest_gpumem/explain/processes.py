@@ -61,7 +61,7 @@ def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]
     """
     program = tools.find(tools.NSYS, run.environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
-        results, report = Path(folder, "results.json"), Path(folder, f"trace{tools.NSYS_REPORT}")
+        results, report = Path(folder, "results.json"), Path(folder, f"trace{tools.NSYS.report}")
         finished = run.under(tools.nsys_command(program, run.command(results), report, name=None, managed=False), echo)
         problem = None
         if not report.exists():

@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +133,17 @@ def results_of(results: Path, finished: child.Finished, *, problem: str | None =
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """The tests and the report of one call of `gpumem profile`."""
+    """One call of `gpumem profile`."""
 
+    tool: tools.Tool
     arguments: Sequence[str]  # pytest's
     tests: Sequence[str] = ()  # node ids; empty for all tests that the arguments select
     file: Path | None = None
     """The report, with or without its ending; None: named after its one test, else "gpumem", in the working directory."""
     overwrite: bool = False  # replace an existing report
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of Nsight Compute as `tools.ncu_command`. Of Nsight Systems `managed`: record page faults of managed memory; None: if a selected test
+    uses `managed_buffer` or `prefetched_buffer`."""
 
 
 @dataclass(frozen=True)
@@ -154,50 +158,31 @@ class ProfileReport:
     exit_code: int  # pytest's. A report with failed tests is complete too.
 
 
-def systems(
-    request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object], *, managed: bool | None = None
-) -> ProfileReport:
-    """Trace a test run with Nsight Systems: the range of a single selected test, else the whole run.
-    `managed`: record page faults of managed memory; None: if a selected test uses `managed_buffer` or `prefetched_buffer`.
+def profiled(request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object]) -> ProfileReport:
+    """Trace a test run with Nsight Systems: the range of a single selected test, else the whole run. Or profile its measured launches
+    with Nsight Compute.
     Raises `CallError`: the run cannot be profiled, or the report exists.
-    Raises `ToolMissing`: Nsight Systems is not installed or too old.
+    Raises `ToolMissing`: the tool is not installed or too old.
     Raises `NothingRecorded`: it ran and wrote no report.
     """
-
-    def command(program: Path, pytest_command: Sequence[str], file: Path, tests: Sequence[SelectedTest]) -> list[str]:
-        faults = any(one.managed for one in tests) if managed is None else managed
-        return tools.nsys_command(program, pytest_command, file, name=_only_name(tests), managed=faults)
-
-    return _profile(tools.NSYS, tools.NSYS_REPORT, request, environment, echo, command)
-
-
-def compute(request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object], **options: Any) -> ProfileReport:
-    """Profile the measured launches of a test run with Nsight Compute; `options` as of `tools.ncu_command`, else as `systems`."""
-
-    def command(program: Path, pytest_command: Sequence[str], file: Path, tests: Sequence[SelectedTest]) -> list[str]:
-        names = [one.name for one in tests] if request.tests else []
-        return tools.ncu_command(program, pytest_command, file, names=names, **options)
-
-    return _profile(tools.NCU, tools.NCU_REPORT, request, environment, echo, command)
-
-
-def _profile(
-    tool: tools.Tool,
-    ending: str,
-    request: ProfileRequest,
-    environment: Mapping[str, str],
-    echo: Callable[[str], object],
-    command_of: Callable[[Path, Sequence[str], Path, Sequence[SelectedTest]], list[str]],
-) -> ProfileReport:
+    tool = request.tool
     _check(request, environment)
     if request.file is not None:
-        _check_file(_with_ending(request.file, ending), request.overwrite)
+        _check_file(_with_ending(request.file, tool.report), request.overwrite)
     program = tools.find(tool, environment)
     version = tools.check_version(tool, program, environment)
     tests = select(request.arguments, request.tests, environment, echo)
-    file = _with_ending(request.file or Path(_only_name(tests) or WHOLE_RUN), ending).absolute()
+    only = tests[0].name if len(tests) == 1 else None
+    file = _with_ending(request.file or Path(only or WHOLE_RUN), tool.report).absolute()
     _check_file(file, request.overwrite)
-    command = command_of(program, child.pytest_command(request.arguments, options=gpu(environment), tests=request.tests), file, tests)
+    pytest_command = child.pytest_command(request.arguments, options=gpu(environment), tests=request.tests)
+    if tool is tools.NSYS:
+        managed = request.options.get("managed")
+        faults = any(one.managed for one in tests) if managed is None else managed
+        command = tools.nsys_command(program, pytest_command, file, name=only, managed=faults)
+    else:
+        names = [one.name for one in tests] if request.tests else []
+        command = tools.ncu_command(program, pytest_command, file, names=names, **request.options)
     written, collected = _Watched(file), _Watched(file.with_suffix(tools.COLLECTED))
     echo(f"gpumem: {child.shown(command)}")
     finished = under_tool(command, child.for_a_part(environment), echo)
@@ -207,17 +192,9 @@ def _profile(
         file.unlink()  # so that the next call need not replace it
     if not written.anew:
         output = finished.output
-        cause = (
-            tools.nsys_trouble(output, file, _only_name(tests), collected=collected.anew)
-            if tool is tools.NSYS
-            else tools.ncu_trouble(output)
-        )
+        cause = tools.nsys_trouble(output, file, only, collected=collected.anew) if tool is tools.NSYS else tools.ncu_trouble(output)
         raise tools.NothingRecorded(cause or f"{tool.program} wrote no report ({finished.how}); its output is above")
     return ProfileReport(file, program, version, tuple(command), tests, finished.exit_code)
-
-
-def _only_name(tests: Sequence[SelectedTest]) -> str | None:
-    return tests[0].name if len(tests) == 1 else None
 
 
 def _with_ending(file: Path, ending: str) -> Path:

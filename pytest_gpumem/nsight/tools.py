@@ -47,18 +47,19 @@ class Tool:
     source: str  # where to get it
     folders: tuple[str, ...]  # patterns of the folders where installers put it
     least: tuple[int, int]  # the oldest supported version: year and number
+    report: str  # ending of its reports
 
 
 # The oldest versions are those of CUDA 12.0, the oldest CUDA that this package has an extra for.
-NCU = Tool("ncu", "Nsight Compute", "GPUMEM_NCU", "part of the CUDA Toolkit", NCU_FOLDERS, (2022, 4))
-NSYS = Tool("nsys", "Nsight Systems", "GPUMEM_NSYS", "part of the CUDA Toolkit, or the package nsight-systems-cli", NSYS_FOLDERS, (2022, 4))
+NCU = Tool("ncu", "Nsight Compute", "GPUMEM_NCU", "part of the CUDA Toolkit", NCU_FOLDERS, (2022, 4), ".ncu-rep")
+_NSYS_SOURCE = "part of the CUDA Toolkit, or the package nsight-systems-cli"
+NSYS = Tool("nsys", "Nsight Systems", "GPUMEM_NSYS", _NSYS_SOURCE, NSYS_FOLDERS, (2022, 4), ".nsys-rep")
 
 
-def find(tool: Tool, environment: Mapping[str, str], folders: Sequence[str] | None = None) -> Path:
+def find(tool: Tool, environment: Mapping[str, str]) -> Path:
     """The command line of a tool: the program that its variable names, else on the PATH, else in one of the usual folders.
     Raises `ToolMissing`: there is none, or the variable names no program.
     """
-    folders = tool.folders if folders is None else folders
     chosen = environment.get(tool.variable, "")
     if chosen:
         # No other program replaces a chosen one.
@@ -71,13 +72,13 @@ def find(tool: Tool, environment: Mapping[str, str], folders: Sequence[str] | No
     on_path = shutil.which(tool.program, path=environment.get("PATH", os.defpath))
     if on_path is not None:
         return Path(on_path)
-    for pattern in folders:
+    for pattern in tool.folders:
         for folder in sorted(glob.glob(pattern), key=numbers_in, reverse=True):
             if (found := shutil.which(tool.program, path=folder)) is not None:
                 return Path(found)
     raise ToolMissing(
         f"{tool.program} was not found: install {tool.title} ({tool.source}), put it on the PATH, or give its path in {tool.variable}; "
-        f"looked on the PATH and in {', '.join(folders)}"
+        f"looked on the PATH and in {', '.join(tool.folders)}"
     )
 
 
@@ -124,7 +125,6 @@ def numbers_in(text: str) -> tuple[int, ...]:
 
 # Command lines
 
-NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"  # endings of the tools' reports
 COLLECTED = ".qdstrm"  # ending of a recording of Nsight Systems that is not yet imported into a report
 
 MEASURED_RANGES = f"regex:{DOMAIN}@.+.{MEASURE}/"
@@ -224,7 +224,7 @@ def filters(name: str, *, measures: bool) -> dict[str, str]:
 def opening(program: Path, report: Path, name: str | None) -> list[str]:
     """How to open a report of Nsight Systems or Nsight Compute, in lines."""
     tool, file = str(program), str(report)
-    if report.suffix == NCU_REPORT:
+    if report.suffix == NCU.report:
         calls = {"open it": ["ncu-ui", file], "by test": ["gpumem", "read", file], "in text": [tool, "--import", file]}
     else:
         stats = [tool, "stats", "--report"]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_gpumem.nsight.tools import NCU, NSYS, NSYS_FOLDERS, Tool, ToolMissing, check_version, find, version_in
+
+
+def at(tool: Tool, *folders: str) -> Tool:
+    """The tool with these usual folders."""
+    return replace(tool, folders=folders)
 
 
 def program(folder: Path, name: str = "ncu") -> Path:
@@ -19,22 +25,22 @@ def program(folder: Path, name: str = "ncu") -> Path:
 
 def test_the_variable_goes_before_the_path_and_the_path_before_the_usual_folders(tmp_path: Path) -> None:
     chosen, on_path, usual = program(tmp_path / "mine", "my-ncu"), program(tmp_path / "bin"), program(tmp_path / "cuda-13.0")
-    folders = [str(tmp_path / "cuda-*")]
-    assert find(NCU, {"GPUMEM_NCU": str(chosen), "PATH": str(on_path.parent)}, folders) == chosen
-    assert find(NCU, {"GPUMEM_NCU": "", "PATH": str(on_path.parent)}, folders) == on_path
-    assert find(NCU, {"PATH": str(tmp_path)}, folders) == usual
+    ncu = at(NCU, str(tmp_path / "cuda-*"))
+    assert find(ncu, {"GPUMEM_NCU": str(chosen), "PATH": str(on_path.parent)}) == chosen
+    assert find(ncu, {"GPUMEM_NCU": "", "PATH": str(on_path.parent)}) == on_path
+    assert find(ncu, {"PATH": str(tmp_path)}) == usual
 
 
 def test_the_newest_version_of_a_usual_folder_is_taken(tmp_path: Path) -> None:
     for version in ("2025.3.1", "2025.10.0", "2024.12.2"):
         program(tmp_path / version)
     (tmp_path / "2026.1.0").mkdir()  # without the program
-    assert find(NCU, {"PATH": ""}, [str(tmp_path / "*")]) == tmp_path / "2025.10.0" / "ncu"
+    assert find(at(NCU, str(tmp_path / "*")), {"PATH": ""}) == tmp_path / "2025.10.0" / "ncu"
 
 
 def test_a_name_in_the_variable_is_looked_up_on_the_path(tmp_path: Path) -> None:
     installed = program(tmp_path, "ncu-13")
-    assert find(NCU, {"GPUMEM_NCU": "ncu-13", "PATH": str(tmp_path)}, []) == installed
+    assert find(at(NCU), {"GPUMEM_NCU": "ncu-13", "PATH": str(tmp_path)}) == installed
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a folder", "a file that cannot be run"])
@@ -46,12 +52,12 @@ def test_a_variable_that_names_no_program_is_said_and_nothing_else_is_taken(tmp_
         wrong.write_text("")
     other = program(tmp_path / "bin")
     with pytest.raises(ToolMissing, match=r"GPUMEM_NCU='.*wrong' is no program; accepted is the path"):
-        find(NCU, {"GPUMEM_NCU": str(wrong), "PATH": str(other.parent)}, [])
+        find(at(NCU), {"GPUMEM_NCU": str(wrong), "PATH": str(other.parent)})
 
 
 def test_without_any_the_remedy_and_the_places_are_said(tmp_path: Path) -> None:
     with pytest.raises(ToolMissing) as raised:
-        find(NCU, {"PATH": ""}, [str(tmp_path / "cuda-*")])
+        find(at(NCU, str(tmp_path / "cuda-*")), {"PATH": ""})
     for part in ("install Nsight Compute", "GPUMEM_NCU", str(tmp_path / "cuda-*")):
         assert part in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -60,11 +66,11 @@ def test_without_any_the_remedy_and_the_places_are_said(tmp_path: Path) -> None:
 def test_nsys_has_a_variable_and_folders_of_its_own(tmp_path: Path) -> None:
     chosen, ncu = program(tmp_path / "mine", "my-nsys"), program(tmp_path / "bin")
     environment = {"GPUMEM_NCU": str(ncu), "PATH": str(ncu.parent)}
-    assert find(NSYS, {**environment, "GPUMEM_NSYS": str(chosen)}, []) == chosen
+    assert find(at(NSYS), {**environment, "GPUMEM_NSYS": str(chosen)}) == chosen
     usual = program(tmp_path / "nsight-systems" / "2025.3.1" / "bin", "nsys")
-    assert find(NSYS, environment, [str(tmp_path / "nsight-systems" / "*" / "bin")]) == usual
+    assert find(at(NSYS, str(tmp_path / "nsight-systems" / "*" / "bin")), environment) == usual
     with pytest.raises(ToolMissing, match=r"nsys was not found: install Nsight Systems .* GPUMEM_NSYS"):
-        find(NSYS, environment, [])
+        find(at(NSYS), environment)
     assert "/opt/nvidia/nsight-systems/*/bin" in NSYS_FOLDERS
 
 
