@@ -375,7 +375,7 @@ def _text(found: Found, line: Sequence[Commit], request: Request, key: str, *, s
     yield f"  {commit.subject}"
     yield f"  {commit.author}, {commit.date}"
     yield f"  {key}: {_own(found)} against {parent.short}"
-    yield f"  {_share(found):.0%} of the whole change, which is {_whole(found, request, key)}"
+    yield f"  {100 * _share(found):.0f} % of the whole change, which is {_whole(found, request, key)}"
     if len(commit.parents) > 1:
         yield "  it is a merge; to look into its branch:"
         yield f"    {_command(request, f'$(git merge-base {commit.short}^1 {commit.short}^2)', f'{commit.short}^2')}"

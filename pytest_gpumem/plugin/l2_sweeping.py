@@ -317,6 +317,7 @@ class SweepHooks(SummaryHooks):
         from pytest_gpumem.reporting.l2_sweep import drawn
 
         width, colour = writer._tw.fullwidth, writer._tw.hasmarkup
+        writer.ensure_newline()  # so that the section's heading has no blank line below
         writer.section("gpumem: persisting L2")
         for nodeid, found in self._session.sweeps:
             yield drawn(printable(nodeid), printable(found), width=width, colour=colour)

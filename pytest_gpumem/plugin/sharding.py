@@ -65,8 +65,9 @@ class ShardHooks:
         return {item.nodeid: known.get(item.nodeid) if uses(item, BENCHMARK_FIXTURE) else None for item in items}
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        of = f"{len(self._own)} of {self._division['total']} tests, {self._division['known']} of which have a cost in the baseline"
-        return [f"gpumem: shard {self._index} of {self._count}: {of}"] if self._division["total"] else []
+        total, known = self._division["total"], self._division["known"]
+        of = f"{len(self._own)} of {total} tests; of the {total}, {known} have a cost in the baseline"
+        return [f"gpumem: shard {self._index} of {self._count}: {of}"] if total else []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         before = self._ends.get(report.nodeid) if report.when != "setup" else None

@@ -18,6 +18,7 @@ from pytest_gpumem.baselines.acceptance import untrusted
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage
 from pytest_gpumem.baselines.store import record
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, is_failure
 from pytest_gpumem.judging.screen import allowed, compared
 from pytest_gpumem.judging.spread import difference
@@ -98,16 +99,22 @@ class TerminalHooks(SummaryHooks):
         line = baseline_line(baseline.processes, least, shown)
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
-    def pytest_report_collectionfinish(self) -> list[str]:
+    def pytest_report_collectionfinish(self, config: pytest.Config) -> list[str]:
         ledger = self._session.ledger
         if ledger is None or not ledger.tests:
             return []
-        tests = f"{ledger.tests} test{'s' * (ledger.tests > 1)}"
         how = f"by cost in the baseline ({ledger.known} of them known)" if ledger.known else "equally, the baseline knows no cost"
-        return [
-            f"gpumem: budget of {format_time(ledger.total)} shared out over {tests} {how}, "
+        line = (
+            f"gpumem: budget of {format_time(ledger.total)}{self._of_process} shared out over {counted(ledger.tests, 'test')} {how}, "
             f"at most {format_time(ledger.most())} a measurement to begin with; what one leaves goes to the others"
-        ]
+        )
+        return wrapped(line, config.get_terminal_writer().fullwidth, indent="    ")
+
+    @property
+    def _of_process(self) -> str:
+        """For whom a budget is: each process of a run has a part of the total one."""
+        processes = self._session.settings.processes or 1
+        return f" for each of {processes} processes" if processes > 1 else ""
 
     def _budget(self) -> str | None:
         """The use of a total budget; the workers of xdist keep their own accounts."""
@@ -115,7 +122,8 @@ class TerminalHooks(SummaryHooks):
         if ledger is None or not ledger.spent:
             return None
         clock = ", of simulated time" if self._session.facts.simulated else ""
-        spent = f"budget: {format_time(ledger.spent)} of {format_time(ledger.total)} spent on measuring{clock}"
+        of = "" if not self._of_process else " by this process"
+        spent = f"budget: {format_time(ledger.spent)} of {format_time(ledger.total)} spent on measuring{of}{clock}"
         if ledger.spent <= ledger.total:
             return spent
         return f"{spent}: a measurement ends the samples it has begun, and takes its least ones and its checks however short its share"

@@ -303,7 +303,7 @@ def test_the_header_says_which(suite: Path, gpumem: Run) -> None:
     gpumem("--gpumem-save", "-k", "copy").assert_outcomes(passed=6)
     result = gpumem("--gpumem-shard=2/4")
     (line,) = [line for line in result.outlines if line.startswith("gpumem: shard")]
-    assert re.fullmatch(r"gpumem: shard 2 of 4: \d+ of 19 tests, 6 of which have a cost in the baseline", line)
+    assert re.fullmatch(r"gpumem: shard 2 of 4: \d+ of 19 tests; of the 19, 6 have a cost in the baseline", line)
 
 
 def test_rows_that_are_judged_again_are_counted_as_in_one_process(suite: Path, session: Run, monkeypatch: pytest.MonkeyPatch) -> None:
