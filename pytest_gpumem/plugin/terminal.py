@@ -220,12 +220,12 @@ class TerminalHooks(SummaryHooks):
 
         session, width, colour = self._session, writer._tw.fullwidth, writer._tw.hasmarkup
         if writer.verbosity > 0:
-            drawn = [table(rows, session.facts, width=width, colour=colour, grouped=True), *wrapped(counts_text(rows), width)]
+            drawn = [table(rows, session.facts, width=width, colour=colour), *wrapped(counts_text(rows), width)]
         elif writer.verbosity == 0:
             drawn = [summary(rows, session.facts, width=width, colour=colour)]
         else:
             shown = [row for row in rows if row.failed or is_failure(row.verdict, True)]
-            drawn = [table(shown, session.facts, width=width, colour=colour, notes=False, grouped=True), *wrapped(counts_text(rows), width)]
+            drawn = [table(shown, session.facts, width=width, colour=colour, notes=False), *wrapped(counts_text(rows), width)]
         return "\n".join([*filter(None, drawn), *self._loosened(rows, width)])
 
     def _loosened(self, rows: Iterable[Row], width: int) -> Iterator[str]:

@@ -38,27 +38,26 @@ class _Shown:
     alone: bool  # True if it is the only row of its test, so that its name is not under a heading
 
 
-def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True, grouped: bool = False) -> str:
+def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True) -> str:
     """The table and the sentences under it, without a trailing line break.
 
-    The rows of one test are under its name. Columns without any figure are left out. Where names would get too short to tell tests apart,
-    the parts of `_LEFT_OUT` go, one after the other; the other columns are never cut, so the table may get wider than `width`. A name that
-    is too long gets a line for its test and one for its parameters, then loses words in its middle.
-    `rows`: in the order in which they are shown, unless `grouped`.
+    Rows are grouped by kind of test; what got worse is first, then the slowest. The rows of one test are under its name. Columns without
+    any figure are left out. Where names would get too short to tell tests apart, the parts of `_LEFT_OUT` go, one after the other; the
+    other columns are never cut, so the table may get wider than `width`. A name that is too long gets a line for its test and one for its
+    parameters, then loses words in its middle.
     `notes`: show each measurement's notes, sectors of requests that are not coalesced, and intervals of latencies per access; if False,
     only the number of notes.
-    `grouped`: by kind of test; what got worse first, then the slowest.
     """
     if not rows:
         return ""
     rows, facts = printable(rows), printable(facts)
     usual = _usual_way(rows)
-    groups = [(kind.value, of) for kind, of in ordered(rows, facts)] if grouped else [("", list(rows))]
+    groups = ordered(rows, facts)
     facts_of = {id(one.row): one for one in row_facts(rows, facts)}
     lines: list[_Shown | Text] = []
     for kind, of in groups:
         if len(groups) > 1:
-            lines.append(Text(f"-- {kind}", style="bold"))
+            lines.append(Text(f"-- {kind.value}", style="bold"))
         for test in by_function(of):
             lines += _of_test([facts_of[id(row)] for row in test], usual, notes)
     drawn, without = narrowed(_LEFT_OUT, width, lambda without: _columns(lines, without))

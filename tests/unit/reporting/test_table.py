@@ -115,11 +115,11 @@ def test_bandwidth_that_threads_ask_for_is_explained_where_it_is_shown(width: in
 
 def test_rows_of_one_test_stand_under_its_name(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [make_row("a/t.py::test_" + "x" * 80, label=label) for label in ("off", "on")]
-    rows.append(make_row("a/t.py::test_y[1-2]", mode="hot", label="last"))
+    rows.append(make_row("a/t.py::test_y[1-2]", sampler="batched", label="last"))
     lines = draw(rows, facts, 100)
     assert lines[2] == "test_" + "x" * 80
     assert [line.split("  268.3")[0].rstrip() for line in lines[3:6]] == ["  off", "  on", "test_y[1-2][last]"]
-    assert lines[6] == "  hot, graph"
+    assert lines[6] == "  clean-cold, batched"
 
 
 def test_a_row_of_the_whole_test_has_the_line_of_its_name(facts: DeviceFacts, make_row: MakeRow) -> None:
@@ -129,7 +129,7 @@ def test_a_row_of_the_whole_test_has_the_line_of_its_name(facts: DeviceFacts, ma
 
 def test_a_name_that_is_too_long_gets_a_line_for_its_test(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [
-        make_row("t.py::test_the_link_bounds_what_is_read_in_place", label="mapped, 1 x", mode="hot"),
+        make_row("t.py::test_the_link_bounds_what_is_read_in_place", label="mapped, 1 x", sampler="batched"),
         make_row("t.py::test_a_host_that_reads_results_in_place_gets_them"),
         make_row("t.py::test_short", label="mapped"),
     ]
@@ -138,7 +138,7 @@ def test_a_name_that_is_too_long_gets_a_line_for_its_test(facts: DeviceFacts, ma
     assert [line.split("  268.3")[0].rstrip() for line in lines[2:7]] == [
         "test_the_link_bounds_what_is_read_in_place",
         "  mapped, 1 x",
-        "    hot, graph",
+        "    clean-cold, batched",
         "test_a_host_..._place_gets_them",
         "test_short[mapped]",
     ]
@@ -155,10 +155,10 @@ def test_rows_whose_names_are_cut_are_told_apart(facts: DeviceFacts, make_row: M
 
 
 def test_a_way_that_all_rows_of_a_test_share_is_said_once(facts: DeviceFacts, make_row: MakeRow) -> None:
-    rows = [make_row("t.py::test_a", label=str(i), mode="hot") for i in range(2)] + [make_row(f"t.py::test_b{i}") for i in range(3)]
+    rows = [make_row("t.py::test_a", label=str(i), sampler="batched") for i in range(2)] + [make_row(f"t.py::test_b{i}") for i in range(3)]
     lines = draw(rows, facts)
-    assert lines[2] == "test_a (hot, graph)"
-    assert sum("hot, graph" in line for line in lines) == 1
+    assert lines[2] == "test_a (clean-cold, batched)"
+    assert sum("batched" in line for line in lines) == 1
 
 
 def test_what_got_worse_stands_first_then_the_slowest_by_kind_of_test(facts: DeviceFacts, make_row: MakeRow) -> None:
@@ -172,7 +172,7 @@ def test_what_got_worse_stands_first_then_the_slowest_by_kind_of_test(facts: Dev
         make_row("t.py::test_doubtful", Outcome.UNDECIDED, code=Code.LOOKS_SLOWER),
         make_row("t.py::test_nothing", Outcome.FAIL, measured=False),
     ]
-    lines = table(rows, facts, width=100, colour=False, grouped=True).splitlines()
+    lines = table(rows, facts, width=100, colour=False).splitlines()
     said = [line.split("  268.3")[0].split("  300.5")[0].split("  FAIL")[0].rstrip() for line in lines[2:14]]
     assert said == [
         "-- L2",
@@ -216,9 +216,9 @@ def test_a_test_that_measured_nothing_is_still_a_row(facts: DeviceFacts, make_ro
 
 
 def test_a_row_taken_in_another_way_says_how(facts: DeviceFacts, make_row: MakeRow) -> None:
-    rows = [make_row("t.py::test_a"), make_row("t.py::test_b"), make_row("t.py::test_c", mode="hot", sampler="batched")]
+    rows = [make_row("t.py::test_a"), make_row("t.py::test_b"), make_row("t.py::test_c", sampler="batched")]
     lines = draw(rows, facts)
-    assert lines[5] == "  hot, batched"
+    assert lines[5] == "  clean-cold, batched"
     assert lines[6].startswith("clean-cold, sampler graph, unless noted otherwise")
 
 
