@@ -65,10 +65,11 @@ def card(device: str | None, baseline: str | None, quick: bool, as_json: bool) -
     from pytest_gpumem.settings import device_choice
     from pytest_gpumem.units import QuantityError
 
+    origin, written = ("--device", device) if device else ("GPUMEM_DEVICE", os.environ.get("GPUMEM_DEVICE"))
     try:
-        choice = device_choice(device or os.environ.get("GPUMEM_DEVICE") or "cuda")
+        choice = device_choice(written or "cuda")
     except QuantityError as error:
-        raise click.UsageError(f"--device: {error}") from None
+        raise click.UsageError(f"{origin}: {error}") from None
     try:
         chosen = opening.choose(choice)
         history = stored(opened(baseline), chosen.facts.key)

@@ -290,8 +290,8 @@ class ProgressHooks:
         self._clear()
         shown = yield
         if report.when == "teardown":
-            rows = [row for row in self._session.rows if row.nodeid == report.nodeid]
-            self._progress.took(report.nodeid, sum(len(row.measurement.samples) for row in rows if row.measurement is not None))
+            measured = (row.measurement for row in self._session.rows.of(report.nodeid))
+            self._progress.took(report.nodeid, sum(len(one.samples) for one in measured if one is not None))
             self._progress.end(report.nodeid)
         self._draw()
         return shown

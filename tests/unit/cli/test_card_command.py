@@ -158,8 +158,9 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
     assert result.output == "gpumem: nothing was measured: no CUDA device 0: no driver\n"
 
 
-@pytest.mark.parametrize(("arguments", "named"), [(["--device", "gpu"], "'gpu'"), (["--device", "cuda:x"], "'cuda:x'")])
-def test_a_device_that_is_none_is_a_usage_error(arguments: list[str], named: str) -> None:
+@pytest.mark.parametrize(("arguments", "named"), [(["--device", "gpu"], "--device: 'gpu'"), ([], "GPUMEM_DEVICE: 'cuda:x'")])
+def test_a_device_that_is_none_is_a_usage_error(arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUMEM_DEVICE", "cuda:x")
     result = CliRunner().invoke(main, ["card", *arguments])
     assert result.exit_code == Exit.USAGE
     assert named in result.output

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_gpumem.plugin import terminal
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE
+from pytest_gpumem.plugin.reported import Rows
 
 
 class Terminal(io.StringIO):
@@ -22,7 +23,7 @@ def made(file: io.StringIO, **option: object) -> tuple[terminal.ProgressHooks, S
     reporter = SimpleNamespace(_tw=SimpleNamespace(_file=file, fullwidth=60), ensure_newline=lambda: None)
     reporter.write_line = lambda line: file.write(line + "\n")
     options = SimpleNamespace(**{"capture": "fd", "usepdb": False, "log_cli_level": None, **option})
-    session: Any = SimpleNamespace(config=SimpleNamespace(option=options, getini=lambda name: False), rows=[])
+    session: Any = SimpleNamespace(config=SimpleNamespace(option=options, getini=lambda name: False), rows=Rows())
     hooks = terminal.ProgressHooks(session, reporter)  # type: ignore[arg-type]
     items = [SimpleNamespace(nodeid=f"t.py::{name}", fixturenames=[BENCHMARK_FIXTURE]) for name in "ab"]
     items.append(SimpleNamespace(nodeid="t.py::other", fixturenames=[]))
