@@ -35,7 +35,10 @@ def header(
     `fallback_reason`: why the device is simulated, if nobody chose that.
     `conditions`: clocks and throttle reasons at the start.
     """
-    lines = banner(facts, fallback_reason) if facts.simulated else []
+    lines = []
+    if facts.simulated:  # in capitals, so that nobody mistakes a green run for a real one
+        lines.append(f"*** SIMULATED DEVICE: no GPU is measured. Times come from a model of {facts.name}. ***")
+        lines += [f"*** Reason: {fallback_reason} ***"] if fallback_reason else []
     lines.append(f"gpumem: {_device(facts)}")
     if not facts.simulated:
         lines.append(f"  {_software(facts)}")
@@ -70,14 +73,6 @@ def short_header(
     own = {name: value for name, value in settings.items() if name == "mode" or value != usual.get(name)}
     parts = [_plan(own), f"baseline: {baseline}" if baseline else ""]
     return printable([f"gpumem: {device}", f"  {'; '.join(part for part in parts if part)}"])
-
-
-def banner(facts: DeviceFacts, fallback_reason: str | None = None) -> list[str]:
-    """Lines that no GPU is measured, and why. In capitals, so that nobody mistakes a green run for a real one."""
-    lines = [f"*** SIMULATED DEVICE: no GPU is measured. Times come from a model of {facts.name}. ***"]
-    if fallback_reason:
-        lines.append(f"*** Reason: {fallback_reason} ***")
-    return lines
 
 
 def missing_lines(missing: Sequence[Missing]) -> list[str]:
