@@ -9,6 +9,7 @@ processes, or runs of several, with any wrong verdict, and baselines with any wr
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections import Counter
@@ -31,12 +32,14 @@ SHORT = {NVBENCH: "nvbench", ROBUST: "nvb. robust"}
 Record = Mapping[str, Any]
 
 
-def table(*records: Record) -> str:
-    """Records that were measured in one way, as text."""
+def table(*records: Record, projects: Sequence[Record] = ()) -> str:
+    """Records that were measured in one way, as text.
+    `projects`: records of `limit_proof.py`, whose runs of unchanged code count too.
+    """
     lines = list(_head(records))
     if any("verdicts" not in record for record in records):
         return "\n".join([*lines, "", "not judged yet"])
-    for part in (_screens(records), _duets(records), _peers(records)):
+    for part in (_screens(records), _unchanged(records, projects), _duets(records), _peers(records)):
         if drawn := list(part):
             lines += ["", *drawn]
     return "\n".join(line.rstrip() for line in lines)
@@ -113,6 +116,40 @@ def _screens(records: Sequence[Record]) -> Iterator[str]:
             yield f"{question:<29} {size:<8} {slower:>12} {limit:>5} {processes:>3} {counts} {bounds if judged else ''}"
 
 
+def _unchanged(records: Sequence[Record], projects: Sequence[Record]) -> Iterator[str]:
+    """Runs and baselines of unchanged code, whatever the rows, limits and processes of a run."""
+    yield f"{'unchanged code, all rows':<78} {'wrong runs, %':>17} {'baselines, %':>15}"
+    runs, baselines = list[bool](), list[bool]()
+    for record in records:
+        found: dict[int, dict[int, bool]] = {}
+        for one in record["verdicts"]["screens"]:
+            if one["row"] == one["head"]:
+                wrongs, size = found.setdefault(one["card"], {}), one["processes"]
+                for number, letter in enumerate(one["outcomes"]):
+                    for head in range(number * size, (number + 1) * size):  # each process is in a run of every size
+                        wrongs[head] = wrongs.get(head, False) or letter in wrong_letters(None, 0.0)
+        runs += [wrong for wrongs in found.values() for wrong in wrongs.values()]
+        baselines += [any(wrongs.values()) for wrongs in found.values()]
+    yield f"{'these sessions, by process':<78} {_bounded(runs):>17} {_bounded(baselines):>15}"
+    if projects:
+        sessions = [[_failed(one) for one in _unchanged_runs(project)] for project in projects]
+        rows = sum(len(one["rows"]) for project in projects for one in _unchanged_runs(project))
+        name = f"a user's project (limit_proof.py), {rows} rows held to 1 %, by run"
+        own = [any(runs) for runs in sessions]
+        yield f"{name:<78} {_bounded(itertools.chain(*sessions)):>17} {_bounded(own):>15}"
+        yield f"{'together':<78} {'':>17} {_bounded([*baselines, *own]):>15}"
+
+
+def _unchanged_runs(project: Record) -> list[Record]:
+    """The runs and gates of unchanged code in a record of `limit_proof.py`."""
+    entries = [*project["parts"].get("unchanged", []), *project["parts"].get("gate", [])]
+    return [one for one in entries if "error" not in one and one.get("changes", "comment") == "comment"]
+
+
+def _failed(run: Record) -> bool:
+    return any(row["outcome"] == "FAIL" for row in run["rows"])
+
+
 def _bounded(wrong: Iterable[bool]) -> str:
     found = list(wrong)
     return f"{sum(found)} of {len(found)}, <{100 * at_most(sum(found), len(found)):.3g}"
@@ -163,7 +200,9 @@ def main() -> int:
     for record in (json.loads(path.read_text()) for path in paths):
         if sys.argv[1:] or not (record["simulated"] or record["options"]):
             kinds.setdefault(record["cards"][0]["device"]["name"], []).append(record)
-    print("\n\n".join(table(*records) for records in kinds.values()))
+    projects = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*/limit_proof*.json"))]
+    tables = [table(*records, projects=[one for one in projects if one["device"]["name"] == name]) for name, records in kinds.items()]
+    print("\n\n".join(tables))
     return 0
 
 

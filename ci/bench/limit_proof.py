@@ -535,7 +535,7 @@ class Proof:
 
     def of(self, device: dict[str, Any]) -> None:
         """Note the device. Raises `Failed` where the record is of another one."""
-        found = {name: device[name] for name in ("key", "name", "driver")}
+        found = {name: device[name] for name in ("key", "name", "driver", "uuid")}
         if (known := self.record.setdefault("device", found))["key"] != found["key"]:
             raise Failed(f"the record is of {known['key']}, this device is {found['key']}")
 
@@ -548,7 +548,7 @@ class Proof:
         if document is None:
             raise Failed(f"nothing was measured: {output[-WORDS:]}")
         facts = document.device
-        self.of({"key": facts.key, "name": facts.name, "driver": facts.driver})
+        self.of({"key": facts.key, "name": facts.name, "driver": facts.driver, "uuid": facts.uuid})
         return [plain_row(row) for row in document.rows]
 
     def times(self, path: Path, begun: float, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -185,6 +185,21 @@ def test_bounds_count_runs_and_baselines_and_never_verdicts(record: dict[str, An
     assert "0 of 2, <84.2" in both
 
 
+def test_runs_of_a_users_project_count_as_sessions_too(record: dict[str, Any]) -> None:
+    passed, failed = ({"rows": [{"outcome": outcome}] * 15} for outcome in ("PASS", "FAIL"))
+    projects = [
+        {"parts": {"unchanged": [passed, passed], "gate": [{**passed, "changes": "comment"}, {**failed, "changes": "wait"}]}},
+        {"parts": {"unchanged": [passed, {"error": "ended"}, failed]}},
+    ]
+    lines = tables.table(record, projects=projects).splitlines()
+    (own,) = (line for line in lines if line.startswith("a user's project"))
+    assert "75 rows" in own
+    assert "1 of 5, <" in own
+    assert "1 of 2, <" in own
+    (together,) = (line for line in lines if line.startswith("together"))
+    assert "1 of 3, <" in together
+
+
 def test_a_pass_of_code_that_is_slower_than_its_limit_is_wrong() -> None:
     assert tables.wrong_letters(None, 0.01) == "F" + verdicts.ABOVE
     assert tables.wrong_letters(0.0101, 0.01) == "P"
