@@ -51,8 +51,11 @@ class BoundKernel:
 
     def with_stream(self, stream: PersistingStream) -> BoundKernel:
         """The same kernel, whose untimed calls, and launches as a part of `gpu_work`, run on a persisting stream, under its window.
+        Raises `BadCall`: it is no persisting stream.
         Raises `BadWindow`: it is not the stream that carries the window, or its block has ended.
         """
+        if not isinstance(stream, PersistingStream):
+            raise BadCall(f"with_stream() takes what persisting_stream() gives, not {type(stream).__name__}")
         if stream.closed:
             raise BadWindow("a persisting stream whose `with` block has ended has no window, which an untimed call could run under")
         if stream.where != "stream":

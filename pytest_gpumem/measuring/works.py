@@ -154,7 +154,7 @@ class Works:
             Unsupported: the device has no copy engine (`asyncEngineCount` is 0); the test skips.
         """
         memory = self._memory
-        wanted = (shape if isinstance(shape, (int, str)) else tuple(shape), str(dtype), back)
+        wanted = repr(shape), str(dtype), back
         if wanted not in self._staged:
             source, there = memory.pinned(shape, dtype), memory.device(shape, dtype)
             self._staged[wanted] = source, there, memory.pinned(shape, dtype) if back else None

@@ -62,8 +62,9 @@ def advised(before: Advised, **changes: Any) -> Advised:
         raise BadBuffer(f'preferred_location={place!r}; accepted are "device", "host" and None')
     if "accessed_by" in given:
         places = given["accessed_by"]
-        given["accessed_by"] = frozenset({places} if isinstance(places, str) else places or ())
-        if not given["accessed_by"] <= set(PLACES):
+        listed = places if isinstance(places, (tuple, list, set, frozenset)) else () if places is None else (places,)
+        given["accessed_by"] = frozenset(place for place in PLACES if place in listed)
+        if not all(place in PLACES for place in listed):
             raise BadBuffer(f'accessed_by={places!r}; accepted are "device", "host", both in a tuple, and None')
     return replace(before, **given)
 

@@ -84,6 +84,8 @@ def test_people_get_a_line_for_each_figure_and_for_each_check(card: Card) -> Non
 
 
 SLOW_DRAM = replace(SOUND, fit=replace(SOUND.fit, read_efficiency=0.85 * SOUND.fit.read_efficiency))
+OLDER_SLOT = replace(SOUND, link_generation=4, pinned_share=2 * SOUND.pinned_share)
+"""At the rate of a newer one: the slot alone is the fault."""
 FAULTS = {
     "slow DRAM": (SLOW_DRAM, "like its model", ("DRAM, read", "DRAM, copied")),
     "slow L2": (replace(SOUND, l2_bandwidth=0.7 * SOUND.l2_bandwidth), "like its model", ("L2, read",)),

@@ -40,6 +40,7 @@ def call(bench: Bench, kernel: str, *arguments: Any, **keywords: Any) -> None:
         (lambda k, a, b, c, d: k.copy.with_grid(0), "with_grid() takes a positive number of blocks, not 0"),
         (lambda k, a, b, c, d: k.copy.with_grid(2.0), "with_grid() takes a positive number of blocks, not 2.0"),
         (lambda k, a, b, c, d: k.copy.with_grid(True), "with_grid() takes a positive number of blocks, not True"),
+        (lambda k, a, b, c, d: k.copy.with_stream(a), "with_stream() takes what persisting_stream() gives, not Buffer"),
     ],
 )
 def test_what_does_not_fit(bench: Bench, make: Callable[..., object], message: str) -> None:

@@ -107,6 +107,8 @@ def test_an_advice_that_is_not_named_stays(memory: Memory) -> None:
         ({"preferred_location": "gpu"}, 'preferred_location=\'gpu\'; accepted are "device", "host" and None'),
         ({"accessed_by": "cpu"}, "accessed_by='cpu'; accepted are"),
         ({"accessed_by": ("device", "cpu")}, "accessed_by=.*'cpu'.*; accepted are"),
+        ({"accessed_by": 5}, "accessed_by=5; accepted are"),
+        ({"accessed_by": [["host"]]}, "accessed_by=.*; accepted are"),
     ],
 )
 def test_a_wrong_advice_is_refused_before_anything_is_allocated(advice: Any, message: str, device: Advising, memory: Memory) -> None:

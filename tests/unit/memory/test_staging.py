@@ -30,7 +30,7 @@ from pytest_gpumem.measuring.work import (
     cut,
 )
 from pytest_gpumem.measuring.works import Works
-from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
@@ -287,9 +287,15 @@ def test_an_allocation_is_work_of_the_host(memory: Memory) -> None:
             lambda m, d: StagedCopy(m.pinned(4096), m.device(8192), None, bound(m, "elementwise"), {}, 2),
             "must have the same size and type",
         ),
+        (lambda m, d: Works(m).copy(5, m.pinned(512)), "'destination' is a buffer from a fixture or a NumPy array, not int"),
         (lambda m, d: Works(m).after(print, Works(m).busy(1e-3)), "is no work; gpu_work makes it"),
     ],
 )
 def test_work_that_cannot_be(memory: Memory, make: Any, said: str) -> None:
     with pytest.raises(BadCall, match=said):
         make(memory, memory.arena.device)
+
+
+def test_data_to_stage_that_cannot_be_is_refused_as_a_buffer(memory: Memory) -> None:
+    with pytest.raises(BadBuffer, match=r"a size is a number of bytes, .* not 1\.5"):
+        Works(memory).staged(2, 1.5)  # type: ignore[arg-type]
