@@ -69,7 +69,7 @@ SENTENCES = {
     "elementwise": "Updates every element in place, with arithmetic for some rounds.",
     "reread": "Reads an array several times at a stride, and writes it.",
 }
-"""What each kernel does."""
+"""A sentence for each kernel."""
 
 
 def kernels() -> str:
@@ -123,7 +123,7 @@ def fixtures() -> str:
 
 
 def commands() -> str:
-    """What every command says to `--help`."""
+    """The help of every command."""
     from pytest_gpumem.cli import main
 
     parts = []
@@ -197,4 +197,4 @@ TABLES: dict[str, Callable[[], str]] = {
     "schema": schema,
     "rules": rules,
 }
-"""What `<!-- generated: NAME -->` stands for."""
+"""The tables by the NAME of `<!-- generated: NAME -->`."""

@@ -35,7 +35,7 @@ def size(url: str) -> int:
 
 
 def resolve(extras: str) -> list[dict[str, dict[str, str]]]:
-    """What pip would install.
+    """The packages that pip would install.
 
     Raises:
         subprocess.CalledProcessError: there is no solution.

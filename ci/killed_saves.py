@@ -135,7 +135,7 @@ class Project:
 
 
 def _import_all() -> None:
-    """What a run imports, so that processes that are forked from this one need not."""
+    """Import the modules of a run, so that forked processes need not."""
     here = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="gpumem-killed-") as made, open(os.devnull, "w") as nothing, redirect_stdout(nothing):
         Path(made, "test_warm.py").write_text(SUITE)

@@ -31,7 +31,7 @@ LEGEND = 0.6
 """Height of the legend in inches."""
 IN_THE_TABLE = ("nvbench batch", "triton do_bench mean", peers_summary.HOT_ONCE)
 SHOWN = tuple(way for way in peers_summary.WAYS if way not in IN_THE_TABLE and not way.endswith(CORRECTED))
-"""What a peer's users gate on; the other ways are in the table alone."""
+"""Ways that users of a peer gate on; the others are in the table alone."""
 TITLES = {"same": "spread between processes, %\nthe same allocations", "random": "spread between processes, %\nrandom allocations first"}
 
 

@@ -61,7 +61,7 @@ def bench_table(run: dict[str, Any]) -> str:
 
 
 def output(name: str, *_: str | None) -> str:
-    """What a script prints."""
+    """The output of a script."""
     return subprocess.run([sys.executable, ROOT / name], capture_output=True, text=True, check=True).stdout.rstrip()
 
 

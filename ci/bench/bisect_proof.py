@@ -99,7 +99,7 @@ _UNWATCHED = Measurement(
 
 
 def drawn_searches(job: tuple[str, float, str, int, int]) -> tuple[Counter[str], list[int]]:
-    """What searches end with, and their pairs; the job is noise, spread, case, seed, count."""
+    """The ends of searches, and their pairs; the job is noise, spread, case, seed, count."""
     noise, spread, case, seed, count = job
     rng = np.random.default_rng([seed, *(ord(letter) for letter in noise + case), int(spread * 1e6)])
     ends: Counter[str] = Counter()
@@ -276,7 +276,7 @@ def searches(part: str, seed: int, options: argparse.Namespace, folder: Path) ->
 
 
 def wrong(record: Mapping[str, Any]) -> list[str]:
-    """What is not as promised."""
+    """A sentence for each broken promise."""
     found = []
     for part, entries in record["parts"].items():
         for entry in entries:

@@ -118,7 +118,7 @@ def single(job: tuple[str, float, float, int, int]) -> list[tuple[str, int]]:
 
 
 def suite(job: tuple[int, float, float, int]) -> int:
-    """How many tests of one suite fail, all of them equally slow; the job is tests, spread, change, number."""
+    """The number of failing tests of one suite, all of them equally slow; the job is tests, spread, change, number."""
     tests, spread, change, number = job
     rng = np.random.default_rng([tests, round(1e6 * change), number])
     pairs = {str(test): log_ratios(rng, "normal", spread, change) for test in range(tests)}
@@ -150,7 +150,7 @@ def simulate(trials: int, suites: int, known: dict[int, float], workers: int) ->
 
 
 def promises(record: dict[str, Any]) -> Iterator[tuple[str, int, int, float]]:
-    """What must be rare, how often it came, among how many, and the largest share that is promised."""
+    """The errors: name, count, trials, and the largest share that is promised."""
     for row in record["single"]:
         count = sum(row["outcomes"].values())
         name = f"{row['noise']}, {100 * row['spread']:.3f} %, {_code(row['change'])}"

@@ -1,4 +1,4 @@
-"""What the record of what ran tells apart, whether fresh processes agree in it, and what it costs. Needs a GPU and cupti-python.
+"""Check the record of what a launch runs: the changes it shows, whether processes agree, and its cost. Needs a GPU and cupti-python.
 
 Runs the rows of `evidence_rows.py` in fresh processes, compares their digests between processes and each changed row with its base, times
 the pass, and times the start of a session with and without it.

@@ -109,7 +109,7 @@ def name_of(key: str) -> str:
 
 
 def judged(explanation: Record, planted: tuple[str, ...]) -> bool:
-    """Whether an explanation says what was planted."""
+    """True if an explanation names the planted cause."""
     if not planted:
         return explanation["first"] in (None, UNEXPLAINED) and not explanation["causes"]
     return explanation["first"] in planted
@@ -138,7 +138,7 @@ def rows(explanations: Sequence[Record], planted: Mapping[str, tuple[str, ...]])
 
 
 def verdict(found: Sequence[Record]) -> tuple[str, bool]:
-    """What the rows prove, in one line, and whether it is enough."""
+    """The result of the rows in one line, and whether it is enough."""
     planted, unchanged = ([row for row in found if bool(row["planted"]) is changed] for changed in (True, False))
     named, quiet = (sum(bool(row.get("right")) for row in some) for some in (planted, unchanged))
     said = f"{named} of {len(planted)} planted causes named first, {quiet} of {len(unchanged)} unchanged pairs blamed on nothing"

@@ -1,4 +1,4 @@
-"""What `--gpumem-footprint` costs somebody else's test suite, and what it shows of it: CuPy's own tests, unchanged.
+"""The cost of `--gpumem-footprint` in CuPy's own tests, unchanged, and what it shows of them.
 
 Fills CuPy's cache of kernels by workers of xdist, and runs the tests once without the plugin and once with `--gpumem
 --gpumem-footprint`. What follows counts: pairs of such sessions, in an order that alternates; then one session by stop-watches. Prints the

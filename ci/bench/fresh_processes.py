@@ -33,7 +33,7 @@ SHOWN = 2000
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one job."""
+    """The result of one job."""
 
     job: dict[str, Any]
     answer: dict[str, Any] | None

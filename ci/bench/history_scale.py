@@ -143,7 +143,7 @@ def _changes(found: History) -> list[dict[str, Any]]:
 
 
 def measured(tests: int, runs: int, seed: int) -> dict[str, Any]:
-    """What a query of one history says, and what it costs."""
+    """The changes that a query of one history finds, and its cost."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
         place = Storage(Path(folder) / "store").recorded()

@@ -1,4 +1,4 @@
-"""What the host link gives, and whether the harness shows it: copies each way and both at once, sizes, staging, allocators.
+"""Measure the host link, and check the harness against it: copies each way and both at once, sizes, staging, allocators.
 
     python ci/bench/host_link.py --json ci/records/nvidia-h200/host_link.json
     python ci/bench/host_link.py --peers --json ci/records/nvidia-h200/host_link_peers.json
@@ -57,7 +57,7 @@ WITHIN_BOUND = 0.10
 
 
 class Bench:
-    """What the parts share."""
+    """State that the parts share."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes

@@ -1,4 +1,4 @@
-"""What persisting L2 gains, and whether `l2_sweep` finds the setting: off, the driver's default, the maximum, fitted, swept, the full grid.
+"""Measure the gain of persisting L2, and what `l2_sweep` finds: off, the default, the maximum, fitted, swept, the full grid.
 
 settings    a kernel on a table or a region of a given size, swept as a user's test does it; then every setting of the full grid (each step
             of L2/16 up to the maximum at five hit ratios, and off) on one placement; then what is compared again, in rounds that hold
@@ -67,14 +67,14 @@ PLACEMENTS = 16
 RESETS_OUT = 128
 """MiB that are streamed beside the data of resets and of two streams."""
 TOLERATED = 0.02
-"""What the recommended setting may take longer than off, and than the grid's best: an interval's upper end is judged."""
+"""Shares by which the recommended setting may be slower than off, and than the grid's best: an interval's upper end is judged."""
 WITHIN_BEST = 0.03
-"""What "fit" may take longer than the best set-aside."""
+"""Share by which "fit" may be slower than the best set-aside."""
 SHARE = 0.25
 """Settings of the grid that a sweep may measure, as a share."""
 SWEEP_SECONDS = 10.0
 ALIKE = 0.03
-"""How far the gain of a window on a graph or on a launch may lie from the stream's."""
+"""Largest difference of the gain of a window on a graph or on a launch from the stream's."""
 COMPARED = ("driver default", "maximum", "fitted", "swept", "grid's best")
 PARTS = ("settings", "thrashing", "carriers", "placements", "resets", "streams")
 NOTHING_RUN = 6
@@ -235,14 +235,14 @@ def medians(one: Record, name: str) -> list[float]:
 
 
 def longer(one: Record, first: str, other: str) -> Change:
-    """What the first named setting takes longer than the other; nothing where they are the same setting."""
+    """The share by which the first named setting is slower than the other; 0 if they are the same setting."""
     if one["named"][first] == one["named"][other]:
         return Change(0.0, 0.0, 0.0)
     return change(medians(one, first), medians(one, other))
 
 
 def checks(record: Record) -> list[tuple[str, bool]]:
-    """What was asked of the record, each with whether it holds; a claim of which the record has no case is left out."""
+    """The claims that the record can judge, and whether each holds."""
     settings = record["settings"]
     said: list[tuple[str, bool]] = []
     if settings:

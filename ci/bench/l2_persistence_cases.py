@@ -184,7 +184,7 @@ extern "C" __global__ void gather(unsigned* out, unsigned const* table, unsigned
 
 
 def gather(device: Device, out: Buffer, table: Buffer) -> Callable[[], Callable[..., None]]:
-    """What binds a look-up of random lines of a table, as an embedding does, to the buffers where they are."""
+    """A function that binds a look-up of random lines of a table, as of an embedding, to the buffers where they are."""
     cupy = pytest.importorskip("cupy", reason="the gather is compiled by CuPy")
     kernel = cupy.RawKernel(GATHER, "gather")
 

@@ -280,7 +280,7 @@ _UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "
 
 
 def totals_of(text: str) -> Record | None:
-    """What `um_total_sum` printed as CSV: bytes each way and faults; None if the table is not there."""
+    """The CSV of `um_total_sum`: bytes each way and faults; None if the table is not there."""
     lines = text.splitlines()
     first = next((i for i, line in enumerate(lines) if "HtoD" in line and "," in line), None)
     if first is None or first + 1 >= len(lines):
@@ -416,7 +416,7 @@ def _pages(one: Record) -> str:
 
 
 def work(chosen: Chosen, job: Mapping[str, Any]) -> Record:
-    """What a worker does with its job."""
+    """Do the job of a worker."""
     device = chosen.open()
     try:
         if "program" in job:

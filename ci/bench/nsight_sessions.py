@@ -48,7 +48,7 @@ METRICS = "gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum"
 REPORTS = ("nvtx_pushpop_sum", "nvtx_gpu_proj_sum", "nvtx_kern_sum", "um_total_sum")
 
 KERNELS, COPIES, ANYTHING = MADE_OF = ("kernels", "copies", "anything")
-"""What a launch is made of: kernels where bytes of the device are declared, maybe copies where they cross the link, else unknown."""
+"""The kinds of work of a launch: kernels where bytes of the device are declared, maybe copies where they cross the link, else unknown."""
 
 Record = dict[str, Any]
 Run = Callable[[Sequence[str]], str]
@@ -108,7 +108,7 @@ def kernels_by_range(table: Iterable[Mapping[str, str]]) -> dict[str, dict[str, 
 
 
 def judge_whole(tests: Sequence[Mapping[str, Any]], measured: Mapping[str, str], reports: Mapping[str, str]) -> Record:
-    """What the reports of a whole run say of each test.
+    """Faults of the reports of a whole run.
 
     Args:
         tests: of `gpumem ranges --json`.
@@ -136,7 +136,7 @@ def judge_whole(tests: Sequence[Mapping[str, Any]], measured: Mapping[str, str],
 
 
 def judge_one(name: str, report: str) -> Record:
-    """What is in the report of one test's range."""
+    """Faults of the report of one test's range."""
     pushed = sorted({range_of(row) for row in rows(report, "Range")})
     wrong = [] if name in pushed else [f"{name} is not in its own report"]
     wrong += [f"{other} is in the report of {name}" for other in pushed if other.partition(".")[0] != name]
@@ -144,7 +144,7 @@ def judge_one(name: str, report: str) -> Record:
 
 
 def judge_ncu(seen: Mapping[str, Mapping[str, Any]] | None, name: str, page: str) -> Record:
-    """Whether ncu profiled the kernels of one test's launches and no others.
+    """Check that ncu profiled the kernels of one test's launches and no others.
 
     Args:
         seen: by kernel, what nsys saw in those launches; None where it did not look.

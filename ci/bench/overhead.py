@@ -1,4 +1,4 @@
-"""What a measuring test costs besides sampling, checking and first-use work: allocation, placements, conditions, reports.
+"""The cost of a measuring test besides sampling, checking and first-use work: allocation, placements, conditions, reports.
 
 Runs the STREAM tests of the suite and a triad on 256 MiB arrays several times in one pytest session, with stop-watches around the parts
 of a test, and prints the median of the rest, of its parts, and of the checks.

@@ -1,4 +1,4 @@
-"""What the runs of peers.py say: spread between processes, wall time, agreement, each with its interval. Pure functions over its record."""
+"""Spread between processes, wall time and agreement of the ways of peers.py, with intervals. Pure functions over its record."""
 
 from __future__ import annotations
 
@@ -58,8 +58,6 @@ class Row:
     """Mean of the reported values in seconds."""
     spread: Interval | None
     """Standard deviation of the reported values over their mean, with the chi-square interval of normal values; None below two values."""
-    spread_bootstrap: Interval | None
-    """The same with the percentile bootstrap over processes, which assumes no distribution."""
     wall: float
     """Median wall time of one case in seconds."""
     samples: float
@@ -79,11 +77,11 @@ class Line:
     measured: Interval | None
     """None where this record does not hold what the claim needs."""
     interval: str
-    """How the interval was computed."""
+    """The method of the interval."""
     holds: bool | None
-    """Whether the measured value keeps the limit; None without one."""
+    """True if the measured value keeps the limit; None without one."""
     beyond_doubt: bool
-    """Whether the whole interval is on the same side of the limit."""
+    """True if the whole interval is on the same side of the limit."""
 
 
 def spread(values: Values) -> float:
@@ -99,14 +97,6 @@ def spread_interval(values: Values) -> Interval | None:
     found, tail = spread(values), (1 - CONFIDENCE) / 2
     above, below = (float(stats.chi2.ppf(share, n - 1)) for share in (1 - tail, tail))
     return Interval(found, found * math.sqrt((n - 1) / above), found * math.sqrt((n - 1) / below))
-
-
-def spread_bootstrap(values: Values) -> Interval | None:
-    """The spread with the percentile bootstrap over processes."""
-    if len(values) < 2:
-        return None
-    drawn = _drawn(values, np.random.default_rng(SEED))
-    return _percentiles(spread(values), drawn.std(axis=1, ddof=1) / drawn.mean(axis=1))
 
 
 def spread_ratio(ours: Values, theirs: Values) -> Interval | None:
@@ -198,7 +188,6 @@ def rows(record: dict[str, Any]) -> list[Row]:
                 processes=len(values),
                 mean=float(np.mean(values)),
                 spread=spread_interval(values),
-                spread_bootstrap=spread_bootstrap(values),
                 wall=float(np.median([case["wall"] for case in own])),
                 samples=float(np.median([case["samples"] for case in own])),
                 throttled=sum(bool(case[when]["throttle_reasons"]) for case in own for when in ("before", "after")),
@@ -231,7 +220,7 @@ def _sorted(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def made_of(record: dict[str, Any], condition: str, mib: int) -> dict[str, float] | None:
-    """What our clean-cold spread between processes is made of.
+    """The parts of our clean-cold spread between processes.
 
     A process reports the mean of its placements' medians. If placements were drawn independently, that mean would spread by the deviation
     between placements within a process over the square root of their number. The launch overhead, where it is known, differs between

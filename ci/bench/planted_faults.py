@@ -1,4 +1,4 @@
-"""What does a fault cost a run? Forty tests, one of which breaks, hangs, or is interrupted by Ctrl-C.
+"""Plant a fault in a run of forty tests, and see what it costs: one of them breaks, hangs, or is interrupted by Ctrl-C.
 
     python ci/bench/planted_faults.py --json ci/records/nvidia-h100/planted_faults.json
     python ci/bench/planted_faults.py --device sim

@@ -1,5 +1,4 @@
-"""What bench scripts share: their arguments, the device that is asked for, and a record that is written whole, with the code that it was
-taken at."""
+"""Shared by bench scripts: arguments, the requested device, and the writing of a record with the revision of the code."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def write_record(path: Path, record: Mapping[str, Any], *, indent: int | None = 
 
 @lru_cache(maxsize=1)
 def taken_at() -> dict[str, str | None]:
-    """What was measured with.
+    """The code that measures.
 
     `revision` is the commit of the checkout, with "-dirty" where files differ from it; None outside a checkout. `package` is the installed
     version. `sources` is the SHA-256 of the installed modules, in the order of their paths: it tells code apart where a commit cannot.
@@ -79,7 +78,7 @@ def chosen_device(parser: argparse.ArgumentParser, name: str) -> Chosen:
 
 
 def device_of(facts: DeviceFacts) -> dict[str, Any]:
-    """What a record says of its device."""
+    """The device as a record has it."""
     return {"name": facts.name, "simulated": facts.simulated, "driver": facts.driver, "cuda": facts.cuda, "uuid": facts.uuid}
 
 

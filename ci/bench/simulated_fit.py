@@ -1,4 +1,4 @@
-"""How well the simulated device predicts: rows of the source texts, and every row of this project's recorded suites.
+"""Compare the simulated device with measured rows: rows of the source texts, and every row of this project's recorded suites.
 
     python ci/bench/simulated_fit.py            what the documentation shows: all rows of the texts, and the suites' rows that miss
     python ci/bench/simulated_fit.py --all      every row of the suites
@@ -49,9 +49,9 @@ ROOT = Path(__file__).parents[2]
 SUITES = {"h100": ROOT / "ci/records/nvidia-h100/suite.json", "h200": ROOT / "ci/records/nvidia-h200/suite.json"}
 """The recorded suite of each simulated device that has one."""
 LARGEST_ERROR = 0.15
-"""What held-out rows of the RTX 3090 table, and nine rows of ten of a suite, must stay within."""
+"""Largest error of held-out rows of the RTX 3090 table, and of nine rows of ten of a suite."""
 LARGEST_RATIO = 1.5
-"""What no row of a suite may be beyond."""
+"""Largest error of any row of a suite."""
 OF_THE_MACHINE = re.compile(r"\[pageable\]|faulting|page|read mostly|discarded|written|size\[|L2 read|has_a_knee|test_allocators")
 """Rows of the H200's suite that decided its own parameters: of its host, its driver and its L2."""
 UNSTEADY = re.compile(r"1024 copies of 4 KiB|test_pageable_memory_hides_less\[pageable\]|\[discarded\]")

@@ -1,4 +1,4 @@
-"""What every peer's worker stands on: one device, the triad's three arrays, and its kernel as this project compiles it."""
+"""The base of every peer's worker: one device, the triad's three arrays, and its kernel as this project compiles it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prepared(choice: str) -> Chosen:
 
 
 def has_context(choice: str) -> bool:
-    """Whether this process has created its primary context on the device."""
+    """True if this process has created its primary context on the device."""
     from cuda.bindings import driver
 
     def check(result: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""How long a user waits: the start of a process, a process with one test, and many small tests; of two installations beside each other.
+"""Time the waits of a user: the start of a process, a process with one test, and many small tests; of two installations beside each other.
 
     pip install --target BEFORE .      # in a checkout of the other revision
     python ci/bench/wall_time.py --before BEFORE --json ci/records/nvidia-h100/wall_time.json

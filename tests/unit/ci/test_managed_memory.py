@@ -25,7 +25,7 @@ Total HtoD Migration Size (MB),Total DtoH Migration Size (MB),Total CPU Page Fau
 
 @pytest.fixture(scope="module")
 def record() -> dict[str, Any]:
-    """What the workers answer, without the processes around them."""
+    """The answers of the workers, without the processes around them."""
     chosen = choose("sim")
 
     def answer(**job: Any) -> dict[str, Any]:

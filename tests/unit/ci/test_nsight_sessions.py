@@ -1,4 +1,4 @@
-"""What the reports of profiled runs are held to, on texts in the form that the tools print."""
+"""The checks of the reports of profiled runs, on texts in the form that the tools print."""
 
 from __future__ import annotations
 

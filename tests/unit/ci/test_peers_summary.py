@@ -1,4 +1,4 @@
-"""What is computed from a record of the side-by-side comparison."""
+"""The figures of a record of the side-by-side comparison."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def test_intervals_hold_the_truth_as_often_as_they_say(n: int) -> None:
 
 def test_one_process_has_no_spread() -> None:
     assert peers_summary.spread_interval([1.0]) is None
-    assert peers_summary.spread_bootstrap([1.0]) is None
     assert peers_summary.spread_ratio([1.0], [1.0, 2.0]) is None
     assert peers_summary.mean_difference([1.0], [1.0, 2.0]) is None
     assert peers_summary.median_ratio([], [1.0]) is None

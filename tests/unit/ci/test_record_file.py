@@ -1,4 +1,4 @@
-"""What a bench script's record says of its own making."""
+"""The revision and the sources in a bench script's record."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def gpumem_options(arguments: list[str]) -> Iterator[tuple[settings.Option, str 
 
 
 def check_pytest(arguments: list[str], config: pytest.Config) -> None:
-    """That pytest, this plugin and pytest-benchmark know the options, and that the plugin can read the values."""
+    """pytest, this plugin and pytest-benchmark know the options, and the plugin can read the values."""
     config._parser.parse(arguments)  # ends with a UsageError at an unknown option
     for option, value in gpumem_options(arguments):
         if value is not None:
@@ -65,7 +65,7 @@ def check_pytest(arguments: list[str], config: pytest.Config) -> None:
 
 
 def check_script(arguments: list[str]) -> None:
-    """That the script is there and reads the options."""
+    """The script exists and reads the options."""
     script = ROOT / arguments[0]
     assert script.exists(), script
     own = arguments[1 : arguments.index("--") if "--" in arguments else None]

@@ -1,4 +1,4 @@
-"""What the documentation site adds to its pages: tables from the code, links into the repository, and a navigation that misses nothing."""
+"""The parts that the documentation site adds to its pages: tables from the code, links into the repository, a complete navigation."""
 
 from __future__ import annotations
 
