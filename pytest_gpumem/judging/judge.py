@@ -25,7 +25,7 @@ def judge(
     measurement: Measurement,
     limits: Limits,
     facts: DeviceFacts,
-    history: Sequence[Row | Measurement],
+    history: Sequence[Measurement],
     *,
     strict: bool,
     no_history: str | None = None,
@@ -36,8 +36,8 @@ def judge(
     evidence: bool = True,
 ) -> Verdict:
     """Judge one measurement.
-    `history`: accepted rows of the same test and label, one a run. Rows of another mode are left out; if the others were measured
-    differently, the verdict is UNDECIDED.
+    `history`: of the same test and label, one a run. Measurements of another mode are left out; if the others were taken differently, the
+    verdict is UNDECIDED.
     `strict`: adds to the reason that an outcome other than PASS fails; the outcome does not depend on it.
     `no_history`: why there is no history, for NEW.
     `siblings`: the other measurements of its test by label, for `faster_than`.
@@ -48,18 +48,19 @@ def judge(
     `evidence`: let the same machine code settle a doubt that noise alone leaves (`same_code`).
     Raises `QuantityError`: a limit that cannot be read.
     """
-    past = [m for item in history if (m := item.measurement if isinstance(item, Row) else item) is not None]
     if doubts := list(unreliable(measurement)):
         # What runs does not depend on the conditions.
-        exact = list(absolute(measurement, limits, facts, past=past, names=STEPS))
+        exact = list(absolute(measurement, limits, facts, past=history, names=STEPS))
         doubt = find(Outcome.UNDECIDED, "unreliable", Code.CONDITIONS, doubts=", ".join(doubts))
         return _verdict([doubt, *exact] if _judges_time(limits) else exact, None, facts, strict)
-    findings = [*_too_wide(measurement, limits), *physical(measurement, facts), *absolute(measurement, limits, facts, siblings, past)]
-    alike = [m for m in past if comparable(measurement, m)]
+    findings = [*physical(measurement, facts), *absolute(measurement, limits, facts, siblings, history)]
+    if (noise := measurement.noise) is not None and noise > WIDEST and _judges_time(limits):
+        findings.insert(0, find(Outcome.UNDECIDED, "too wide", Code.NOISY, noise=format_share(noise), basis=basis(measurement)))
+    alike = [past for past in history if comparable(measurement, past)]
     if not alike:
         if limits.max_regression is not None:
             name = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
-            findings.append(_not_compared(measurement, past, name, no_history))
+            findings.append(_not_compared(measurement, history, name, no_history))
         return _verdict(findings, None, facts, strict)
     moved = drift.drift_of(measurement, alike, facts)
     if moved is not None and moved.too_large:
@@ -93,7 +94,7 @@ def judge(
     return _verdict(findings, comparison, facts, strict)
 
 
-WIDEST = 0.5  # half of the 95 % interval over placements, as a share of the latency, above which a row passes nothing
+WIDEST = 0.5  # half of the 95 % interval over placements, as a share of the latency, above which a row passes nothing, whatever its limits
 SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)
 """Codes of a doubt that the same machine code settles, as it does that of a PASS which depends on the device's drift."""
 CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree: one step of 15 MHz is less
@@ -117,16 +118,11 @@ def same_code(measurement: Measurement, alike: Sequence[Measurement]) -> bool:
 def _same_clocks(measurement: Measurement, past: Measurement) -> bool:
     """True if the lowest clocks of both are known and agree."""
     for name in ("sm_clock_hz", "memory_clock_hz"):
-        own, then = (_lowest(one, name) for one in (measurement, past))
+        seen = ((one.during,) if one.during is not None else one.conditions for one in (measurement, past))
+        own, then = (min((clock for conditions in each if (clock := getattr(conditions, name))), default=None) for each in seen)
         if own is None or then is None or abs(math.log(own / then)) >= CLOCKS_APART:
             return False
     return True
-
-
-def _lowest(measurement: Measurement, name: str) -> float | None:
-    seen = (measurement.during,) if measurement.during is not None else measurement.conditions
-    known = [clock for conditions in seen if (clock := getattr(conditions, name))]
-    return min(known, default=None)
 
 
 def repeatable(
@@ -219,13 +215,6 @@ def _judges_time(limits: Limits) -> bool:
     """True unless all limits are on exact counts of a launch; with no limit the time is what the verdict is about."""
     given = [name for name in OF_MEASUREMENT if getattr(limits, name) is not None]
     return not given or any(name not in STEPS for name in given)
-
-
-def _too_wide(measurement: Measurement, limits: Limits) -> Iterator[Finding]:
-    """UNDECIDED for a latency that is hardly known, whatever the limits say of it."""
-    noise = measurement.noise
-    if noise is not None and noise > WIDEST and _judges_time(limits):
-        yield find(Outcome.UNDECIDED, "too wide", Code.NOISY, noise=format_share(noise), basis=basis(measurement))
 
 
 def _not_compared(measurement: Measurement, past: Sequence[Measurement], limit: str, no_history: str | None) -> Finding:

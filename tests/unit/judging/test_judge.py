@@ -13,7 +13,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, NoShare, Traffic
 from pytest_gpumem.records.overlap import Overlap, Part
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.units import GiB, MiB
 
 
@@ -187,14 +187,6 @@ def test_a_missing_baseline_is_said(bench: Any, h100: DeviceFacts) -> None:
     verdict = judge(bench.measurement(), held(max_regression="1%", max_latency="1 us"), h100, [], strict=False)
     assert verdict.outcome is Outcome.FAIL
     assert "nothing to compare with" in verdict.reason
-
-
-def test_rows_and_measurements_are_both_a_history(bench: Any, h100: DeviceFacts) -> None:
-    row = Row("t", Limits(), Verdict(Outcome.PASS, ""), bench.measurement())
-    unmeasured = replace(row, measurement=None)
-    verdict = judge(bench.measurement(), held(max_regression="5%"), h100, [row, unmeasured, bench.measurement()], strict=False)
-    assert verdict.comparison is not None
-    assert verdict.comparison.processes == 2
 
 
 def test_a_profiled_row_is_no_history(bench: Any, h100: DeviceFacts) -> None:
