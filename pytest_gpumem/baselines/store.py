@@ -67,7 +67,11 @@ class Store:
         with uncollected():
             found = dict(files(self.storage, self._facts.key))
         for path, content in found.items():
-            self._check_device(path, content)
+            if content.process is not None and content.process.device.simulated != self._facts.simulated:
+                kinds = ("real", "simulated") if self._facts.simulated else ("simulated", "real")
+                raise BaselineError(f"{self.storage.shown(path)}: of a {kinds[0]} device, this one is {kinds[1]}")
+            if content.key != self._facts.key:
+                raise BaselineError(f"{self.storage.shown(path)}: of {content.key!r}, this device is {self._facts.key}")
         counting, left_out = _counting(found, ancestry)
         baseline = _assembled(counting, window)
         note = None if baseline.processes else self._absence(left_out)
@@ -110,14 +114,6 @@ class Store:
         }
         path = _write(self.storage, _content(process, kept, {**baseline.resets, **begun}, begun.values(), rejected), settings)
         return Saved(path, kept, tuple(refused), tuple(begun.values()), tuple(rejected))
-
-    def _check_device(self, path: Path, content: Content) -> None:
-        device = content.process.device if content.process is not None else None
-        if device is not None and device.simulated != self._facts.simulated:
-            kinds = ("simulated", "real") if device.simulated else ("real", "simulated")
-            raise BaselineError(f"{self.storage.shown(path)}: of a {kinds[0]} device, this one is {kinds[1]}")
-        if content.key != self._facts.key:
-            raise BaselineError(f"{self.storage.shown(path)}: of {content.key!r}, this device is {self._facts.key}")
 
     def _absence(self, left_out: str | None) -> str:
         if left_out is not None:

@@ -37,7 +37,7 @@ def history(where: str | Path | Storage, *, card: str | None = None, test: str |
     """
     place = storage(where)
     keys = sorted({*place.devices(), *place.recorded().devices()})
-    return of_columns({key: _both(place, key) for key in keys if card in (None, key)}, test=test)
+    return of_columns({key: (columns_of(place, key), columns_of(place.recorded(), key)) for key in keys if card in (None, key)}, test=test)
 
 
 @uncollected()
@@ -61,8 +61,13 @@ def of_columns(cards: Mapping[str, tuple[Columns, Columns]], *, test: str | None
     found: list[Series] = []
     for key, both in cards.items():
         found += _series(key, both, number)
-    at = [_steps_of(found, index) for index in _groups(found)]
-    by_series: dict[int, list[Step]] = {index: own for group in at for index, own in group.items()}
+    # The runs of each figure of a card and variant share their deviations.
+    groups: dict[tuple[str, str, str | None], list[int]] = defaultdict(list)
+    for index, one in enumerate(found):
+        groups[one.metric, one.card, one.variant].append(index)
+    by_series: dict[int, list[Step]] = {}
+    for group in groups.values():
+        by_series |= _steps_of(found, group)
     chosen = [index for index, one in enumerate(found) if test is None or selects(test, one.test)]
     changes = [
         change
@@ -83,10 +88,6 @@ def recent(found: History, since: datetime) -> list[Change]:
 def _size(change: Change) -> float:
     """As large for a doubling as for a halving."""
     return abs(math.log(change.after / change.before)) if change.before > 0 and change.after > 0 else math.inf
-
-
-def _both(place: Storage, key: str) -> tuple[Columns, Columns]:
-    return columns_of(place, key), columns_of(place.recorded(), key)
 
 
 def variants(columns: Sequence[Column]) -> list[str | None]:
@@ -203,15 +204,8 @@ def _rows(
                 yield row, variant, runs, np.ndarray((len(columns),), np.float64, values.constant, 8 * position, (0,))
 
 
-def _groups(found: Sequence[Series]) -> list[list[int]]:
-    """Indexes of the series whose runs share their deviations: each figure of each card and variant."""
-    groups: dict[tuple[str, str, str | None], list[int]] = defaultdict(list)
-    for index, one in enumerate(found):
-        groups[one.metric, one.card, one.variant].append(index)
-    return list(groups.values())
-
-
 def _steps_of(found: Sequence[Series], group: Sequence[int]) -> dict[int, list[Step]]:
+    """The changes of series whose runs share their deviations, by index; `group`: their indexes."""
     if METRICS[found[group[0]].metric].exact:
         return {index: own for index in group if found[index].values.strides != (0,) and (own := exact_steps(found[index].values))}
     numbers = np.unique(np.concatenate([found[index].runs for index in group]))

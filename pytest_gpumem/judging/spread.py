@@ -27,7 +27,7 @@ from typing import NamedTuple
 from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.row import ENOUGH
 
-# Latency in seconds, standard deviation of its logarithm.
+# Latency in seconds (kernels of 2, 32 and 256 MiB), and the measured standard deviation of its logarithm.
 _BETWEEN_PROCESSES = ((5.4e-6, 0.0051), (24.8e-6, 0.0012), (183e-6, 0.00037))
 # At 183 us the processes differ no more than their placements explain: the whole spread is an upper bound.
 _BETWEEN_PLACEMENTS = ((5.4e-6, 0.0094), (24.8e-6, 0.0029), (183e-6, 0.0016))
@@ -43,9 +43,7 @@ LAUNCH_OVERHEAD = 60e-9
 def process_spread(latency: float, *, overhead_corrected: bool = True) -> float:
     """Expected spread of a latency between processes of one session, without that of their placements, as a share of the latency.
 
-    Measured: 0.037 % at 183 us (256 MiB), 0.12 % at 24.8 us (32 MiB), 0.51 % at 5.4 us (2 MiB). Between these a straight line in
-    logarithms; above, constant; below, a constant time of 28 ns.
-    `latency`: seconds, above 0.
+    `latency`: seconds, above 0. Between the measured points a straight line in logarithms; above, constant; below, a constant time.
     `overhead_corrected`: the launch overhead is known and subtracted, or a batch of launches shares it.
     """
     spread = _interpolated(_BETWEEN_PROCESSES, latency)
@@ -53,20 +51,12 @@ def process_spread(latency: float, *, overhead_corrected: bool = True) -> float:
 
 
 def placement_spread(latency: float) -> float:
-    """Expected spread between buffer placements of one process, as a share of the latency.
-
-    Measured: 0.16 % at 183 us, 0.29 % at 24.8 us, 0.94 % at 5.4 us.
-    `latency`: seconds, above 0.
-    """
+    """Expected spread between buffer placements of one process, as a share of the latency."""
     return _interpolated(_BETWEEN_PLACEMENTS, latency)
 
 
 def session_spread(latency: float) -> float:
-    """Expected spread between sessions (another hour, another card of the same kind), as a share of the latency.
-
-    0.25 % at 5.4 us, 0.07 % at 24.8 us, from three sessions on two cards; 0.04 % at 183 us is assumed.
-    `latency`: seconds, above 0.
-    """
+    """Expected spread between sessions (another hour, another card of the same kind), as a share of the latency."""
     return _interpolated(_BETWEEN_SESSIONS, latency)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,34 +109,34 @@ def bisect_times(commits: int, start: Paired, look: Look, time: Time, on_step: O
     return found
 
 
+@dataclass
 class _Line:
     """The commits between good and bad, and what is known of them."""
 
-    def __init__(self, commits: int, whole: float, look: Look, time: Time, on_step: OnStep) -> None:
-        self.commits = commits
-        self.whole = whole
-        self.steps: list[Step] = []
-        self._look = look
-        self._time = time
-        self._on_step = on_step
-        self._skipped: set[int] = set()
-        self._known: dict[int, tuple[Measurement, Level]] = {}  # what commits ran whose level was measured
+    commits: int
+    whole: float
+    look: Look
+    time: Time
+    on_step: OnStep
+    steps: list[Step] = field(default_factory=list)
+    skipped: set[int] = field(default_factory=set)
+    known: dict[int, tuple[Measurement, Level]] = field(default_factory=dict)  # what commits ran whose level was measured
 
     def narrow(self, error: float, *, evidence: bool) -> tuple[Search, bool]:
         """Search as far as possible; False if a commit is not decided.
         `evidence`: a commit that runs the same as another one is on its side.
         """
         search = Search(0, self.commits, error)
-        good, bad = (self._look(index) for index in (0, self.commits))
+        good, bad = (self.look(index) for index in (0, self.commits))
         # If both ran the same, what a commit runs does not tell its side.
-        self._known = {0: (good, GOOD), self.commits: (bad, BAD)} if evidence and not ran_the_same(good, bad) else {}
-        while (index := search.next(self._skipped)) is not None:
-            self._on_step(search, index, None)
+        self.known = {0: (good, GOOD), self.commits: (bad, BAD)} if evidence and not ran_the_same(good, bad) else {}
+        while (index := search.next(self.skipped)) is not None:
+            self.on_step(search, index, None)
             step, found = self._step(search, index)
             self.steps.append(step)
-            self._on_step(search, index, step)
+            self.on_step(search, index, step)
             if step.skipped is not None:
-                self._skipped.add(index)
+                self.skipped.add(index)
             elif step.bad is None:
                 return search, False
             else:
@@ -144,16 +145,16 @@ class _Line:
 
     def _step(self, search: Search, index: int) -> tuple[Step, Level]:
         try:
-            ran = self._look(index)
-            for known, (other, found) in self._known.items():
+            ran = self.look(index)
+            for known, (other, found) in self.known.items():
                 if ran_the_same(ran, other) and (bad := search.side(found)) is not None:
                     return Step(index, bad, same_as=known), found
-            paired = self._time(0, index, of_step(search, self.whole), "")
+            paired = self.time(0, index, of_step(search, self.whole), "")
         except Skip as reason:
             return Step(index, skipped=str(reason)), GOOD
         found = Levels(self.whole, search.error).of(paired.log_ratios)
-        if paired.outcome is not None and self._known:
-            self._known[index] = ran, found
+        if paired.outcome is not None and self.known:
+            self.known[index] = ran, found
         return Step(index, None if paired.outcome is None else paired.outcome is Outcome.FAIL, paired=paired), found
 
 
@@ -293,15 +294,9 @@ class Commits:
         `name`: of the journal, where two duets of the same commits are to have pairs of their own.
         """
         sides = {
-            side: Side(
-                f"commit {self._line[index].short}",
-                self._line[index].id,
-                self._asked.here,
-                self._asked.here,
-                sys.executable,
-                self._identity(index),
-            )
-            for side, index in ((BASE, base), (HEAD, head))
+            # A worktree of a commit does not change.
+            side: Side(f"commit {commit.short}", commit.id, self._asked.here, self._asked.here, sys.executable, partial(str, commit.id))
+            for side, commit in ((BASE, self._line[base]), (HEAD, self._line[head]))
         }
         ahead = max(1, min(3, (os.cpu_count() or 2) - 1))
         late = _Late(self, {BASE: base, HEAD: head})
@@ -347,9 +342,6 @@ class Commits:
             raise Skip(verdict.sentence)
 
         return time
-
-    def _identity(self, index: int) -> Callable[[], str]:
-        return lambda: self._line[index].id
 
 
 class _Late(Mapping[str, Side]):

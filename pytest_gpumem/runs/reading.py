@@ -166,7 +166,7 @@ def check_device(one: Process, other: Process) -> None:
 def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged]:
     """The measurements of a first pair that cannot be compared: on one side only, failed on one side, or measured in another way."""
     rows = {BASE: rows_of(base, wanted), HEAD: rows_of(head, wanted)}
-    processes = {BASE: base, HEAD: head}
+    processes, kept = {BASE: base, HEAD: head}, {one.key for one in head.rows}
     found = {}
     for key in dict.fromkeys([*rows[BASE], *rows[HEAD]]):
         why = {side: problem(rows[side].get(key), processes[side]) for side in SIDES}
@@ -174,7 +174,9 @@ def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged
         if reasons:
             fails = {side: _fails(key, rows[side].get(key), processes[side]) for side in SIDES}
             absent = key not in rows[BASE] and _nodeid_in(key, base) is None
-            if absent and (instead := _instead(rows[HEAD][key], base, head)):
+            # A row of head may be one of base under another label.
+            of_test = (one.key for one in base.rows if absent and one.nodeid == rows[HEAD][key].nodeid and one.measurement is not None)
+            if instead := [one for one in of_test if one not in kept]:
                 reasons.append(f"base measures {', '.join(instead)} in that test, which head does not")
                 absent = False
             outcome = Outcome.FAIL if fails[HEAD] and not fails[BASE] else None
@@ -186,12 +188,6 @@ def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged
         fails = {side: _fails(key, None, processes[side]) for side in SIDES}
         found[key] = Unjudged(Outcome.FAIL if fails[HEAD] and not fails[BASE] else None, "; ".join(reasons))
     return found | _failures_without_rows(base, head, wanted, {*rows[BASE], *rows[HEAD], *found})
-
-
-def _instead(row: Row, base: Process, head: Process) -> list[str]:
-    """Measurements of base that head lacks, in the test of a row of head: the row may be one of them under another label."""
-    kept = {one.key for one in head.rows}
-    return [one.key for one in base.rows if one.nodeid == row.nodeid and one.measurement is not None and one.key not in kept]
 
 
 def _failures_without_rows(base: Process, head: Process, wanted: Wanted, keys: Collection[str]) -> dict[str, Unjudged]:
@@ -308,8 +304,7 @@ def families(rounds: Rounds, wanted: Wanted) -> tuple[list[str], dict[str, Unjud
         outcome = None if base.error else Outcome.FAIL
         return [], {key: Unjudged(outcome, f"{side} crashed: {process.error}") for key in every}
     out = unpaired(base, head, wanted)
-    both = [key for key in rows_of(head, wanted) if key not in out]
-    return both, out
+    return [key for key in rows_of(head, wanted) if key not in out], out
 
 
 def same_tests(keys: Sequence[str], process: Process) -> list[str]:
