@@ -49,10 +49,8 @@ def judge(
     Raises `QuantityError`: a limit that cannot be read.
     """
     if doubts := list(unreliable(measurement)):
-        # What runs does not depend on the conditions.
-        exact = list(absolute(measurement, limits, facts, past=history, names=STEPS))
         doubt = find(Outcome.UNDECIDED, "unreliable", Code.CONDITIONS, doubts=", ".join(doubts))
-        return _verdict([doubt, *exact] if _judges_time(limits) else exact, None, facts, strict)
+        return _verdict(_without_times(doubt, measurement, limits, facts, history), None, facts, strict)
     findings = [*physical(measurement, facts), *absolute(measurement, limits, facts, siblings, history)]
     if (noise := measurement.noise) is not None and noise > WIDEST and _judges_time(limits):
         findings.insert(0, find(Outcome.UNDECIDED, "too wide", Code.NOISY, noise=format_share(noise), basis=basis(measurement)))
@@ -64,7 +62,7 @@ def judge(
         return _verdict(findings, None, facts, strict)
     moved = drift.drift_of(measurement, alike, facts)
     if moved is not None and moved.too_large:
-        return _verdict([moved.doubt("no limit was judged")], None, facts, strict)
+        return _verdict(_without_times(moved.doubt("no limit was judged"), measurement, limits, facts, history), None, facts, strict)
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
     comparison = replace(compared(found, delta), same_code=evidence and same_code(measurement, alike))
     if limits.max_regression is not None:
@@ -209,6 +207,14 @@ def unreliable(measurement: Measurement) -> Iterator[str]:
             f"{format_time(measurement.latency)} is hardly longer than two events with nothing between "
             f"({format_time(measurement.floor)}), as if nothing was launched on the timed stream"
         )
+
+
+def _without_times(
+    doubt: Finding, measurement: Measurement, limits: Limits, facts: DeviceFacts, history: Sequence[Measurement]
+) -> list[Finding]:
+    """The findings about a measurement whose times are in doubt. What runs does not depend on the conditions."""
+    exact = list(absolute(measurement, limits, facts, past=history, names=STEPS))
+    return [doubt, *exact] if _judges_time(limits) else exact
 
 
 def _judges_time(limits: Limits) -> bool:

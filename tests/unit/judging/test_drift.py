@@ -15,6 +15,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
 from pytest_gpumem.records.row import Verdict
+from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
 
 def controlled(run: Measurement, dram: float, source: str = "1") -> Measurement:
@@ -95,6 +96,22 @@ def test_it_says_whether_this_card_drifted_or_others_differ(
         assert "this card" not in verdict.reason
     else:
         assert words in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("limits", "outcome"),
+    [
+        ({"max_kernels": "1"}, Outcome.PASS),
+        ({"max_kernels": "0"}, Outcome.FAIL),
+        ({"max_kernels": "1", "max_regression": "1%"}, Outcome.UNDECIDED),
+        ({"max_kernels": "0", "max_regression": "1%"}, Outcome.FAIL),
+    ],
+)
+def test_counts_of_a_launch_are_judged_on_a_changed_device(bench: Any, h100: DeviceFacts, limits: dict[str, str], outcome: Outcome) -> None:
+    ran = what_ran([Step(StepKind.KERNEL, "triad", code="a")], {})
+    history = [controlled(run, 60e-6) for run in bench.baseline(8)]
+    now = controlled(bench.run(268e-6, day=20, what_ran=ran), 63e-6)
+    assert judge(now, Limits(**limits), h100, history, strict=False).outcome is outcome
 
 
 def test_other_control_kernels_do_not_compare(bench: Any, h100: DeviceFacts) -> None:
