@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -203,6 +203,15 @@ def _content(read: _Content) -> Content:
     resets = tuple(Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence) for one in read.epochs)
     rejections = tuple(Rejection(key, read.revision, read.sequence) for key in read.rejected if read.revision is not None)
     return Content(read.key, process, read.id, utc, read.revision, read.sequence, tuple(rows), tuple(footprints), resets, rejections)
+
+
+def refuse_twice(rows: Iterable[Accepted]) -> None:
+    """Raises `FileError`: two of the rows have one key."""
+    seen: set[str] = set()
+    for row in rows:
+        if row.key in seen:
+            raise FileError(f"holds {row.key} twice")
+        seen.add(row.key)
 
 
 def _time(written: str, path: str) -> datetime:

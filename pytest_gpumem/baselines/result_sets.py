@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import Accepted, Process
-from pytest_gpumem.baselines.layout import read
+from pytest_gpumem.baselines.layout import read, refuse_twice
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, is_failure
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance
 from pytest_gpumem.records.record import is_time
-from pytest_gpumem.result_files import FileError, content, document_in, parsed, revision_of, time_of
+from pytest_gpumem.result_files import FileError, ResultsError, content, document_in, parsed, revision_of, time_of
 
 STOCK = "pytest-benchmark"  # `Measurement.mode` of files of stock pytest-benchmark, which knows no cache state
 UNKNOWN_GPU = DeviceFacts(
@@ -45,10 +45,6 @@ UNKNOWN_GPU = DeviceFacts(
 )
 """The device of a file that names none."""
 SHOWN = 3  # most folders that an error names
-
-
-class SideError(Exception):
-    """Files that cannot be compared; the message is one line with the file or the argument."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +99,14 @@ class Side:
 
 def side(given: str) -> Side:
     """Read a file, a folder of files, or a quoted pattern such as "base-*.json".
-    Raises `SideError`: no file, a file that cannot be used, a copy, or nothing was measured.
+    Raises `ResultsError`: no file, a file that cannot be used, a copy, or nothing was measured.
     """
     seen: dict[str, Path] = {}
     files = []
     for path in _paths(given):
         file = _file(path)
         if file.digest in seen:
-            raise SideError(f"{path}: the same as {seen[file.digest]}: a copy")
+            raise ResultsError(f"{path}: the same as {seen[file.digest]}: a copy")
         seen[file.digest] = path
         files.append(file)
     rows: dict[str, list[Accepted]] = {}
@@ -122,7 +118,7 @@ def side(given: str) -> Side:
     found = Side(given, tuple(files), now, left_out)
     if not found.processes or not (found.rows or found.left_out):
         memory = f"; gpumem diff compares the memory of its {counted(found.of_memory, 'test')}" if found.of_memory else ""
-        raise SideError(f"{given}: nothing was {'timed' if memory else 'measured'}{memory}")
+        raise ResultsError(f"{given}: nothing was {'timed' if memory else 'measured'}{memory}")
     return found
 
 
@@ -142,13 +138,13 @@ def _paths(given: str) -> list[Path]:
             # Such as `.benchmarks`, which has a folder for each GPU.
             below = sorted({file.parent for file in path.rglob("*.json")})
             hint = f"; there are some in {', '.join(str(one) for one in below[:SHOWN])}" if below else ""
-            raise SideError(f"{given}: a folder without a .json file{hint}")
+            raise ResultsError(f"{given}: a folder without a .json file{hint}")
         return found
     if path.exists():
         return [path]
     found = sorted(Path(p) for p in glob.glob(str(path), recursive=True))
     if not found:
-        raise SideError(f"{given}: no such file, folder or pattern")
+        raise ResultsError(f"{given}: no such file, folder or pattern")
     return found
 
 
@@ -165,8 +161,8 @@ def _file(path: Path) -> File:
             device = baseline.process.device if baseline.process is not None else None
             return File(path, digest, device, baseline.rows)
     except (FileError, RecursionError) as error:
-        raise SideError(f"{path}: {' '.join(str(error).split())}") from None
-    raise SideError(f"{path}: neither a --benchmark-json file nor a baseline's")
+        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
+    raise ResultsError(f"{path}: neither a --benchmark-json file nor a baseline's")
 
 
 def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
@@ -196,7 +192,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
             row.measurement, provenance=row.measurement.provenance or Provenance(process.utc.isoformat(), found.device.uuid)
         )
         rows.append(Accepted(row.nodeid, measurement, process, test_source=row.test_source))
-    _refuse_twice(rows)
+    refuse_twice(rows)
     limits = {row.key: row.limits.max_regression for row in own if row.limits.max_regression is not None}
     return File(path, digest, found.device, tuple(rows), limits=limits, left_out=left_out, of_memory=of_memory)
 
@@ -215,7 +211,7 @@ def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
         if not isinstance(median, (int, float)) or isinstance(median, bool) or not is_time(median):
             raise FileError(f"$.benchmarks[{index}].stats.median: {median!r} is no time")
         rows.append(Accepted(name, _host_timed(float(median), stats.get("rounds")), process))
-    _refuse_twice(rows)
+    refuse_twice(rows)
     return File(path, digest, UNKNOWN_GPU, tuple(rows), stock=True)
 
 
@@ -234,11 +230,3 @@ def _host_timed(median: float, rounds: object) -> Measurement:
         conditions=(Conditions(), Conditions()),
         notes=(f"median of {rounds} rounds",),
     )
-
-
-def _refuse_twice(rows: Iterable[Accepted]) -> None:
-    seen: set[str] = set()
-    for row in rows:
-        if row.key in seen:
-            raise FileError(f"holds {row.key} twice")
-        seen.add(row.key)

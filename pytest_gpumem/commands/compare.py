@@ -142,7 +142,8 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, fo
     pytest-benchmark, or files of a baseline. Every file is one run.
     """
     from pytest_gpumem.baselines.compare import compare_sides
-    from pytest_gpumem.baselines.result_sets import SideError, side
+    from pytest_gpumem.baselines.result_sets import side
+    from pytest_gpumem.result_files import ResultsError
     from pytest_gpumem.units import QuantityError
 
     if len(sides) != 2:
@@ -150,7 +151,7 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, fo
     try:
         first, second = (side(given) for given in sides)
         compared = compare_sides(first, second, max_regression, force=force)
-    except (SideError, QuantityError) as error:
+    except (ResultsError, QuantityError) as error:
         raise click.ClickException(str(error)) from None
     if format != "text":
         code = compared.exit_code(strict=strict)

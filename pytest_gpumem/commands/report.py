@@ -197,13 +197,13 @@ def _of_baseline(text: bytes) -> tuple[str, Iterator[_Found]]:
 def _against(base: str, results: Path, key: str, rows: Sequence[Row]) -> tuple[list[Row], dict[str, Footprint]]:
     """The rows of a run, judged against other results, and the footprints of these; rows that only the other results have come last."""
     from pytest_gpumem.baselines.compare import compare_sides
-    from pytest_gpumem.baselines.result_sets import SideError, side
+    from pytest_gpumem.baselines.result_sets import side
     from pytest_gpumem.units import QuantityError
 
     try:
         other = side(base)
         compared = compare_sides(other, side(str(results)), None, force=False)
-    except (SideError, QuantityError) as error:
+    except (ResultsError, QuantityError) as error:
         raise click.ClickException(f"--base: {error}") from None
     judged = {row.key: row for row in compared.rows}
     own = [replace(row, verdict=judged[row.key].verdict) if row.key in judged and not row.failed else row for row in rows]

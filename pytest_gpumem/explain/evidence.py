@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.result_sets import SideError, merged, side
+from pytest_gpumem.baselines.result_sets import merged, side
 from pytest_gpumem.explain.pairing import Kernels
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -26,6 +26,7 @@ from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import SchemaError, document, document_from_json, profiles_from_json, profiles_to_json
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
+from pytest_gpumem.result_files import ResultsError
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def load(given: str) -> SideEvidence:
     """
     try:
         found = side(given)
-    except SideError as error:
+    except ResultsError as error:
         raise ExplainError(str(error)) from None
     profiles = [one for file in found.files for one in _profiles(file.path)]
     counted, traced = ({one.key: one for one in profiles if (one.tool == "nsys") is traced} for traced in (False, True))

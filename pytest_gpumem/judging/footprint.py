@@ -18,7 +18,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Verdict
-from pytest_gpumem.units import format_bytes, format_share, parse_bytes, parse_growth
+from pytest_gpumem.units import format_bytes, format_share, parse_bytes, parse_growth, short_bytes
 
 
 @dataclass(frozen=True)
@@ -183,12 +183,7 @@ NO_LIMIT = find(Outcome.PASS, "no limit").sentence  # the reason of a row withou
 def size(nbytes: int) -> str:
     """A rounded size beside its bytes where it is not whole: "1.07 GiB (1148903424 B)"."""
     exact = format_bytes(nbytes)
-    if len(exact) <= 9 or abs(nbytes) < 10_000:
-        return exact
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(nbytes) >= scale:
-            return f"{nbytes / scale:.4g} {unit} ({nbytes} B)"
-    return exact
+    return exact if len(exact) <= 9 or abs(nbytes) < 10_000 else f"{short_bytes(nbytes)} ({nbytes} B)"
 
 
 def _in_brackets(parts: Iterable[str]) -> str:
