@@ -32,7 +32,8 @@ WATCHED = (
     ("devices.cuda.driver_memory", "DriverMemory", "figures"),
     ("devices.cuda.driver_memory", "DriverMemory", "_changed"),
     ("devices.cuda.guests.cupy_memory", "CupyMemory", "figures"),
-    ("devices.cuda.guests.cupy_memory", "_Hook", "_emit"),
+    ("devices.cuda.guests.cupy_memory", "_Hook", "malloc_postprocess"),
+    ("devices.cuda.guests.cupy_memory", "_Hook", "free_postprocess"),
 )
 """Module of the package, class and method."""
 _seconds: dict[str, float] = {}

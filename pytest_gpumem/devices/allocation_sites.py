@@ -68,7 +68,7 @@ def sites(
 
     def group(of: Allocated) -> _Group:
         file, line, function = users_frames(of.stack)[-1] if of.stack else ("", 0, "")
-        return groups.setdefault((file, line, function, of.library, of.kind), _Group())
+        return groups.setdefault((file, line, function, *of.series), _Group())
 
     for one in at_peak:
         group(one).at_peak.append(one)

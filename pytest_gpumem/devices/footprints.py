@@ -240,15 +240,15 @@ class Footprints:
         assert self._before is not None
         self._settle(ours=True)
         freed = Counter[Series]()
-        for step in self._log.steps[self._first :]:
-            if step.change < 0 and step.of.layer == "use":
-                freed[step.of.library, step.of.kind] -= step.change
+        for _at, change, of in self._log.steps[self._first :]:
+            if change < 0 and of.layer == "use":
+                freed[of.series] -= change
         for series, after in self._figures().items():
             before = self._before.get(series, _NONE)
-            change = _minus(after, before)
-            if change.used is not None:
-                change = change._replace(used=change.used + freed[series])
-            self._drift[series] = _plus(self._drift.get(series, _NONE), change)
+            growth = _minus(after, before)
+            if growth.used is not None:
+                growth = growth._replace(used=growth.used + freed[series])
+            self._drift[series] = _plus(self._drift.get(series, _NONE), growth)
             if (after.high or 0) > (before.high or 0):
                 self._high_in_ours[series] = after.high or 0
             if series not in self._before:
@@ -265,12 +265,12 @@ class Footprints:
             return 0
         number = next(self._numbers)
         stack = python_stack() if self._stacks else ()
-        self._log.emit(MemoryEvent(time.perf_counter(), FIXTURES, place, "fixture", number, nbytes, stack))
+        self._log.emit(MemoryEvent(time.perf_counter(), (FIXTURES, place), "fixture", number, nbytes, stack))
         return number
 
     def gave_back(self, number: int) -> None:
         if self._wanted is not None and number:
-            self._log.emit(MemoryEvent(time.perf_counter(), FIXTURES, "device", "fixture", number, 0))
+            self._log.emit(MemoryEvent(time.perf_counter(), (FIXTURES, "device"), "fixture", number, 0))
 
     def referrers(self) -> Callable[[Allocated], tuple[str, ...]]:
         arrays: dict[tuple[str, int], list[object]] = {}
@@ -325,6 +325,7 @@ class _Watch:
             of._log.reuse(time.perf_counter())
             self._cached = self._cached_now()
         steps, after = of._log.steps[self._index :], of._figures()
+        of_driver = [step for step in steps if step[2].layer == "driver"]
         driver = of.driver_is_watched
         not_watched = [f"{name}: {why}" for name, why in of._reasons.items()]
         for series, figures in after.items():
@@ -332,16 +333,16 @@ class _Watch:
             before = self._figures.get(series, _NONE)
             nobodys = self._nobodys(series)
             if driver and figures.segments is not None:
-                missing = (_minus(figures, before).segments or 0) - (nobodys.segments or 0) - owned(steps, library, kind)
-                if missing > 0 and not claim(steps, library, missing):
+                missing = (_minus(figures, before).segments or 0) - (nobodys.segments or 0) - owned(of_driver, library, kind)
+                if missing > 0 and not claim(of_driver, library, missing):
                     not_watched.append(f"{library}: which allocations of the driver its pool is made of: they count as CUDA's too")
         handles = {name: sizes for source in of._running.values() for name, sizes in source.handles().items()}
         for library, sizes in handles.items():
-            claim_handles(steps, library, sizes)
+            claim_handles(of_driver, library, sizes)
         self._accounts = found = account(steps, self._begin)
         uses, unknown = dict(found.uses), 0
         for library in handles:
-            if held := owned(steps, library, "device"):
+            if held := owned(of_driver, library, "device"):
                 uses[library, "device"] = MemoryUse(library, "device", reserved=held, source="CUPTI")
         for series, figures in after.items():
             use = uses.get(series, MemoryUse(*series))

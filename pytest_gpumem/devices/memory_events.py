@@ -7,10 +7,13 @@ library's arrays are the *use*. An allocation of the driver that is no pool's se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from pytest_gpumem.records.footprint import Course, MemoryPlace, MemoryUse, SizeCount
 
@@ -28,8 +31,7 @@ class MemoryEvent(NamedTuple):
     """One allocation or free, as a source reports it."""
 
     at: float  # seconds on the clock of `time.perf_counter`
-    library: str  # as `MemoryUse.library`
-    kind: MemoryPlace
+    series: Series
     layer: Layer
     address: int
     nbytes: int  # 0 for a free
@@ -47,13 +49,11 @@ class Figures(NamedTuple):
     allocations: int | None = None  # allocations up to now, where they are counted and not reported one by one
 
 
-@dataclass(eq=False, slots=True)
-class Allocated:
-    """One allocation."""
+class Allocated(Struct, eq=False, gc=False):
+    """One allocation. A test may make thousands: the garbage collector need not look at them."""
 
     at: float
-    library: str
-    kind: MemoryPlace
+    series: Series
     layer: Layer
     address: int
     nbytes: int
@@ -61,17 +61,16 @@ class Allocated:
     owner: str | None = None  # of an allocation of the driver: the library whose pool took it
 
     @property
-    def used(self) -> bool:
-        """True if its bytes count as used: it is no pool's segment."""
-        return self.owner is None
+    def library(self) -> str:
+        return self.series[0]
+
+    @property
+    def kind(self) -> MemoryPlace:
+        return self.series[1]
 
 
-class Step(NamedTuple):
-    """A change of the bytes in use."""
-
-    at: float
-    change: int  # bytes; below 0 for a free
-    of: Allocated
+Step = tuple[float, int, Allocated]
+"""A change of the bytes in use: when, by how many bytes (below 0 for a free), and of which allocation."""
 
 
 class MemoryLog:
@@ -80,7 +79,10 @@ class MemoryLog:
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self._pending: list[MemoryEvent] = []
-        self._live: dict[tuple[Layer, str, int], Allocated] = {}
+        self.emit: Callable[[MemoryEvent], None] = self._pending.append
+        """Takes an event of a source; `settle` brings those of all sources in order."""
+        self._live: dict[tuple[Layer, str], dict[int, Allocated]] = {}
+        """By layer and library, then by address."""
         self._made: dict[int, list[Allocated]] = {}
         """By address: allocations of the driver since the first open watch began."""
         self.open = 0
@@ -88,28 +90,28 @@ class MemoryLog:
         self.cached: dict[int, Allocated] = {}
         """By address: allocations of the driver that a library keeps for reuse; they are no longer in use."""
 
-    def emit(self, event: MemoryEvent) -> None:
-        """Take an event of a source; `settle` brings those of all sources in order."""
-        self._pending.append(event)
-
     def settle(self, *, ours: bool = False) -> None:
         """Make steps of the events since the last call; to be called after every source has reported.
         `ours`: what was allocated since then is no test's, except for buffers of fixtures.
         """
+        # This runs for each of a test's allocations, of which there may be thousands.
         segments: list[MemoryEvent] = []
+        steps, last, living = self.steps, None, dict[int, Allocated]()
         for event in sorted(self._pending, key=itemgetter(0)):
-            at, library, kind, layer, address, nbytes, stack = event
+            at, series, layer, address, nbytes, stack = event
             if layer == "segment":
                 segments.append(event)
                 continue
-            key = (layer, library, address)
-            if (before := self._live.pop(key, None)) is not None:
-                self.steps.append(Step(at, -before.nbytes, before))
+            if last is None or last[0] is not series or last[1] != layer:
+                last = series, layer
+                living = self._live.setdefault((layer, series[0]), {})
+            if (before := living.pop(address, None)) is not None:
+                steps.append((at, -before.nbytes, before))
             elif layer == "driver":
                 self.cached.pop(address, None)
-            if nbytes and (layer == "fixture" or not ours):
-                self._live[key] = made = Allocated(at, library, kind, layer, address, nbytes, stack)
-                self.steps.append(Step(at, nbytes, made))
+            if nbytes and (not ours or layer == "fixture"):
+                living[address] = made = Allocated(at, series, layer, address, nbytes, stack)
+                steps.append((at, nbytes, made))
                 if layer == "driver":
                     self._made.setdefault(address, []).append(made)
         self._pending.clear()
@@ -120,14 +122,16 @@ class MemoryLog:
         """Give the driver's allocation that a pool took to its library."""
         for made in reversed(self._made.get(segment.address, [])):
             if made.owner is None and made.nbytes == segment.nbytes and made.at <= segment.at + SEGMENT_DELAY:
-                made.owner = segment.library
+                made.owner = segment.series[0]
                 return
 
     def forget(self, freed: Iterable[Allocated], at: float) -> None:
         """Book allocations as freed whose free nobody reported."""
         for one in freed:
-            if self._live.pop((one.layer, one.library, one.address), None) is one:
-                self.steps.append(Step(at, -one.nbytes, one))
+            living = self._live[one.layer, one.library]
+            if living.get(one.address) is one:
+                del living[one.address]
+                self.steps.append((at, -one.nbytes, one))
             elif self.cached.get(one.address) is one:
                 del self.cached[one.address]
 
@@ -140,18 +144,17 @@ class MemoryLog:
     def reuse(self, at: float) -> None:
         """Book all cached allocations as in use again."""
         for one in self.cached.values():
-            again = replace(one, at=at)
-            self._live[again.layer, again.library, again.address] = again
-            self.steps.append(Step(at, again.nbytes, again))
+            self._live[one.layer, one.library][one.address] = again = replace(one, at=at)
+            self.steps.append((at, again.nbytes, again))
         self.cached.clear()
 
     def shrink(self, series: Series, nbytes: int, at: float) -> None:
         """Book that a library uses less than its single allocations add up to: which of them were freed is unknown."""
-        self.steps.append(Step(at, -nbytes, Allocated(at, *series, "use", 0, nbytes)))
+        self.steps.append((at, -nbytes, Allocated(at, series, "use", 0, nbytes)))
 
     def living(self) -> list[Allocated]:
         """Allocations that live."""
-        return list(self._live.values())
+        return [one for living in self._live.values() for one in living.values()]
 
     def closed(self) -> None:
         """One watch less; without a watch the steps are of no use."""
@@ -164,10 +167,10 @@ class MemoryLog:
 class _Account:
     """Running figures of one series."""
 
-    __slots__ = ("bytes", "made", "peak", "points")
+    __slots__ = ("bytes", "made", "points")
 
     def __init__(self) -> None:
-        self.bytes = self.peak = 0
+        self.bytes = 0
         self.made: list[int] = []  # bytes of each allocation
         self.points: list[tuple[float, int]] = []
 
@@ -175,7 +178,7 @@ class _Account:
         sizes = Counter([(nbytes - 1).bit_length() for nbytes in self.made])
         return MemoryUse(
             *series,
-            peak=self.peak,
+            peak=max(0, max(self.points, key=itemgetter(1))[1]),
             at_peak=max(0, at_peak),
             kept=self.bytes,
             allocations=len(self.made),
@@ -209,51 +212,46 @@ class Accounts:
 
 def account(steps: Sequence[Step], begin: float) -> Accounts:
     """Add up the steps of an interval. `begin`: when the interval began, on the steps' clock."""
-    # A test may allocate thousands of times: this runs for each of them.
+    # As `MemoryLog.settle`, this runs for each allocation.
     found: dict[Series, _Account] = {}
-    device = peak = driver = driver_peak = peak_steps = 0
+    series, one, on_device = None, _Account(), False
+    device = peak = peak_steps = driver = driver_peak = 0
     for number, (at, change, of) in enumerate(steps, 1):
-        on_device = of.kind == "device"
-        if on_device and of.layer in ("driver", "fixture"):
-            driver += change
-            if driver > driver_peak:
-                driver_peak = driver
-        if not of.used:
-            continue
-        one = found.get((of.library, of.kind))
-        if one is None:
-            one = found[of.library, of.kind] = _Account()
+        if of.layer != "use":
+            if of.kind == "device":
+                driver += change
+                driver_peak = max(driver_peak, driver)
+            if of.owner is not None:  # its pool's arrays count
+                continue
+        if of.series is not series:
+            series = of.series
+            one = found.setdefault(series, _Account())
+            on_device = series[1] == "device"
         one.bytes = now = one.bytes + change
-        if now > one.peak:
-            one.peak = now
         one.points.append((at, now))
         if change > 0:
             one.made.append(change)
-        if on_device:
+            if on_device:
+                device += change
+                if device > peak:
+                    peak, peak_steps = device, number
+        elif on_device:
             device += change
-            if device > peak:
-                peak, peak_steps = device, number
     at_peak: Counter[Series] = Counter()
     for _, change, of in steps[:peak_steps]:
-        if of.used:
-            at_peak[of.library, of.kind] += change
+        if of.owner is None:
+            at_peak[of.series] += change
     uses = {series: one.use(series, at_peak[series]) for series, one in found.items()}
     courses = tuple(Course(*series, tuple((max(0.0, at - begin), now) for at, now in thinned(one.points))) for series, one in found.items())
     return Accounts(peak, driver_peak, uses, courses, steps, peak_steps)
 
 
 def thinned(points: Sequence[tuple[float, int]], most: int = POINTS) -> tuple[tuple[float, int], ...]:
-    """At most some `most` points: of each stretch of time its highest, and the last of all."""
+    """At most some `most` points: the highest of each of as many runs, and the last of all."""
     if len(points) <= most:
         return tuple(points)
-    begin, end = points[0][0], points[-1][0]
-    width = (end - begin) / (most - 1) or 1.0
-    highest: dict[int, tuple[float, int]] = {}
-    for point in points:
-        stretch = int((point[0] - begin) / width)
-        if stretch not in highest or point[1] > highest[stretch][1]:
-            highest[stretch] = point
-    return (*highest.values(), points[-1])
+    length = -(-len(points) // (most - 1))
+    return (*(max(points[at : at + length], key=itemgetter(1)) for at in range(0, len(points), length)), points[-1])
 
 
 def claim(steps: Sequence[Step], library: str, nbytes: int) -> bool:
@@ -296,15 +294,15 @@ def claim_handles(steps: Sequence[Step], library: str, sizes: Sequence[int]) -> 
 
 def owned(steps: Sequence[Step], library: str, kind: MemoryPlace) -> int:
     """Bytes by which the known segments of a library's pool grew."""
-    return sum(step.change for step in steps if step.of.owner == library and step.of.kind == kind)
+    return sum(change for _, change, of in steps if of.owner == library and of.kind == kind)
 
 
 def live_of(steps: Sequence[Step]) -> tuple[Allocated, ...]:
     """Allocations of these steps that were not freed by them, largest first; without segments of pools."""
     living: dict[int, Allocated] = {}
-    for step in steps:
-        if step.change > 0:
-            living[id(step.of)] = step.of
+    for _, change, of in steps:
+        if change > 0:
+            living[id(of)] = of
         else:
-            living.pop(id(step.of), None)
-    return tuple(sorted((one for one in living.values() if one.used), key=lambda one: -one.nbytes))
+            living.pop(id(of), None)
+    return tuple(sorted((one for one in living.values() if one.owner is None), key=lambda one: -one.nbytes))

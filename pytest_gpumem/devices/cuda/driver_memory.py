@@ -70,6 +70,8 @@ class DriverMemory(Source):
         self._offset = 0.0  # seconds from CUPTI's clock to that of `time.perf_counter`
         self._listens = False
         self._default: Any = None  # the device's own stream-ordered pool
+        self._nothing: Mapping[Series, Figures] | None = None
+        """The figures while pools and graphs hold nothing, until a call that is not read may have changed that."""
         self._probed: list[int] | None = None
         """Bytes of each allocation while a handle is made to see what it allocates; None otherwise."""
         self._handles: dict[str, tuple[int, ...]] = {}
@@ -114,6 +116,8 @@ class DriverMemory(Source):
     def _changed(self, cbid: int, data: Any) -> None:
         """Note a call that may make a record, at its begin and at its end."""
         plain = self._plain.get(cbid)
+        if plain is None:
+            self._nothing = None
         try:
             self._called_since = plain is None or not self._take(*plain, data._data) or self._called_since
         except Exception:  # which would be lost; there is a record all the same
@@ -171,9 +175,16 @@ class DriverMemory(Source):
         if self._probed is not None:
             self._probed += [nbytes] if nbytes else []
         elif self._log is not None:
-            self._log.emit(MemoryEvent(at, DRIVER, kind, "driver", address, nbytes, stack))
+            self._log.emit(MemoryEvent(at, (DRIVER, kind), "driver", address, nbytes, stack))
 
     def figures(self) -> Mapping[Series, Figures]:
+        if self._nothing is None or not self._ends:
+            found = self._asked()
+            self._nothing = found if all((one.used or 0, one.unused) == (0, 0) for one in found.values()) else None
+            return found
+        return self._nothing
+
+    def _asked(self) -> Mapping[Series, Figures]:
         pool, graphs = R.cudaMemPoolAttr, R.cudaGraphMemAttributeType
         if self._default is None:
             self._default = _known(R.cudaDeviceGetDefaultMemPool(self._index))
@@ -225,6 +236,7 @@ class DriverMemory(Source):
             return True
 
     def stop(self) -> None:
+        self._nothing = None
         while self._ends:
             self._ends.pop()()
         if self._listens:

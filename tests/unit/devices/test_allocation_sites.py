@@ -25,7 +25,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def allocated(nbytes: int, stack: tuple[Frame, ...], library: str = "PyTorch") -> Allocated:
-    return Allocated(0.0, library, "device", "use", 0, nbytes, stack)
+    return Allocated(0.0, (library, "device"), "use", 0, nbytes, stack)
 
 
 def test_allocations_are_grouped_by_the_innermost_line_of_the_user(model: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ MIB = 2**20
 
 
 def event(at: float, library: str, layer: Any, address: int, nbytes: int, kind: Any = "device") -> MemoryEvent:
-    return MemoryEvent(at, library, kind, layer, address, nbytes)
+    return MemoryEvent(at, (library, kind), layer, address, nbytes)
 
 
 def steps_of(*events: MemoryEvent) -> MemoryLog:
@@ -124,7 +124,7 @@ class Driver(Source):
         return None
 
     def emit(self, address: int, nbytes: int) -> None:
-        self.log.emit(MemoryEvent(time.perf_counter(), "CUDA", "pinned", "driver", address, nbytes))
+        self.log.emit(MemoryEvent(time.perf_counter(), ("CUDA", "pinned"), "driver", address, nbytes))
 
 
 class Library(Source):
@@ -185,12 +185,12 @@ class Library(Source):
         if self.high is not None:
             self.high = max(self.high, sum(self.used.values()))
         if self.log is not None and self.single:
-            self.log.emit(MemoryEvent(time.perf_counter(), self.name, "device", "use", address, nbytes))
+            self.log.emit(MemoryEvent(time.perf_counter(), (self.name, "device"), "use", address, nbytes))
 
     def free(self, address: int) -> None:
         del self.used[address]
         if self.log is not None and self.single:
-            self.log.emit(MemoryEvent(time.perf_counter(), self.name, "device", "use", address, 0))
+            self.log.emit(MemoryEvent(time.perf_counter(), (self.name, "device"), "use", address, 0))
 
 
 @pytest.fixture
@@ -412,9 +412,9 @@ def test_allocations_have_stacks_and_referrers_if_asked_for() -> None:
     watch.read()
     (one,) = watch.accounts().kept
     assert one.stack[-2][2] == "test_allocations_have_stacks_and_referrers_if_asked_for"
-    (text,) = footprints.referrers()(Allocated(0.0, "CuPy", "device", "use", 0xA000, MIB))
+    (text,) = footprints.referrers()(Allocated(0.0, ("CuPy", "device"), "use", 0xA000, MIB))
     assert text.startswith("`array` of the function test_allocations_have_stacks_and_referrers_if_asked_for")
-    assert footprints.referrers()(Allocated(0.0, "CuPy", "device", "use", 0xC000, MIB)) == ()
+    assert footprints.referrers()(Allocated(0.0, ("CuPy", "device"), "use", 0xC000, MIB)) == ()
 
 
 class Hostile:
@@ -433,5 +433,5 @@ def test_an_object_that_cannot_be_looked_at_costs_the_referrers_alone() -> None:
     hostile = Hostile(array)
     library.arrays = lambda: [(0xA000, array)]  # type: ignore[attr-defined]
     footprints.watch()
-    assert isinstance(footprints.referrers()(Allocated(0.0, "CuPy", "device", "use", 0xA000, MIB)), tuple)
+    assert isinstance(footprints.referrers()(Allocated(0.0, ("CuPy", "device"), "use", 0xA000, MIB)), tuple)
     del hostile

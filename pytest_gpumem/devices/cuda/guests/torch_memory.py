@@ -16,6 +16,7 @@ from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, Layer, MemoryEvent, MemoryLog, Series
 
 NAME = "PyTorch"
+_SERIES: Series = (NAME, "device")
 MOST_ENTRIES = 1_000_000  # allocations, frees and segments between two looks at the history; of more the oldest are lost
 _ACTIONS: Mapping[str, tuple[Layer, bool]] = {"alloc": ("use", True), "free_requested": ("use", False), "segment_alloc": ("segment", True)}
 """Entries that count, and whether they allocate. The driver reports freed segments."""
@@ -112,7 +113,7 @@ class TorchMemory(Source):
         reserved = int(statistics["reserved_bytes"]["all"]["current"])
         unused = reserved - int(statistics["allocated_bytes"]["all"]["current"])
         current, unused = int(used["current"]) + self._held, unused - self._held
-        return {(NAME, "device"): Figures(current, unused, reserved, int(used["peak"]), single=self._records)}
+        return {_SERIES: Figures(current, unused, reserved, int(used["peak"]), single=self._records)}
 
     def settle(self, kept: Sequence[Allocated]) -> bool:
         """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find what CUDA graphs hold."""
@@ -175,7 +176,7 @@ def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[Memo
         layer, allocates = known
         at = max(at, entry["time_us"] * 1e-6 + offset) if "time_us" in entry else at
         stack = tuple(_frame(one) for one in reversed(entry.get("frames", ()))) if allocates and layer == "use" else ()
-        yield MemoryEvent(at, NAME, "device", layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack)
+        yield MemoryEvent(at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack)
 
 
 def _frame(frame: Mapping[str, Any]) -> Frame:

@@ -33,7 +33,7 @@ class Site(IntEnum):
     API_EXIT = 1
 
 
-KEPT = (Allocated(0.0, "CUDA", "device", "driver", 1, 100),)
+KEPT = (Allocated(0.0, ("CUDA", "device"), "driver", 1, 100),)
 
 
 class Operation(IntEnum):
@@ -200,7 +200,7 @@ def test_a_handle_of_cublas_is_looked_at_once_and_counts_for_nothing(
     source.settle(KEPT)
     log.settle()
     assert (made, source.handles()) == (["handle"], {"cuBLAS": (1024, 4096)})
-    assert [step.change for step in log.steps] == [100]
+    assert [change for _, change, _ in log.steps] == [100]
 
 
 def test_without_records_the_reason_is_given(counters: Counters, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +291,49 @@ def test_a_record_has_the_stack_of_its_call(calls: Calls, counters: Counters, so
     assert not source._stacks
     source.stop()
     assert not calls.receivers
+
+
+def test_pools_and_graphs_are_asked_only_while_they_may_hold_something(
+    calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, asked = [0], list[int]()
+
+    def answer(*_: Any) -> tuple[int, int]:
+        asked.append(held[0])
+        return 0, held[0]
+
+    names = ("cudaDeviceGetDefaultMemPool", "cudaDeviceGetMemPool", "cudaMemPoolGetAttribute", "cudaDeviceGetGraphMemAttribute")
+    attributes = SimpleNamespace(
+        cudaMemPoolAttrUsedMemCurrent=1,
+        cudaMemPoolAttrReservedMemCurrent=2,
+        cudaMemPoolAttrUsedMemHigh=5,
+        cudaGraphMemAttrUsedMemCurrent=3,
+        cudaGraphMemAttrReservedMemCurrent=4,
+    )
+    runtime = SimpleNamespace(
+        cudaError_t=SimpleNamespace(cudaSuccess=0),
+        cudaMemPoolAttr=attributes,
+        cudaGraphMemAttributeType=attributes,
+        **dict.fromkeys(names, answer),
+    )
+    monkeypatch.setattr(driver_memory, "R", runtime)
+
+    def is_asked() -> bool:
+        asked.clear()
+        source.figures()
+        return bool(asked)
+
+    source.start(MemoryLog(), stacks=False)
+    assert [is_asked(), is_asked()] == [True, False]
+    calls.plain("cuMemAlloc_v2", 1, 0xA000, 100)
+    assert not is_asked()
+    calls.call("cuArrayCreate_v2")
+    held[0] = 7
+    assert [is_asked(), is_asked()] == [True, True]
+    held[0] = 0
+    assert [is_asked(), is_asked()] == [True, False]
+    source.stop()
+    assert [is_asked(), is_asked()] == [True, True]
 
 
 def test_where_another_tool_has_the_callbacks_each_look_delivers_records_without_stacks(
