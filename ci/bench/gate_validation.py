@@ -1,6 +1,6 @@
 """Does the gate keep its promises on a real GPU? Unchanged and slower code through its own verdicts, beside the peers'.
 
-Fresh processes measure some forty rows each, one process at a time on each card: sessions of pytest with this plugin. Some of the rows are
+Fresh processes measure some fifty rows each, one process at a time on each card: sessions of pytest with this plugin. Some of the rows are
 twins of others, slower by a known share (`gate_validation_rows`). The verdicts follow from these raw data alone, by the shipped code
 (`gate_validation_verdicts`): the first processes are the baseline, all others are heads. `gate_validation_table` draws them.
 

@@ -101,13 +101,6 @@ def _rows() -> tuple[Row, ...]:
 
 ROWS = _rows()
 """All rows that a record may have; a process measures those of its set in an order of its own."""
-LEFT_OUT = frozenset(
-    (
-        *("triad-256+5", "triad-32+0.5", "triad-32+2", "copy:f8-32", "copy:f8-32+1", "mul:f8-32", "mul:f8-32+1"),
-        *("triad-2+1", "triad-2+5", "copy-2", "copy-2+10"),
-    )
-)
-"""What only an early record has, whose processes measured each row shortly."""
 TWELVE = (
     *("triad-256", "triad-256+1", "stream_add-256", "triad-32", "triad-32+1", "mul-32", "dot-32", "dot-32+1", "permuted_copy-32"),
     *("triad-2", "triad-2+10", "chase"),
@@ -125,7 +118,7 @@ class Set:
 
 
 SETS = {
-    "all": Set(tuple(row for row in ROWS if row.name not in LEFT_OUT), (1,) * 20),
+    "all": Set(ROWS, (1,) * 20),
     "minute": Set(tuple(row for row in ROWS if row.name in TWELVE), (3, 3, 3)),
 }
 BY_NAME = {row.name: row for row in ROWS}
