@@ -25,6 +25,13 @@ def check_part(allocation: Allocation, offset: int, nbytes: int) -> None:
         raise DeviceError(f"{nbytes} bytes from byte {offset} on are no part of {whole}")
 
 
+def check_live(launch: Launch) -> None:
+    """Check that no memory of a launch is freed. Raises `DeviceError`: names the argument."""
+    for name, allocation in launch.arrays.items():
+        if allocation.freed:
+            raise DeviceError(f"{launch.kernel.name}: the memory of {name} was freed")
+
+
 def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
     """Destination, source and bytes of a launch whose kernel has no source: a copy from its read to its written array."""
     by_role = {p.role: p.name for p in launch.kernel.parameters}

@@ -103,6 +103,22 @@ _MISMATCH_BLOCKS_PER_SM = 8
 _NONE = 2**64 - 1
 
 
+def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
+    """Queue a copy; unified addressing tells the direction (cudaMemcpyDefault). From or to pageable memory it may wait."""
+    if nbytes > min(destination.nbytes, source.nbytes):
+        raise DeviceError(f"cannot copy {nbytes} bytes from {source.nbytes} to {destination.nbytes}")
+    if destination.freed or source.freed:
+        raise DeviceError("cannot copy: the memory is freed")
+    with translated(f"copying {nbytes} bytes from {source.kind.value} to {destination.kind.value} memory"):
+        runtime.memcpyAsync(
+            destination.host_address or destination.address,
+            source.host_address or source.address,
+            nbytes,
+            runtime.memcpyDefault,
+            stream.handle,
+        )
+
+
 class CudaContent:
     """Fills, copies, reads and compares memory of one device."""
 
@@ -185,8 +201,7 @@ class CudaContent:
                 runtime.streamSynchronize(stream.handle)
                 host.array(allocation, "u1", allocation.nbytes)[:] = 0xFF
 
-    def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
-        copy(destination, source, nbytes, stream)
+    copy = staticmethod(copy)
 
     def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
         # A copy does not move managed pages as the host's own reads would.
@@ -239,22 +254,6 @@ class CudaContent:
         function(self._blocks(_MISMATCH_BLOCKS_PER_SM, size), (_THREADS,), arguments)
         count, first = (int(v) for v in result.get())
         return (count, first // parts) if count else None
-
-
-def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
-    """Queue a copy; unified addressing tells the direction (cudaMemcpyDefault). From or to pageable memory it may wait."""
-    if nbytes > min(destination.nbytes, source.nbytes):
-        raise DeviceError(f"cannot copy {nbytes} bytes from {source.nbytes} to {destination.nbytes}")
-    if destination.freed or source.freed:
-        raise DeviceError("cannot copy: the memory is freed")
-    with translated(f"copying {nbytes} bytes from {source.kind.value} to {destination.kind.value} memory"):
-        runtime.memcpyAsync(
-            destination.host_address or destination.address,
-            source.host_address or source.address,
-            nbytes,
-            runtime.memcpyDefault,
-            stream.handle,
-        )
 
 
 def _wait(stream: Stream) -> None:

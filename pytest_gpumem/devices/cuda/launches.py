@@ -4,37 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from cupy.cuda import runtime
 
-from pytest_gpumem.devices.checks import check_window, copied_by
+from pytest_gpumem.devices.checks import check_live, check_window, copied_by
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.content import copy
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.l2 import launch_attribute
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, Stream, WindowSpec
+from pytest_gpumem.devices.protocol import DeviceError, Foreign, Kernels, Launch, Stream, WindowSpec
 from pytest_gpumem.kernels.kernel import Kernel, Role
 from pytest_gpumem.records.device import DeviceFacts
-
-
-class Prepared(NamedTuple):
-    """All that a launch needs besides its stream."""
-
-    call: KernelCall
-    memory: tuple[Allocation, ...]
-
-    def queue(self, stream: CudaStream, window: WindowSpec | None = None) -> None:
-        """Queue it. Raises `DeviceError` if its memory was freed since, or if the driver refuses."""
-        for allocation in self.memory:
-            if allocation.freed:
-                raise DeviceError(f"a launch needs {allocation.kind.value} memory that is freed")
-        if window is None:
-            self.call.queue(stream)
-        else:
-            self.call.queue_with(stream, launch_attribute(window))
 
 
 class CudaKernels:
@@ -48,7 +31,7 @@ class CudaKernels:
 
     def compile(self, launch: Launch) -> None:
         if launch.kernel.source is not None:
-            self.prepared(launch)
+            self._prepared(launch)
 
     def launch(self, launch: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
         if window is not None:
@@ -56,7 +39,12 @@ class CudaKernels:
         if launch.kernel.source is None:
             copy(*copied_by(launch), stream)
             return
-        self.prepared(launch).queue(cast(CudaStream, stream), window)
+        check_live(launch)
+        call = self._prepared(launch)
+        if window is None:
+            call.queue(cast(CudaStream, stream))
+        else:
+            call.queue_with(cast(CudaStream, stream), launch_attribute(window))
 
     @contextmanager
     def current_stream(self, stream: Stream) -> Iterator[None]:
@@ -81,14 +69,12 @@ class CudaKernels:
                 f"select it by --gpumem-device cuda:{now}"
             )
 
-    def prepared(self, launch: Launch) -> Prepared:
-        """Compile if need be and pack the arguments. Raises `DeviceError` for a memory that the device cannot see."""
+    def _prepared(self, launch: Launch) -> KernelCall:
         if launch.backing is None:
             function = self._compiler.function(launch.kernel, element_type(launch), launch.shape)
-            call = KernelCall(function, launch.shape, packed_arguments(launch), f"launching kernel {launch.kernel.name!r}")
-            launch.backing = Prepared(call, tuple(launch.arrays.values()))
-        prepared: Prepared = launch.backing
-        return prepared
+            launch.backing = KernelCall(function, launch.shape, packed_arguments(launch), f"launching kernel {launch.kernel.name!r}")
+        call: KernelCall = launch.backing
+        return call
 
 
 def element_type(launch: Launch) -> str:

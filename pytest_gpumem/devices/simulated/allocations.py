@@ -15,8 +15,7 @@ from pytest_gpumem.devices.checks import below_context, check_part
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
 from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, OutOfMemory, Stream, Unsupported
-from pytest_gpumem.devices.simulated.content import backed, backing, prefix
-from pytest_gpumem.devices.simulated.counters import memory_name
+from pytest_gpumem.devices.simulated.content import backed, backing, memory_name, prefix
 from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.streams import ALLOCATE, Facet, Timeline

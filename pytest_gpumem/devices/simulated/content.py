@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pytest_gpumem.devices import protocol, values
 from pytest_gpumem.devices.checks import nodes_of
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, Stream, Unsupported
-from pytest_gpumem.devices.simulated.counters import copied, copy_step, memory_name
 from pytest_gpumem.devices.simulated.engine import COMPUTE, Work
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Step, own_stream
 from pytest_gpumem.kernels.kernel import Access, Role
@@ -47,6 +46,11 @@ def prefix(allocation: Allocation, dtype: str, size: int) -> NDArray[Any]:
     """A writable array over the first `size` elements, or over those that are backed."""
     memory, itemsize = backed(allocation), np.dtype(dtype).itemsize
     return memory[: min(size, len(memory) // itemsize) * itemsize].view(dtype)
+
+
+def memory_name(allocation: Allocation) -> str:
+    """The kind of an allocation, one of `uses.MEMORY_KINDS`."""
+    return "pinned" if allocation.kind.locked else allocation.kind.value
 
 
 def computation(launch: Launch) -> Callable[[], None]:
@@ -119,9 +123,10 @@ class SimulatedContent(Facet):
         duration, engine, waits = self._machine.copying(destination, source, nbytes)
         if waits:
             self._timeline.forbid_capture("a copy with pageable memory makes the host wait")
-        use = copied(destination, source, nbytes)
-        duration = partial(self._machine.watched, use, duration)
-        self._timeline.queue(own, Step(Work(engine, duration), partial(np.copyto, target[:n], origin[:n]), copy_step(use)), LAUNCH)
+        way = "2".join("H" if memory.kind.on_host else "D" for memory in (source, destination))
+        ran = what_ran.Step(StepKind.COPY, way, source=memory_name(source), memory=memory_name(destination), nbytes=nbytes)
+        duration = partial(self._machine.watched, ran, duration)
+        self._timeline.queue(own, Step(Work(engine, duration), partial(np.copyto, target[:n], origin[:n]), ran), LAUNCH)
         if waits:
             self._timeline.wait([own])
 

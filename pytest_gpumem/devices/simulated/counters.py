@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from pytest_gpumem.devices.protocol import Allocation, Counters
+from pytest_gpumem.devices.protocol import Counters
 from pytest_gpumem.devices.simulated.streams import Facet, Watching
-from pytest_gpumem.kernels.kernel import LaunchShape
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, at_once, copies_together, kernels_together
-from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+from pytest_gpumem.records.what_ran import WhatRan, what_ran
 
 
 class SimulatedCounters(Facet):
@@ -32,10 +31,16 @@ class SimulatedCounters(Facet):
             seen = self._machine.watching
         finally:
             self._machine.watching = None
-        times = [(start * 1e9, start * 1e9 + one.nanoseconds) for one, start in seen if isinstance(one, KernelUse)]
-        kernels = kernels_together(one for one, _ in seen if isinstance(one, KernelUse))
-        copies = copies_together(one for one, _ in seen if isinstance(one, CopyUse))
-        return Activity(kernels=kernels, copies=copies, at_once=round(at_once(times)), source="the model")
+        kernels, copies, times = list[KernelUse](), list[CopyUse](), list[tuple[float, float]]()
+        for ran, start, seconds in seen:
+            nanoseconds = round(seconds * 1e9)
+            if ran.grid is not None and ran.block is not None:
+                kernels.append(KernelUse(ran.name, ran.grid, ran.block, 1, nanoseconds, shared=ran.dynamic_shared))
+                times.append((start * 1e9, start * 1e9 + nanoseconds))
+            else:
+                copies.append(CopyUse(ran.name, ran.source or "", ran.memory or "", 1, ran.nbytes or 0, nanoseconds))
+        together = kernels_together(kernels), copies_together(copies)
+        return Activity(kernels=together[0], copies=together[1], at_once=round(at_once(times)), source="the model")
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         self._timeline.run()
@@ -49,27 +54,6 @@ class SimulatedCounters(Facet):
 
     def loading(self) -> AbstractContextManager[object]:
         return nullcontext()
-
-
-def launched(name: str, shape: LaunchShape) -> KernelUse:
-    """One launch, as a watcher sees it; its time is not known yet."""
-    return KernelUse(name, (shape.blocks, 1, 1), (shape.threads, 1, 1), launches=1, nanoseconds=0, shared=shape.shared_bytes)
-
-
-def copied(destination: Allocation, source: Allocation, nbytes: int) -> CopyUse:
-    """One copy, as a watcher sees it; its time is not known yet."""
-    way = "".join("H" if memory.kind.on_host else "D" for memory in (source, destination))
-    return CopyUse(f"{way[0]}2{way[1]}", memory_name(source), memory_name(destination), count=1, nbytes=nbytes, nanoseconds=0)
-
-
-def copy_step(use: CopyUse) -> Step:
-    """One copy as a step of a launch."""
-    return Step(StepKind.COPY, use.kind, source=use.source, memory=use.destination, nbytes=use.nbytes)
-
-
-def memory_name(allocation: Allocation) -> str:
-    """The kind of an allocation, one of `uses.MEMORY_KINDS`."""
-    return "pinned" if allocation.kind.locked else allocation.kind.value
 
 
 _: type[Counters] = SimulatedCounters

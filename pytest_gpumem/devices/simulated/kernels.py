@@ -6,43 +6,43 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import CodeType
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.checks import check_window, copied_by
+from pytest_gpumem.devices.checks import check_live, check_window, copied_by
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.simulated import timing
 from pytest_gpumem.devices.simulated.content import computation
-from pytest_gpumem.devices.simulated.counters import copied, copy_step, launched
-from pytest_gpumem.devices.simulated.engine import COMPUTE, Work
+from pytest_gpumem.devices.simulated.engine import COMPUTE, SimulatedStream, Work
+from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.pages import Pages
-from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Step, own_stream
-from pytest_gpumem.devices.simulated.timing import work_of
+from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Step, Timeline, own_stream
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
 from pytest_gpumem.records import what_ran
-from pytest_gpumem.records.uses import CopyUse, KernelUse
 from pytest_gpumem.records.what_ran import StepKind
 
 
-@dataclass(frozen=True)
-class _Prepared:
+class _Prepared(NamedTuple):
     """A launch made ready: its result and its work."""
 
     computation: Callable[[], None]
-    duration: Callable[[WindowSpec | None], Callable[[float], float]]
-    engine: str
-    share: float  # of the engine
-    waits: bool  # the host waits for it: a copy from or to pageable memory
-    use: KernelUse | CopyUse  # its entry in the recorded activity
-    ran: what_ran.Step  # its entry in the record of a launch
+    work: timing.Work
+    ran: what_ran.Step  # its entry in records of what ran
 
 
 class SimulatedKernels(Facet):
-    """Queues launches. Each is prepared once."""
+    """Queues launches. Each is prepared once.
+    `copy`: the facet `content`'s.
+    """
+
+    def __init__(self, timeline: Timeline, machine: Machine, copy: Callable[[Allocation, Allocation, int, Stream], None]) -> None:
+        super().__init__(timeline, machine)
+        self._copy = copy
 
     def compile(self, launch: Launch) -> None:
         kernel, dtype = launch.kernel, next(iter(launch.call.arrays.values())).dtype
@@ -53,34 +53,37 @@ class SimulatedKernels(Facet):
         own = own_stream(stream)
         if window is not None:
             check_window(window, self._machine.facts)
-        for name, allocation in launch.arrays.items():
-            if allocation.freed:
-                raise DeviceError(f"{launch.kernel.name}: the memory of {name} was freed")
+        if launch.kernel.source is None:
+            self._copy(*copied_by(launch), stream)
+            return
+        check_live(launch)
         if launch.backing is None:
             launch.backing = self._prepare(launch)
         prepared: _Prepared = launch.backing
-        if prepared.waits:
-            self._timeline.forbid_capture("a copy with pageable memory makes the host wait")
-        window = None if launch.kernel.source is None else self._timeline.window_of_kernel(own, window)
-        duration = prepared.duration(window)
-        duration = partial(self._machine.watched, prepared.use, duration)
-        ran = prepared.ran if window is None else replace(prepared.ran, window=window.words)
-        self._timeline.queue(own, Step(Work(prepared.engine, duration, prepared.share), prepared.computation, ran), LAUNCH)
-        if prepared.waits:
-            self._timeline.wait([own])
+        window = self._timeline.window_of_kernel(own, window)
+        self._queue(own, prepared.work, window, prepared.computation, prepared.ran, LAUNCH)
+
+    def _queue(
+        self,
+        stream: SimulatedStream,
+        work: timing.Work,
+        window: WindowSpec | None,
+        effect: Callable[[], object],
+        ran: what_ran.Step,
+        cost: float,
+    ) -> None:
+        duration = partial(self._machine.watched, ran, partial(self._machine.run_kernel, work, window))
+        ran = ran if window is None else replace(ran, window=window.words)
+        self._timeline.queue(stream, Step(Work(COMPUTE, duration, self._machine.share_of(work)), effect, ran), cost)
 
     def _prepare(self, launch: Launch) -> _Prepared:
         kernel, call = launch.kernel, launch.call
-        if kernel.source is None:
-            duration, engine, waits = self._machine.copying(*copied_by(launch))
-            use = copied(*copied_by(launch))
-            return _Prepared(computation(launch), lambda _: duration, engine, 1.0, waits, use, copy_step(use))
         for name, allocation in launch.arrays.items():
             if not allocation.address:
                 raise DeviceError(f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see")
         accesses = kernel.accesses(call)
         steps = kernel.accesses_per_launch(call) if kernel.accesses_per_launch is not None else None
-        work = work_of(
+        work = timing.work_of(
             self._machine.sheet,
             [
                 (a, launch.arrays[a.argument], call.arrays[a.argument].itemsize, self._machine.pages.get(id(launch.arrays[a.argument])))
@@ -92,16 +95,8 @@ class SimulatedKernels(Facet):
             kernel.on_chip_cycles(call) if kernel.on_chip_cycles is not None else 0.0,
             kernel.on_chip_loads(call) if kernel.on_chip_loads is not None else 0.0,
         )
-        running, code = launched(kernel.name, launch.shape), f"{_source(kernel.source)} {kernel.entry} {_element(launch)}"
-        return _Prepared(
-            computation(launch),
-            lambda window: partial(self._machine.run_kernel, work, window),
-            COMPUTE,
-            self._machine.share_of(work),
-            False,
-            running,
-            _kernel_step(kernel.name, launch.shape, f"{code} {launch.shape.vectors}"),
-        )
+        code = f"{_source(kernel.source or '')} {kernel.entry} {_element(launch)} {launch.shape.vectors}"
+        return _Prepared(computation(launch), work, _kernel_step(kernel.name, launch.shape, code))
 
     def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()
@@ -120,15 +115,12 @@ class SimulatedKernels(Facet):
             access = Access("memory", "read", memory.nbytes, memory.nbytes)
             accesses.append((access, memory, 4, self._machine.pages.get(id(memory))))
         full = self._machine.full_grid
-        work = work_of(self._machine.sheet, accesses, full, 4, None)
+        work = timing.work_of(self._machine.sheet, accesses, full, 4, None)
         window = self._timeline.window_of_kernel(own)
-        duration: Callable[[float], float] = partial(self._machine.run_kernel, work, window)
-        duration = partial(self._machine.watched, launched("reference", full), duration)
-        ran = None
+        code = ""
         if self._timeline.watching is not None:
             code = f"{_code_of(foreign.function)} {_code_of(foreign.reference)} {foreign.accesses}"
-            ran = replace(_kernel_step("reference", full, code), window=None if window is None else window.words)
-        self._timeline.queue(own, Step(Work(COMPUTE, duration), foreign.reference, ran), 2 * LAUNCH)
+        self._queue(own, work, window, foreign.reference, _kernel_step("reference", full, code), 2 * LAUNCH)
 
 
 def _kernel_step(name: str, shape: LaunchShape, code: str) -> what_ran.Step:

@@ -9,7 +9,6 @@ from functools import partial
 from statistics import NormalDist
 
 import numpy as np
-from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import Allocation, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
@@ -18,7 +17,7 @@ from pytest_gpumem.devices.simulated.l2 import L2
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.timing import Timing, Work, work_of
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
-from pytest_gpumem.records.uses import CopyUse, KernelUse
+from pytest_gpumem.records.what_ran import Step
 from pytest_gpumem.units import MiB
 
 _NORMAL = NormalDist()
@@ -78,8 +77,8 @@ class Machine:
         self.noise = Noise(seed)
         self.pages: dict[int, Pages] = {}  # of managed allocations, by their identity
         self.write_combined: set[int] = set()  # identities of write-combined allocations
-        self.watching: list[tuple[KernelUse | CopyUse, float]] | None = None
-        """Kernels and copies so far, each with its start, while activity is recorded."""
+        self.watching: list[tuple[Step, float, float]] | None = None
+        """Kernels and copies so far, each with its start and its seconds, while activity is recorded."""
         self._busy_until = 0.0
         self._running: list[tuple[float, float]] = []
         """End of each kernel under a window, and the bytes that are to persist for it."""
@@ -144,9 +143,9 @@ class Machine:
         self.l2.forget(allocation)
         return 0.0 if pages is None else self.timing.pages.host_touched(pages.to_host(writes=writes))
 
-    def watched(self, use: KernelUse | CopyUse, duration: Callable[[float], float], start: float) -> float:
-        """The time of a piece of work, which is recorded if activity is."""
+    def watched(self, ran: Step, duration: Callable[[float], float], start: float) -> float:
+        """The time of a kernel or a copy, which is recorded if activity is."""
         seconds = duration(start)
         if self.watching is not None:
-            self.watching.append((replace(use, nanoseconds=round(seconds * 1e9)), start))
+            self.watching.append((ran, start, seconds))
         return seconds

@@ -132,7 +132,7 @@ def test_a_launch_with_a_window_hands_the_driver_the_same_arguments(monkeypatch:
         return (D.CUresult.CUDA_SUCCESS,)
 
     monkeypatch.setattr(D, "cuLaunchKernelEx", launched)
-    CudaKernels(0, H100, FakeCompiler()).prepared(launch(kernel())).queue(FakeStream(), window)  # type: ignore[arg-type]
+    CudaKernels(0, H100, FakeCompiler()).launch(launch(kernel()), FakeStream(), window=window)  # type: ignore[arg-type]
     assert seen == [((4, 1, 1, 128, 1, 1), 0, 0x55, 0x1234, 1, window, ARGUMENTS)]
 
 
@@ -147,9 +147,8 @@ def test_a_launch_that_the_driver_refuses(monkeypatch: pytest.MonkeyPatch, windo
     monkeypatch.setattr(D, "cuLaunchKernelEx", lambda *_: (D.CUresult.CUDA_ERROR_INVALID_VALUE,))
     monkeypatch.setattr(D, "cuGetErrorName", lambda error: (None, b"CUDA_ERROR_INVALID_VALUE"))
     monkeypatch.setattr(D, "cuGetErrorString", lambda error: (None, b"invalid argument"))
-    prepared = CudaKernels(0, H100, FakeCompiler()).prepared(launch(kernel()))  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match=f"^launching kernel 'scaled'{what}: CUDA_ERROR_INVALID_VALUE: invalid argument"):
-        prepared.queue(FakeStream(), window)  # type: ignore[arg-type]
+        CudaKernels(0, H100, FakeCompiler()).launch(launch(kernel()), FakeStream(), window=window)  # type: ignore[arg-type]
 
 
 def test_a_launch_is_prepared_once(launched: list[Any]) -> None:
@@ -157,7 +156,7 @@ def test_a_launch_is_prepared_once(launched: list[Any]) -> None:
     launches = CudaKernels(0, H100, compiler)  # type: ignore[arg-type]
     one = launch(kernel())
     for _ in range(3):
-        launches.prepared(one).queue(FakeStream())  # type: ignore[arg-type]
+        launches.launch(one, FakeStream())  # type: ignore[arg-type]
     assert compiler.compiled == [("scaled", "f4")]
     assert launched == [(0x1234, [4, 1, 1, 128, 1, 1], 0, 0x55, ARGUMENTS)] * 3
 
@@ -165,10 +164,10 @@ def test_a_launch_is_prepared_once(launched: list[Any]) -> None:
 def test_freed_memory_is_noticed_at_every_launch(launched: list[Any]) -> None:
     launches = CudaKernels(0, H100, FakeCompiler())  # type: ignore[arg-type]
     one = launch(kernel())
-    launches.prepared(one).queue(FakeStream())  # type: ignore[arg-type]
+    launches.launch(one, FakeStream())  # type: ignore[arg-type]
     one.arrays["out"].freed = True
-    with pytest.raises(DeviceError, match="freed"):
-        launches.prepared(one).queue(FakeStream())  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match="memory of out was freed"):
+        launches.launch(one, FakeStream())  # type: ignore[arg-type]
 
 
 def test_a_template_is_instantiated_and_a_function_left_alone() -> None:
