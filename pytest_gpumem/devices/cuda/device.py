@@ -33,7 +33,6 @@ from pytest_gpumem.devices.cuda.streams import CudaStreams
 from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions
 
 
 class Current:
@@ -90,7 +89,8 @@ class CudaDevice:
         self._index = index
         self.facts = facts
         _check_same(index, facts)
-        self._current = Current(index)
+        current = Current(index)
+        self.current, self.elsewhere = current.during, current.elsewhere
         with translated(f"opening device {index}"):
             cupy.cuda.Device(index).use()
             runtime.free(0)  # creates the context now
@@ -108,22 +108,13 @@ class CudaDevice:
         self.counters = CudaCounters(index, self._beacon)
         libraries = (CupyMemory(index), TorchMemory(index), NumbaMemory(), RmmMemory(index), JaxMemory(index))
         self.footprints = Footprints(DriverMemory(index, self.counters), libraries, free_bytes)
-        self._conditions = ConditionReader(facts)
+        self.conditions = ConditionReader(facts).read
 
     def now(self) -> float:
         return time.perf_counter()
 
     def entropy(self, seed: int) -> int:
         return secrets.randbits(64)
-
-    def conditions(self) -> Conditions:
-        return self._conditions.read()
-
-    def current(self) -> AbstractContextManager[None]:
-        return self._current.during()
-
-    def elsewhere(self) -> int | None:
-        return self._current.elsewhere()
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
         return links.peer_access(self._index, allowed)

@@ -75,7 +75,11 @@ def read_facts(index: int, asked: Asked | None = None) -> Found:
     """
     for module, missing in _NEEDED:
         if not _installed(module):
-            raise CudaUnavailable(missing if module == "pynvml" or _driver_is_there() else "no NVIDIA driver is loaded")
+            if module == "pynvml":
+                raise CudaUnavailable(missing)
+            from pytest_gpumem.devices.cuda import nvml
+
+            raise CudaUnavailable(missing if nvml.present() else "no NVIDIA driver is loaded")
     found = query(index) if Ranges().tool_attached() else _elsewhere(index, asked)
     linked = _linked_version()
     if found.supported // 1000 < linked // 1000:
@@ -168,23 +172,13 @@ def uuid_of(index: int) -> str:
     if index >= (count := _device_count(driver)):
         raise CudaUnavailable(f"this process sees {count} GPU{'s' * (count != 1)}")
     device = _value(driver.cuDeviceGet(index))
-    return _uuid(driver, device, mig=_is_mig(driver, device))
+    return _uuid(driver, device, _name(driver, device)[1])
 
 
 def _reach(driver: Any, device: Any, other: Any) -> bool:
     """True if two GPUs reach each other's memory."""
     answers = (driver.cuDeviceCanAccessPeer(*pair) for pair in ((device, other), (other, device)))
     return all(int(error) == 0 and bool(reaches) for error, reaches in answers)
-
-
-def _is_mig(driver: Any, device: Any) -> bool:
-    return split_mig(_text(_value(driver.cuDeviceGetName(256, device))))[1] is not None
-
-
-def _driver_is_there() -> bool:
-    from pytest_gpumem.devices.cuda import nvml
-
-    return nvml.present()
 
 
 def _installed(module: str) -> bool:
@@ -230,7 +224,7 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         error, value = driver.cuDeviceGetAttribute(number, device)
         return int(value) if error == driver.CUresult.CUDA_SUCCESS else 0
 
-    name, profile = split_mig(_text(_value(driver.cuDeviceGetName(256, device))))
+    name, profile = _name(driver, device)
     bus_id = _text(_value(driver.cuDeviceGetPCIBusId(32, device)))
     handle = nvml.handle(bus_id)
     link, link_bandwidth = _link(handle) if handle is not None else (None, None)
@@ -257,7 +251,7 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         shared_bytes_per_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR") or None,
         max_shared_bytes_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") or None,
         host_page_tables=bool(attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")),
-        uuid=_uuid(driver, device, mig=profile is not None),
+        uuid=_uuid(driver, device, profile),
         ecc=bool(attribute("ECC_ENABLED")),
         mig_profile=profile,
         # CU_DEVICE_ATTRIBUTE_MPS_ENABLED: "contexts created on this device will be shared via MPS"
@@ -286,10 +280,14 @@ def _link(handle: Any) -> tuple[str | None, float | None]:
     return host_link(generation, width) if generation and width else (None, None)
 
 
-def _uuid(driver: Any, device: Any, *, mig: bool) -> str:
+def _name(driver: Any, device: Any) -> tuple[str, str | None]:
+    return split_mig(_text(_value(driver.cuDeviceGetName(256, device))))
+
+
+def _uuid(driver: Any, device: Any, profile: str | None) -> str:
     # CUDA 12 gives the GPU's UUID for a MIG instance unless asked for the second version; CUDA 13 has that version alone.
     ask = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
-    return f"{'MIG' if mig else 'GPU'}-{uuid.UUID(bytes=bytes(_value(ask(device)).bytes))}"
+    return f"{'MIG' if profile else 'GPU'}-{uuid.UUID(bytes=bytes(_value(ask(device)).bytes))}"
 
 
 def _text(raw: bytes) -> str:

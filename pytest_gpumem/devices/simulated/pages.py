@@ -7,7 +7,8 @@ advice: CUDA C++ Programming Guide, Data Usage Hints; CUDA Runtime API, cudaMemA
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import Advice
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
@@ -132,43 +133,42 @@ class Pages:
         return excess
 
 
-@dataclass
-class _Tally:
-    gpu_faults: float = 0.0
-    gpu_groups: int = 0
-    cpu_faults: int = 0
-    to_device: float = 0.0
-    to_host: float = 0.0
-    mapped: float = 0.0
-    causes: dict[str, float] = field(default_factory=dict)
-    to_device_seconds: float = 0.0
-    to_host_seconds: float = 0.0
-    groups: list[FaultGroup] = field(default_factory=list)
-
-
 class PageLog:
     """Counts migrations and faults, and gives their time."""
 
     def __init__(self, sheet: Datasheet) -> None:
         self._sheet = sheet
-        self._tally = _Tally()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._counts = defaultdict[str, float](float)  # by the field of `PageCounts`
+        self._causes = defaultdict[str, float](float)
+        self._shown: list[FaultGroup] = []
+
+    @property
+    def bandwidth(self) -> float:
+        """Of migrations across the link, in bytes per second."""
+        return self._sheet.pinned_bandwidth * self._sheet.migration_share
 
     def take(self) -> PageCounts:
         """Counts since the last call."""
-        tally, self._tally = self._tally, _Tally()
-        return PageCounts(
-            gpu_faults=round(tally.gpu_faults),
-            gpu_groups=tally.gpu_groups,
-            gpu_pages=round(tally.gpu_faults),  # no duplicates here: the model does not know which warps touch a page together
-            cpu_faults=tally.cpu_faults,
-            to_device=round(tally.to_device),
-            to_host=round(tally.to_host),
-            mapped=round(tally.mapped),
-            causes={cause: round(nbytes) for cause, nbytes in tally.causes.items()},
-            to_device_seconds=tally.to_device_seconds,
-            to_host_seconds=tally.to_host_seconds,
-            groups=tuple(tally.groups),
+        counts = self._counts
+        faults = round(counts["gpu_faults"])
+        found = PageCounts(
+            gpu_faults=faults,
+            gpu_groups=round(counts["gpu_groups"]),
+            gpu_pages=faults,  # no duplicates here: the model does not know which warps touch a page together
+            cpu_faults=round(counts["cpu_faults"]),
+            to_device=round(counts["to_device"]),
+            to_host=round(counts["to_host"]),
+            mapped=round(counts["mapped"]),
+            causes={cause: round(nbytes) for cause, nbytes in self._causes.items()},
+            to_device_seconds=counts["to_device_seconds"],
+            to_host_seconds=counts["to_host_seconds"],
+            groups=tuple(self._shown),
         )
+        self._clear()
+        return found
 
     def faulted(self, address: int, touched: Touched, *, writes: bool) -> float:
         """A launch touched pages; gives the seconds that it lost."""
@@ -188,55 +188,45 @@ class PageLog:
         if touched.moved > 0.0:
             faults = math.floor(max(1.0, touched.moved / sheet.fault_group_bytes) * sheet.faults_per_group)
             faulted = min(touched.moved, float(faults * PAGE_BYTES))
-            seconds += self._down(faulted, "fault") + self._down(touched.moved - faulted, "speculation")
+            seconds += self._crossed("to_device", faulted, "fault") + self._crossed("to_device", touched.moved - faulted, "speculation")
         if touched.evicted > 0.0:
-            seconds += self._up(touched.evicted, "eviction")
+            seconds += self._crossed("to_host", touched.evicted, "eviction")
         if touched.fresh > 0.0:
             groups = max(1.0, touched.fresh / sheet.populate_bytes)
             seconds += groups * sheet.populate_time
             self._groups(address, touched.fresh, groups, writes)
-        self._tally.mapped += touched.mapped
+        self._counts["mapped"] += touched.mapped
         return seconds
 
     def prefetched(self, touched: Touched) -> float:
         """A prefetch to the device; gives its seconds."""
-        seconds = self._down(touched.moved, "prefetch") if touched.moved else 0.0
-        seconds += self._up(touched.evicted, "eviction") if touched.evicted else 0.0
+        seconds = self._crossed("to_device", touched.moved, "prefetch") if touched.moved else 0.0
+        seconds += self._crossed("to_host", touched.evicted, "eviction") if touched.evicted else 0.0
         return seconds + touched.fresh / self._sheet.populate_bytes * self._sheet.populate_time
 
     def prefetched_to_host(self, moved: float) -> float:
         """A prefetch to the host; gives its seconds."""
-        return self._up(moved, "prefetch") if moved else 0.0
+        return self._crossed("to_host", moved, "prefetch") if moved else 0.0
 
     def host_touched(self, moved: float) -> float:
         """The host touched pages that were on the device; gives the seconds that it lost."""
         if not moved:
             return 0.0
-        self._tally.cpu_faults += max(1, round(moved / self._sheet.cpu_fault_bytes))
-        return self._up(moved, "fault")
+        self._counts["cpu_faults"] += max(1, round(moved / self._sheet.cpu_fault_bytes))
+        return self._crossed("to_host", moved, "fault")
 
     def _groups(self, address: int, nbytes: float, groups: float, writes: bool) -> None:
         count = math.ceil(groups)
         faults = min(groups * self._sheet.faults_per_group, max(1.0, nbytes / PAGE_BYTES))
-        tally = self._tally
-        tally.gpu_groups += count
-        tally.gpu_faults += faults
-        shown = range(min(count, SHOWN_GROUPS - len(tally.groups)))
+        self._counts["gpu_groups"] += count
+        self._counts["gpu_faults"] += faults
+        shown = range(min(count, SHOWN_GROUPS - len(self._shown)))
         access = "write" if writes else "read"
-        tally.groups += [FaultGroup(address + int(i * nbytes / count), max(1, round(faults / count)), access) for i in shown]
+        self._shown += [FaultGroup(address + int(i * nbytes / count), max(1, round(faults / count)), access) for i in shown]
 
-    def _down(self, nbytes: float, cause: str) -> float:
-        seconds = self._crossed(nbytes, cause)
-        self._tally.to_device += nbytes
-        self._tally.to_device_seconds += seconds
+    def _crossed(self, way: str, nbytes: float, cause: str) -> float:
+        seconds = nbytes / self.bandwidth
+        self._counts[way] += nbytes
+        self._counts[f"{way}_seconds"] += seconds
+        self._causes[cause] += nbytes
         return seconds
-
-    def _up(self, nbytes: float, cause: str) -> float:
-        seconds = self._crossed(nbytes, cause)
-        self._tally.to_host += nbytes
-        self._tally.to_host_seconds += seconds
-        return seconds
-
-    def _crossed(self, nbytes: float, cause: str) -> float:
-        self._tally.causes[cause] = self._tally.causes.get(cause, 0.0) + nbytes
-        return nbytes / (self._sheet.pinned_bandwidth * self._sheet.migration_share)
