@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 SHOTS = {
     "report-results.png": ("report", "light", 1100, 760, "document.body"),
     "report-plots.png": ("report", "dark", 1100, 1010, "document.getElementById('plots')"),
-    "report-phone.png": ("report", "dark", 400, 860, "document.getElementById('results')"),
     "history.png": ("history", "light", 1100, 880, "document.body"),
     "history-test.png": ("history", "dark", 1100, 560, "document.querySelector('details[open]')"),
 }
