@@ -125,32 +125,119 @@ def test_the_gpu_that_tests_would_run_on_is_examined(wanted: str, asked: str) ->
     assert check.detail.startswith(f"GPUMEM_DEVICE={wanted.strip()}: no {asked}" if "cuda" in wanted else f"no {asked}")
 
 
-def test_a_device_that_nobody_could_choose_is_named() -> None:
-    check = found(examine(replace(WHOLE, wanted=lambda: "foo")), "GPU")
-    assert check.status is Status.FAILURE
-    assert "GPUMEM_DEVICE" in check.detail
-    assert "'foo'" in check.detail
-    assert "cuda:N" in check.detail
+def raising(error: Exception) -> Callable[..., Any]:
+    def raised(*_: object) -> Any:
+        raise error
+
+    return raised
 
 
-@pytest.mark.parametrize(("free", "status"), [(79, Status.OK), (40, Status.WARNING)])
-def test_what_fits(free: int, status: Status) -> None:
-    card = structs.replace(CARD, free_bytes=free << 30)
-    check = found(examine(replace(WHOLE, look=lambda _: card)), "memory")
-    assert check.status is status
-    assert check.detail.startswith(f"{free}.0 of 80.0 GiB are free")
-    assert "--gpumem-memory-limit" in check.detail
+def card(**changes: Any) -> dict[str, Any]:
+    return {"look": lambda _: structs.replace(CARD, **changes)}
 
 
-@pytest.mark.parametrize("name", ["PyTorch", "Triton", "Numba"])
-def test_a_library_that_launches_no_kernel_is_not_ok(name: str) -> None:
+def facts(**changes: Any) -> dict[str, Any]:
+    return {"choose": gpu(structs.replace(H100, **changes))}
+
+
+def locked(files: dict[str, str], lockable: int | None = None) -> dict[str, Any]:
+    return {"read": {**FILES, **files}.get, "lockable": lambda: lockable}
+
+
+def packages(cuda: tuple[int, int] = (13, 0), **installed: str | None) -> dict[str, Any]:
+    return {"version": {**INSTALLED, **{name.replace("_", "-"): version for name, version in installed.items()}}.get, **card(cuda=cuda)}
+
+
+def counters(parameters: str | None, *, administrator: bool = False) -> dict[str, Any]:
+    return {"administrator": lambda: administrator, "read": lambda path: parameters}
+
+
+def failing(library: str) -> dict[str, Any]:
     """As Numba does with a NumPy that is newer than it knows: it is imported, and fails at its first launch."""
-    reason = "AttributeError: module 'numpy' has no attribute 'row_stack'"
-    library = {"PyTorch": "torch", "Triton": "triton", "Numba": "numba"}[name]
-    check = found(examine(replace(WHOLE, fails=lambda program: reason if library in program else None)), name)
-    assert check.status is Status.WARNING
-    assert reason in check.detail
-    assert library in check.remedy
+    return {"fails": lambda program: "AttributeError: row_stack" if library in program else None}
+
+
+MPS = Chosen(structs.replace(H100, mps=True), raising(DeviceError("opening device 0: cudaErrorMpsServerNotReady: not ready.\nmore")))
+OK, WARNING, FAILURE = Status.OK, Status.WARNING, Status.FAILURE
+
+
+@pytest.mark.parametrize(
+    ("machine", "name", "status", "detail", "remedy"),
+    [
+        ({"wanted": lambda: "foo"}, "GPU", FAILURE, "GPUMEM_DEVICE=foo: 'foo' is not a device; accepted is auto, cuda, cuda:N ", ""),
+        ({"choose": no_gpu, **card(mig=True)}, "GPU", FAILURE, "is in MIG mode", "CUDA_VISIBLE_DEVICES"),
+        (
+            {"choose": raising(OSError("libcublas.so.13: cannot open shared object file\nmore"))},
+            *("GPU", FAILURE, "looking for a GPU failed with OSError: libcublas.so.13: cannot open shared object file", ""),
+        ),
+        (card(free_bytes=79 << 30), "memory", OK, "79.0 of 80.0 GiB are free: a test, or a --gpumem-memory-limit,", ""),
+        (card(free_bytes=40 << 30), "memory", WARNING, "40.0 of 80.0 GiB are free: a test, or a --gpumem-memory-limit,", ""),
+        (card(chosen_clocks=True), "clocks", OK, ", set by a user, ", ""),
+        (failing("torch"), "PyTorch", WARNING, "AttributeError: row_stack", "torch"),
+        (failing("triton"), "Triton", WARNING, "AttributeError: row_stack", "triton"),
+        (failing("numba"), "Numba", WARNING, "AttributeError: row_stack", "numba"),
+        (
+            locked({}),
+            *("pinned memory", OK, "buffers may lock 62.5 GiB (125.0 GiB of RAM, 112.5 GiB free, RLIMIT_MEMLOCK unlimited)", ""),
+        ),
+        (
+            locked({"/sys/fs/cgroup/memory.max": "17179869184\n"}),
+            *("pinned memory", OK, "8.0 GiB (125.0 GiB of RAM, the control group has 16.0 GiB of it", ""),
+        ),
+        (
+            locked({"/sys/fs/cgroup/memory/memory.limit_in_bytes": "536870912"}),
+            *("pinned memory", WARNING, "the control group has 0.5 GiB of it, 0.5 GiB free", ""),
+        ),
+        (locked({"/sys/fs/cgroup/memory.max": "max\n"}, 65536), "pinned memory", OK, "RLIMIT_MEMLOCK 64 KiB", ""),
+        (locked({"/proc/meminfo": "MemTotal: 4096000 kB\nMemAvailable: 102400 kB\n"}), "pinned memory", WARNING, "0.1 GiB free", ""),
+        (locked({"/proc/meminfo": ""}), "pinned memory", OK, "unknown", ""),
+        (packages(cupti_python="12.8.0"), "CUPTI", WARNING, "", "pip install 'pytest-gpumem[cupti13]'"),
+        (packages(cupti_python=None), "CUPTI", WARNING, "", "pip install 'pytest-gpumem[cupti13]'"),
+        (packages(cuda_bindings="12.9.1"), "CUDA bindings", WARNING, "", "pip install 'pytest-gpumem[cuda13]'"),
+        # CuPy decides, not the driver: one of CUDA 13 runs code for CUDA 12.
+        (packages(cupy_cuda13x=None, cupy_cuda12x="14.2.0"), "CUPTI", WARNING, "", "pip install 'pytest-gpumem[cupti12]'"),
+        (packages((14, 1), cupy_cuda13x=None, cupy="14.2.0", cupti_python=None), "CUPTI", WARNING, "", "[cupti13]"),
+        # CuPy's wheels overwrite each other: the one there goes first.
+        (packages((12, 8)), "CuPy", FAILURE, "", "pip uninstall -y cupy-cuda13x; pip install 'pytest-gpumem[cuda12]'"),
+        (packages(cupy_cuda12x="14.1.0"), "CuPy", WARNING, "", "uninstall -y cupy-cuda13x cupy-cuda12x; pip install"),
+        (packages((12, 8), cupy_cuda13x=None), "CuPy", FAILURE, "", "pip install 'pytest-gpumem[cuda12]'"),
+        (counters("RmProfilingAdminOnly: 1\n"), "counters", WARNING, "", ""),
+        (counters("RmProfilingAdminOnly: 1\n", administrator=True), "counters", OK, "", ""),
+        (counters("RmProfilingAdminOnly: 0\n"), "counters", OK, "", ""),
+        (counters(None), "counters", WARNING, "", ""),
+        (facts(pageable_memory_access=True), "managed memory", OK, "prefetch works; HMM: plain malloc memory is visible too", ""),
+        (
+            facts(pageable_memory_access=True, host_page_tables=True),
+            *("managed memory", OK, "prefetch works; ATS: host pages are read without a fault", ""),
+        ),
+        (
+            facts(compute_capability=(7, 5)),
+            *("set-aside", WARNING, "(compute capability 7.5) has no persisting L2: it came with compute capability 8.0; tests of", ""),
+        ),
+        (
+            facts(mig_profile="1g.10gb"),
+            *("set-aside", WARNING, "(MIG profile 1g.10gb) has no persisting L2: the set-aside is disabled in MIG mode; tests of", ""),
+        ),
+        (facts(persisting_l2_max_bytes=0), "set-aside", WARNING, "has no persisting L2: persistingL2CacheMaxSize is 0; tests of", ""),
+        ({"choose": lambda _: MPS}, "set-aside", WARNING, f"by {MPS_LIMIT} in its environment", ""),
+        (
+            {"choose": lambda _: MPS},
+            "set-aside",
+            WARNING,
+            "cannot be read, DeviceError: opening device 0: cudaErrorMps",
+            "",
+        ),
+        (
+            {"kernels": raising(SourceMissing("no CUDA sources: reinstall pytest-gpumem"))},
+            *("kernels", FAILURE, "no CUDA sources: reinstall pytest-gpumem", ""),
+        ),
+    ],
+)
+def test_what_a_check_finds(machine: dict[str, Any], name: str, status: Status, detail: str, remedy: str) -> None:
+    check = found(examine(replace(WHOLE, **machine)), name)
+    assert check.status is status
+    assert detail in check.detail
+    assert remedy in check.remedy
 
 
 def test_a_program_fails_with_its_last_line_and_a_library_is_tried_only_with_a_gpu() -> None:
@@ -207,13 +294,6 @@ def test_a_driver_without_a_usable_gpu_is_told_apart_from_no_driver() -> None:
     assert "reboot" in check.remedy
 
 
-def test_a_card_in_mig_mode_without_an_instance_is_told_what_to_do() -> None:
-    check = found(examine(replace(WHOLE, choose=no_gpu, look=lambda _: structs.replace(CARD, mig=True))), "GPU")
-    assert check.status is Status.FAILURE
-    assert "is in MIG mode" in check.detail
-    assert "CUDA_VISIBLE_DEVICES" in check.remedy
-
-
 def test_a_gpu_of_which_the_driver_says_nothing_is_still_a_gpu() -> None:
     report = examine(replace(WHOLE, look=no_card))
     check = found(report, "state of the GPU")
@@ -263,62 +343,6 @@ def test_what_disturbs_is_named_with_its_remedy(changes: dict[str, Any], name: s
     assert report.summary.endswith(f" Its measurements are unreliable until this is repaired: {name}.") is (status is Status.FAILURE)
 
 
-def test_clocks_that_somebody_chose_are_said() -> None:
-    report = examine(replace(WHOLE, look=lambda _: structs.replace(CARD, chosen_clocks=True)))
-    assert ", set by a user, " in found(report, "clocks").detail
-
-
-@pytest.mark.parametrize(
-    ("files", "lockable", "status", "words"),
-    [
-        ({}, None, Status.OK, "buffers may lock 62.5 GiB (125.0 GiB of RAM, 112.5 GiB free, RLIMIT_MEMLOCK unlimited)"),
-        (
-            {"/sys/fs/cgroup/memory.max": "17179869184\n"},
-            None,
-            Status.OK,
-            "8.0 GiB (125.0 GiB of RAM, the control group has 16.0 GiB of it",
-        ),
-        (
-            {"/sys/fs/cgroup/memory/memory.limit_in_bytes": "536870912"},
-            None,
-            Status.WARNING,
-            "the control group has 0.5 GiB of it, 0.5 GiB free",
-        ),
-        ({"/sys/fs/cgroup/memory.max": "max\n"}, 65536, Status.OK, "RLIMIT_MEMLOCK 64 KiB"),
-        ({"/proc/meminfo": "MemTotal: 4096000 kB\nMemAvailable: 102400 kB\n"}, None, Status.WARNING, "0.1 GiB free"),
-        ({"/proc/meminfo": ""}, None, Status.OK, "unknown"),
-    ],
-)
-def test_limits_of_pinned_memory(files: dict[str, str], lockable: int | None, status: Status, words: str) -> None:
-    check = found(examine(replace(WHOLE, read={**FILES, **files}.get, lockable=lambda: lockable)), "pinned memory")
-    assert check.status is status
-    assert words in check.detail
-
-
-@pytest.mark.parametrize(
-    ("installed", "cuda", "name", "status", "remedy"),
-    [
-        ({"cupti-python": "12.8.0"}, (13, 0), "CUPTI", Status.WARNING, "pip install 'pytest-gpumem[cupti13]'"),
-        ({"cupti-python": None}, (13, 0), "CUPTI", Status.WARNING, "pip install 'pytest-gpumem[cupti13]'"),
-        ({"cuda-bindings": "12.9.1"}, (13, 0), "CUDA bindings", Status.WARNING, "pip install 'pytest-gpumem[cuda13]'"),
-        # CuPy decides, not the driver: one of CUDA 13 runs code for CUDA 12.
-        ({"cupy-cuda13x": None, "cupy-cuda12x": "14.2.0"}, (13, 0), "CUPTI", Status.WARNING, "pip install 'pytest-gpumem[cupti12]'"),
-        ({"cupy-cuda13x": None, "cupy": "14.2.0", "cupti-python": None}, (14, 1), "CUPTI", Status.WARNING, "[cupti13]"),
-        # CuPy's wheels overwrite each other: the one there goes first.
-        ({}, (12, 8), "CuPy", Status.FAILURE, "pip uninstall -y cupy-cuda13x; pip install 'pytest-gpumem[cuda12]'"),
-        ({"cupy-cuda12x": "14.1.0"}, (13, 0), "CuPy", Status.WARNING, "uninstall -y cupy-cuda13x cupy-cuda12x; pip install"),
-        ({"cupy-cuda13x": None}, (12, 8), "CuPy", Status.FAILURE, "pip install 'pytest-gpumem[cuda12]'"),
-    ],
-)
-def test_packages_of_different_cuda_majors_are_named_with_a_remedy_for_this_environment(
-    installed: dict[str, str | None], cuda: tuple[int, int], name: str, status: Status, remedy: str
-) -> None:
-    machine = replace(WHOLE, version={**INSTALLED, **installed}.get, look=lambda _: structs.replace(CARD, cuda=cuda))
-    check = found(examine(machine), name)
-    assert check.status is status
-    assert remedy in check.remedy
-
-
 def test_a_finding_without_a_remedy_and_a_remedy_for_nothing_cannot_be() -> None:
     with pytest.raises(ValueError, match="remedy"):
         Check("GPU", Status.WARNING, "odd")
@@ -331,15 +355,6 @@ def test_the_report_for_programs_holds_device_and_card() -> None:
     assert plain["card"]["max_link_generation"] == 5
     assert plain["device"]["key"] == H100.key
     assert {check["status"] for check in plain["checks"]} == {"OK"}
-
-
-def test_a_cupy_that_breaks_while_it_is_loaded_is_a_finding() -> None:
-    def broken(choice: str) -> Chosen:
-        raise OSError("libcublas.so.13: cannot open shared object file\nmore")
-
-    report = examine(replace(WHOLE, choose=broken))
-    assert report.simulated_only
-    assert found(report, "GPU").detail == "looking for a GPU failed with OSError: libcublas.so.13: cannot open shared object file"
 
 
 def test_a_tool_beside_the_path_is_a_warning_that_names_its_folder() -> None:
@@ -369,20 +384,6 @@ def test_a_tool_is_the_one_that_the_commands_run(tool: str, monkeypatch: pytest.
     assert check == Check(tool, Status.OK, str(chosen))
 
 
-@pytest.mark.parametrize(
-    ("administrator", "parameters", "status"),
-    [
-        (False, "RmProfilingAdminOnly: 1\n", Status.WARNING),
-        (True, "RmProfilingAdminOnly: 1\n", Status.OK),
-        (False, "RmProfilingAdminOnly: 0\n", Status.OK),
-        (False, None, Status.WARNING),
-    ],
-)
-def test_who_may_read_counters(administrator: bool, parameters: str | None, status: Status) -> None:
-    machine = replace(WHOLE, administrator=lambda: administrator, read=lambda path: parameters)
-    assert found(examine(machine), "counters").status is status
-
-
 def test_what_a_device_cannot_do_is_missing_from_the_summary() -> None:
     facts = structs.replace(H100, persisting_l2_max_bytes=0, concurrent_managed_access=False, mps=True, mig_profile="1g.10gb")
     report = examine(replace(WHOLE, choose=gpu(facts), which=never, tool=no_tool))
@@ -392,34 +393,6 @@ def test_what_a_device_cannot_do_is_missing_from_the_summary() -> None:
     assert found(report, "MPS").status is Status.WARNING
     assert found(report, "MIG").detail == "instance 1g.10gb"
     assert report.summary == "This machine can measure latency and bandwidth on NVIDIA H100 80GB HBM3."
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({}, "prefetch works"),
-        ({"pageable_memory_access": True}, "prefetch works; HMM: plain malloc memory is visible too"),
-        ({"pageable_memory_access": True, "host_page_tables": True}, "prefetch works; ATS: host pages are read without a fault"),
-    ],
-)
-def test_memory_that_the_gpu_sees_by_itself_is_told(changes: dict[str, bool], said: str) -> None:
-    report = examine(replace(WHOLE, choose=gpu(structs.replace(H100, **changes))))
-    assert found(report, "managed memory").detail.endswith(said)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"compute_capability": (7, 5)}, "(compute capability 7.5) has no persisting L2: it came with compute capability 8.0"),
-        ({"mig_profile": "1g.10gb"}, "(MIG profile 1g.10gb) has no persisting L2: the set-aside is disabled in MIG mode"),
-        ({"persisting_l2_max_bytes": 0}, "has no persisting L2: persistingL2CacheMaxSize is 0"),
-    ],
-    ids=["compute capability", "MIG", "maximum of 0"],
-)
-def test_why_nothing_can_be_set_aside(changes: dict[str, Any], reason: str) -> None:
-    check = found(examine(replace(WHOLE, choose=gpu(structs.replace(H100, **changes)))), "set-aside")
-    assert check.status is Status.WARNING
-    assert check.detail.endswith(f"{reason}; tests of persisting_stream skip")
 
 
 @pytest.mark.parametrize(("value", "words"), [("40", f"{MPS_LIMIT}=40 in this process"), (None, f"{MPS_LIMIT} is not set in this process")])
@@ -443,24 +416,6 @@ def test_under_mps_the_variable_its_value_and_the_bytes_are_named(monkeypatch: p
     )
     assert calls == ["open", "close"]
     assert "L2 persistence" not in report.summary
-
-
-def test_under_mps_a_server_that_refuses_a_context_is_a_finding() -> None:
-    def refused() -> Device:
-        raise DeviceError("opening device 0: cudaErrorMpsServerNotReady: the server is not ready.\nmore")
-
-    check = found(examine(replace(WHOLE, choose=lambda choice: Chosen(structs.replace(H100, mps=True), refused))), "set-aside")
-    assert check.status is Status.WARNING
-    assert MPS_LIMIT in check.detail
-    assert "cannot be read, DeviceError: opening device 0: cudaErrorMpsServerNotReady: the server is not ready. (" in check.detail
-
-
-def test_missing_kernel_sources_are_a_finding() -> None:
-    def missing() -> Path:
-        raise SourceMissing("no CUDA sources: reinstall pytest-gpumem")
-
-    check = found(examine(replace(WHOLE, kernels=missing)), "kernels")
-    assert (check.status, check.detail) == (Status.FAILURE, "no CUDA sources: reinstall pytest-gpumem")
 
 
 def test_text_has_one_line_for_each_check_and_ends_with_the_summary() -> None:
