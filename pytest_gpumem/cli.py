@@ -6,7 +6,8 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import click
@@ -22,20 +23,18 @@ from pytest_gpumem.commands.explain import explain
 from pytest_gpumem.commands.export import export, schema
 from pytest_gpumem.commands.gate import gate
 from pytest_gpumem.commands.history import history
-from pytest_gpumem.commands.l2_sweep import l2_sweep
 from pytest_gpumem.commands.merge import merge
-from pytest_gpumem.commands.profile import profile, ranges
+from pytest_gpumem.commands.profile import l2_sweep, profile, ranges, traffic
 from pytest_gpumem.commands.read import read
 from pytest_gpumem.commands.report import report
-from pytest_gpumem.commands.traffic import traffic
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
-TASKS = {
-    "Decide": ("gate", "duet", "compare", "diff", "code", "accept", "baseline", "merge"),
-    "Find the cause": ("bisect", "explain", "profile", "read", "ranges", "traffic", "l2-sweep"),
-    "Report": ("report", "history", "export", "schema"),
-    "Set up": ("doctor", "card", "completion"),
+TASKS: Mapping[str, tuple[click.Command, ...]] = {
+    "Decide": (gate, duet, compare, diff, code, accept, baseline, merge),
+    "Find the cause": (bisect, explain, profile, read, ranges, traffic, l2_sweep),
+    "Report": (report, history, export, schema),
+    "Set up": (doctor, card, completion),
 }
 """The commands by task, as `gpumem --help` lists them."""
 
@@ -44,9 +43,9 @@ class _Commands(click.Group):
     """A group whose errors are one line, with the codes of `outcomes.Exit`; click's own usage errors exit with 2."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for task, names in TASKS.items():
+        for task, commands in TASKS.items():
             with formatter.section(task):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=formatter.width)) for name in names])
+                formatter.write_dl([(str(one.name), one.get_short_help_str(limit=formatter.width)) for one in commands])
 
     def main(
         self,
@@ -103,29 +102,5 @@ def main() -> None:
     """Measure, compare and explain CUDA memory performance."""
 
 
-COMMANDS = (
-    accept,
-    baseline,
-    bisect,
-    card,
-    code,
-    compare,
-    completion,
-    diff,
-    doctor,
-    duet,
-    explain,
-    export,
-    gate,
-    history,
-    l2_sweep,
-    merge,
-    profile,
-    ranges,
-    read,
-    report,
-    schema,
-    traffic,
-)
-for command in COMMANDS:
+for command in chain(*TASKS.values()):
     main.add_command(command)

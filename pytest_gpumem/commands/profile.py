@@ -1,17 +1,18 @@
-"""The commands `gpumem profile nsys`, `gpumem profile ncu` and `gpumem ranges`."""
+"""The commands that run tests to look into them: `gpumem profile nsys` and `ncu`, `ranges`, `traffic` and `l2-sweep`."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pytest_gpumem.commands import examples, pytest_arguments
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.commands import examples, file_option, pytest_arguments, terminal, write
+from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -143,3 +144,72 @@ def _ranges_call(request: ProfileRequest) -> str:
     from pytest_gpumem.runs.child import shown
 
     return shown(["gpumem", "ranges", "--", *request.arguments, *request.tests])
+
+
+@click.command(
+    short_help="Compare declared bytes with counted ones.",
+    epilog=examples("gpumem traffic --test tests/test_a.py::test_triad", "gpumem traffic --json traffic.json -- -k 'not slow'"),
+)
+@click.option("--test", "tests", multiple=True, metavar="NODEID", help="Count this test only; may be given several times.")
+@file_option("--json", "Write the counts; --gpumem-counted reads them.")
+@pytest_arguments
+def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[str, ...]) -> int:
+    """Compare the bytes that tests declare with those that Nsight Compute counts.
+
+    Runs pytest with --gpumem under ncu (GPUMEM_NCU, the PATH, or where CUDA's installers put it), with few launches of each
+    measurement. Times are not comparable in such a run, so tests that assert them may fail in it.
+    """
+    from pytest_gpumem.judging.limits import COUNTERS, absolute
+    from pytest_gpumem.judging.traffic import Agreement, account
+    from pytest_gpumem.nsight import counting
+    from pytest_gpumem.reporting.table import traffic_table
+
+    now = datetime.now(timezone.utc)
+    try:
+        # Results go to standard output, the output of pytest to standard error.
+        found = counting.count(pytest_arguments, tests, os.environ, lambda line: click.echo(line, err=True), day=now.date().isoformat())
+    except counting.CallError as error:
+        raise click.UsageError(str(error)) from None
+    except counting.NothingRecorded as error:
+        click.echo(printable(f"gpumem: {error}"), err=True)
+        return Exit.NO_VERDICT
+    width, colour = terminal()
+    click.echo(traffic_table(found.rows, found.facts, width=width, colour=colour))
+    if failed := sum(row.failed for row in found.rows):
+        click.echo(f"{failed} of {len(found.rows)} rows are of tests that failed in this run, whose times a profiler changes")
+    if file is not None:
+        write("--json", file, json.dumps(counting.to_json(found, utc=now.isoformat(timespec="seconds")), indent=1) + "\n")
+        click.echo(printable(f"wrote {file}"))
+    beyond = [
+        printable(f"{row.key}: {finding.sentence}")
+        for row in found.rows
+        if row.measurement is not None
+        for finding in absolute(row.measurement, row.limits, found.facts, names=COUNTERS)
+        if finding.outcome is not Outcome.PASS
+    ]
+    for line in beyond:
+        click.echo(line)
+    accounts = [account(row.measurement, found.facts) for row in found.rows if row.measurement is not None]
+    return Exit.FAILED if beyond or any(one is not None and one.finding is Agreement.WRONG for one in accounts) else 0
+
+
+@click.command(
+    "l2-sweep",
+    short_help="Find a test's best set-aside and hit ratio.",
+    epilog=examples("gpumem l2-sweep tests/test_table.py::test_lookup --map l2.svg"),
+)
+@click.option("--map", "file", metavar="FILE", help="Draw the map into this SVG file too.")
+@click.argument("test", metavar="TEST")
+@pytest_arguments
+def l2_sweep(test: str, file: str | None, pytest_arguments: tuple[str, ...]) -> None:
+    """Find the best set-aside and hit ratio for the measurements of TEST, a node id, on a persisting_stream.
+
+    Runs pytest with --gpumem-l2-sweep, which prints the map and sets the exit code.
+    """
+    if test.startswith("-"):
+        raise click.UsageError(f"TEST is a pytest node id such as tests/test_table.py::test_lookup, not {test!r}.")
+    drawing = [] if file is None else ["--gpumem-l2-sweep-map", file]
+    from pytest_gpumem.runs.child import for_a_run, pytest_command, replace_this_process
+
+    command = pytest_command([*pytest_arguments, test], options=["--gpumem-l2-sweep", *drawing])
+    replace_this_process(command, for_a_run(os.environ))
