@@ -30,7 +30,7 @@ WATCHED = (
     ("devices.footprints", "_Watch", "settle"),
     ("devices.cuda.counters", "CudaCounters", "deliver"),
     ("devices.cuda.driver_memory", "DriverMemory", "figures"),
-    ("devices.cuda.driver_memory", "DriverMemory", "_changed"),
+    ("devices.cuda.driver_memory", "DriverMemory", "_called"),
     ("devices.cuda.guests.cupy_memory", "CupyMemory", "figures"),
     ("devices.cuda.guests.cupy_memory", "_Hook", "malloc_postprocess"),
     ("devices.cuda.guests.cupy_memory", "_Hook", "free_postprocess"),
@@ -76,7 +76,7 @@ def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments, **options)
         finally:
             # A call of the driver has a number of its own.
-            of = f"{name} {arguments[1]}" if name.endswith("._changed") else name
+            of = f"{name} {arguments[1]}" if name.endswith("._called") else name
             cost = _costs.setdefault(of, [0, 0.0])
             cost[0] += 1
             cost[1] += time.perf_counter() - begun

@@ -36,12 +36,6 @@ _KINDS: Mapping[str, MemoryPlace] = {"DEVICE": "device", "MANAGED": "managed", "
 
 
 CUBLAS = "cuBLAS"  # `MemoryUse.library` of the memory of cuBLAS handles
-CALLS = (
-    *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemHostRegister_v2"),
-    *("cuMemAllocAsync", "cuMemAllocAsync_ptsz", "cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemCreate"),
-    *("cuArrayCreate_v2", "cuGraphLaunch", "cuGraphLaunch_ptsz"),
-)
-"""Calls of the driver that allocate, as cupti-python names them. Calls of the runtime make one of these, with the same correlation id."""
 _PLAIN: Mapping[str, tuple[MemoryPlace, bool]] = {
     "cuMemAlloc_v2": ("device", True),
     "cuMemFree_v2": ("device", False),
@@ -97,14 +91,11 @@ class DriverMemory(Source):
             return str(why)
         self._offset = time.perf_counter() - cupti.get_timestamp() * 1e-9
         self._listens = self._called_since = True
-        self._exit = int(cupti.ApiCallbackSite.API_EXIT)
+        self._with_stacks, self._enter = stacks, int(cupti.ApiCallbackSite.API_ENTER)
         numbers = cupti.driver_api_trace_cbid
         self._plain = {int(getattr(numbers, name)): call for name, call in _PLAIN.items() if hasattr(numbers, name)}
         with suppress(NotCounted):  # such as another tool that holds the callbacks: then every look delivers records, without stacks
-            self._ends.append(CALLBACKS.add("DRIVER_API", self._changes(cupti), self._changed))
-            if stacks:
-                self._enter = int(cupti.ApiCallbackSite.API_ENTER)
-                self._ends.append(CALLBACKS.add("DRIVER_API", CALLS, self._called))
+            self._ends.append(CALLBACKS.add("DRIVER_API", self._changes(cupti), self._called))
         return None
 
     def _changes(self, cupti: Any) -> tuple[str, ...]:
@@ -113,20 +104,21 @@ class DriverMemory(Source):
             self._names = tuple(name for name in dir(cupti.driver_api_trace_cbid) if _CHANGE.match(name))
         return self._names
 
-    def _changed(self, cbid: int, data: Any) -> None:
-        """Note a call that may make a record, at its begin and at its end."""
-        plain = self._plain.get(cbid)
-        if plain is None:
-            self._nothing = None
+    def _called(self, cbid: int, data: Any) -> None:
+        """Note a call that may make a record, at its begin and at its end. Calls of the runtime make one, with the same correlation id."""
         try:
-            self._called_since = plain is None or not self._take(*plain, data._data) or self._called_since
+            if int(data.callback_site) == self._enter:
+                if self._with_stacks:
+                    self._stacks[int(data.correlation_id)] = python_stack()
+            elif (plain := self._plain.get(cbid)) is None or not self._take(*plain, data._data):
+                self._called_since = True
         except Exception:  # which would be lost; there is a record all the same
             self._called_since = True
+        if cbid not in self._plain:
+            self._nothing = None
 
     def _take(self, kind: MemoryPlace, allocates: bool, call: Any) -> bool:
         """Report what a call of `_PLAIN` has done; False if only its record can tell."""
-        if int(call["callback_site"].item()) != self._exit:
-            return True
         parameters, result = int(call["function_params"].item()), int(call["function_return_value"].item())
         if not parameters or not result:
             return False
@@ -144,10 +136,6 @@ class DriverMemory(Source):
             (address,) = words(first, 1) if allocates else (first,)
             self._report(time.perf_counter(), kind, address, nbytes, correlation)
         return True
-
-    def _called(self, _cbid: int, data: Any) -> None:
-        if int(data.callback_site) == self._enter:
-            self._stacks[int(data.correlation_id)] = python_stack()
 
     def drain(self) -> None:
         if self._listens and (self._called_since or not self._ends):
