@@ -11,7 +11,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
@@ -135,13 +134,6 @@ def test_the_file(tmp_path: Path) -> None:
     assert stat.S_IMODE(saved.path.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
 
 
-def test_writers_of_the_same_second_do_not_meet(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        saved = list(pool.map(lambda _: Store(tmp_path, H100).save([row()], "abc"), range(24)))
-    assert len({s.path for s in saved}) == 24
-    assert Store(tmp_path, H100).load().processes == 24
-
-
 WRITER = """
 import sys
 from pathlib import Path
@@ -155,7 +147,7 @@ for _ in range(20):
 """
 
 
-def test_processes_write_while_others_read(tmp_path: Path) -> None:
+def test_processes_write_in_the_same_second_while_others_read(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths}
     command = [sys.executable, "-c", WRITER, str(tmp_path)]

@@ -50,23 +50,11 @@ def test_a_tool_sees_the_ranges_nested_and_closed(nvtx_trace: Trace) -> None:
         "test_scale_1/test_scale_1.measure/launch",
         *["test_scale_1/test_scale_1.measure/grouped"] * 4,
     ]
-
-
-def test_payload_belongs_to_one_push_only(nvtx_trace: Trace) -> None:
-    run(PROGRAM, nvtx_trace.environment)
-    launches = [event for event in nvtx_trace.events() if event.message == "launch"]
-    assert [event.payload for event in launches] == [0, 1, None]
-
-
-def test_a_category_belongs_to_the_range_that_it_was_given_for(nvtx_trace: Trace) -> None:
-    run(PROGRAM, nvtx_trace.environment)
-    grouped = [event for event in nvtx_trace.events() if event.message == "grouped"]
-    assert [(event.category, event.payload) for event in grouped] == [("L2", 8), ("DRAM", 8), ("L2", 8), ("", 8)]
-
-
-def test_the_full_node_id_is_marked_inside_the_range_of_its_test(nvtx_trace: Trace) -> None:
-    run(PROGRAM, nvtx_trace.environment)
     events = nvtx_trace.events()
+    # A payload is of one push, a category of the range that it was given for.
+    assert [event.payload for event in events if event.message == "launch"] == [0, 1, None]
+    grouped = [event for event in events if event.message == "grouped"]
+    assert [(event.category, event.payload) for event in grouped] == [("L2", 8), ("DRAM", 8), ("L2", 8), ("", 8)]
     assert events[0] == Event("push", "gpumem", "test_scale_1")
     assert events[1] == Event("mark", "gpumem", "tests/test_a.py::test_scale[1]", category="nodeid")
 
