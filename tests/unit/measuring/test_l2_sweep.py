@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,14 +15,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
-from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.measuring import l2_sweep
-from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.measuring.harness import Flush
 from pytest_gpumem.measuring.l2_sweep import HIT_RATIOS, grid, sweep
-from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import persisting
-from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import OFF, Setting
 from pytest_gpumem.reporting.l2_sweep import sweep_sentence
@@ -336,67 +327,6 @@ def test_on_recorded_maps_with_noise(name: str) -> None:
     landscape, nbytes = recorded(name)
     for seed in range(5):
         check(sweep(noisy(landscape, seed, 0.003), H200, nbytes, target=name), H200, landscape)
-
-
-@contextmanager
-def simulated(sheet: str, kernel: str, blocks: int | None, size: int, streamed: int) -> Iterator[Landscape]:
-    """A kernel on a simulated device, launched once for each setting that is asked for.
-
-    Args:
-        sheet: which device.
-        kernel: `reset_data` or `sliding_window`.
-        blocks: its grid, or None for its own.
-        size: MiB under the window.
-        streamed: MiB beside it.
-    """
-    device = SimulatedDevice(DATASHEETS[sheet])
-    arena = Arena(device, seed=1)
-    memory = Memory(arena)
-    bound = getattr(Kernels(device), kernel)
-    bound = bound if blocks is None else bound.with_grid(blocks)
-    stream, window = memory.device(streamed * MiB, "i4"), memory.device(size * MiB, "i4")
-    arguments = (window, stream) if kernel == "sliding_window" else (stream, window)
-    launch = bound.launch(*bound.arguments(arguments, {}))
-    flush = Flush(device, "clean-cold")
-    begin, end, begun = device.streams.event(), device.streams.event(), device.streams.create()
-
-    @cache
-    def latency(set_aside: int, hit_ratio: float) -> float:
-        options: dict[str, Any] = {"set_aside": set_aside, "hit_ratio": hit_ratio} if set_aside else {"set_aside": "off"}
-        taken = []
-        with persisting(device, window, **options, allow_thrash=True) as one:
-            # The first launches bring in what persists.
-            for _ in range(5):
-                flush(one.stream)
-                device.streams.record(begin, one.stream)
-                device.kernels.launch(launch, one.stream)
-                device.streams.record(end, one.stream)
-                device.streams.synchronize()
-                taken.append(device.streams.elapsed(begin, end))
-        return median(taken[2:])
-
-    for _ in range(40):  # The clocks rise.
-        flush(begun)
-    yield latency
-    flush.close()
-    arena.close()
-
-
-@pytest.mark.parametrize("streamed", [128, 1024])
-@pytest.mark.parametrize(
-    ("kernel", "blocks", "size"),
-    [
-        *(("reset_data", blocks, size) for blocks in (32, None) for size in (1, 16, 30, 50)),
-        *(("sliding_window", None, size) for size in (10, 30, 60)),
-    ],
-)
-@pytest.mark.parametrize("sheet", ["h100", "h200"])
-def test_on_simulated_maps_within_one_percent_of_the_best(sheet: str, kernel: str, blocks: int | None, size: int, streamed: int) -> None:
-    facts = DATASHEETS[sheet].facts()
-    # A region of more than half of L2 gains by a set-aside that holds all of it, which a sweep does not try.
-    within = 1.1 if (sheet, kernel, size) == ("h100", "sliding_window", 30) else 1.01
-    with simulated(sheet, kernel, blocks, size, streamed) as landscape:
-        check(sweep(quiet(landscape), facts, size * MiB, target=kernel), facts, landscape, within=within)
 
 
 def test_where_the_grid_prefers_room_it_is_left() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from counted_device import CountedDevice
 
-from pytest_gpumem.devices.protocol import DeviceError, Launch, Unsupported, WindowSpec
-from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.stream import tile_bytes
-from pytest_gpumem.measuring.bound import BoundKernel
-from pytest_gpumem.memory.buffers import Arena, Buffer
-from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, idle_set_aside, persisting
+from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.l2 import BadWindow, idle_set_aside, persisting
 from pytest_gpumem.units import MiB
 
 STEP = 3.125 * MiB
@@ -185,52 +181,3 @@ def test_a_driver_that_grants_nothing_to_the_second_restores(device: CountedDevi
         with pytest.raises(Unsupported, match=r"granted no set-aside where 18\.75 MiB"), persisting(device, arena.buffer(8 * MiB)):
             pytest.fail("entered")
         assert outer.set_aside == device.l2.set_aside() == 4 * STEP
-
-
-class Turns:
-    """Two streams that read their buffers in turn, each once, everything normal flushed between."""
-
-    def __init__(self, device: CountedDevice, arena: Arena) -> None:
-        self.device, self.arena = device, arena
-        self.flushing = self.reading(arena.buffer(100 * MiB))
-
-    def reading(self, buffer: Buffer) -> Launch:
-        sums = self.arena.buffer((buffer.nbytes // tile_bytes("read"),))
-        return BoundKernel(CATALOGUE["read"], self.device, self.arena.stream).launch({"a": buffer, "sums": sums}, {})
-
-    def seconds(self, streams: list[PersistingStream]) -> float:
-        """Median of a read, over both."""
-        device, taken = self.device, list[float]()
-        launches = [self.reading(stream.buffer) for stream in streams]
-        start, end = device.streams.event(), device.streams.event()
-        for _ in range(6):
-            for stream, launch in zip(streams, launches, strict=True):
-                device.kernels.launch(self.flushing, self.arena.stream)
-                device.streams.synchronize()
-                hold = device.streams.hold(stream.stream, 1.0)
-                device.streams.record(start, stream.stream)
-                device.kernels.launch(launch, stream.stream)
-                device.streams.record(end, stream.stream)
-                hold.release()
-                device.streams.synchronize()
-                taken.append(device.streams.elapsed(start, end))
-        return statistics.median(taken[2:])
-
-
-def test_two_streams_thrash_at_full_ratios_and_fit_at_half(device: CountedDevice, arena: Arena) -> None:
-    """The guide's example of concurrent kernels that share a set-aside, each with a window as large as that (hitRatio)."""
-    buffers, turns = [arena.buffer(25 * MiB) for _ in range(2)], Turns(device, arena)
-
-    def measured(hit_ratio: float) -> tuple[float, str | None]:
-        with (
-            persisting(device, buffers[0], hit_ratio=hit_ratio) as one,
-            persisting(device, buffers[1], hit_ratio=hit_ratio) as other,
-        ):
-            assert device.l2.set_aside() == 25 * MiB
-            return turns.seconds([one, other]), other.thrashing
-
-    (thrashing, warned), (fitting, silent) = measured(1.0), measured(0.5)
-    assert warned is not None
-    assert "1 x 25 MiB + 1 x 25 MiB = 50 MiB, 25 MiB of L2 are set aside" in warned
-    assert silent is None
-    assert thrashing > 1.2 * fitting
