@@ -24,55 +24,12 @@ def on_host(**advice: Any) -> Pages:
     return pages
 
 
-def test_a_touch_by_the_device_brings_pages_from_the_host_once() -> None:
-    pages = on_host()
-    assert pages.touched_by_device(1.0, writes=False).moved == N
-    assert pages.touched_by_device(1.0, writes=True).moved == 0
-    assert (pages.on_host, pages.on_device) == (0, N)
-
-
 def test_untouched_pages_come_into_being_where_they_are_touched() -> None:
     touched = Pages(N).touched_by_device(1.0, writes=True)
     assert (touched.moved, touched.fresh) == (0, N)
     pages = Pages(N)
     assert pages.to_host(writes=True) == 0
     assert pages.on_host == N
-
-
-def test_read_mostly_pages_are_copied_to_readers_and_single_after_a_write() -> None:
-    pages = on_host(read_mostly=True)
-    assert pages.touched_by_device(1.0, writes=False).moved == N
-    assert (pages.on_both, pages.on_device) == (N, 0)
-    assert pages.to_host(writes=False) == 0  # the host still has its copy
-    assert pages.touched_by_device(1.0, writes=False).moved == 0
-    touched = pages.touched_by_device(1.0, writes=True)
-    assert (touched.unshared, touched.moved, pages.on_both, pages.on_device) == (N, 0, 0, N)
-
-
-def test_taking_read_mostly_back_leaves_one_copy() -> None:
-    pages = on_host(read_mostly=True)
-    pages.touched_by_device(1.0, writes=False)
-    pages.advise(Advice.READ_MOSTLY, False, on=False)
-    assert (pages.on_both, pages.on_host, pages.on_device) == (0, N, 0)
-
-
-def test_pages_that_prefer_the_host_are_mapped_by_a_fault_and_stay() -> None:
-    pages = on_host()
-    pages.advise(Advice.PREFERRED_LOCATION, True, on=True)
-    first = pages.touched_by_device(1.0, writes=False)
-    assert (first.moved, first.mapped, first.remote) == (0, N, N)
-    assert pages.touched_by_device(1.0, writes=False).mapped == 0
-    pages.advise(Advice.PREFERRED_LOCATION, True, on=False)
-    assert pages.touched_by_device(1.0, writes=False).moved == N
-
-
-def test_pages_accessed_by_the_device_are_read_where_they_are_without_a_fault() -> None:
-    pages = on_host()
-    pages.advise(Advice.ACCESSED_BY, False, on=True)
-    touched = pages.touched_by_device(1.0, writes=True)
-    assert (touched.moved, touched.mapped, touched.remote) == (0, 0, N)
-    pages.advise(Advice.ACCESSED_BY, False, on=False)
-    assert pages.touched_by_device(1.0, writes=True).moved == N
 
 
 def test_discarded_pages_come_without_their_content() -> None:
@@ -162,3 +119,5 @@ def test_only_managed_memory_takes_advice(device: SimulatedDevice) -> None:
         device.managed.advise(memory, Advice.READ_MOSTLY, False, on=True)
     with pytest.raises(DeviceError, match="only managed memory can be discarded, not device memory"):
         device.managed.discard(memory, device.streams.create())
+    with pytest.raises(DeviceError, match="only managed memory can be prefetched, not device memory"):
+        device.managed.prefetch(memory, False, device.streams.create())

@@ -1,7 +1,8 @@
-"""Advice and discards in the words of CUDA 12 and of CUDA 13."""
+"""Prefetches, advice and discards in the words of CUDA 12 and of CUDA 13."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,11 +23,14 @@ MEMORY = Allocation(MemoryKind.MANAGED, 4096, 0x10000, 0x10000)
 STREAM: Any = SimpleNamespace(handle=1)
 
 
-def test_the_place_of_an_advice_is_a_number_or_a_location() -> None:
-    assert managed.location(None, 12, 3, to_host=False) == 3
-    assert managed.location(None, 12, 3, to_host=True) == -1
-    location = managed.location(R, 13, 3, to_host=True)
-    assert location.type == R.cudaMemLocationType.cudaMemLocationTypeHost
+@pytest.mark.parametrize("to_host", [False, True])
+def test_a_place_is_a_number_or_a_location(to_host: bool) -> None:
+    number, kinds = -1 if to_host else 3, R.cudaMemLocationType
+    assert managed.place(None, 12, 3, to_host=to_host) == (number,)
+    assert managed.location(None, 12, 3, to_host=to_host) == number
+    location, flags = managed.place(R, 13, 3, to_host=to_host)
+    kind = kinds.cudaMemLocationTypeHost if to_host else kinds.cudaMemLocationTypeDevice
+    assert (location.type, location.id, flags) == (kind, 0 if to_host else 3, 0)
 
 
 @pytest.mark.parametrize("advice", Advice)
@@ -42,6 +46,8 @@ def test_the_installed_bindings_take_the_arguments_chosen_for_them() -> None:
     """Without a driver the calls give error codes; a wrong signature raises TypeError."""
     where = managed.location(R, managed.BINDINGS_MAJOR, 0, to_host=False)
     (error,) = R.cudaMemAdvise(0, 0, managed.advice_number(Advice.READ_MOSTLY, on=True), where)
+    assert isinstance(error, R.cudaError_t)
+    (error,) = R.cudaMemPrefetchAsync(0, 0, *managed.place(R, managed.BINDINGS_MAJOR, 0, to_host=False), 0)
     assert isinstance(error, R.cudaError_t)
     if hasattr(R, "cudaMemDiscardBatchAsync"):
         (error,) = R.cudaMemDiscardBatchAsync([0x10000], [4096], 1, 0, 1)
@@ -78,10 +84,16 @@ def test_the_driver_knows_the_attribute_that_tells_ats_from_hmm() -> None:
     assert hasattr(driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")
 
 
-def test_what_cannot_be_advised_is_refused(h100: DeviceFacts) -> None:
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda facet, memory: facet.prefetch(memory, False, STREAM),
+        lambda facet, memory: facet.advise(memory, Advice.READ_MOSTLY, False, on=True),
+        lambda facet, memory: facet.discard(memory, STREAM),
+    ],
+)
+def test_what_cannot_be_is_refused(h100: DeviceFacts, verb: Callable[[managed.CudaManaged, Allocation], None]) -> None:
     with pytest.raises(DeviceError, match="not pinned memory"):
-        managed.CudaManaged(0, h100).advise(Allocation(MemoryKind.PINNED, 64, 256, 256), Advice.READ_MOSTLY, False, on=True)
+        verb(managed.CudaManaged(0, h100), Allocation(MemoryKind.PINNED, 64, 256, 256))
     with pytest.raises(Unsupported, match="concurrentManagedAccess"):
-        managed.CudaManaged(0, replace(h100, concurrent_managed_access=False)).advise(MEMORY, Advice.READ_MOSTLY, False, on=True)
-    with pytest.raises(Unsupported, match="concurrentManagedAccess"):
-        managed.CudaManaged(0, replace(h100, concurrent_managed_access=False)).discard(MEMORY, STREAM)
+        verb(managed.CudaManaged(0, replace(h100, concurrent_managed_access=False)), MEMORY)
