@@ -93,17 +93,10 @@ class ConditionReader:
         gpu = self._gpu
         if gpu is None:
             return Conditions()
-        sm = asked(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM)
-        memory = asked(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_MEM)
-        temperature = asked(pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU)
-        power = asked(pynvml.nvmlDeviceGetPowerUsage, gpu)
         if (now := time.monotonic()) - self._listed > LISTED:
             self._listed, self._others = now, self._count_others()
         return Conditions(
-            sm_clock_hz=None if sm is None else sm * 1e6,
-            memory_clock_hz=None if memory is None else memory * 1e6,
-            temperature_c=None if temperature is None else float(temperature),
-            power_w=None if power is None else power * 1e-3,
+            **_readings(gpu),
             throttle_reasons=reason_names(clock_reasons(gpu) or 0),
             other_processes=self._others,
         )
@@ -204,12 +197,9 @@ def _read(gpu: Any, count: int) -> Card:
         remapped_rows=None if remapped is None else remapped[0] + remapped[1],
         remap_pending=None if remapped is None else bool(remapped[2]),
         remap_failed=None if remapped is None else bool(remapped[3]),
-        sm_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
+        **_readings(gpu),
         max_sm_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_SM),
-        memory_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
         max_memory_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
-        temperature_c=_scaled(1.0, pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU),
-        power_w=_scaled(1e-3, pynvml.nvmlDeviceGetPowerUsage, gpu),
         power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu),
         default_power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu),
         throttle_reasons=None if reasons is None else reason_names(reasons),
@@ -223,6 +213,16 @@ def _read(gpu: Any, count: int) -> Card:
         memory_bytes=None if memory is None else int(memory.total),
         free_bytes=None if memory is None else int(memory.free),
     )
+
+
+def _readings(gpu: Any) -> dict[str, float | None]:
+    """The figures that `Conditions` and `Card` have in common."""
+    return {
+        "sm_clock_hz": _scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
+        "memory_clock_hz": _scaled(1e6, pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
+        "temperature_c": _scaled(1.0, pynvml.nvmlDeviceGetTemperature, gpu, pynvml.NVML_TEMPERATURE_GPU),
+        "power_w": _scaled(1e-3, pynvml.nvmlDeviceGetPowerUsage, gpu),
+    }
 
 
 def _errors(gpu: Any, kind: int) -> int | None:
