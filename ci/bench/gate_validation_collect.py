@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from fresh_processes import one_after_another
+from gate_simulation import CONTROL, CONTROL_SPREAD, LARGE, MIDDLE, OVERHEAD, OVERHEAD_SPREAD, SMALL
 from gate_validation_rows import ARRAYS, ROWS, SLOW_MODE, Row, work_of
 from record_file import taken_at
 
@@ -196,27 +197,12 @@ def reduced(results: dict[str, Any], about: dict[str, Any]) -> tuple[Process, di
 # Simulated
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Standard deviations as shares of the latency, as H200 cards showed them (`pytest_gpumem.judging.spread`)."""
-
-    process: float
-    placement: float
-
-
-SPREADS = {
-    "256 MiB": Spread(0.00037, 0.0016),
-    "32 MiB": Spread(0.0012, 0.0029),
-    "2 MiB": Spread(0.0051, 0.0094),
-    "chase": Spread(0.0005, 0.0016),
-    "bimodal": Spread(0.00037, 0.0016),
-}
-OVERHEAD, OVERHEAD_SPREAD = 3.2e-6, 52e-9
+SPREADS = {"256 MiB": LARGE, "32 MiB": MIDDLE, "2 MiB": SMALL, "chase": LARGE, "bimodal": LARGE}
+"""By group of rows, the kernel of the gate's simulation with its spreads."""
 RATE = 4.3e12
 """Bytes a second of a simulated launch."""
 HOP = 0.6e-6
 """Seconds of a step of the simulated chase."""
-CONTROL = 60e-6
 PLACEMENTS, SAMPLES = 16, 96
 
 
@@ -254,7 +240,7 @@ def simulated(device: dict[str, Any], seed: int, processes: int, rows: Sequence[
             "overhead": units(overhead),
             "floor": units(1.3e-6),
         }
-        control = CONTROL * math.exp(SPREADS["256 MiB"].process * float(random.normal()))
+        control = CONTROL * math.exp(CONTROL_SPREAD * float(random.normal()))
         process["controls"] = [units(control), units(control), units(overhead), "model"]
         for row in rows:
             process["rows"][row.name] = _drawn(row, card["slopes"], row.name in about["slow"], overhead, random, worse)
