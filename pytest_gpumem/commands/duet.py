@@ -25,7 +25,7 @@ from pytest_gpumem.printable import printable
 if TYPE_CHECKING:
     from pytest_gpumem.records.row import Row
     from pytest_gpumem.runs.reading import Wanted
-    from pytest_gpumem.runs.rounds import Progress
+    from pytest_gpumem.runs.rounds import Progress, Result
 
 
 ROUNDS = 96  # as `verdicts.paired.ROUNDS`, which is not imported to show a help text
@@ -76,7 +76,7 @@ def duet(
     if wanted is None:
         click.echo(f"nothing is flagged in {flagged}: there is nothing to compare")
         return Exit.FINE
-    code = compare(base, wanted, pytest_arguments, file=file, **options)
+    code, _ = compare(base, wanted, pytest_arguments, file=file, **options)
     if file is not None:
         click.echo(printable(f"wrote {file}"))
     return code
@@ -97,8 +97,8 @@ def compare(
     strict: bool = False,
     evidence: bool = False,
     again: str = "the same command goes on from there",
-) -> int:
-    """Run a duet, print its verdicts and write them into `file`; the exit code.
+) -> tuple[int, Result]:
+    """Run a duet, print its verdicts and write them into `file`; the exit code and the result.
     `base`: a git revision, a folder or a wheel.
     `head`: folder or wheel; None: the working tree.
     `max_regression`: allowed slow-down of all of them, as written; None: each test's own.
@@ -178,7 +178,7 @@ def compare(
                 click.echo(f"to go on with more pairs: the same command with --extend {ROUNDS}")
             elif journal is None:
                 kept.remove()
-            return code
+            return code, played
     except DuetError as error:
         raise click.UsageError(f"{error}") from None
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from pytest_gpumem.records.row import Row
     from pytest_gpumem.records.schema import Document
     from pytest_gpumem.reporting.concerns import Place
-    from pytest_gpumem.runs.decision import Decision, Judged
+    from pytest_gpumem.runs.decision import Decision
+    from pytest_gpumem.runs.reading import DuetVerdict
 
 
 @click.command(
@@ -209,13 +210,12 @@ def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:
     return Screened(found.code, found.failures, found.document)
 
 
-def _duet(output: Path, base: str, rows: Sequence[Row], rounds_max: int | None, arguments: Sequence[str]) -> dict[str, Judged]:
+def _duet(output: Path, base: str, rows: Sequence[Row], rounds_max: int | None, arguments: Sequence[str]) -> dict[str, DuetVerdict]:
     """The duet's verdicts of these rows; empty if it judged none."""
     from pytest_gpumem.commands.duet import ROUNDS, compare
-    from pytest_gpumem.runs.decision import judged
     from pytest_gpumem.runs.reading import Wanted
 
-    compare(
+    _, played = compare(
         base,
         Wanted.of(rows),
         arguments,
@@ -224,7 +224,7 @@ def _duet(output: Path, base: str, rows: Sequence[Row], rounds_max: int | None, 
         evidence=True,
         again="the same command measures its screen again, and goes on from there if that flags the same rows",
     )
-    return judged(json.loads((output / DUET).read_text(encoding="utf-8")))
+    return {one.key: one for one in played.verdicts}
 
 
 def _tell(output: Path, document: Document, decision: Decision) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from msgspec import structs
 
@@ -18,26 +17,9 @@ from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import LOST, Missing, Row, Verdict
 from pytest_gpumem.reporting.terminal import missing_lines
+from pytest_gpumem.runs.reading import DuetVerdict
 
 _REGRESSION = (Code.SLOWER, Code.CREPT)  # codes of a FAIL that a duet may clear
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The duet's verdict of one row."""
-
-    outcome: str | None  # its verdict's name; None: there was nothing to compare
-    sentence: str  # why
-    new: bool = False  # base does not have it
-    same_code: bool = False  # a PASS that rests on the same machine code too
-
-
-def judged(document: Mapping[str, Any]) -> dict[str, Judged]:
-    """By `Row.key`, the verdicts in a duet's document (`report.to_json`)."""
-    return {
-        one["key"]: Judged(one["outcome"], one["sentence"], one["new_in_head"], bool(one["paired"] and one["paired"]["same_code"]))
-        for one in document["verdicts"]
-    }
 
 
 @dataclass(frozen=True)
@@ -83,7 +65,7 @@ def unaltered(row: Row) -> bool:
     return code in (*SETTLED, Code.CONDITIONS) or (code is Code.LOOKS_SLOWER and by_noise)
 
 
-def _unjudged(row: Row, duet: Mapping[str, Judged] | None) -> bool:
+def _unjudged(row: Row, duet: Mapping[str, DuetVerdict] | None) -> bool:
     """Whether neither the screen nor the duet could compare a row with base, though base may have it."""
     if row.verdict.comparison is not None or not flagged([row]):
         return False
@@ -134,7 +116,7 @@ def _failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
     return {row.nodeid for row in rows if row.test_error is True or (row.failed and row.nodeid not in by_verdict)}
 
 
-def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged], *, strict: bool) -> tuple[Row, ...]:
+def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, DuetVerdict], *, strict: bool) -> tuple[Row, ...]:
     """The rows; flagged ones have the duet's verdict, if it judged them.
     `duet`: its verdicts, by `Row.key`.
     `strict`: the screen failed every row that is no PASS.
@@ -146,21 +128,22 @@ def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, Judged],
     return tuple(structs.replace(row, failed=False) if row.failed and row.nodeid not in failing else row for row in after)
 
 
-def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: Judged | None) -> Row:
+def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: DuetVerdict | None) -> Row:
     if judged is None or row not in flagged(rows):
         return row
     old = row.verdict
     screen = f"the screen: {old.outcome.value}, {old.reason}"
-    verdict = f"the duet: {judged.outcome or 'no verdict'}, {judged.sentence}"
-    if judged.outcome == Outcome.FAIL.value:
+    verdict = f"the duet: {judged.outcome.value if judged.outcome is not None else 'no verdict'}, {judged.sentence}"
+    if judged.outcome is Outcome.FAIL:
         return structs.replace(
             row, failed=True, verdict=structs.replace(old, outcome=Outcome.FAIL, code=Code.SLOWER, reason=f"{verdict}; {screen}")
         )
-    rest = without_regression(row, rows, facts) if judged.outcome == Outcome.PASS.value else None
+    rest = without_regression(row, rows, facts) if judged.outcome is Outcome.PASS else None
     if rest is None:
         return structs.replace(row, verdict=structs.replace(old, reason=f"{old.reason}; {verdict}"))
     besides = f"; {rest.reason}" if rest.outcome is not Outcome.PASS else ""
-    code = Code.SAME_CODE if judged.same_code and rest.outcome is Outcome.PASS else rest.code
+    same_code = judged.paired is not None and judged.paired.same_code
+    code = Code.SAME_CODE if same_code and rest.outcome is Outcome.PASS else rest.code
     return structs.replace(
         row, failed=False, verdict=structs.replace(old, outcome=rest.outcome, code=code, reason=f"{verdict}{besides}; {screen}")
     )
@@ -171,7 +154,7 @@ def decide(
     failures: int,
     rows: Sequence[Row],
     facts: DeviceFacts | None,
-    duet: Mapping[str, Judged] | None,
+    duet: Mapping[str, DuetVerdict] | None,
     *,
     strict: bool,
     strict_screen: bool = False,

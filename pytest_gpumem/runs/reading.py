@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_gpumem.judging.judge import changed_work, is_failure
+from pytest_gpumem.judging.paired import Paired
 from pytest_gpumem.judging.spread import corrected_latencies, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
@@ -24,13 +25,17 @@ DEFAULT_REGRESSION = "1%"  # default allowed slow-down of a test
 
 
 @dataclass(frozen=True)
-class Unjudged:
-    """Why a measurement gets no verdict from its pairs."""
+class DuetVerdict:
+    """The verdict on one measurement."""
 
+    key: str
     outcome: Outcome | None
-    """FAIL: its test fails in head alone, or head cannot be measured as base is; UNDECIDED, by its conditions; None: there is nothing to
-    compare."""
+    """Without `paired`: FAIL if its test fails in head alone, or head cannot be measured as base is; UNDECIDED, by its conditions; None,
+    because there is nothing to compare."""
     sentence: str
+    paired: Paired | None = None  # the figures behind it
+    base_latency: float | None = None  # seconds: the median over base's processes
+    head_latency: float | None = None
     new: bool = False  # base does not have it
 
 
@@ -163,7 +168,7 @@ def check_device(one: Process, other: Process) -> None:
         raise DuetError(f"the processes ran on different devices: {' and '.join(names)}; a duet is of one GPU")
 
 
-def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged]:
+def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, DuetVerdict]:
     """The measurements of a first pair that cannot be compared: on one side only, failed on one side, or measured in another way."""
     rows = {BASE: rows_of(base, wanted), HEAD: rows_of(head, wanted)}
     processes, kept = {BASE: base, HEAD: head}, {one.key for one in head.rows}
@@ -180,22 +185,22 @@ def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, Unjudged
                 reasons.append(f"base measures {', '.join(instead)} in that test, which head does not")
                 absent = False
             outcome = Outcome.FAIL if fails[HEAD] and not fails[BASE] else None
-            found[key] = Unjudged(outcome, "; ".join(reasons), new=absent and outcome is None)
+            found[key] = DuetVerdict(key, outcome, "; ".join(reasons), new=absent and outcome is None)
         elif (changed := _other_way(_of(rows[BASE][key]), _of(rows[HEAD][key]))) is not None:
-            found[key] = Unjudged(Outcome.FAIL, changed)
+            found[key] = DuetVerdict(key, Outcome.FAIL, changed)
     for key in wanted.missing(row for side in rows.values() for row in side.values()):
         reasons = [f"{side}: {_reason(processes[side], key, 'there is no such measurement')}" for side in SIDES]
         fails = {side: _fails(key, None, processes[side]) for side in SIDES}
-        found[key] = Unjudged(Outcome.FAIL if fails[HEAD] and not fails[BASE] else None, "; ".join(reasons))
+        found[key] = DuetVerdict(key, Outcome.FAIL if fails[HEAD] and not fails[BASE] else None, "; ".join(reasons))
     return found | _failures_without_rows(base, head, wanted, {*rows[BASE], *rows[HEAD], *found})
 
 
-def _failures_without_rows(base: Process, head: Process, wanted: Wanted, keys: Collection[str]) -> dict[str, Unjudged]:
+def _failures_without_rows(base: Process, head: Process, wanted: Wanted, keys: Collection[str]) -> dict[str, DuetVerdict]:
     """Tests and files without a measurement that fail in head alone, such as a file that cannot be imported."""
     if wanted.keys is not None:
         return {}
     return {
-        nodeid: Unjudged(Outcome.FAIL, f"head: {_reason(head, nodeid, outcome)}")
+        nodeid: DuetVerdict(nodeid, Outcome.FAIL, f"head: {_reason(head, nodeid, outcome)}")
         for nodeid, (outcome, _) in head.outcomes.items()
         if outcome == "failed"
         and wanted.holds(nodeid, nodeid)
@@ -271,7 +276,7 @@ def log_ratio(base: Row, head: Row) -> float:
     return math.log(now / was)
 
 
-def pair_of(key: str, number: int, sides: Mapping[str, Process]) -> float | Unjudged:
+def pair_of(key: str, number: int, sides: Mapping[str, Process]) -> float | DuetVerdict:
     """The log-ratio of one measurement in one round that measured it, or why it has none.
     `key`: `Row.key` of a measurement that is still open.
     """
@@ -280,20 +285,20 @@ def pair_of(key: str, number: int, sides: Mapping[str, Process]) -> float | Unju
         # Base comes first: a failure on both sides is not head's.
         failed = Outcome.FAIL if side == HEAD and _fails(key, row, sides[side]) else None
         if sides[side].error is not None:
-            return Unjudged(failed, f"{side} crashed in round {number}: {sides[side].error}")
+            return DuetVerdict(key, failed, f"{side} crashed in round {number}: {sides[side].error}")
         if (why := problem(row, sides[side])) is not None:
-            return Unjudged(failed, f"{side} in round {number}: {_reason(sides[side], key, why)}")
+            return DuetVerdict(key, failed, f"{side} in round {number}: {_reason(sides[side], key, why)}")
         if row is not None and row.verdict.code is Code.CONDITIONS:
-            return Unjudged(Outcome.UNDECIDED, f"{side} in round {number}, also when repeated: {row.verdict.reason}")
+            return DuetVerdict(key, Outcome.UNDECIDED, f"{side} in round {number}, also when repeated: {row.verdict.reason}")
     base, head = rows[BASE], rows[HEAD]
     assert base is not None
     assert head is not None
     if (changed := _other_way(_of(base), _of(head))) is not None:
-        return Unjudged(Outcome.FAIL, f"round {number}: {changed}")
+        return DuetVerdict(key, Outcome.FAIL, f"round {number}: {changed}")
     return log_ratio(base, head)
 
 
-def families(rounds: Rounds, wanted: Wanted) -> tuple[list[str], dict[str, Unjudged]]:
+def families(rounds: Rounds, wanted: Wanted) -> tuple[list[str], dict[str, DuetVerdict]]:
     """The measurements that are judged together, and the ones that are not, by the first pair alone. The number must not depend on anything
     that is compared, because Holm's procedure rests on it."""
     base, head = rounds[1][BASE], rounds[1][HEAD]
@@ -302,7 +307,7 @@ def families(rounds: Rounds, wanted: Wanted) -> tuple[list[str], dict[str, Unjud
         rows = {**rows_of(base, wanted), **rows_of(head, wanted)}
         every = [*rows, *wanted.missing(rows.values())]
         outcome = None if base.error else Outcome.FAIL
-        return [], {key: Unjudged(outcome, f"{side} crashed: {process.error}") for key in every}
+        return [], {key: DuetVerdict(key, outcome, f"{side} crashed: {process.error}") for key in every}
     out = unpaired(base, head, wanted)
     return [key for key in rows_of(head, wanted) if key not in out], out
 

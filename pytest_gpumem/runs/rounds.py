@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import same_code
@@ -16,8 +16,8 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.journal import Journal
 from pytest_gpumem.runs.reading import (
+    DuetVerdict,
     Rounds,
-    Unjudged,
     Wanted,
     Way,
     changes,
@@ -35,19 +35,6 @@ from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn, Workers, turns
 from pytest_gpumem.runs.worktree import Side
 
 ATTEMPTS = 3  # runs of a process before it counts whatever its conditions
-
-
-@dataclass(frozen=True)
-class DuetVerdict:
-    """One verdict."""
-
-    key: str
-    outcome: Outcome | None  # None: no verdict, because there is nothing to compare
-    sentence: str
-    paired: Paired | None = None  # the figures behind it
-    base_latency: float | None = None  # seconds: the median over base's processes
-    head_latency: float | None = None
-    new: bool = False  # base does not have it
 
 
 @dataclass(frozen=True)
@@ -87,7 +74,7 @@ class Jury:
     family: Sequence[str]
     deltas: Mapping[str, float]
     judge: Judge = judge_pairs
-    found: dict[str, Paired | Unjudged] = field(default_factory=dict)  # verdicts, and why a measurement gets none
+    found: dict[str, Paired | DuetVerdict] = field(default_factory=dict)  # verdicts, and why a measurement gets none
     pairs: dict[str, list[float]] = field(default_factory=dict)  # log-ratios of each measurement so far
     ran: dict[str, list[Measurement]] = field(default_factory=dict)
     """The first measurement, while all others ran the same machine code in the same way; else nothing."""
@@ -101,7 +88,7 @@ class Jury:
         """Judge with one more round. `sides`: its two processes, which measured all that is open."""
         for key in self.open:
             pair = pair_of(key, number, sides)
-            if isinstance(pair, Unjudged):
+            if isinstance(pair, DuetVerdict):
                 self.found[key] = pair
             else:
                 self.pairs.setdefault(key, []).append(pair)
@@ -173,7 +160,7 @@ class Duet:
         rounds: dict[int, dict[str, Process]] = defaultdict(dict)
         order = turns(self._seed)
         coming = [next(order) for _ in range(2 * self._last)]
-        out: dict[str, Unjudged] = {}
+        out: dict[str, DuetVerdict] = {}
         index = 0
         while index < len(coming):
             turn = coming[index]
@@ -256,8 +243,8 @@ class Duet:
         at_most = None if each is None else each * max(0, 2 * self._last - done)
         self._on_progress(Progress(self._complete, self._last, len(self._jury.open) if self._jury is not None else 0, at_most, note))
 
-    def _result(self, rounds: Rounds, out: Mapping[str, Unjudged]) -> Result:
-        verdicts = [DuetVerdict(key, why.outcome, why.sentence, new=why.new) for key, why in out.items()]
+    def _result(self, rounds: Rounds, out: Mapping[str, DuetVerdict]) -> Result:
+        verdicts = list(out.values())
         if self._jury is not None:
             last = self._jury.judged()
             verdicts += [self._verdict(key, self._jury.found.get(key, last[key]), rounds) for key in self._jury.family]
@@ -265,11 +252,11 @@ class Duet:
         head = rounds.get(1, {}).get(HEAD)
         return Result(tuple(verdicts), tuple(self._all), self._resumed, head is not None and head.strict)
 
-    def _verdict(self, key: str, found: Paired | Unjudged, rounds: Rounds) -> DuetVerdict:
+    def _verdict(self, key: str, found: Paired | DuetVerdict, rounds: Rounds) -> DuetVerdict:
         base, head = (self._series(key, rounds, side) for side in (BASE, HEAD))
         was, now = (statistics.median(_latencies(side)) if side else None for side in (base, head))
-        if isinstance(found, Unjudged):
-            return DuetVerdict(key, found.outcome, found.sentence, None, was, now)
+        if isinstance(found, DuetVerdict):
+            return replace(found, base_latency=was, head_latency=now)
         notes = changes(base[1], head[1])
         if (way := self._ways.get(key)) is not None:
             notes.append(f"both sides are measured as base is, {' and '.join(f'{name} {value}' for name, value in way.items())}")

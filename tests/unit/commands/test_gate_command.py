@@ -18,11 +18,12 @@ from pytest_gpumem import revisions
 from pytest_gpumem.cli import main
 from pytest_gpumem.commands import duet as duet_command
 from pytest_gpumem.commands import gate, merge
-from pytest_gpumem.outcomes import Code
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document, document
 from pytest_gpumem.reporting.concerns import Place, code_quality
-from pytest_gpumem.runs.reading import Wanted
+from pytest_gpumem.runs import rounds as duet_rounds
+from pytest_gpumem.runs.reading import DuetVerdict, Wanted
 
 Run = Callable[..., Result]
 
@@ -48,16 +49,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             found = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
             return gate.Screened((1 if failures else 0) if code is None else code, failures, found)
 
-        def play(base: str, wanted: Wanted, pytest_arguments: list[str], *, file: Path, **given: Any) -> int:
+        def play(base: str, wanted: Wanted, pytest_arguments: list[str], *, file: Path, **given: Any) -> tuple[int, duet_rounds.Result]:
             assert duet is not None, "nothing was to be decided"
             given |= {"base": base, "keys": sorted(wanted.keys or ()), "pytest_arguments": pytest_arguments}
             (tmp_path / "calls.json").write_text(json.dumps(given))
-            verdicts = [
-                {"key": key, "outcome": outcome, "sentence": "so the duet", "new_in_head": outcome is None, "paired": None}
-                for key, outcome in duet.items()
-            ]
-            file.write_text(json.dumps({"verdicts": verdicts}))
-            return 1 if "FAIL" in duet.values() else 0
+            file.write_text("{}")
+            verdicts = (
+                DuetVerdict(key, Outcome(outcome) if outcome else None, "so the duet", new=outcome is None) for key, outcome in duet.items()
+            )
+            return 1 if "FAIL" in duet.values() else 0, duet_rounds.Result(tuple(verdicts), (), 0, strict=False)
 
         monkeypatch.setattr(gate, "_screen", screen)
         monkeypatch.setattr(revisions, "ancestry", lambda of, stored, folder: None)  # BASE is a revision

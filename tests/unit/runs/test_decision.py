@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from flagged_rows import row
 from known_devices import H100
 from msgspec.structs import replace
 
+from pytest_gpumem.judging.paired import Paired
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
@@ -14,17 +17,18 @@ from pytest_gpumem.records.row import Missing, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 from pytest_gpumem.runs.decision import (
     Decision,
-    Judged,
     decide,
     flagged,
-    judged,
     open_to_a_duet,
     settled,
     with_missing,
 )
+from pytest_gpumem.runs.reading import DuetVerdict
 from pytest_gpumem.runs.workers import accepted
 
-PASSED, FAILED, UNDECIDED = Judged("PASS", "+0.1 %"), Judged("FAIL", "slower: +3 %"), Judged("UNDECIDED", "noisy")
+PASSED = DuetVerdict("", Outcome.PASS, "+0.1 %")
+FAILED = DuetVerdict("", Outcome.FAIL, "slower: +3 %")
+UNDECIDED = DuetVerdict("", Outcome.UNDECIDED, "noisy")
 
 
 def decided(
@@ -32,7 +36,7 @@ def decided(
     failures: int | None = None,
     strict: bool = False,
     strict_screen: bool = False,
-    **duet: Judged,
+    **duet: DuetVerdict,
 ) -> Decision:
     failures = sum(one.failed for one in rows) if failures is None else failures
     said = {f"t.py::{name}": judged for name, judged in duet.items()}
@@ -60,7 +64,7 @@ def test_what_the_screen_compared_with_nothing_is_for_the_duet_to_decide(code: C
     assert (undecided.code, undecided.rows[0].verdict.outcome, undecided.rows[0].verdict.code) == (Exit.FINE, alone.verdict.outcome, code)
     assert decided(undecided.rows[0], a=UNDECIDED, strict=True).code == Exit.NO_VERDICT
     # The duet could not compare it either.
-    assert decided(alone, row(name="b"), a=Judged(None, "base: skipped, no torch")).code == Exit.NO_VERDICT
+    assert decided(alone, row(name="b"), a=DuetVerdict("", None, "base: skipped, no torch")).code == Exit.NO_VERDICT
 
 
 @pytest.mark.parametrize("limit", [{"same_kernels": "true"}, {"max_kernels": "baseline"}])
@@ -79,7 +83,7 @@ def test_what_nobody_compared_is_not_green_unless_it_is_new_or_accepted() -> Non
     """An empty or mistyped baseline folder would let any slow-down pass."""
     without = row(Code.NO_BASELINE, delta=None)
     assert decided(without, row(name="b")).code == Exit.NO_VERDICT
-    new = decided(without, row(name="b"), a=Judged(None, "base: it measured nothing", new=True))
+    new = decided(without, row(name="b"), a=DuetVerdict("", None, "base: it measured nothing", new=True))
     assert (new.code, new.remarks) == (Exit.FINE, ("new, base does not have it: t.py::a", "green: 2 rows, 1 of them new"))
     accepted = row(Code.ACCEPTED, delta=None)
     assert decided(accepted).remarks == ("a change of it was accepted: t.py::a", "green: 1 rows, 1 of them accepted")
@@ -117,10 +121,12 @@ def test_a_flagged_row_stands_unless_the_duet_clears_it() -> None:
     (after,) = cleared.rows
     assert (after.failed, after.verdict.outcome) == (False, Outcome.PASS)
     assert after.verdict.reason == "the duet: PASS, +0.1 %; the screen: FAIL, said by the screen of a"
-    for undecided in (UNDECIDED, Judged(None, "head: the test fails")):
+    for undecided in (UNDECIDED, DuetVerdict("", None, "head: the test fails")):
         decision = decided(row(Code.CREPT), a=undecided)
         assert (decision.code, decision.rows[0].verdict.code) == (Exit.FAILED, Code.CREPT)
-        assert decision.rows[0].verdict.reason.endswith(f"; the duet: {undecided.outcome or 'no verdict'}, {undecided.sentence}")
+        assert decision.rows[0].verdict.reason.endswith(
+            f"; the duet: {undecided.outcome.value if undecided.outcome else 'no verdict'}, {undecided.sentence}"
+        )
 
 
 DOUBTS = (Code.NOISY, Code.LOOKS_SLOWER, Code.TOO_FEW_RUNS)
@@ -264,7 +270,7 @@ def test_strict_takes_a_real_gpu_and_a_baseline() -> None:
     simulated = replace(H100, simulated=True)
     assert decide(0, 0, [row()], simulated, None, strict=True).code == Exit.NO_VERDICT
     assert decide(0, 0, [row()], simulated, None, strict=False).code == Exit.FINE
-    new = Judged(None, "base: it measured nothing", new=True)
+    new = DuetVerdict("", None, "base: it measured nothing", new=True)
     assert decided(row(Code.NO_BASELINE, delta=None), strict=True, a=new).code == Exit.NO_VERDICT
 
 
@@ -286,17 +292,10 @@ def test_what_of_the_screens_arguments_goes_to_the_duet(given: list[str], left: 
     assert accepted(given) == left
 
 
-def test_what_a_duets_document_says() -> None:
-    verdicts = [
-        {"key": name, "outcome": outcome, "sentence": "own", "new_in_head": outcome is None, "paired": paired}
-        for name, outcome, paired in (("a", "PASS", {"same_code": False}), ("b", None, None), ("c", "PASS", {"same_code": True}))
-    ]
-    new, settled = Judged(None, "own", new=True), Judged("PASS", "own", same_code=True)
-    assert judged({"verdicts": verdicts}) == {"a": Judged("PASS", "own"), "b": new, "c": settled}
-
-
 def test_a_pass_of_the_duet_by_the_same_code_says_so() -> None:
-    (after,) = decided(row(Code.NOISY), a=Judged("PASS", "own", same_code=True)).rows
+    (after,) = decided(
+        row(Code.NOISY), a=dataclasses.replace(PASSED, paired=Paired(Outcome.PASS, (0.0,) * 5, 0.01, 1.0, 0.04, same_code=True))
+    ).rows
     assert (after.verdict.outcome, after.verdict.code) == (Outcome.PASS, Code.SAME_CODE)
 
 
