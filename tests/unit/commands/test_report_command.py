@@ -13,6 +13,7 @@ from result_files import Folder
 
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep
 from pytest_gpumem.records.schema import SWEEPS_KEY, sweeps_from_json, sweeps_to_json
 
@@ -28,11 +29,6 @@ SWEEP = Sweep(
     Change(1.0, 0.9, 1.1),
     (),
 )
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
 
 
 def report(folder: Folder, *arguments: str) -> Result:
@@ -162,3 +158,46 @@ def test_a_device_is_not_read_without_end(arguments: list[str], code: int, tmp_p
     done = CliRunner().invoke(main, arguments)
     assert (done.exit_code, done.output.count("\n")) == (code, 1)
     assert "/dev/zero: a device" in done.output
+
+
+# Against other results
+
+
+def test_a_report_against_other_results_has_their_latencies_and_changes(folder: Folder) -> None:
+    folder.write("base.json", [folder.row(name="test_a"), folder.row(name="test_gone")])
+    folder.write("head.json", [folder.row(300e-6, name="test_a")])
+    done = CliRunner().invoke(main, ["report", "head.json", "--base", "base.json"])
+    assert done.exit_code == 0, done.output
+    text = (folder.path / "head.html").read_text()
+    assert "changes against the baseline" in text
+    assert "<small>from 268." in text
+    assert "test_gone" in text
+    assert "not in head.json" in text
+
+
+@pytest.mark.parametrize("option", ["--base", "--history"])
+def test_the_memory_of_tests_is_compared_too(folder: Folder, option: str) -> None:
+    of_base, of_head = (Footprint(nbytes, watched=("fixtures",)) for nbytes in (2 << 20, 3 << 20))
+    folder.write("base.json", [replace(folder.row(name="test_a"), footprint=of_base), folder.row(name="test_b")])
+    folder.write("head.json", [replace(folder.row(name="test_a"), footprint=of_head), folder.row(name="test_b")])
+    done = CliRunner().invoke(main, ["report", "head.json", option, "base.json"])
+    assert done.exit_code == 0, done.output
+    assert (folder.path / "head.html").read_text().count("peak memory 2 MiB -&gt; 3 MiB (+1 MiB)") == 1
+
+
+def test_a_damaged_footprint_is_one_line(folder: Folder) -> None:
+    folder.write("base.json", [replace(folder.row(name="test_a"), footprint=Footprint(2 << 20, watched=("fixtures",)))])
+    folder.write("head.json", [folder.row(name="test_a")])
+    path = folder.path / "base.json"
+    path.write_text(path.read_text().replace(str(2 << 20), '"much"'))
+    done = CliRunner().invoke(main, ["report", "head.json", "--history", "base.json"])
+    assert done.exit_code == 4
+    assert done.stderr.startswith("gpumem: the footprint of ")
+    assert "peak" in done.stderr
+
+
+def test_a_base_that_is_none_is_one_line(folder: Folder) -> None:
+    folder.write("head.json", [folder.row()])
+    done = CliRunner().invoke(main, ["report", "head.json", "--base", "nothing.json"])
+    assert done.exit_code == 4
+    assert done.stderr.startswith("gpumem: --base: nothing.json")

@@ -1,14 +1,16 @@
-"""What needs a look, and in which order."""
+"""What needs a look, in which order, and as GitHub and GitLab show it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Comparison, Row
-from pytest_gpumem.reporting.concerns import concerns, fails, sentence
+from pytest_gpumem.reporting.concerns import MOST, Place, code_quality, concerns, fails, sentence, workflow_commands
 
 Make = Callable[..., Row]
 
@@ -37,3 +39,74 @@ def test_a_sentence_says_what_else_failed_and_what_is_simulated(make_row: Make) 
         sentence(replace(make_row("t.py::t", reason="within\nits limits"), failed=True)) == "PASS, test failed t.py::t: within its limits"
     )
     assert sentence(make_row("t.py::t", Outcome.FAIL, simulated=True)).startswith("FAIL (simulated) t.py::t: ")
+
+
+# GitHub's annotations
+
+
+def test_a_failure_is_an_error_on_the_tests_line(make_row: Make) -> None:
+    rows = [make_row("t.py::t", Outcome.FAIL, reason="slower: +3 %, margin 1 %"), make_row("t.py::u", Outcome.UNDECIDED, reason="maybe")]
+    assert workflow_commands(rows, {"t.py::t": Place("sub/t.py", 12)}) == [
+        "::error file=sub/t.py,line=12,title=gpumem%3A FAIL::FAIL t.py::t: slower: +3 %25, margin 1 %25",
+        "::warning title=gpumem%3A UNDECIDED::UNDECIDED t.py::u: maybe",
+    ]
+
+
+@pytest.mark.parametrize("hostile", ["a\n::error::b", "a\r::set-output name=x::b", "a%0A::error::b", "a\x85::stop-commands::b", "a\u2028b"])
+def test_nothing_in_a_name_or_path_begins_a_command_of_its_own(make_row: Make, hostile: str) -> None:
+    nodeid = f"t.py::t[{hostile}]"
+    (line,) = workflow_commands([make_row(nodeid, Outcome.FAIL, reason=hostile)], {nodeid: Place(f"x,line=1::{hostile}.py", 3)})
+    assert line.splitlines() == [line]
+    # The runner takes the first "::" behind the command's properties as their end.
+    properties, _, message = line.removeprefix("::error ").partition("::")
+    assert [one.partition("=")[0] for one in properties.split(",")] == ["file", "line", "title"]
+    assert message.startswith("FAIL t.py::t[a")
+    assert "%0A" not in message
+
+
+def test_no_more_than_github_shows(make_row: Make) -> None:
+    rows = [make_row(f"t.py::t{n}", Outcome.FAIL) for n in range(MOST + 1)] + [make_row("t.py::s", Outcome.UNDECIDED)]
+    lines = workflow_commands(rows, {})
+    assert [line.startswith("::error") for line in lines] == [True] * MOST + [False]
+    assert lines[MOST - 1] == "::error title=gpumem::2 further ones are in the summary of the run"
+
+
+# GitLab's code-quality report
+
+
+def test_each_finding_has_what_gitlab_asks_for(make_row: Make) -> None:
+    rows = [
+        make_row("t.py::t", Outcome.FAIL, reason="slower"),
+        make_row("t.py::u", Outcome.UNDECIDED, code=Code.LOOKS_SLOWER),
+        make_row("t.py::v", Outcome.UNDECIDED, code=Code.CONDITIONS),
+    ]
+    found = json.loads(code_quality(rows, {"t.py::t": Place("sub/t.py", 12)}))
+    fingerprint = found[0].pop("fingerprint")
+    assert len(fingerprint) == 64
+    assert found[0] == {
+        "description": "FAIL t.py::t: slower",
+        "check_name": "gpumem FAIL",
+        "severity": "major",
+        "location": {"path": "sub/t.py", "lines": {"begin": 12}},
+    }
+    assert [one["severity"] for one in found] == ["major", "minor", "info"]
+    assert found[1]["location"] == {"path": "t.py", "lines": {"begin": 1}}
+
+
+def test_a_fingerprint_is_of_the_row_and_not_of_its_figures(make_row: Make) -> None:
+    def fingerprint(*arguments: object, **keywords: object) -> str:
+        (one,) = json.loads(code_quality([make_row(*arguments, **keywords)], {}))
+        return str(one["fingerprint"])
+
+    slow = fingerprint("t.py::t", Outcome.FAIL, reason="slower: +3 %")
+    assert slow == fingerprint("t.py::t", Outcome.FAIL, reason="slower: +4 %")
+    others = {
+        fingerprint("t.py::t", Outcome.UNDECIDED),
+        fingerprint("t.py::t", Outcome.FAIL, label="b"),
+        fingerprint("t.py::u", Outcome.FAIL),
+    }
+    assert len(others - {slow}) == 3
+
+
+def test_nothing_to_report_is_an_empty_report(make_row: Make) -> None:
+    assert code_quality([make_row()], {}) == "[]\n"
