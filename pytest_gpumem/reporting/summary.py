@@ -134,7 +134,7 @@ def _span(heading: str, of: Sequence[RowFacts]) -> str:
     """The least and the largest figure, such as "2.471 to 4.254 ms"; empty where a row has none, or where figures are of two kinds."""
     figures = [one.figures[HEADINGS.index(heading)] for one in of]
     values = [(figure.value, figure.short or figure.text) for figure in figures if figure.value is not None]
-    if not values or (len(values) < len(of) and heading not in ("of peak", "noise")):
+    if not values or (len(values) < len(of) and heading != "noise"):
         return ""
     (_, low), (_, high) = min(values), max(values)
     if heading == "noise":

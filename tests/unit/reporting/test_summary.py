@@ -31,6 +31,10 @@ def test_rows_of_a_test_share_a_line_with_the_span_of_their_figures(facts: Devic
     assert "200.0 to 400.0 us" in line
     assert "2013 to 4027 GB/s" in line
     assert line.endswith("PASS")
+    # What one of them has is no figure of all.
+    assert "60.1 to 120.1 %" in line
+    part = [*rows, make_row("t.py::test_copy", label="of L2", footprint=1 << 20)]
+    assert "of peak" not in draw(part, facts)[0]
 
 
 def test_the_span_of_a_pointer_chase_is_of_its_accesses_not_of_its_launches(facts: DeviceFacts, make_row: MakeRow) -> None:
