@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
     off = switched_off(os.environ)
     idle = [option for option in OPTIONS if option.name not in off and getattr(config.option, option.key, None) not in (None, False)]
     if unfulfilled := [option.flag for option in idle if option.role.needs_results]:
-        raise pytest.UsageError(f"gpumem: {', '.join(unfulfilled)} without --gpumem: nothing would be measured, and the run be green")
+        raise pytest.UsageError(f"gpumem: {', '.join(unfulfilled)} without --gpumem: nothing would be measured, and the run would be green")
     config.stash[IDLE] = [option.flag for option in idle]
 
 
