@@ -22,7 +22,10 @@ from pytest_gpumem.reporting.summary import since_the_baseline
 from pytest_gpumem.units import format_share
 
 _SIMULATED, _BARS, _INTERVALS = "(simulated)", "bars", "intervals"
-_LEFT_OUT = ((_SIMULATED, 28), (_BARS, 28), ("of peak", 28), ("noise", 28), ("bandwidth", 20), (_INTERVALS, 14))
+_LEFT_OUT = (
+    *((_SIMULATED, 28), (_BARS, 28), ("of peak", 28), ("noise", 28), ("bandwidth", 20), (_INTERVALS, 14)),
+    *(("kept", 14), ("peak memory", 14)),
+)
 """Parts of the table that are left out one after the other, each if names have less than so many columns."""
 _BAR = 10  # characters of the bar of a whole share of the peak
 _INDENT = "  "

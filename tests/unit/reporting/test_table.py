@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Traffic
+from pytest_gpumem.records.footprint import Footprint, MemoryUse
+from pytest_gpumem.records.measurement import Limits, Traffic
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.units import MiB
@@ -96,6 +97,9 @@ def test_columns_give_way_as_the_terminal_narrows(width: int, columns: list[str]
     lines = draw([make_row("t.py::test_lookup_persisting", comparison=COMPARISON)], facts, width)
     assert fields(lines[0])[1:] == columns
     assert max(map(len, lines[:3])) <= width
+    taken = Footprint(2**30, (MemoryUse("CuPy", "device", peak=2**30, kept=2**20),), watched=("CuPy",), ended=True)
+    held = replace(make_row("t.py::test_held", comparison=COMPARISON), footprint=taken, limits=Limits(max_peak="2 GiB"))
+    assert max(map(len, draw([held], facts, width)[:3])) <= width
     assert ("#" in lines[2]) == (width == 110)
     assert ("[+12.01, +12.66]" in lines[2]) == (width > 50)
     # What is under the table speaks of no column that it does not have.
