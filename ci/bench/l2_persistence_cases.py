@@ -13,7 +13,8 @@ import pytest
 from msgspec.structs import asdict
 
 from pytest_gpumem import MiB
-from pytest_gpumem.devices.protocol import Allocation, Device, MemoryKind, NotCounted, Stream, WindowSpec
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, Device, NotCounted, Stream, WindowSpec
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.measuring.bound import BoundKernel
 from pytest_gpumem.measuring.harness import Flush
