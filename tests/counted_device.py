@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, Stream, WindowSpec
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 
@@ -28,7 +28,7 @@ class CountedDevice(SimulatedDevice):
         self.launched: list[Launch] = []
         """Kernels, in the order of their launch; inside a capture once."""
 
-        allocate, adopt, free, launch = self.memory.allocate, self.memory.adopt, self.memory.free, self.kernels.launch
+        allocate, adopt, free = self.memory.allocate, self.memory.adopt, self.memory.free
 
         def allocated(nbytes: int, kind: MemoryKind, **flags: bool) -> Allocation:
             self.live.append(allocate(nbytes, kind, **flags))
@@ -42,12 +42,20 @@ class CountedDevice(SimulatedDevice):
             free(allocation)
             self.live = [a for a in self.live if a is not allocation]
 
-        def launched(one: Launch, stream: Stream, *, window: WindowSpec | None = None) -> None:
-            self.launched.append(one)
-            launch(one, stream, window=window)
-
         replaced(self.memory, allocate=allocated, adopt=adopted, free=freed)
-        replaced(self.kernels, launch=launched)
+        self.before("kernels.launch", lambda launch, *_, **__: self.launched.append(launch))
+
+    def before(self, verb: str, note: Callable[..., object]) -> None:
+        """From now on `note` gets the arguments of a verb, such as "kernels.launch", before it is done; what `note` raises, it raises."""
+        facet, _, name = verb.rpartition(".")
+        owner = getattr(self, facet) if facet else self
+        verb_itself = getattr(owner, name)
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            note(*arguments, **options)
+            return verb_itself(*arguments, **options)
+
+        setattr(owner, name, noted)
 
     def bytes_of(self, allocation: Allocation) -> bytes:
         """The bytes that are backed."""
@@ -60,14 +68,14 @@ def replaced(facet: object, **methods: Callable[..., Any]) -> None:
         setattr(facet, name, method)
 
 
-def failing(after: int = 0, error: type[BaseException] = DeviceError) -> Callable[..., Any]:
-    """A method that raises once it was called `after` times; before that it does nothing."""
+def failing(after: int = 0, error: type[BaseException] = DeviceError, *, once: bool = False) -> Callable[..., Any]:
+    """A method that raises once it was called `after` times, then or from then on; it does nothing else."""
     calls = 0
 
     def method(*_: object, **__: object) -> None:
         nonlocal calls
         calls += 1
-        if calls > after:
+        if calls == after + 1 or (calls > after and not once):
             raise error("made to fail")
 
     return method

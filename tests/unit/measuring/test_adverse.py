@@ -64,13 +64,8 @@ def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(bench: 
         moved.append(buffer)
         move(buffer)
 
-    replay, run_dry = bench.device.graphs.replay, list[Any]()
-
-    def booked(graph: Any, stream: Any) -> None:
-        if moved:
-            run_dry.append(graph)
-        replay(graph, stream)
-
+    run_dry = list[Any]()
+    bench.device.before("graphs.replay", lambda graph, stream: run_dry.append(graph) if moved else None)
     monkeypatch.setattr(Buffer, "move", second_fails)
     monkeypatch.setattr("pytest_gpumem.measuring.target_kernel.side_by_side", lambda *_: 0)
     before = list[Any]()
@@ -83,7 +78,6 @@ def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(bench: 
         return graph
 
     monkeypatch.setattr(bench.device.graphs, "capture", captured)
-    monkeypatch.setattr(bench.device.graphs, "replay", booked)
     taken = bench.measure("copy", a, b, mode="hot", placements=4)
     assert old.freed
     assert taken.checked
@@ -92,34 +86,23 @@ def test_a_graph_is_captured_anew_where_memory_ran_out_between_two_moves(bench: 
     assert not [graph for graph in run_dry if any(graph is stale for stale in before)]
 
 
-def test_a_restore_on_a_stream_of_its_own_has_ended_before_a_sample(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_on_a_stream_of_its_own_has_ended_before_a_sample(bench: Bench) -> None:
     """Numba's kernels, say, go to the default stream, which ours do not wait for."""
     waited: list[Any] = []
-    synchronize, hold, call = bench.device.streams.synchronize, bench.device.streams.hold, bench.device.kernels.call
     unsound, restores = list[int](), 0
-
-    def synchronized(stream: Any = None) -> None:
-        waited.append(stream)
-        synchronize(stream)
-
-    def held(stream: Any, timeout: float) -> Any:
-        if restores and None not in waited:
-            unsound.append(restores)
-        return hold(stream, timeout)
 
     def called(foreign: Any, stream: Any) -> None:
         nonlocal restores
         if foreign.function is restore:
             restores += 1
             waited.clear()
-        call(foreign, stream)
 
     def restore() -> None:
         pass
 
-    monkeypatch.setattr(bench.device.streams, "synchronize", synchronized)
-    monkeypatch.setattr(bench.device.streams, "hold", held)
-    monkeypatch.setattr(bench.device.kernels, "call", called)
+    bench.device.before("streams.synchronize", lambda stream=None: waited.append(stream))
+    bench.device.before("streams.hold", lambda *_: unsound.append(restores) if restores and None not in waited else None)
+    bench.device.before("kernels.call", called)
     x = bench.memory.device(1 * MiB)
     taken = bench.case(lambda memory: Case(launch=lambda: None, reference=lambda: None, restore=restore, reads=[x]))
     assert taken.sampler == "blocked"
@@ -130,8 +113,6 @@ def test_a_restore_on_a_stream_of_its_own_has_ended_before_a_sample(bench: Bench
 def test_a_check_waits_for_the_device_between_its_steps(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The poison is on our stream, restore and launch may be on another that does not wait for it, and the check on a third."""
     steps: list[str] = []
-    synchronize, poison = bench.device.streams.synchronize, bench.device.content.poison
-    case = bench.conductor.case
 
     def step(name: str) -> Any:
         return lambda: steps.append(name)
@@ -141,19 +122,10 @@ def test_a_check_waits_for_the_device_between_its_steps(bench: Bench, monkeypatc
         launch = step("launch")
         return Case(launch=launch, reference=launch, restore=step("restore"), check=step("check"), writes=[y])
 
-    def waited(stream: Any = None) -> None:
-        if stream is None:
-            steps.append("wait")
-        synchronize(stream)
-
-    def poisoned(memory: Any, stream: Any) -> None:
-        steps.append("poison")
-        poison(memory, stream)
-
-    monkeypatch.setattr(bench.device.streams, "synchronize", waited)
-    monkeypatch.setattr(bench.device.content, "poison", poisoned)
+    bench.device.before("streams.synchronize", lambda stream=None: steps.append("wait") if stream is None else None)
+    bench.device.before("content.poison", lambda *_: steps.append("poison"))
     monkeypatch.setattr(bench.device.kernels, "call", lambda foreign, stream: foreign.function())
-    target = case(build, arena=bench.arena)
+    target = bench.conductor.case(build, arena=bench.arena)
     steps.clear()
     check(target)
     target.close()

@@ -245,16 +245,10 @@ def test_every_sample_of_managed_memory_faults(bench: Bench) -> None:
     assert min(taken.samples) > 10 * bench.measure("add", *bench.buffers(2, 16 * MiB)).latency
 
 
-def test_every_sample_of_prefetched_memory_is_prefetched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_sample_of_prefetched_memory_is_prefetched(bench: Bench) -> None:
     x, y = bench.memory.prefetched(16 * MiB), bench.memory.prefetched(16 * MiB)
     moved: list[bool] = []
-    prefetch = bench.device.managed.prefetch
-
-    def watched(allocation: Any, to_host: bool, stream: Any) -> None:
-        moved.append(to_host)
-        prefetch(allocation, to_host, stream)
-
-    monkeypatch.setattr(bench.device.managed, "prefetch", watched)
+    bench.device.before("managed.prefetch", lambda allocation, to_host, stream: moved.append(to_host))
     taken = bench.measure("add", x, y)
     assert moved.count(True) == moved.count(False) >= 2 * len(taken.samples)
     assert taken.latency < 4 * bench.measure("add", *bench.buffers(2, 16 * MiB)).latency
@@ -293,16 +287,15 @@ def test_placements_side_by_side_take_turns_in_a_random_order(bench: Bench) -> N
     assert len(set(rounds)) > len(rounds) / 2
 
 
-def test_streams_take_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_take_turns(bench: Bench) -> None:
     a, b = bench.buffers(2, 2 * MiB)
-    used, launch = list[int](), bench.device.kernels.launch
+    used = list[int]()
 
     def booked(what: Any, stream: Any) -> None:
         if what.kernel.name == "copy" and bench.ranges.open[-1].endswith(".measure"):
             used.append(stream.handle)
-        launch(what, stream)
 
-    monkeypatch.setattr(bench.device.kernels, "launch", booked)
+    bench.device.before("kernels.launch", booked)
     bench.measure("copy", a, b, placements=5)
     assert len(set(used)) == STREAMS
     turns = [used[first : first + STREAMS] for first in range(0, len(used) - STREAMS, STREAMS)]
@@ -310,16 +303,10 @@ def test_streams_take_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(turn == turns[0] for turn in turns) > 0.9 * len(turns)
 
 
-def test_what_is_bound_to_a_stream_is_measured_there_one_placement_after_the_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_bound_to_a_stream_is_measured_there_one_placement_after_the_other(bench: Bench) -> None:
     a, b = bench.buffers(2, 2 * MiB)
-    used, launch = set[int](), bench.device.kernels.launch
-
-    def booked(what: Any, stream: Any) -> None:
-        if what.kernel.name == "copy":
-            used.add(stream.handle)
-        launch(what, stream)
-
-    monkeypatch.setattr(bench.device.kernels, "launch", booked)
+    used = set[int]()
+    bench.device.before("kernels.launch", lambda what, stream, **_: used.add(stream.handle) if what.kernel.name == "copy" else None)
     with persisting(bench.device, b) as stream:
         taken = bench.take(bench.target(bench.kernels.copy, a, b, stream=stream), placements=6)
         assert used == {stream.stream.handle}
@@ -451,8 +438,7 @@ def test_under_a_profiler_each_launch_is_alone_in_its_range(monkeypatch: pytest.
     bench = Bench(profiled=True)
     bench.conductor.floors()
     bench.conductor._harness.flush("clean-cold")
-    launch = bench.device.kernels.launch
-    monkeypatch.setattr(bench.device.kernels, "launch", lambda what, stream: (bench.log.append(what.kernel.name), launch(what, stream))[1])
+    bench.device.before("kernels.launch", lambda what, stream: bench.log.append(what.kernel.name))
     monkeypatch.setattr(bench.device.graphs, "capture", failing())  # no graph
     monkeypatch.setattr(bench.device.streams, "hold", failing())  # no held stream
     taken = triad(bench, nbytes=2 * MiB)
@@ -466,20 +452,14 @@ def test_under_a_profiler_each_launch_is_alone_in_its_range(monkeypatch: pytest.
     assert "measured under a profiler: times are not comparable" in taken.notes
 
 
-def test_the_floor_is_measured_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    holds = [0]
-    hold = bench.device.streams.hold
-
-    def counted(stream: Any, timeout: float) -> Any:
-        holds[0] += 1
-        return hold(stream, timeout)
-
-    monkeypatch.setattr(bench.device.streams, "hold", counted)
+def test_the_floor_is_measured_once(bench: Bench) -> None:
+    holds: list[Any] = []
+    bench.device.before("streams.hold", lambda stream, timeout: holds.append(stream))
     one = triad(bench, nbytes=2 * MiB, sampler="host")  # so that only the floor holds a stream
-    after_one = holds[0]
+    after_one = len(holds)
     two = triad(bench, nbytes=2 * MiB, sampler="host")
     assert after_one > 0
-    assert holds[0] == after_one
+    assert len(holds) == after_one
     assert one.floor == two.floor
     assert 0 < one.floor < min(one.samples)
 
@@ -529,20 +509,11 @@ def test_flush_buffers_are_made_once_and_freed_at_the_end(bench: Bench) -> None:
     assert bench.leftovers() == 0
 
 
-def test_a_flush_that_does_not_fit_leaves_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_that_does_not_fit_leaves_nothing(bench: Bench) -> None:
     target = bench.kernel_target("triad", *bench.buffers(3))
-    allocate, made = bench.device.memory.allocate, [0]
-
-    def short(*arguments: Any, **flags: Any) -> Any:
-        made[0] += 1
-        if made[0] == 2:
-            raise OutOfMemory("made to fail")
-        return allocate(*arguments, **flags)
-
-    monkeypatch.setattr(bench.device.memory, "allocate", short)
+    bench.device.before("memory.allocate", failing(1, OutOfMemory, once=True))
     with pytest.raises(OutOfMemory, match="made to fail"):
         bench.take(target)
-    assert made[0] == 2
     assert bench.leftovers() == 0
 
 
@@ -582,22 +553,10 @@ STAGES = [
 
 @pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt])
 @pytest.mark.parametrize(("verb", "after"), STAGES)
-def test_an_error_at_any_stage_leaves_nothing(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, verb: str, after: int, error: type[BaseException]
-) -> None:
+def test_an_error_at_any_stage_leaves_nothing(bench: Bench, verb: str, after: int, error: type[BaseException]) -> None:
     x, y = bench.buffers(2, 2 * MiB)
     target = bench.kernel_target("add", x, y)
-    facet, method = verb.split(".")
-    owner, calls = getattr(bench.device, facet), [0]
-    sound = getattr(owner, method)
-
-    def breaking(*arguments: Any, **options: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == after + 1:
-            raise error("made to fail")
-        return sound(*arguments, **options)
-
-    monkeypatch.setattr(owner, method, breaking)
+    bench.device.before(verb, failing(after, error, once=True))
     bench.conductor._harness._awake = True
     with pytest.raises(error, match="made to fail"):
         bench.take(target, sampler="host", placements=4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from counted_device import CountedDevice
+from counted_device import CountedDevice, failing
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.opening import choose
@@ -55,17 +55,9 @@ def test_they_take_little_time_and_leave_nothing() -> None:
     assert not device.live
 
 
-def test_without_memory_nothing_is_read_and_nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_memory_nothing_is_read_and_nothing_kept() -> None:
     device = CountedDevice()
-    allocate, allowed = device.memory.allocate, [3]
-
-    def until_full(*args: Any, **options: Any) -> Any:
-        allowed[0] -= 1
-        if allowed[0] < 0:
-            raise OutOfMemory("full")
-        return allocate(*args, **options)
-
-    monkeypatch.setattr(device.memory, "allocate", until_full)
+    device.before("memory.allocate", failing(3, OutOfMemory))
     with pytest.raises(OutOfMemory):
         read_controls(device)
     assert not device.live

@@ -270,17 +270,12 @@ def launched(bench: Bench, target: Target, places: int) -> list[Launch]:
     return bench.device.launched[-places:]
 
 
-def test_placements_side_by_side_hold_the_inputs_content_and_nobodys_outputs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placements_side_by_side_hold_the_inputs_content_and_nobodys_outputs(bench: Bench) -> None:
     out, x = bench.buffers(2, 4 * ELEMENTS)
     target = bench.kernel_target("copy", out, x)
     check(target)
-    copied, copy = list[int](), bench.device.content.copy
-
-    def booked(destination: Any, source: Any, nbytes: int, stream: Any) -> None:
-        copied.append(source.address)
-        copy(destination, source, nbytes, stream)
-
-    monkeypatch.setattr(bench.device.content, "copy", booked)
+    copied = list[int]()
+    bench.device.before("content.copy", lambda destination, source, *_: copied.append(source.address))
     assert moved(target, 3, 5, random()) == 5  # so small that all are made at once
     assert copied == [x.address] * 5
     places = launched(bench, target, 5)

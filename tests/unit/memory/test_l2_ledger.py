@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from counted_device import CountedDevice
+from counted_device import CountedDevice, failing
 
 from pytest_gpumem.devices.protocol import DeviceError, Unsupported, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
@@ -130,22 +130,14 @@ def test_off_stands_alone(device: CountedDevice, arena: Arena) -> None:
         assert device.l2.set_aside() == FOUND
 
 
-@pytest.mark.parametrize("failure", [DeviceError("made to fail"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [DeviceError, KeyboardInterrupt])
 def test_a_second_stream_that_cannot_open_leaves_the_first_as_it_was(
-    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+    device: CountedDevice, arena: Arena, error: type[BaseException]
 ) -> None:
     one, other = arena.buffer(8 * MiB), arena.buffer(8 * MiB)
     with persisting(device, one) as outer:
-        request, calls = device.l2.request_set_aside, list[int]()
-
-        def once(nbytes: int) -> int:
-            calls.append(nbytes)
-            if len(calls) == 1:
-                raise failure
-            return request(nbytes)
-
-        monkeypatch.setattr(device.l2, "request_set_aside", once)
-        with pytest.raises(type(failure)), persisting(device, other):
+        device.before("l2.request_set_aside", failing(error=error, once=True))
+        with pytest.raises(error), persisting(device, other):
             pytest.fail("entered")
         assert outer.set_aside == device.l2.set_aside() == 4 * STEP
         assert device.l2.window(outer.stream) == WindowSpec(one.address, 8 * MiB, 1.0)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from counted_device import CountedDevice, replaced
+from counted_device import CountedDevice
 from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.memory.buffers import Arena, BadBuffer
@@ -23,26 +23,16 @@ N = 16 * MiB
 
 
 class Advising(CountedDevice):
-    """Keeps the calls that move or advise pages."""
+    """Keeps the calls that advise pages."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
-        advise, prefetch, discard = self.managed.advise, self.managed.prefetch, self.managed.discard
 
-        def advised(allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
+        def advised(_: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
             self.calls.append(f"{'set' if on else 'unset'} {advice.value} {'host' if to_host else 'device'}")
-            advise(allocation, advice, to_host, on=on)
 
-        def prefetched(allocation: Allocation, to_host: bool, stream: Stream) -> None:
-            self.calls.append(f"prefetch {'host' if to_host else 'device'}")
-            prefetch(allocation, to_host, stream)
-
-        def discarded(allocation: Allocation, stream: Stream) -> None:
-            self.calls.append("discard")
-            discard(allocation, stream)
-
-        replaced(self.managed, advise=advised, prefetch=prefetched, discard=discarded)
+        self.before("managed.advise", advised)
 
     def pages(self, buffer: ManagedBuffer) -> Pages:
         self.streams.synchronize()

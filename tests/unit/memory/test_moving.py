@@ -67,16 +67,10 @@ def test_a_move_that_fails_in_the_copy_gives_the_new_memory_back(
     buffer.move()
 
 
-def prefetches(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+def prefetches(device: CountedDevice) -> list[tuple[int, str]]:
     """Where pages are sent from now on: address and place."""
     sent: list[tuple[int, str]] = []
-    prefetch = device.managed.prefetch
-
-    def watched(allocation, to_host, stream) -> None:
-        sent.append((allocation.address, "host" if to_host else "device"))
-        prefetch(allocation, to_host, stream)
-
-    monkeypatch.setattr(device.managed, "prefetch", watched)
+    device.before("managed.prefetch", lambda pages, to_host, stream: sent.append((pages.address, "host" if to_host else "device")))
     return sent
 
 
@@ -90,12 +84,10 @@ def managed(memory: Memory, home: str) -> Buffer:
     ("home", "path"),
     [("host", ["host"]), ("device", ["device"]), ("prefetched", ["host", "device"]), ("as left", [])],
 )
-def test_pages_go_home_before_a_sample_and_after_a_move(
-    device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch, home: str, path: list[str]
-) -> None:
+def test_pages_go_home_before_a_sample_and_after_a_move(device: CountedDevice, memory: Memory, home: str, path: list[str]) -> None:
     buffer = managed(memory, home)
     assert buffer.home == home
-    sent = prefetches(device, monkeypatch)
+    sent = prefetches(device)
     buffer.put_home(memory.arena.stream)
     assert sent == [(buffer.address, place) for place in path]
     sent.clear()
@@ -103,8 +95,8 @@ def test_pages_go_home_before_a_sample_and_after_a_move(
     assert sent == [(buffer.address, place) for place in path]
 
 
-def test_device_memory_has_no_pages_to_put_home(device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent = prefetches(device, monkeypatch)
+def test_device_memory_has_no_pages_to_put_home(device: CountedDevice, memory: Memory) -> None:
+    sent = prefetches(device)
     buffer = memory.device(4096)
     buffer.put_home(memory.arena.stream)
     buffer.move()

@@ -10,7 +10,7 @@ from counted_device import CountedDevice, failing
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.opening import choose
-from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Unsupported, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import BadWindow, fit_hit_ratio, fit_set_aside, persisting
 from pytest_gpumem.memory.spaces import Memory
@@ -22,32 +22,17 @@ FOUND = int(2 * STEP)
 pytestmark = pytest.mark.usefixtures("found")
 
 
-class Watched:
-    """What happened to the persisting cache of a device."""
-
-    def __init__(self, device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[Any] = []
-        self.streams: list[Stream] = []
-        self._watch(device, monkeypatch, "request_set_aside", lambda nbytes: nbytes)
-        self._watch(device, monkeypatch, "set_window", lambda stream, window: window)
-        self._watch(device, monkeypatch, "reset_persisting", lambda: "reset")
-
-    def _watch(self, device: CountedDevice, monkeypatch: pytest.MonkeyPatch, verb: str, say: Any) -> None:
-        done = getattr(device.l2, verb)
-
-        def watched(*arguments: Any) -> Any:
-            self.calls.append((verb, say(*arguments)))
-            return done(*arguments)
-
-        monkeypatch.setattr(device.l2, verb, watched)
-
-
 RESTORED = [("set_window", None), ("reset_persisting", "reset"), ("request_set_aside", FOUND)]
 
 
 @pytest.fixture
-def watched(device: CountedDevice, found: int, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return Watched(device, monkeypatch)
+def calls(device: CountedDevice, found: int) -> list[Any]:
+    """What happens to the persisting cache of the device from now on."""
+    made: list[Any] = []
+    device.before("l2.request_set_aside", lambda nbytes: made.append(("request_set_aside", nbytes)))
+    device.before("l2.set_window", lambda stream, window: made.append(("set_window", window)))
+    device.before("l2.reset_persisting", lambda: made.append(("reset_persisting", "reset")))
+    return made
 
 
 def test_the_window_lies_over_the_buffer_and_follows_it(device: CountedDevice, arena: Arena) -> None:
@@ -102,12 +87,12 @@ def test_a_streaming_window_leaves_the_set_aside_to_a_persisting_one(device: Cou
         assert table.thrashing is None
 
 
-def test_lines_of_the_old_place_are_reset_before_the_window_moves(device: CountedDevice, arena: Arena, watched: Watched) -> None:
+def test_lines_of_the_old_place_are_reset_before_the_window_moves(device: CountedDevice, arena: Arena, calls: list[Any]) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer):
-        watched.calls.clear()
+        calls.clear()
         buffer.move()
-        assert watched.calls == [("reset_persisting", "reset"), ("set_window", WindowSpec(buffer.address, 8 * MiB, 1.0))]
+        assert calls == [("reset_persisting", "reset"), ("set_window", WindowSpec(buffer.address, 8 * MiB, 1.0))]
 
 
 @pytest.mark.parametrize(
@@ -141,10 +126,10 @@ def test_what_a_driver_grants_decides_not_what_was_asked(device: CountedDevice, 
         assert stream.hit_ratio == pytest.approx(3.125 / 8)
 
 
-def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(device: CountedDevice, arena: Arena, watched: Watched) -> None:
+def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(device: CountedDevice, arena: Arena, calls: list[Any]) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer, set_aside="off") as stream:
-        assert ("reset_persisting", "reset") in watched.calls
+        assert ("reset_persisting", "reset") in calls
         assert (device.l2.set_aside(), stream.set_aside, stream.window) == (0, 0, None)
         buffer.move()
         assert stream.window is None
@@ -153,30 +138,23 @@ def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(device
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_all_is_restored_after_an_error_in_the_body(
-    device: CountedDevice, arena: Arena, watched: Watched, error: type[BaseException]
+    device: CountedDevice, arena: Arena, calls: list[Any], error: type[BaseException]
 ) -> None:
     def body() -> None:
-        watched.calls.clear()
+        calls.clear()
         raise error
 
     with pytest.raises(error), persisting(device, arena.buffer(8 * MiB)):
         body()
-    assert watched.calls == RESTORED
+    assert calls == RESTORED
 
 
 @pytest.mark.parametrize("verb", ["request_set_aside", "reset_persisting", "set_window"])
-def test_all_is_restored_where_setting_up_fails(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+def test_all_is_restored_where_setting_up_fails(device: CountedDevice, arena: Arena, verb: str) -> None:
     buffer = arena.buffer(8 * MiB)
-    done = getattr(device.l2, verb)
     calls: list[Any] = []
-
-    def once(*arguments: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == 1:
-            raise DeviceError("made to fail")
-        return done(*arguments)
-
-    monkeypatch.setattr(device.l2, verb, once)
+    device.before(f"l2.{verb}", failing(once=True))
+    device.before(f"l2.{verb}", lambda *arguments: calls.append(arguments))
     with pytest.raises(DeviceError, match="made to fail"), persisting(device, buffer):
         raise AssertionError("the body ran")
     assert device.l2.set_aside() == FOUND
@@ -231,14 +209,14 @@ def test_the_limit_is_restored_also_where_the_rest_cannot_be(
     ids=str,
 )
 def test_what_cannot_be_is_refused_before_anything_changes(
-    device: CountedDevice, arena: Arena, watched: Watched, options: dict[str, Any], message: str
+    device: CountedDevice, arena: Arena, calls: list[Any], options: dict[str, Any], message: str
 ) -> None:
     buffer = arena.buffer(8 * MiB)
     with pytest.raises(BadWindow) as caught, persisting(device, buffer, **options):
         raise AssertionError("the body ran")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert watched.calls == []
+    assert calls == []
 
 
 @pytest.mark.parametrize(
@@ -252,14 +230,14 @@ def test_what_cannot_be_is_refused_before_anything_changes(
         (lambda m: Arena(CountedDevice(), seed=1).buffer(MiB), "is memory of another device than NVIDIA H100 80GB HBM3"),
     ],
 )
-def test_only_memory_of_the_device_persists(device: CountedDevice, memory: Memory, watched: Watched, make: Any, said: str) -> None:
+def test_only_memory_of_the_device_persists(device: CountedDevice, memory: Memory, calls: list[Any], make: Any, said: str) -> None:
     buffer = make(memory)
     with pytest.raises(BadWindow) as caught, persisting(device, buffer):
         raise AssertionError("the body ran")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 160
-    assert watched.calls == []
+    assert calls == []
 
 
 def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Arena) -> None:
@@ -307,12 +285,12 @@ def test_elsewhere_the_stream_itself_has_no_window(device: CountedDevice, arena:
     assert device.l2.set_aside() == FOUND
 
 
-def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(device: CountedDevice, arena: Arena, watched: Watched) -> None:
+def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(device: CountedDevice, arena: Arena, calls: list[Any]) -> None:
     buffer = arena.buffer(8 * MiB)
     with persisting(device, buffer) as stream:
-        watched.calls.clear()
+        calls.clear()
         stream.reset()
-        assert watched.calls == [("set_window", None), ("reset_persisting", "reset")]
+        assert calls == [("set_window", None), ("reset_persisting", "reset")]
         buffer.move()
         assert device.l2.window(stream.stream) is None
         stream.renew()
@@ -320,12 +298,12 @@ def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(device: C
     assert device.l2.set_aside() == FOUND
 
 
-def test_reset_by_the_window_gives_it_the_normal_property(device: CountedDevice, arena: Arena, watched: Watched) -> None:
+def test_reset_by_the_window_gives_it_the_normal_property(device: CountedDevice, arena: Arena, calls: list[Any]) -> None:
     buffer = arena.buffer(40 * MiB)
     with persisting(device, buffer) as stream:
-        watched.calls.clear()
+        calls.clear()
         stream.reset("window")
-        assert watched.calls == [("set_window", WindowSpec(buffer.address, 40 * MiB, 1.0, AccessProperty.NORMAL, AccessProperty.NORMAL))]
+        assert calls == [("set_window", WindowSpec(buffer.address, 40 * MiB, 1.0, AccessProperty.NORMAL, AccessProperty.NORMAL))]
         assert stream.window is not None
         assert stream.window.hit == "normal"
         stream.renew()
@@ -334,16 +312,16 @@ def test_reset_by_the_window_gives_it_the_normal_property(device: CountedDevice,
             stream.reset("wait")  # type: ignore[arg-type]
 
 
-def test_a_window_has_a_largest_size(device: CountedDevice, arena: Arena, watched: Watched) -> None:
+def test_a_window_has_a_largest_size(device: CountedDevice, arena: Arena, calls: list[Any]) -> None:
     with persisting(device, arena.buffer(128 * MiB)) as stream:
         assert stream.window is not None
-    watched.calls.clear()
+    calls.clear()
     with (
         pytest.raises(BadWindow, match=r"129 MiB .* is larger than the largest window of .*, 128 MiB"),
         persisting(device, arena.buffer(129 * MiB)),
     ):
         raise AssertionError("the body ran")
-    assert watched.calls == []
+    assert calls == []
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,6 @@ def test_the_cap_is_half_of_the_hosts_memory_unless_told(device: CountedDevice) 
 def test_flags_and_node_reach_the_device(device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
     nodes: list[Any] = []
-    allocate = device.memory.allocate
 
     @contextmanager
     def near_host(node: int | None) -> Iterator[int | None]:
@@ -69,13 +68,12 @@ def test_flags_and_node_reach_the_device(device: CountedDevice, memory: Memory, 
         yield node
         nodes.append("left")
 
-    def noted(nbytes: int, kind: MemoryKind, **flags: bool) -> Any:
+    def noted(*_: Any, **flags: bool) -> None:
         assert nodes[-1:] != ["left"]
         seen.append(flags)
-        return allocate(nbytes, kind, **flags)
 
     monkeypatch.setattr(device.memory, "near_host", near_host)
-    monkeypatch.setattr(device.memory, "allocate", noted)
+    device.before("memory.allocate", noted)
     memory.pinned(4096, mapped=False, write_combined=True, portable=False, numa=3)
     assert seen == [{"mapped": False, "write_combined": True, "portable": False}]
     assert nodes == [3, "left"]
