@@ -97,56 +97,51 @@ def gpu_kernels(_gpumem_test: GpuTest) -> Kernels:
 
 
 @pytest.fixture
-def _gpumem_memory(_gpumem_test: GpuTest) -> Memory:
-    return _gpumem_test.memory
-
-
-@pytest.fixture
-def device_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+def device_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
     """`device_buffer(bytes_or_shape, dtype="f4", like=None)`: device memory."""
-    return _gpumem_memory.device
+    return _gpumem_test.memory.device
 
 
 @pytest.fixture
-def pooled_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+def pooled_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
     """`pooled_buffer(bytes_or_shape, dtype="f4", pool=None, like=None)`: device memory of the driver's stream-ordered pool, or `pool`'s."""
-    return _gpumem_memory.pooled
+    return _gpumem_test.memory.pooled
 
 
 @pytest.fixture
-def managed_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+def managed_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
     """`managed_buffer(bytes_or_shape, dtype="f4", first_touch="host", read_mostly=False, preferred_location=None, accessed_by=None,
     discard=False, like=None)`: managed memory that kernels fault in, with advice."""
-    return _gpumem_memory.managed
+    return _gpumem_test.memory.managed
 
 
 @pytest.fixture
-def prefetched_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+def prefetched_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
     """`prefetched_buffer(bytes_or_shape, dtype="f4", like=None)`: managed memory, prefetched to the device before every sample."""
-    return _gpumem_memory.prefetched
+    return _gpumem_test.memory.prefetched
 
 
 @pytest.fixture
-def pinned_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+def pinned_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
     """`pinned_buffer(bytes_or_shape, dtype="f4", mapped=True, write_combined=False, portable=True, numa=None)`: page-locked memory."""
-    return _gpumem_memory.pinned
+    return _gpumem_test.memory.pinned
 
 
 @pytest.fixture
-def registered_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+def registered_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
     """`registered_buffer(numpy_array)`: host memory that is page-locked in place until the test ends."""
-    return _gpumem_memory.registered
+    return _gpumem_test.memory.registered
 
 
 @pytest.fixture
-def pageable_buffer(_gpumem_memory: Memory) -> Callable[..., Any]:
+def pageable_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
     """`pageable_buffer(bytes_or_shape_or_array, dtype="f4")`: ordinary host memory whose pages exist, to compare with."""
-    return _gpumem_memory.pageable
+    return _gpumem_test.memory.pageable
 
 
 @pytest.fixture
-def _gpumem_peer_memory(_gpumem_memory: Memory) -> Memory:
-    return _gpumem_memory
+def _gpumem_peer_memory(_gpumem_test: GpuTest) -> Memory:
+    return _gpumem_test.memory
 
 
 @pytest.fixture
