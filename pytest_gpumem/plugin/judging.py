@@ -10,7 +10,6 @@ import shutil
 import textwrap
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -22,9 +21,11 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.footprints import WATCHED, with_footprints, with_verdict
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, Verdict, key_of
 from pytest_gpumem.reporting.columns import wrapped
+from pytest_gpumem.reporting.exports import figures
 
 
 def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
@@ -94,7 +95,7 @@ READABLE = (
     *("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
     *("delta", "delta_low", "delta_high", "catches", "mode", "sampler", "device", "simulated"),
 )
-"""Figures of a summary that have a JUnit property of their own."""
+"""Figures that have a JUnit property of their own."""
 
 
 def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
@@ -133,10 +134,9 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     if test.replay is not None and session.decides:
         session.replays[item.nodeid] = test.replay
     for row in rows:
-        figures = summary(row, session)
         if test.replay is not None and row.measurement is not None:
-            test.replay.feed(row.label, row.measurement.samples, figures, failed=failed)
-        item.user_properties += properties(row, figures)
+            test.replay.feed(row.label, row.measurement.samples, figures(row, session.facts), failed=failed)
+        item.user_properties += properties(row, session.facts)
     return [row for row in rows if fails(row, session)] if error is None else []
 
 
@@ -217,7 +217,7 @@ def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | No
     failed = error is not None or bool(failing)
     item.stash[ROWS] = [replace(row, failed=failed) for row in rows]
     for row in item.stash[ROWS]:
-        item.user_properties += properties(row, summary(row, session))
+        item.user_properties += properties(row, session.facts)
     return [row for row in item.stash[ROWS] if fails(row, session)] if error is None else []
 
 
@@ -235,53 +235,12 @@ def _first_line(error: BaseException) -> str:
     return ": ".join(part for part in (named, lines[0] if lines else "") if part) or "no message"
 
 
-def summary(row: Row, session: GpuSession) -> dict[str, Any]:
-    """The figures of a row without its samples, JSON-able: `extra_info` and the JUnit property. SI units."""
-    figures: dict[str, Any] = {
-        "device": session.facts.key,
-        "simulated": session.facts.simulated,
-        "verdict": row.verdict.outcome.value,
-        "reason": row.verdict.reason,
-        "failed": row.failed,
-        "range": row.range_name,
-    }
-    if row.label:
-        figures["label"] = row.label
-    measurement = row.measurement
-    if measurement is not None:
-        figures |= {
-            "target": measurement.target,
-            "latency_s": measurement.latency,
-            "half_width_s": measurement.half_width,
-            "bandwidth_bytes_per_s": measurement.bandwidth,
-            "samples": len(measurement.samples),
-            "placements": len(measurement.placements),
-            "mode": measurement.mode,
-            "sampler": measurement.sampler,
-            "profiled": measurement.profiled,
-        }
-        if measurement.controls is not None and measurement.controls.latency is not None:
-            figures["card_variant_dram_latency_s"] = measurement.controls.latency
-        if measurement.migrations is not None and measurement.migrations.launch is not None:
-            counts = measurement.migrations.launch
-            figures |= {"gpu_page_faults": counts.gpu_faults, "cpu_page_faults": counts.cpu_faults, "migrated_bytes": counts.migrated}
-        if (share := measurement.share_of_peak(session.facts)) is not None:
-            figures["share_of_peak"] = share
-    if row.extra:
-        figures["extra"] = row.extra
-    if (footprint := row.footprint) is not None:
-        figures |= {"peak_bytes": footprint.peak, "kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
-        figures["allocations"] = footprint.allocations
-    if (comparison := row.verdict.comparison) is not None:
-        figures |= {"delta": comparison.delta, "delta_low": comparison.low, "delta_high": comparison.high}
-        figures["catches"] = comparison.catches
-    return figures
-
-
-def properties(row: Row, figures: dict[str, Any]) -> list[tuple[str, object]]:
-    """JUnit properties: the summary as JSON, and the figures that a person looks for, each on its own."""
-    suffix = f"[{row.label}]" if row.label else ""
+def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
+    """JUnit properties: the figures as JSON, and those that a person looks for, each on its own.
+    `facts`: of the session's device.
+    """
+    suffix, found = f"[{row.label}]" if row.label else "", figures(row, facts)
     return [
-        (f"{PROPERTY}{suffix}", json.dumps(figures)),
-        *((f"{PROPERTY}_{name}{suffix}", figures[name]) for name in READABLE if figures.get(name) is not None),
+        (f"{PROPERTY}{suffix}", json.dumps(found)),
+        *((f"{PROPERTY}_{name}{suffix}", found[name]) for name in READABLE if found.get(name) is not None),
     ]

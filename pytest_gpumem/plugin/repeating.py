@@ -16,7 +16,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
-from pytest_gpumem.plugin.judging import explained, fails, judged, properties, summary, undecided, why_text
+from pytest_gpumem.plugin.judging import explained, fails, judged, properties, undecided, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.outputs import correct_junit
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE, failure_texts
@@ -24,6 +24,7 @@ from pytest_gpumem.plugin.state import GpuSession, fail
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.plugin.workers import is_controller, refuse_workers
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.exports import figures
 from pytest_gpumem.reporting.progress import of_processes
 from pytest_gpumem.runs.repeats import AHEAD, ENDED, Further, RepeatFailed, Repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TESTS, FURTHER_TURN, READS_CONTROLS
@@ -303,7 +304,7 @@ class DecideHooks:
             row = judged(replace(first, measurement=merged(first.measurement, key, [process.rows for process in further])), siblings, gpu)
             gpu.rows.update(row)
             if row.nodeid in gpu.replays:  # in an xdist worker, pytest-benchmark's statistics are off
-                gpu.replays[row.nodeid].correct(row.label, summary(row, gpu))
+                gpu.replays[row.nodeid].correct(row.label, figures(row, gpu.facts))
             if not undecided(row, gpu, most):
                 self._open.remove(key)
                 failing += [row] if fails(row, gpu) else []
@@ -345,7 +346,7 @@ class DecideHooks:
         if self._first and path:
             gpu = self._session
             again = [row for row in gpu.rows.own() if row.key in self._first]
-            correct_junit(gpu.config.invocation_params.dir / path, [dict(properties(row, summary(row, gpu))) for row in again])
+            correct_junit(gpu.config.invocation_params.dir / path, [dict(properties(row, gpu.facts)) for row in again])
         return finished
 
     def _left(self) -> str:

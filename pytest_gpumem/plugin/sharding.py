@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pytest_gpumem.measuring.budget import need
-from pytest_gpumem.plugin.judging import properties, summary
+from pytest_gpumem.plugin.judging import properties
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.records.row import Verdict
@@ -117,7 +117,7 @@ class ShardHooks:
         gpu, places = self._session, self._places()
         fresh: dict[str, list[tuple[str, str]]] = {}
         for row in gpu.rows:
-            fresh.setdefault(row.nodeid, []).extend((name, str(value)) for name, value in properties(row, summary(row, gpu)))
+            fresh.setdefault(row.nodeid, []).extend((name, str(value)) for name, value in properties(row, gpu.facts))
         tests = []
         for nodeid in self._own:
             end, place = self._ends.get(nodeid, Ended(nodeid)), places.get(nodeid)

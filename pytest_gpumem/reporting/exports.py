@@ -1,4 +1,4 @@
-"""Rows in the formats of other programs: CSV (RFC 4180), the Bencher Metric Format, and that of github-action-benchmark.
+"""Rows for other programs: as plain values, as CSV (RFC 4180), in the Bencher Metric Format, and in that of github-action-benchmark.
 
 CSV has SI units, shares as fractions, and empty fields where unknown. In the formats of chart services every name ends with the device's
 key, so that no line of a chart mixes cards, or a simulated device with a real one.
@@ -10,6 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -27,7 +28,7 @@ def of_rows(rows: Iterable[Row], device: DeviceFacts) -> str:
     """The rows of a run. Each of the figures that tests added has a column of its name behind the others."""
     rows = list(rows)
     extra = list(dict.fromkeys(name for row in rows for name in row.extra))
-    return written([(*_HEADINGS, *extra), *((*_fields(row, row.measured_on(device)), *map(row.extra.get, extra)) for row in rows)])
+    return written([(*_HEADINGS, *extra), *((*_fields(row, device), *map(row.extra.get, extra)) for row in rows)])
 
 
 def written(lines: Iterable[Sequence[object]]) -> str:
@@ -44,22 +45,50 @@ def _field(value: object) -> object:
     return f"'{plain}" if plain.startswith(("=", "+", "-", "@")) else plain
 
 
-def _fields(row: Row, device: DeviceFacts) -> list[object]:
-    verdict, measurement, comparison = row.verdict, row.measurement, row.verdict.comparison
-    figures: list[object] = [None] * 4
-    how: list[object] = [None] * 4
+def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
+    """The figures of a row without its samples, as plain values in SI units: of `extra_info`, JUnit and CSV.
+    `facts`: of the run's device.
+    """
+    device, measurement, comparison = row.measured_on(facts), row.measurement, row.verdict.comparison
+    found: dict[str, Any] = {
+        "device": device.key,
+        "simulated": row.verdict.simulated or device.simulated,
+        "verdict": row.verdict.outcome.value,
+        "reason": row.verdict.reason,
+        "failed": row.failed,
+        "range": row.range_name,
+    }
+    known: dict[str, Any] = {"label": row.label or None}  # those that are left out where they are unknown
     if measurement is not None:
-        share = measurement.share_of_peak(device)
-        figures = [measurement.latency, measurement.half_width, measurement.bandwidth, share]
-        how = [len(measurement.samples), len(measurement.placements), measurement.mode, measurement.sampler]
-    change: list[object] = [None] * 4
+        found |= {
+            "target": measurement.target,
+            "latency_s": measurement.latency,
+            "half_width_s": measurement.half_width,
+            "bandwidth_bytes_per_s": measurement.bandwidth,
+            "samples": len(measurement.samples),
+            "placements": len(measurement.placements),
+            "mode": measurement.mode,
+            "sampler": measurement.sampler,
+            "profiled": measurement.profiled,
+        }
+        known["card_variant_dram_latency_s"] = None if measurement.controls is None else measurement.controls.latency
+        known["share_of_peak"] = measurement.share_of_peak(device)
+        if measurement.migrations is not None and (counts := measurement.migrations.launch) is not None:
+            found |= {"gpu_page_faults": counts.gpu_faults, "cpu_page_faults": counts.cpu_faults, "migrated_bytes": counts.migrated}
+    if row.extra:
+        found["extra"] = row.extra
+    if (footprint := row.footprint) is not None and footprint.watched:
+        found |= {"peak_bytes": footprint.peak, "kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
+        found["allocations"] = footprint.allocations
     if comparison is not None:
-        change = [comparison.delta, comparison.low, comparison.high, comparison.catches]
-    code = verdict.code.value if verdict.code is not None else None
-    last = [device.key, verdict.simulated or device.simulated, verdict.reason]
-    footprint = row.footprint if row.footprint is not None and row.footprint.watched else None
-    memory = [None, None] if footprint is None else [footprint.peak, footprint.kept]
-    return [row.nodeid, row.label, verdict.outcome.value, code, row.failed, *figures, *change, *how, *memory, *last]
+        found |= {"delta": comparison.delta, "delta_low": comparison.low, "delta_high": comparison.high, "catches": comparison.catches}
+    return found | {name: value for name, value in known.items() if value is not None}
+
+
+def _fields(row: Row, facts: DeviceFacts) -> list[object]:
+    code = row.verdict.code.value if row.verdict.code is not None else None
+    found = {"label": row.label, **figures(row, facts), "test": row.nodeid, "outcome": row.verdict.outcome.value, "code": code}
+    return [found.get(name) for name in _HEADINGS]
 
 
 def bencher(rows: Iterable[Row], device: DeviceFacts) -> str:

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec import UNSET
 from msgspec.structs import replace
 from result_files import H100, Folder
 
 from pytest_gpumem.cli import main
+from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.reporting.exports import figures
 
 
 def test_csv_has_a_line_for_each_row_in_si_units(folder: Folder) -> None:
@@ -50,6 +53,13 @@ def test_a_row_of_another_model_has_its_own_card(folder: Folder) -> None:
     assert latency == {H100.key: pytest.approx(268e3, rel=0.01), other.key: pytest.approx(134e3, rel=0.01)}
     lines = list(csv.DictReader(CliRunner().invoke(main, ["export", "csv", "a.json"]).stdout.splitlines()))
     assert [line["device"] for line in lines] == [H100.key, other.key]
+    assert [figures(folder.row(device=device), H100)["device"] for device in (UNSET, other)] == [H100.key, other.key]
+
+
+def test_memory_that_was_not_watched_is_no_figure(folder: Folder) -> None:
+    unseen, seen = Footprint(0, not_watched=("no GPU is measured",)), Footprint(4096, watched=("fixtures",))
+    assert "peak_bytes" not in figures(replace(folder.row(), footprint=unseen), H100)
+    assert figures(replace(folder.row(), footprint=seen), H100)["peak_bytes"] == 4096
 
 
 def test_what_is_no_file_of_results_is_one_line(folder: Folder) -> None:
