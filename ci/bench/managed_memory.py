@@ -1,32 +1,21 @@
-"""Managed memory: every variant of `add` with its page faults, the spread between processes, and CUPTI's totals against nsys.
+"""Managed memory: every variant of `add` with its page faults, and the spread between processes.
 
-Three parts, each in fresh processes:
-
-1. All variants in one process, 64 MiB arrays: where pages were touched first, prefetches, each advice, discards, a warp for each page.
-   Each is timed, then counted in an untimed pass. A small kernel and the launch overhead are read before the first count and after the
-   last: what CUPTI costs once it was used.
-2. The cases of the claims in six processes: the spread of their times between processes, and the counters that explain it.
-3. The four programs of the text ("Unified memory", 2.7), from allocation by cudaMallocManaged to reading the result on the host: counted by
-   CUPTI, and profiled by nsys, whose `um_total_sum` must tell the same bytes.
+1. All variants in one fresh process, 64 MiB arrays: where pages were touched first, prefetches, each advice, discards, a warp for each
+   page. Each is timed, then counted in an untimed pass. A small kernel and the launch overhead are read before the first count and after
+   the last: the cost of CUPTI once it was used.
+2. The cases of the claims in six fresh processes: the spread of their times between processes, and the counters that explain it.
 
     python ci/bench/managed_memory.py --json ci/records/nvidia-h200/managed_memory.json
 
-Needs cupti-python and nsys. Takes some two minutes. Exits with 1 where a claim does not hold.
+Needs cupti-python. Takes a minute. Exits with 1 where a claim does not hold.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import re
-import shutil
-import sqlite3
 import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +27,7 @@ from fresh_processes import one_after_another, serve
 from record_file import chosen_device, device_of, head, record_parser, utc_now, write_record
 
 from pytest_gpumem.devices.opening import Chosen, choose
-from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted, Unsupported
+from pytest_gpumem.devices.protocol import Device, Unsupported
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor, Passes
 from pytest_gpumem.measuring.sampling import Plan
@@ -54,15 +43,12 @@ SMALL = 2 * MiB
 BUDGET = 0.35
 """Seconds for each measurement: with it the whole takes some two minutes on a GPU."""
 PROCESSES = 6
-COUNTED_RUNS = 2
 WORKER_SECONDS = 90.0
-NSYS_SECONDS = 60.0
 SHOWN_GROUPS = 8
 
 NAIVE_RATIO = 50.0
 DEVICE_RATIO = 3.0
 SPREAD = 0.10
-NSYS_BYTES = 0.01
 CUPTI_COST = 0.03
 
 Record = dict[str, Any]
@@ -177,126 +163,6 @@ def _counts(counts: PageCounts | None) -> Record | None:
     return {**asdict(counts), "groups": [asdict(group) for group in counts.groups[:SHOWN_GROUPS]]}
 
 
-# Programs of the text
-
-
-PROGRAMS = ("unified_memory", "unified_memory_initialized", "unified_memory_64align", "unified_memory_prefetch")
-PROFILED = ("unified_memory", "unified_memory_initialized", "unified_memory_prefetch")
-
-
-def program(device: Device, name: str) -> float:
-    """Run one of the text's programs; gives the seconds of its `add`."""
-    import numpy as np
-
-    stream, kernels, start, end = device.streams.create(), Kernels(device), device.streams.event(), device.streams.event()
-    arena = Arena(device, seed=0)
-    try:
-        memory = Memory(arena)
-        kernels.add(memory.device(4 * KiB), memory.device(4 * KiB))  # a kernel is loaded at its first launch
-        x, y = (memory.managed(SIZE, "f4", first_touch="none") for _ in range(2))
-        if name in ("unified_memory_initialized", "unified_memory_64align"):
-            init = kernels.init if name == "unified_memory_initialized" else kernels.init_warp_per_page
-            for array, value in ((x, 1.0), (y, 2.0)):
-                init(array, value)
-        else:
-            for array, value in ((x, 1.0), (y, 2.0)):
-                # Through the host's own view of the memory: it is the host that touches the pages first.
-                arena.guest(array, np)[:] = value
-        if name == "unified_memory_prefetch":
-            for array in (x, y):
-                device.managed.prefetch(array.allocation, False, stream)
-        launch = kernels.add.launch(*kernels.add.arguments((x, y), {}))
-        device.kernels.compile(launch)
-        device.streams.record(start, stream)
-        device.kernels.launch(launch, stream)
-        device.streams.record(end, stream)
-        if name == "unified_memory_prefetch":
-            device.managed.prefetch(y.allocation, True, stream)
-        device.streams.synchronize(stream)
-        seconds = device.streams.elapsed(start, end)
-        wrong = float(np.abs(arena.guest(y, np) - 3.0).max())
-        if wrong:
-            raise DeviceError(f"{name}: the largest error is {wrong}")
-        return seconds
-    finally:
-        arena.close()
-
-
-def counted_program(device: Device, name: str, *, count: bool) -> Record:
-    """One program, timed by itself or counted as a whole."""
-    if not count:
-        return {"seconds": program(device, name)}
-    try:
-        return {"counts": _counts(device.counters.pages(lambda: program(device, name) and None)), "not_counted": None}
-    except NotCounted as why:
-        return {"counts": None, "not_counted": str(why)}
-
-
-def nsys_totals(name: str, device: str) -> Record:
-    """The totals that nsys tells of a program: bytes each way, faults on both sides; or why there are none."""
-    tool = shutil.which("nsys")
-    if tool is None:
-        return {"totals": None, "error": "nsys is not on the PATH"}
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report")
-        asked = ["--sample=none", "--cpuctxsw=none", "--trace=cuda", "--cuda-um-gpu-page-faults=true", "--cuda-um-cpu-page-faults=true"]
-        own = [sys.executable, str(Path(__file__).resolve()), "program", "--name", name, "--device", device]
-        commands = (
-            [tool, "profile", *asked, "--force-overwrite=true", "-o", str(report), *own],
-            [tool, "stats", "--force-export=true", "--report", "um_total_sum", "--format", "csv", "--output", "-", f"{report}.nsys-rep"],
-        )
-        for command in commands:
-            try:
-                done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", timeout=NSYS_SECONDS)
-            except subprocess.TimeoutExpired:
-                return {"totals": None, "error": f"{command[1]}: no end within {NSYS_SECONDS:g} s"}
-            if done.returncode:
-                return {"totals": None, "error": f"{command[1]}: {(done.stderr or done.stdout).strip()[-600:]}"}
-        totals = totals_of(done.stdout) or totals_without_gpu_faults(report.with_suffix(".sqlite"))
-    return {"totals": totals, "error": None if totals is not None else f"um_total_sum says: {done.stdout.strip()[-600:]}"}
-
-
-def totals_without_gpu_faults(exported: Path) -> Record | None:
-    """The same from nsys's export, for `um_total_sum` leaves everything out where no GPU page fault was; None where one was, or no copy.
-
-    nsys makes a table only once there is something to put into it.
-    """
-    if not exported.exists():
-        return None
-    with closing(sqlite3.connect(exported)) as database:
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if "CUDA_UM_GPU_PAGE_FAULT_EVENTS" in tables or "CUPTI_ACTIVITY_KIND_MEMCPY" not in tables:
-            return None
-        query = "SELECT COALESCE(SUM(bytes), 0) FROM CUPTI_ACTIVITY_KIND_MEMCPY WHERE copyKind = ?"
-        to_device, to_host = (int(database.execute(query, (kind,)).fetchone()[0]) for kind in _MIGRATED)
-        faults = "CUDA_UM_CPU_PAGE_FAULT_EVENTS"
-        cpu = int(database.execute(f"SELECT COUNT(*) FROM {faults}").fetchone()[0]) if faults in tables else 0
-    return {"to_device": to_device, "to_host": to_host, "cpu_faults": cpu, "gpu_faults": 0}
-
-
-_MIGRATED = (11, 12)
-"""ENUM_CUDA_MEMCPY_OPER of an export: unified memory, host to device and device to host."""
-_UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
-
-def totals_of(text: str) -> Record | None:
-    """The CSV of `um_total_sum`: bytes each way and faults; None if the table is not there."""
-    lines = text.splitlines()
-    first = next((i for i, line in enumerate(lines) if "HtoD" in line and "," in line), None)
-    if first is None or first + 1 >= len(lines):
-        return None
-    names, values = list(csv.reader(lines[first : first + 2]))
-    found: Record = {}
-    for heading, value in zip(names, values, strict=False):
-        plain, unit = re.sub(r"[^a-z]", "", heading.lower().partition("(")[0]), re.search(r"\((\w+)\)", heading)
-        number = value.replace(",", "") or "0"
-        if "htod" in plain or "dtoh" in plain:
-            found["to_device" if "htod" in plain else "to_host"] = round(float(number) * _UNITS[unit[1].lower() if unit else "b"])
-        elif "cpupagefaults" in plain or "gpupagefaults" in plain:
-            found["cpu_faults" if "cpu" in plain else "gpu_faults"] = round(float(number))
-    return found if len(found) == 4 else None
-
-
 # Record, claims, table
 
 
@@ -317,9 +183,6 @@ def claims(record: Record) -> list[Record]:
         short = record["short"]
         change = abs(short["after"][name] / short["before"][name] - 1)
         found.append(_claim(f"change of {what} once CUPTI has counted", change, at_most=CUPTI_COST))
-    for one in record["programs"]:
-        if one["name"] in PROFILED:
-            found += _against_nsys(one)
     return found
 
 
@@ -338,23 +201,6 @@ def spread(processes: list[Record], name: str) -> float | None:
     """Standard deviation between processes over their mean; None with fewer than two."""
     seconds = [one["seconds"] for process in processes for one in process["variants"] if one["variant"] == name]
     return statistics.stdev(seconds) / statistics.fmean(seconds) if len(seconds) > 1 else None
-
-
-def _against_nsys(one: Record) -> Iterator[Record]:
-    """Bytes each way as nsys tells them against CUPTI's, and whether both saw GPU faults at all.
-
-    How many faults there are differs from run to run: which warps run into a page before the driver has brought it is a race.
-    """
-    nsys, runs = one["nsys"]["totals"], [run for run in one["counted"] if run is not None]
-    for way in ("to_device", "to_host"):
-        value = None
-        if nsys is not None and runs:
-            value = min(abs(nsys[way] - run[way]) / max(run[way], nsys[way], 1) for run in runs)
-        yield _claim(f"{one['name']}: nsys and CUPTI differ in bytes {way.replace('_', ' the ')}", value, at_most=NSYS_BYTES)
-    alike = None
-    if nsys is not None and runs:
-        alike = float(any((run["gpu_faults"] > 0) == (nsys["gpu_faults"] > 0) for run in runs))
-    yield _claim(f"{one['name']}: both or neither see GPU page faults", alike, at_least=1)
 
 
 def table(record: Record) -> str:
@@ -383,17 +229,6 @@ def table(record: Record) -> str:
             said.append(
                 f"{'  GPU faults (groups)':<26}" + " ".join(f"{o['launch']['gpu_faults']} ({o['launch']['gpu_groups']})" for o in rows)
             )
-    said += ["", "programs of the text, whole: MiB to the device, MiB to the host, CPU faults, GPU faults; each run by itself", ""]
-    for one in record["programs"]:
-        said.append(f"{one['name']:<28} add in {1e3 * one['seconds']:.4g} ms" if one["seconds"] else one["name"])
-        for tool, totals in (*(("CUPTI", run) for run in one["counted"]), ("nsys", (one["nsys"] or {}).get("totals"))):
-            if tool == "nsys" and one["nsys"] is None:
-                continue
-            if totals is None:
-                said.append(f"  {tool:<8} -")
-            else:
-                sizes = f"{totals['to_device'] / MiB:9.3f} {totals['to_host'] / MiB:9.3f}"
-                said.append(f"  {tool:<8}{sizes} {totals['cpu_faults']:>6} {totals['gpu_faults']:>6}")
     said += ["", "claims", ""]
     for one in claims(record):
         bound = f"at least {one['at_least']:g}" if one["at_least"] is not None else f"at most {one['at_most']:g}"
@@ -419,18 +254,15 @@ def work(chosen: Chosen, job: Mapping[str, Any]) -> Record:
     """Do the job of a worker."""
     device = chosen.open()
     try:
-        if "program" in job:
-            return counted_program(device, job["program"], count=job["count"])
         return measured(device, tuple(job["variants"]), job["budget"], cost=job["cost"])
     finally:
         device.close()
 
 
 def run(device: str, budget: float, processes: int) -> Record:
-    """All parts; raises `SystemExit` with the words of a worker that failed in the first two."""
+    """Both parts; raises `SystemExit` with the words of a worker that failed."""
     jobs: list[Record] = [{"variants": list(VARIANTS), "budget": budget, "cost": True}]
     jobs += [{"variants": list(CLAIMED), "budget": budget, "cost": False}] * processes
-    jobs += [{"program": name, "count": count} for name in PROGRAMS for count in (False, *(True,) * COUNTED_RUNS)]
     jobs = [{**job, "device": device} for job in jobs]
     answers = []
 
@@ -441,21 +273,8 @@ def run(device: str, budget: float, processes: int) -> Record:
         if outcome.answer is None:
             raise SystemExit(f"{outcome.job}: {outcome.error}")
         answers.append(outcome.answer)
-    first, *others = answers[: 1 + processes]
-    programs = []
-    each = 1 + COUNTED_RUNS
-    for at, name in enumerate(PROGRAMS):
-        plain, *counted = answers[1 + processes + at * each : 1 + processes + (at + 1) * each]
-        programs.append(
-            {
-                "name": name,
-                "seconds": plain["seconds"],
-                "counted": [run["counts"] for run in counted],
-                "not_counted": next((run["not_counted"] for run in counted if run["not_counted"]), None),
-                "nsys": nsys_totals(name, device) if name in PROFILED else None,
-            }
-        )
-    return {"variants": first["variants"], "short": first["short"], "processes": others, "programs": programs}
+    first, *others = answers
+    return {"variants": first["variants"], "short": first["short"], "processes": others}
 
 
 def main() -> int:
@@ -463,12 +282,6 @@ def main() -> int:
     if sys.argv[1:2] == ["worker"]:
         job = json.loads(sys.argv[sys.argv.index("--job") + 1])
         serve(lambda: choose(job["device"]), lambda chosen: work(chosen, job))
-        return 0
-    if sys.argv[1:2] == ["program"]:
-        options = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))
-        device = choose(options["--device"]).open()
-        program(device, options["--name"])
-        device.close()
         return 0
     parser = record_parser(__doc__)
     parser.add_argument("--budget", type=float, default=BUDGET, help=f"seconds for each measurement (default {BUDGET})")
@@ -487,9 +300,6 @@ def main() -> int:
     if asked.json:
         write_record(asked.json, record)
     print(table(record))
-    for one in record["programs"]:
-        if one["nsys"] is not None and one["nsys"]["error"]:
-            print(f"nsys, {one['name']}: {one['nsys']['error']}", file=sys.stderr)
     return 0 if all(claim["holds"] for claim in claims(record)) else 1
 
 
