@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem import units
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
@@ -466,20 +466,6 @@ class Settings(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name not in ("origins", "limits")} | dict(self.limits)
 
 
-class Mark(Protocol):
-    """The parts of a pytest mark that are read here."""
-
-    @property
-    def args(self) -> tuple[Any, ...]: ...
-    @property
-    def kwargs(self) -> Mapping[str, Any]: ...
-
-
-def is_enabled(command_line: Mapping[str, object | None], environment: Mapping[str, str], ini: Mapping[str, object], ini_file: str) -> bool:
-    """True if the session measures; reads only the switch. Arguments as for `resolve`."""
-    return bool(_resolve_one(_BY_NAME["enabled"], command_line, environment, ini, ini_file)[0])
-
-
 def switch_off(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """Variables for a pytest that a command starts: these options have their defaults, whatever its arguments, the ini file and the
     environment say. So a command that judges saves nothing, even if `addopts` asks for it.
@@ -508,7 +494,7 @@ def resolve(
     Raises `SettingsError`: one line with the origin, the value and the accepted values.
     """
     off = switched_off(environment)
-    if not is_enabled(command_line, environment, ini, ini_file):
+    if not _resolve_one(_BY_NAME["enabled"], command_line, environment, ini, ini_file)[0]:
         environment, ini = {}, {}
     _refuse_unknown(
         (name for name in environment if re.match(r"(?i)GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES),
@@ -538,7 +524,7 @@ def resolve(
     )
 
 
-def marker_keywords(marks: Iterable[Mark]) -> dict[str, Any]:
+def marker_keywords(marks: Iterable[Any]) -> dict[str, Any]:
     """The keywords of several `gpumem` marks of one test, the closest mark (first, as `iter_markers` gives them) winning.
     Raises `SettingsError`: a mark has positional arguments.
     """

@@ -19,7 +19,6 @@ from pytest_gpumem.settings import (
     Role,
     Settings,
     SettingsError,
-    is_enabled,
     loosened,
     marker_gpus,
     marker_keywords,
@@ -96,15 +95,15 @@ def test_an_empty_value_on_the_command_line_is_a_mistake() -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("on", True), ("TRUE", True), ("0", False), ("no", False)])
 def test_switches_in_the_environment(text: str, value: bool) -> None:
-    assert is_enabled({}, {"GPUMEM": text}, {}, "pytest.ini") is value
+    assert resolve({}, {"GPUMEM": text}, {}, "pytest.ini").enabled is value
     assert settled(environment={"GPUMEM_STRICT": text}).strict is value
 
 
 def test_a_switch_can_be_turned_off_again() -> None:
-    assert not is_enabled({}, {"GPUMEM": "0"}, {"gpumem": "1"}, "pytest.ini")
-    assert is_enabled({"gpumem": True}, {"GPUMEM": "0"}, {}, "pytest.ini")
+    assert not resolve({}, {"GPUMEM": "0"}, {"gpumem": "1"}, "pytest.ini").enabled
+    assert resolve({"gpumem": True}, {"GPUMEM": "0"}, {}, "pytest.ini").enabled
     # TOML files give booleans.
-    assert is_enabled({}, {}, {"gpumem": True}, "pyproject.toml")
+    assert resolve({}, {}, {"gpumem": True}, "pyproject.toml").enabled
 
 
 @pytest.mark.parametrize(
