@@ -90,6 +90,11 @@ def _more(parse: Callable[[str], Any]) -> Callable[[str, str], bool]:
     return lambda one, other: bool(parse(one) > parse(other))
 
 
+def _wider(parse: Callable[[str], units.Margin]) -> Callable[[str, str], bool]:
+    """The rule of `Limit.looser` for a margin."""
+    return lambda one, other: any(allowed > demanded for allowed, demanded in zip(parse(one), parse(other), strict=True))
+
+
 def _min_bandwidth(value: Any) -> str:
     written = _written(value, units.RATES_ACCEPTED)
     if units.parse_rate(written) in (0, units.Share(0)):
@@ -110,11 +115,6 @@ def _max_latency(value: Any) -> str:
     if units.parse_time(written) == 0:
         raise refused(value, units.TIMES_ACCEPTED, "cannot be met")
     return written
-
-
-def _looser_margin(one: str, other: str) -> bool:
-    allowed, demanded = units.parse_margin(one), units.parse_margin(other)
-    return allowed.relative > demanded.relative or allowed.absolute > demanded.absolute
 
 
 def _number(value: object) -> str:
@@ -156,8 +156,8 @@ def count_of(written: str) -> int:
     return int(written) if written.strip().isdecimal() else units.parse_bytes(written)
 
 
-def over_baseline(written: str, parse: Callable[[str], int] = count_of) -> tuple[float, int] | None:
-    """The growth over the baseline that a limit on a count allows, as a share and an amount; None for a limit that names its own count."""
+def over_baseline(written: str, parse: Callable[[str], int] = count_of) -> units.Margin | None:
+    """The growth over the baseline that a limit on a count allows; None for a limit that names its own count."""
     return units.parse_over_baseline(written, parse)
 
 
@@ -178,14 +178,9 @@ def _exact(parse: Callable[[Any], str]) -> Callable[[Any], str]:
 def _looser_exact(one: str, other: str) -> bool:
     growth, demanded = over_baseline(one), over_baseline(other)
     if growth is not None and demanded is not None:
-        return growth[0] > demanded[0] or growth[1] > demanded[1]
+        return any(allowed > least for allowed, least in zip(growth, demanded, strict=True))
     # Which of a count and a growth demands more depends on the baseline.
     return growth is not None or demanded is not None or count_of(one) > count_of(other)
-
-
-def _more_growth(one: str, other: str) -> bool:
-    (share, nbytes), (demanded_share, demanded_bytes) = units.parse_growth(one), units.parse_growth(other)
-    return share > demanded_share or nbytes > demanded_bytes
 
 
 _MORE_BYTES = _more(units.parse_bytes)
@@ -198,7 +193,7 @@ _LIMITS = (
         _as_written(units.parse_margin),
         'Largest slow-down against the baseline, such as "1%" or "1% + 0.2 us".',
         "MARGIN",
-        _looser_margin,
+        _wider(units.parse_margin),
     ),
     Limit(
         "fail_if_faster",
@@ -229,7 +224,7 @@ _LIMITS = (
         _as_written(units.parse_growth),
         'Largest growth of the peak against the baseline, such as "0 B", "5%" or "5% + 64 MiB".',
         "GROWTH",
-        _more_growth,
+        _wider(units.parse_growth),
         of_footprint=True,
     ),
     Limit("max_kernels", _exact(_number), "Most kernels in one launch.", "NUMBER", _looser_exact),

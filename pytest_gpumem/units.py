@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     # Imported where a text is parsed: a session without --gpumem parses none.
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
-
-Number = TypeVar("Number", int, float)
 
 _SIZES = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB, "kB": KB, "KB": KB, "MB": MB, "GB": GB, "TB": TB}
 # Nanoseconds, so that all factors are whole and parsing can be exact. Micro has two code points.
@@ -64,10 +62,10 @@ class Share(NamedTuple):
 
 
 class Margin(NamedTuple):
-    """An allowed slow-down: `relative` x baseline + `absolute`."""
+    """An allowed slow-down or growth: `relative` x baseline + `absolute`."""
 
-    relative: float  # share of the baseline's latency, 0.01 for "1%"
-    absolute: float  # seconds on top
+    relative: float  # share of the baseline's figure, 0.01 for "1%"
+    absolute: float  # on top: seconds, bytes or a count
 
     def over(self, latency: float) -> float:
         """The allowed slow-down of a baseline of `latency` seconds, as a share of it."""
@@ -136,48 +134,40 @@ def parse_part(value: str, why: str, *, whole: bool = True) -> float:
     return share
 
 
-def _sum(value: str, parts: list[str], parse: Callable[[str], Number], accepted: str) -> tuple[float | None, Number | None]:
-    """The share and the amount of a sum with at most one part of each kind; None for a part that is not there."""
-    relative: float | None = None
-    absolute: Number | None = None
+def _sum(value: str, parts: list[str], parse: Callable[[str], float], accepted: str) -> Margin:
+    """The margin of a sum with at most one share, and one amount, which `parse` reads."""
+    found: dict[str, float] = {}
     for part in parts:
+        kind = "relative" if "%" in part else "absolute"
         try:
-            if "%" in part and relative is None:
-                relative = parse_share(part)
-            elif "%" not in part and absolute is None:
-                absolute = parse(part)
-            else:
+            if kind in found:
                 raise refused(value, accepted)
+            found[kind] = parse_share(part) if "%" in part else parse(part)
         except QuantityError:
             raise refused(value, accepted) from None
-    if not parts:
-        raise refused(value, accepted)
-    return relative, absolute
+    return Margin(**{"relative": 0.0, "absolute": 0, **found})
 
 
 def parse_margin(value: str) -> Margin:
-    """The allowed slow-down of a text such as "1%", "1% + 0.2 us" or "0.2 us".
+    """The allowed slow-down of a text such as "1%", "1% + 0.2 us" or "0.2 us", in seconds.
     Raises `QuantityError`: not a margin, the same kind of part twice, or zero.
     """
     # The sign of an exponent ("1e+2 us") follows an e; a sum has its plus elsewhere.
-    parts = re.split(r"(?<![eE])\+", value) if isinstance(value, str) else []
-    relative, absolute = _sum(value, parts, parse_time, MARGINS_ACCEPTED)
-    if not relative and not absolute:
+    margin = _sum(value, re.split(r"(?<![eE])\+", _text(value, MARGINS_ACCEPTED)), parse_time, MARGINS_ACCEPTED)
+    if not any(margin):
         raise refused(value, MARGINS_ACCEPTED, "allows nothing, and no measurement can show that nothing changed")
-    return Margin(relative or 0.0, absolute or 0.0)
+    return margin
 
 
-def parse_growth(value: str) -> tuple[float, int]:
-    """The allowed growth of a count of bytes, such as "0 B", "5%" or "5% + 64 MiB": its share and its bytes.
+def parse_growth(value: str) -> Margin:
+    """The allowed growth of a count of bytes, such as "0 B", "5%" or "5% + 64 MiB".
     Raises `QuantityError`: not a growth, or the same kind of part twice.
     """
-    parts = value.split("+") if isinstance(value, str) else []
-    relative, absolute = _sum(value, parts, parse_bytes, GROWTHS_ACCEPTED)
-    return relative or 0.0, absolute or 0
+    return _sum(value, _text(value, GROWTHS_ACCEPTED).split("+"), parse_bytes, GROWTHS_ACCEPTED)
 
 
-def parse_over_baseline(value: str, parse: Callable[[str], int]) -> tuple[float, int] | None:
-    """The allowed growth of a text such as "baseline", "baseline + 2" or "baseline + 5% + 64 KiB": its share and its amount.
+def parse_over_baseline(value: str, parse: Callable[[str], int]) -> Margin | None:
+    """The allowed growth of a text such as "baseline", "baseline + 2" or "baseline + 5% + 64 KiB".
 
     None for a text that does not begin with "baseline".
     `parse`: of an amount.
@@ -188,8 +178,13 @@ def parse_over_baseline(value: str, parse: Callable[[str], int]) -> tuple[float,
         return None
     if base.strip() != "baseline":
         raise refused(value, BASELINE_ACCEPTED)
-    relative, absolute = _sum(value, parts, parse, BASELINE_ACCEPTED) if parts else (None, None)
-    return relative or 0.0, absolute or 0
+    return _sum(value, parts, parse, BASELINE_ACCEPTED)
+
+
+def _text(value: object, accepted: str) -> str:
+    if isinstance(value, str):
+        return value
+    raise refused(value, accepted)
 
 
 def parse_claim(value: str) -> tuple[float, str]:

@@ -77,8 +77,8 @@ def _max_peak_regression(one: _Judged) -> Finding:
     peaks = [peak for past in alike for peak in peaks_of(past.footprint)]
     varies = varying(alike)
     before = max(peaks) if varies else min(peaks)
-    share, nbytes = parse_growth(one.written)
-    most = before + floor(before * share) + nbytes
+    allowed = parse_growth(one.written)
+    most = before + floor(before * allowed.relative + allowed.absolute)
     peak = max(peaks_of(now)) if not varies else min(peaks_of(now))
     growth = f"{'+' if peak >= before else ''}{format_bytes(peak - before)}"
     if before:
