@@ -96,8 +96,7 @@ def variants(columns: Sequence[Column]) -> list[str | None]:
     Readings of one control that lie less than `APART` from the next are of one variant. Another version of the control reads other
     latencies: a card that both have read links their variants.
     """
-    parent: dict[tuple[str, int], tuple[str, int]] = {}
-    of: dict[int, tuple[str, int]] = {}
+    of: dict[int, tuple[str, int]] = {}  # by column: its control, and the number of the variant that it reads
     for control in sorted({column.control for column in columns if column.control is not None and column.dram is not None}):
         read = sorted((column.dram, index) for index, column in enumerate(columns) if column.control == control and column.dram)
         number, last = 0, read[0][0] if read else 0.0
@@ -105,36 +104,28 @@ def variants(columns: Sequence[Column]) -> list[str | None]:
             number += latency > last * (1 + APART)
             last = latency
             of[index] = control, number
-            parent.setdefault((control, number), (control, number))
-
-    def root(node: tuple[str, int]) -> tuple[str, int]:
-        while parent[node] != node:
-            node = parent[node]
-        return node
-
+    by_time = sorted(of, key=lambda index: columns[index].when)
+    variant = {node: node for node in of.values()}
     newest: dict[str, tuple[str, int]] = {}
-    for index in sorted(of, key=lambda index: columns[index].when):
+    for index in by_time:
         card, node = columns[index].card, of[index]
         if card is None:
             continue
         if (before := newest.get(card)) is not None and before[0] != node[0]:
-            parent[root(before)] = root(node)
+            variant |= dict.fromkeys([one for one, own in variant.items() if own == variant[before]], variant[node])
         newest[card] = node
-    roots = {root(node) for node in parent}
-    if len(roots) < 2:
+    if len(set(variant.values())) < 2:
         return [None] * len(columns)
+    last_control = {variant[of[index]]: of[index][0] for index in by_time}
     latencies: dict[tuple[str, int], list[float]] = defaultdict(list)
-    last_control: dict[tuple[str, int], str] = {}
-    for index in sorted(of, key=lambda index: columns[index].when):
-        last_control[root(of[index])] = of[index][0]
     for index, node in of.items():
-        if node[0] == last_control[root(node)]:
-            latencies[root(node)].append(columns[index].dram or 0.0)
+        if node[0] == last_control[variant[node]]:
+            latencies[variant[node]].append(columns[index].dram or 0.0)
     names = {node: f"DRAM {format_time(float(np.median(read)))}" for node, read in latencies.items()}
     found: list[str | None] = []
     for index, column in enumerate(columns):
         known = of.get(index) or newest.get(column.card or "")
-        found.append(names[root(known)] if known is not None else None)
+        found.append(names[variant[known]] if known is not None else None)
     return found
 
 
