@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import ENOUGH, GROSS, Row
-from pytest_gpumem.units import QuantityError, format_share, parse_margin
+from pytest_gpumem.units import format_share, parse_margin
 
 USUAL_LIMIT = 0.01  # allowed slow-down of a row without max_regression, as a share
 _REFUSED = {
@@ -69,7 +68,8 @@ def improvement(row: Row) -> str | None:
     comparison = row.verdict.comparison
     if comparison is None or row.measurement is None or row.verdict.outcome is not Outcome.PASS or comparison.measured < ENOUGH:
         return None
-    if comparison.high >= -_allowed(row):
+    written = row.limits.max_regression
+    if comparison.high >= -(USUAL_LIMIT if written is None else parse_margin(written).over(row.measurement.latency)):
         return None
     return f"faster by {format_share(-comparison.delta)}, by {format_share(-comparison.high)} or more with 99.5 %"
 
@@ -77,16 +77,6 @@ def improvement(row: Row) -> str | None:
 def rejects(row: Row) -> bool:
     """True if a row shows its revision to be slower than the baseline; earlier runs of that revision then leave the baseline."""
     return row.verdict.code in (Code.SLOWER, Code.CREPT)
-
-
-def _allowed(row: Row) -> float:
-    """The slow-down that the row's max_regression allows, as a share."""
-    if row.limits.max_regression is None or row.measurement is None:
-        return USUAL_LIMIT
-    try:
-        return parse_margin(row.limits.max_regression).over(row.measurement.latency)
-    except QuantityError:
-        return USUAL_LIMIT
 
 
 # Runs of a fork's code. Such code may report any time, and must not decide the limits of later changes.
@@ -103,7 +93,10 @@ def untrusted(environment: Mapping[str, str]) -> str | None:
     GitHub Actions gives the event and its payload, GitLab the projects of both sides ("Predefined CI/CD variables reference"). A pipeline
     in a fork's own project is not detected; it has no access to this project's storage.
     """
-    return _github(environment) or _gitlab(environment)
+    ours, theirs = (environment.get(f"CI_MERGE_REQUEST_{side}PROJECT_ID", "") for side in ("", "SOURCE_"))
+    if ours != theirs:
+        return f"a merge request from the fork {environment.get('CI_MERGE_REQUEST_SOURCE_PROJECT_PATH') or theirs or 'that is not named'}"
+    return _github(environment)
 
 
 def _github(environment: Mapping[str, str]) -> str | None:
@@ -122,19 +115,8 @@ def _github(environment: Mapping[str, str]) -> str | None:
             base, head = payload["repository"], run["head_repository"]
         else:
             base, head = payload["pull_request"]["base"]["repo"], payload["pull_request"]["head"]["repo"]
-        ours, theirs = base["full_name"], _name(head)
+        # A deleted fork is null.
+        ours, theirs = base["full_name"], "that is gone" if head is None else str(head["full_name"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return f"a {event} event whose payload (GITHUB_EVENT_PATH {path or 'unset'}) does not say whether it is of a fork"
     return None if ours == theirs else f"a {event} event from the fork {theirs}"
-
-
-def _name(repository: Any) -> str:
-    # A deleted fork is null.
-    return "that is gone" if repository is None else str(repository["full_name"])
-
-
-def _gitlab(environment: Mapping[str, str]) -> str | None:
-    ours, theirs = (environment.get(f"CI_MERGE_REQUEST_{side}PROJECT_ID", "") for side in ("", "SOURCE_"))
-    if ours == theirs:
-        return None
-    return f"a merge request from the fork {environment.get('CI_MERGE_REQUEST_SOURCE_PROJECT_PATH') or theirs or 'that is not named'}"

@@ -131,7 +131,7 @@ def merged(rows: Sequence[Accepted]) -> Measurement:
 
 
 def _paths(given: str) -> list[Path]:
-    path = Path(os.path.expanduser(given))  # the path itself where nobody has that name
+    path = Path(os.path.expanduser(given))  # unchanged where there is no such user
     if path.is_dir():
         found = sorted(p for p in path.iterdir() if p.suffix == ".json")
         if not found:

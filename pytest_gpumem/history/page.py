@@ -39,12 +39,13 @@ def page(history: History, since: datetime) -> str:
         ("gains", "Faster or smaller", [change for change in lately if not change.worse]),
     )
     facts, values = _facts(history, cards, {id(change) for change in lately})
+    names = list(dict.fromkeys(cards.values()))
     simulated = sorted({cards[one.card] for one in history.runs if one.simulated})
     return rendered(
         "history.html",
         styles=["report.css", "history.css"],
         scripts=["history.js"],
-        title=_title(history.runs, cards),
+        title=f"history of {names[0] if len(names) == 1 else counted(len(names), 'card model')}" if names else "history",
         simulated=f"No GPU was measured in the runs of {', '.join(simulated)}. These times come from a model." if simulated else "",
         counts=", ".join(
             [
@@ -63,11 +64,6 @@ def page(history: History, since: datetime) -> str:
         facts=Markup(msgspec.json.encode(facts, enc_hook=np.generic.item).decode().replace("<", "\\u003c")),
         values=Markup(values),
     )
-
-
-def _title(runs: Sequence[Run], cards: dict[str, str]) -> str:
-    names = list(dict.fromkeys(cards.values()))
-    return "history" if not names else f"history of {names[0] if len(names) == 1 else counted(len(names), 'card model')}"
 
 
 def _period(runs: Sequence[Run]) -> str:

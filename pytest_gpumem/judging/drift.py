@@ -81,17 +81,12 @@ def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: De
     card = _card(measurement)
     if drift is None or card is None:
         return drift
-    of_card = between(now, read(past for past in history if _card(past) == card), kind)
-    return replace(drift, whose=_whose(of_card))
-
-
-def _whose(of_card: Drift | None) -> str:
-    """Whether a card changed, in words, by its drift since its own runs; None if the history has none of them."""
-    if of_card is None:
-        return "; the baseline has no run of this card, and its cards may differ from it"
-    if of_card.too_large:
-        return f"; against its own runs this card drifted by {change(of_card.share)}"
-    return "; this card is as in its own runs, so other cards of the baseline differ"
+    whose = "; this card is as in its own runs, so other cards of the baseline differ"
+    if (of_card := between(now, read(past for past in history if _card(past) == card), kind)) is None:
+        whose = "; the baseline has no run of this card, and its cards may differ from it"
+    elif of_card.too_large:
+        whose = f"; against its own runs this card drifted by {change(of_card.share)}"
+    return replace(drift, whose=whose)
 
 
 def _card(measurement: Measurement) -> str | None:

@@ -144,7 +144,7 @@ def repeatable(
         return not measurement.profiled and 1 + len(measurement.further) < ENOUGH and not uncounted(measurement, limits)
     alike = [past for past in history if comparable(measurement, past)]
     if not alike or verdict.code is Code.MEASURED_DIFFERENTLY:
-        # Once in a while, something that happens once lets the host's clock take over in a process.
+        # An accident can leave one process to the host's clock; another process of this run may use the device's.
         once = not alike and any(_other_clock(measurement, past) for past in history)
         return once and 1 + len(measurement.further) < ENOUGH
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
@@ -152,7 +152,7 @@ def repeatable(
     if verdict.code is Code.NOISY and change.outcome is Outcome.PASS:
         return False  # another limit is too close to call, which this process alone decides
     if duet_follows and change.code is Code.LOOKS_SLOWER and 1 + len(measurement.further) < ENOUGH:
-        return True  # a duet takes many more processes, and most of what one process makes look slower is not
+        return True  # a duet takes many more processes, and most rows that look slower by one process are not
     settles = change.code in SETTLED and verdict.comparison is not None and verdict.comparison.same_code
     most = min(most, ENOUGH) if duet_follows and not settles else most
     if 1 + len(measurement.further) < most and decidable(found, delta, most, settles=settles):

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from pytest_gpumem.runs import DuetError
 
-PREFIX = "gpumem-duet-"  # of the temporary folders, by which one that was left behind is found. The name alone proves nothing: see `_ours`.
+PREFIX = "gpumem-duet-"  # of the names of temporary folders; `_ours` tells them from folders of users that are called alike
 LOCK = "lock"  # in a temporary folder: the file that its owner locks
 OWNER = "made-by-gpumem-duet"  # in a temporary folder: the file that names the folder, written once the lock is held
 TREE = Path("base", "tree")  # in a temporary folder: the worktree of a revision
