@@ -103,7 +103,8 @@ class Store:
             else:
                 refused.append((row, why))
         kept = tuple(accepted.values())
-        rejected = _rejected(rows, revision, baseline)
+        slower = ((row.key, _revisions(row, revision, baseline)) for row in rows if rejects(row))
+        rejected = [key for key, revisions in slower if revision in revisions and len(revisions) > 1]
         if not kept and not rejected:
             return Saved(None, (), tuple(refused))
         process = Process(run or secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
@@ -288,16 +289,6 @@ def _dated_ahead(found: Mapping[Path, Content]) -> str | None:
     )
 
 
-def _rejected(rows: Iterable[Row], revision: str | None, baseline: Baseline) -> list[str]:
-    """Keys of rows that are slower than their baseline, where it holds earlier runs of this revision and of others."""
-    found = []
-    for row in rows:
-        revisions = _revisions(row, revision, baseline)
-        if rejects(row) and revision in revisions and len(revisions) > 1:
-            found.append(row.key)
-    return found
-
-
 def _revisions(row: Row, revision: str | None, baseline: Baseline) -> set[str | None]:
     """The revisions of a row's accepted runs; none if this revision does not tell its code."""
     if revision is None or revision.endswith(DIRTY):
@@ -310,26 +301,19 @@ def _counting(found: Mapping[Path, Content], ancestry: Callable[[frozenset[str]]
     if ancestry is None:
         return list(found.values()), None
     known = ancestry(frozenset(content.revision for content in found.values() if content.revision is not None))
-    counting: list[Content] = []
-    unknown = dirty = other = 0
+    other, dirty = f"are not of the history of {known.merge_base[:12]}", "of uncommitted changes"
+    unknown = "of a revision that this repository does not know"
+    counting, left = list[Content](), {other: 0, dirty: 0, unknown: 0}
     for content in found.values():
+        revision = content.revision
         # The change's own acceptances count for it; its own measurements do not, because they are judged.
-        if content.revision in known.base or (content.process is None and content.revision in known.head):
+        if revision in known.base or (content.process is None and revision in known.head):
             counting.append(content)
-        elif content.revision is None:
-            unknown += 1
-        elif content.revision.endswith(DIRTY):
-            dirty += 1
-        elif content.revision in known.unknown:
-            unknown += 1
+        elif revision is not None and revision.endswith(DIRTY):
+            left[dirty] += 1
         else:
-            other += 1
-    why = (
-        (other, f"are not of the history of {known.merge_base[:12]}"),
-        (dirty, "of uncommitted changes"),
-        (unknown, "of a revision that this repository does not know"),
-    )
-    reasons = ", ".join(f"{count} {words}" for count, words in why if count)
+            left[unknown if revision is None or revision in known.unknown else other] += 1
+    reasons = ", ".join(f"{count} {words}" for words, count in left.items() if count)
     return counting, f"{len(found) - len(counting)} of {len(found)} files do not count: {reasons}" if reasons else None
 
 
