@@ -59,7 +59,7 @@ def _ask(index: int) -> Asked | None:
     if (answer := kept(file)) is not None:
         with suppress(msgspec.DecodeError):
             return msgspec.json.decode(answer, type=Found)
-    with suppress(NoAnswer):  # `read_facts` reports it
+    with suppress(CudaUnavailable):  # `read_facts` reports it
         return FactsProcess(index, file)
     return None
 
@@ -121,18 +121,13 @@ def _elsewhere(index: int, asked: Asked | None = None) -> Found:
     """`query(index)` by another process, now or earlier; while it runs, this one imports CUPTI, which tests need later."""
     if isinstance(asked, Found):
         return asked
-    try:
-        process = asked or FactsProcess(index)
-    except NoAnswer as reason:
-        raise CudaUnavailable(str(reason)) from None
+    process = asked or FactsProcess(index)
     try:
         if process.running:
             with suppress(Exception):  # `Callbacks.add` reports it
                 from cupti import cupti  # noqa: F401
         answer = process.answer()
         found = msgspec.json.decode(answer, type=Found | Unavailable)
-    except NoAnswer as reason:
-        raise CudaUnavailable(str(reason)) from None
     finally:
         process.close()
     if isinstance(found, Unavailable):
@@ -315,12 +310,8 @@ _PROGRAM = (
 )
 
 
-class NoAnswer(Exception):
-    """The process gave no answer. The message is one line with the reason."""
-
-
 class FactsProcess:
-    """Runs `facts.answer(index)` in a process of its own; starts at once. Raises `NoAnswer`: no process can be started."""
+    """Runs `facts.answer(index)` in a process of its own; starts at once. Raises `CudaUnavailable`: no process can be started."""
 
     def __init__(self, index: int, file: Path | None = None) -> None:
         self.file = file  # where its answer is to be kept
@@ -328,7 +319,7 @@ class FactsProcess:
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         except OSError as error:  # such as an interpreter inside another program, which has no file of its own
-            raise NoAnswer(f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}") from None
+            raise CudaUnavailable(f"{sys.executable!r} cannot be started to ask the NVIDIA driver: {error.strerror}") from None
 
     @property
     def running(self) -> bool:
@@ -336,17 +327,17 @@ class FactsProcess:
         return self._process.poll() is None
 
     def answer(self) -> bytes:
-        """The line that it printed. Raises `NoAnswer`: it took longer than `SECONDS`, or ended without a line."""
+        """The line that it printed. Raises `CudaUnavailable`: it took longer than `SECONDS`, or ended without a line."""
         try:
             out, errors = self._process.communicate(timeout=SECONDS)
         except subprocess.TimeoutExpired:
-            raise NoAnswer(f"the NVIDIA driver did not answer within {SECONDS:.0f} s") from None
+            raise CudaUnavailable(f"the NVIDIA driver did not answer within {SECONDS:.0f} s") from None
         finally:
             self.close()
         lines = out.splitlines()
         if self._process.returncode or not lines:
             reason = errors.decode(errors="replace").strip().splitlines() or ["no message"]
-            raise NoAnswer(f"the process that asks the NVIDIA driver ended with {self._process.returncode}: {reason[-1]}")
+            raise CudaUnavailable(f"the process that asks the NVIDIA driver ended with {self._process.returncode}: {reason[-1]}")
         return lines[-1]
 
     def close(self) -> None:

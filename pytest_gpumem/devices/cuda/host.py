@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,14 @@ from cupy.cuda import PinnedMemoryPointer
 from pytest_gpumem.devices.protocol import Allocation, Unsupported
 
 
-@dataclass(frozen=True)
-class _Range:
-    """Memory that somebody else owns, in the form that CuPy's buffer-protocol pointer wants."""
-
-    ptr: int
-    size: int
-
-
 def array(allocation: Allocation, dtype: str, size: int) -> Any:
     """A one-dimensional NumPy array over memory that the host sees; valid until the memory is freed.
     Raises `Unsupported`: device memory.
     """
     if not allocation.host_address:
         raise Unsupported(f"NumPy cannot see {allocation.kind.value} memory")
-    pointer = PinnedMemoryPointer(_Range(allocation.host_address, allocation.nbytes), 0)
+    # CuPy's pointer gives Python's buffer protocol, over memory that somebody else owns.
+    pointer = PinnedMemoryPointer(SimpleNamespace(ptr=allocation.host_address, size=allocation.nbytes), 0)
     return np.frombuffer(pointer, dtype=dtype, count=size)
 
 

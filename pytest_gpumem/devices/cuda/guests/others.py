@@ -6,7 +6,7 @@ Sources: rmm.mr.StatisticsResourceAdaptor, rmm.mr.PoolMemoryResource; jax.Device
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
@@ -28,17 +28,13 @@ class RmmMemory(Source):
         self._adaptor: Any = None  # what counts them
         self._size = 0  # of the pool, when its allocations began to be counted
 
-    def _resources(self) -> Iterator[Any]:
-        """The device's resource, what that allocates from, and so on."""
-        rmm = sys.modules.get("rmm")
-        resource = rmm.mr.get_per_device_resource(self._index) if rmm is not None and hasattr(rmm, "mr") else None
-        while resource is not None:
-            yield resource
-            resource = getattr(resource, "upstream_mr", None)
-
     def _to_pool(self) -> list[Any]:
         """The device's resource, what that allocates from, and so on to its pool; empty where it has none."""
-        resources = list(self._resources())
+        rmm, resources = sys.modules.get("rmm"), list[Any]()
+        resource = rmm.mr.get_per_device_resource(self._index) if rmm is not None and hasattr(rmm, "mr") else None
+        while resource is not None:
+            resources.append(resource)
+            resource = getattr(resource, "upstream_mr", None)
         if not resources or isinstance(resources[-1], _mr().ManagedMemoryResource):
             return []
         return next((resources[: at + 1] for at, one in enumerate(resources) if isinstance(one, _mr().PoolMemoryResource)), [])

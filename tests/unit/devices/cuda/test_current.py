@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -84,7 +84,7 @@ def test_the_first_block_puts_back_what_was_current_before_the_gpu_was_opened(th
 def test_a_function_that_makes_another_gpu_current_is_an_error(monkeypatch: pytest.MonkeyPatch, h100: Any) -> None:
     thread = Thread(0)
     monkeypatch.setattr(launches, "runtime", thread)
-    monkeypatch.setattr(arrays, "current", lambda index, stream: _Nothing())
+    monkeypatch.setattr(arrays, "current", lambda index, stream: nullcontext())
     kernels = CudaKernels(0, h100, cast(Any, SimpleNamespace()))
     kernels.call(Foreign(lambda: None), cast(Any, None))
     with pytest.raises(DeviceError, match=r"the measured function made GPU 1 current.*--gpumem-device cuda:1"):
@@ -116,9 +116,3 @@ def test_the_contexts_of_libraries_are_entered_once_for_many_calls(monkeypatch: 
         fails()
     kernels.call(Foreign(lambda: None), one)
     assert entered == [one, two, one]
-
-
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
