@@ -9,7 +9,7 @@ from cupy.cuda import runtime
 
 
 class CudaStream:
-    """A non-blocking stream: it does not wait for the legacy default stream, nor that for it."""
+    """A non-blocking stream: it and the legacy default stream do not wait for each other."""
 
     __slots__ = ("__weakref__", "cupy", "handle")
 

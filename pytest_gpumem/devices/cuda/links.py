@@ -28,7 +28,7 @@ def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, i
     `index`: the device whose memory is "device", not "peer".
     `registered`: True if the address lies in memory that this process registered through `cudaHostRegister`: the driver calls it host
     memory as it does what `cudaHostAlloc` gave.
-    `beyond`: start and end of memory that was asked for, which is the last to start before the address and ends there or before it.
+    `beyond`: start and end, as asked for, of the last allocation that starts before the address, if it ends at or before the address.
     """
     try:
         seen = runtime.pointerGetAttributes(address)
@@ -37,7 +37,7 @@ def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, i
         kind, device = 0, index
     if kind == 0:
         if beyond is not None and address < _end_of_page(beyond[1]):
-            return None  # the rest of a page that the driver took for less than that: the process has it, and nobody uses it
+            return None  # the rest of the allocation's last page: it is mapped, and belongs to no memory
         return MemoryKind.PAGEABLE if is_mapped(address) in (True, None) else None
     if _past_the_end(address, beyond):
         return None
@@ -49,8 +49,8 @@ def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, i
         raise DeviceError(f"the driver says memory type {kind} of address {address:#x}, which is none that CUDA documents")
     if registered:
         return MemoryKind.REGISTERED
-    # Somebody else's: memory that the driver gave (cudaHostAlloc, also through a pool) is mapped from a device file, on an H200 from
-    # /dev/zero; what was registered is whatever the process had before. The driver itself calls both host memory.
+    # Memory of another library. What the driver gave (cudaHostAlloc, also through a pool) is mapped from a device file, on an H200 from
+    # /dev/zero. Registered memory is whatever the process had before. The driver calls both host memory.
     return MemoryKind.REGISTERED if is_of_a_driver(address) is False else MemoryKind.PINNED
 
 

@@ -1,4 +1,4 @@
-"""The primary context of a GPU, made by a thread while modules are imported: the driver takes a third of a second, and no interpreter."""
+"""The primary context of a GPU, made by a thread while modules are imported: it takes a third of a second, without the interpreter."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cuda.bindings import driver as D  # noqa: N812
 
 @contextmanager
 def made_meanwhile(index: int) -> Iterator[None]:
-    """Make the primary context of a device beside the block, which has to make it current. What the driver refuses is refused again, and
-    reported, when the context is made current."""
+    """Make the primary context of a device beside the block, which has to make it current. There an error of the driver occurs again, and
+    is reported."""
     thread = threading.Thread(target=_make, args=(index, made := list[D.CUdevice]()), name="gpumem-context", daemon=True)
     thread.start()
     try:

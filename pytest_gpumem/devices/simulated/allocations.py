@@ -98,7 +98,7 @@ COSTS = {
 
 
 class SimulatedMemory(Facet):
-    """Books memory of every kind."""
+    """Allocates memory of every kind and counts it."""
 
     def __init__(self, timeline: Timeline, machine: Machine) -> None:
         super().__init__(timeline, machine)

@@ -19,7 +19,6 @@ from pytest_gpumem.devices.simulated import timing
 from pytest_gpumem.devices.simulated.content import computation
 from pytest_gpumem.devices.simulated.engine import COMPUTE, SimulatedStream, Work
 from pytest_gpumem.devices.simulated.machine import Machine
-from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Step, Timeline, own_stream
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
@@ -81,17 +80,13 @@ class SimulatedKernels(Facet):
         for name, allocation in launch.arrays.items():
             if not allocation.address:
                 raise DeviceError(f"{kernel.name}: {name} is {allocation.kind.value} memory, which kernels cannot see")
-        accesses = kernel.accesses(call)
-        steps = kernel.accesses_per_launch(call) if kernel.accesses_per_launch is not None else None
         work = timing.work_of(
             self._machine.sheet,
-            [
-                (a, launch.arrays[a.argument], call.arrays[a.argument].itemsize, self._machine.pages.get(id(launch.arrays[a.argument])))
-                for a in accesses
-            ],
+            self._machine.pages,
+            [(a, launch.arrays[a.argument], call.arrays[a.argument].itemsize) for a in kernel.accesses(call)],
             launch.shape,
             kernel.loads_in_flight * launch.shape.vectors * _elements_of_a_load(launch),
-            steps,
+            kernel.accesses_per_launch(call) if kernel.accesses_per_launch is not None else None,
             kernel.on_chip_cycles(call) if kernel.on_chip_cycles is not None else 0.0,
             kernel.on_chip_loads(call) if kernel.on_chip_loads is not None else 0.0,
         )
@@ -105,17 +100,13 @@ class SimulatedKernels(Facet):
         if foreign.reference is None:
             raise Unsupported("a function of the user's own cannot run on the simulated device unless its Case brings a reference")
         own = own_stream(stream)
-        accesses: list[tuple[Access, Allocation, int, Pages | None]] = []
-        for i, access in enumerate(foreign.accesses):
-            known = i < len(foreign.allocations)
-            memory = foreign.allocations[i] if known else Allocation(MemoryKind.DEVICE, access.footprint, 0, 0)
-            accesses.append((access, memory, 4, self._machine.pages.get(id(memory))))
-        for memory in foreign.allocations[len(foreign.accesses) :]:
-            # Known to be touched, not how: once, to be read.
-            access = Access("memory", "read", memory.nbytes, memory.nbytes)
-            accesses.append((access, memory, 4, self._machine.pages.get(id(memory))))
+        # Memory without an access is known to be touched, not how: once, to be read. An access without memory is to memory of its size.
+        known = foreign.allocations[: len(foreign.accesses)]
+        accesses = [*foreign.accesses, *(Access("memory", "read", m.nbytes, m.nbytes) for m in foreign.allocations[len(known) :])]
+        unknown = [Allocation(MemoryKind.DEVICE, access.footprint, 0, 0) for access in foreign.accesses[len(known) :]]
+        touched = zip(accesses, [*foreign.allocations, *unknown], strict=True)
         full = self._machine.full_grid
-        work = timing.work_of(self._machine.sheet, accesses, full, 4, None)
+        work = timing.work_of(self._machine.sheet, self._machine.pages, [(access, m, 4) for access, m in touched], full, 4, None)
         window = self._timeline.window_of_kernel(own)
         code = ""
         if self._timeline.watching is not None:

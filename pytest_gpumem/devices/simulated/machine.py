@@ -134,7 +134,7 @@ class Machine:
 
     def touching(self, accesses: Sequence[tuple[Access, Allocation]]) -> Callable[[float], float]:
         """Duration of a driver's own kernel, such as a fill."""
-        work = work_of(self.sheet, [(a, m, 4, self.pages.get(id(m))) for a, m in accesses], self.full_grid, 4, None)
+        work = work_of(self.sheet, self.pages, [(a, m, 4) for a, m in accesses], self.full_grid, 4, None)
         return partial(self.run_kernel, work, None)
 
     def host_access(self, allocation: Allocation, *, writes: bool) -> float:

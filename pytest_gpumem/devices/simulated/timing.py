@@ -8,7 +8,7 @@ bandwidth, loads in flight over latency (Little's law), and link traffic over ba
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import AccessProperty, Allocation, WindowSpec
@@ -77,7 +77,8 @@ class Work:
 
 def work_of(
     sheet: Datasheet,
-    accesses: Sequence[tuple[Access, Allocation, int, Pages | None]],
+    pages: Mapping[int, Pages],
+    accesses: Sequence[tuple[Access, Allocation, int]],
     shape: LaunchShape,
     loads_in_flight: int,
     dependent_steps: float | None,
@@ -85,7 +86,8 @@ def work_of(
     on_chip_loads: float = 0.0,
 ) -> Work:
     """Gather the accesses of a launch by allocation.
-    `accesses`: each with its allocation, the size of an element and, for managed memory, its pages.
+    `pages`: of managed memory, by the identity of the allocation.
+    `accesses`: each with its allocation and the size of an element.
     `shape`: grid and block.
     `loads_in_flight`: independent loads of one thread.
     `dependent_steps`: length of the chain of dependent accesses, where the kernel says it.
@@ -99,8 +101,8 @@ def work_of(
         sheet.max_threads_per_sm // max(1, shape.threads),
         sheet.shared_bytes_per_sm // shape.shared_bytes if shape.shared_bytes else sheet.max_blocks_per_sm,
     )
-    for access, allocation, itemsize, pages in accesses:
-        use = uses.setdefault(id(allocation), Use(allocation, pages, itemsize))
+    for access, allocation, itemsize in accesses:
+        use = uses.setdefault(id(allocation), Use(allocation, pages.get(id(allocation)), itemsize))
         sectors = max(access.sectors_per_request, 1.0)
         extra = sectors - _SECTORS
         # The fifth sector of a misaligned request is the next warp's first: most of it hits.

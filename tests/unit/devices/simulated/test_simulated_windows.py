@@ -28,18 +28,8 @@ class Table:
 
     def time(self, queue: Any) -> float:
         """Seconds of what `queue` queues, the second time."""
-        device, stream = self.device, self.bench.stream
-        seconds = 0.0
-        for _ in range(2):
-            start, end = device.streams.event(), device.streams.event()
-            hold = device.streams.hold(stream, 10.0)
-            device.streams.record(start, stream)
-            queue()
-            device.streams.record(end, stream)
-            hold.release()
-            device.streams.synchronize()
-            seconds = device.streams.elapsed(start, end)
-        device.l2.reset_persisting()
+        _, seconds = self.bench.interval(queue), self.bench.interval(queue)
+        self.device.l2.reset_persisting()
         return seconds
 
     def plain(self) -> None:
