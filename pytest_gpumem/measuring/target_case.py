@@ -17,10 +17,10 @@ from pytest_gpumem.judging.traffic import two_declarations
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target import Target, WrongResult, declared_bytes, nothing, padding, refuse_window, window_notes
-from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.managed import notes as managed_notes
-from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.memory.spaces import Memory, address_of
 from pytest_gpumem.records.measurement import Traffic
 
 
@@ -267,7 +267,7 @@ def _same_memory(addresses: Sequence[tuple[int, ...]]) -> Iterator[str]:
 
 def _address(array: Any) -> int:
     """Address of an array of any library; 0 where the array does not give it."""
-    if callable(pointer := getattr(array, "data_ptr", None)):  # PyTorch; its tensors that require a gradient have no interface
-        return int(pointer())
-    interface = getattr(array, "__cuda_array_interface__", None) or getattr(array, "__array_interface__", None) or {"data": (0,)}
-    return int(interface["data"][0])
+    try:
+        return address_of(array)
+    except BadBuffer:
+        return 0
