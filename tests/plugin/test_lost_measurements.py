@@ -93,11 +93,11 @@ def missing(path: Path) -> dict[str, str]:
         ("return, remove", ["test_two[y]", "test_removed"], ("-n", "1")),
     ],
 )
-def test_what_is_lost_is_reported(baseline: Any, early: str, lost: list[str], how: tuple[str, ...]) -> None:
-    result, found = baseline(early, *how)
+def test_what_is_lost_is_reported(baseline: Any, pytester: pytest.Pytester, early: str, lost: list[str], how: tuple[str, ...]) -> None:
+    result, found = baseline(early, "--gpumem-report=page.html", *how)
     assert (result.ret, found) == (0, dict.fromkeys(lost, "lost"))
-    text = result.stdout.str()
-    assert all(f"lost: test_a.py::{name}: " in text for name in lost)
+    for text in (result.stdout.str(), (pytester.path / "page.html").read_text()):
+        assert all(f"lost: test_a.py::{name}: " in text for name in lost)
 
 
 def test_strict_fails_by_it_unless_it_is_allowed(baseline: Any, pytester: pytest.Pytester) -> None:
