@@ -1,4 +1,4 @@
-"""Measure the host link, and check the harness against it: copies each way and both at once, sizes, staging, allocators.
+"""Measure the host link, and check the harness against it: copies each way and both at once, and staged copies.
 
     python ci/bench/host_link.py --json ci/records/nvidia-h200/host_link.json
     python ci/bench/host_link.py --peers --json ci/records/nvidia-h200/host_link_peers.json
@@ -12,21 +12,18 @@ Exits with 1 if a claim does not hold. On the simulated device no rate is claime
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from record_file import chosen_device, record_parser, utc_now, write_record
 
-from pytest_gpumem.devices.protocol import ALLOCATORS, Device
+from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor, overlap_of
 from pytest_gpumem.measuring.sampling import Plan
@@ -35,7 +32,7 @@ from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges
-from pytest_gpumem.units import GB, KiB, MiB
+from pytest_gpumem.units import GB, MiB
 
 PLAN = Plan(budget=0.3)
 PARTS = 4
@@ -46,7 +43,6 @@ STREAMS = (1, 2, 4, 8, 16)
 CHUNKS_PER_STREAM = (1, 4, 16)
 ROUNDS = (50, 250)
 """Between which the time of one round of `elementwise` is told."""
-ALLOCATION = 16 * MiB
 LEAST_RATE = {"NVIDIA H200": 54e9, "NVIDIA H100 80GB HBM3": 54e9}
 """Bytes per second that a pinned copy of 256 MiB must reach each way, by device."""
 LEAST_PEER_RATE = {"NVIDIA H200": 380e9}
@@ -130,54 +126,6 @@ def each_way(bench: Bench) -> dict[str, Any]:
     return found
 
 
-def sweep(bench: Bench, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Seconds of pinned copies by size, both ways."""
-    arena = bench.arena()
-    try:
-        memory, rows = Memory(arena), []
-        for size in sizes:
-            there, here = memory.device(size), memory.pinned(size)
-            up = bench.latency(bench.kernels.memcpy, there, here, arena=arena)
-            down = bench.latency(bench.kernels.memcpy, here, there, arena=arena)
-            rows.append({"bytes": size, "host to device": up, "device to host": down})
-        return rows
-    finally:
-        arena.close()
-
-
-def half_size(rows: Sequence[dict[str, Any]], way: str) -> float | None:
-    """n_1/2: the size in bytes at which half of the largest bandwidth is reached, between the two sizes measured around it.
-
-    Source: Hockney, Performance of Parallel Computers (1991): r_inf and n_1/2. None where the smallest size reaches it.
-    """
-    rates = [row["bytes"] / row[way] for row in rows]
-    half = max(rates) / 2
-    for (row, rate), (following, larger) in zip(zip(rows, rates, strict=True), list(zip(rows, rates, strict=True))[1:], strict=False):
-        if rate < half <= larger:
-            share = math.log(half / rate) / math.log(larger / rate)
-            return float(row["bytes"] * (following["bytes"] / row["bytes"]) ** share)
-    return None
-
-
-def small_copies(bench: Bench) -> dict[str, float]:
-    """Seconds of 1024 copies of 4 KiB, of one of 4 MiB, and of packing on the host and then one."""
-    arena = bench.arena()
-    memory = Memory(arena)
-    works = Works(memory)
-    try:
-        there, packed, scattered = memory.device(4 * MiB), memory.pinned(4 * MiB), memory.pinned(4 * MiB)
-        rows = np.random.default_rng(0).random((1024, 1024), dtype="f4")
-        copy = works.copy(there, packed)
-        return {
-            "1024 copies of 4 KiB": bench.latency(works.copy(there, scattered, pieces=1024), arena=arena),
-            "one copy of 4 MiB": bench.latency(copy, arena=arena),
-            "packed on the host, then one": bench.latency(works.in_turn(works.host(lambda: packed.write(rows)), copy), arena=arena),
-        }
-    finally:
-        works.close()
-        arena.close()
-
-
 def staged(bench: Bench, *, back: bool) -> dict[str, Any]:
     """In, kernel and (`back`) out in chunks over streams: each setting's seconds, the parts alone, bound and estimate."""
     arena = bench.arena()
@@ -206,21 +154,6 @@ def staged(bench: Bench, *, back: bool) -> dict[str, Any]:
 def estimate(record: dict[str, Any], chunks: int) -> float:
     """The text's rough estimate for a number of chunks: the bound, and an n-th part of everything else."""
     return float(record["bound"] + (sum(record["parts"].values()) - record["bound"]) / chunks)
-
-
-def allocators(bench: Bench) -> dict[str, float | None]:
-    """Seconds of one allocation and its free, by allocator; None where the device has no such one."""
-    found: dict[str, float | None] = {}
-    for name in ALLOCATORS:
-        arena = bench.arena()
-        works = Works(Memory(arena))
-        try:
-            work = works.allocating(name, ALLOCATION)
-            found[name] = bench.latency(work, arena=arena, plan=replace(PLAN, mode="hot"))
-        finally:
-            works.close()
-            arena.close()
-    return found
 
 
 def peers(bench: Bench) -> dict[str, float]:
@@ -287,18 +220,6 @@ def table(record: dict[str, Any]) -> str:
             rates = [nbytes / row[name] / GB for name in ("pinned", "loop", "registered", "pageable")]
             said.append(f"{way:<28}{rates[0]:>9.1f}{rates[1]:>11.1f}{rates[2]:>12.1f}{rates[3]:>10.1f}")
         said += [f"{'both at once, total':<28}{2 * nbytes / record['each_way']['both at once'] / GB:>9.1f}", ""]
-    if "sweep" in record:
-        said.append(f"{'pinned, by size':<18}{'host to device':>22}{'device to host':>24}")
-        for row in record["sweep"]:
-            cells = [f"{row[way] * 1e6:>9.1f} us {row['bytes'] / row[way] / GB:>6.1f} GB/s" for way in ("host to device", "device to host")]
-            said.append(f"{row['bytes'] // KiB:>8} KiB{'':<6}{cells[0]}{cells[1]:>26}")
-        halves = [half_size(record["sweep"], way) for way in ("host to device", "device to host")]
-        said += ["half of the largest bandwidth at " + ", ".join("-" if h is None else f"{h / KiB:.0f} KiB" for h in halves), ""]
-    for title, name in (("many small copies", "small_copies"), (f"allocate and free {ALLOCATION // MiB} MiB", "allocators")):
-        if name in record:
-            said.append(title)
-            said += [f"  {what:<34}{'-' if s is None else f'{s * 1e6:.1f} us':>12}" for what, s in record[name].items()]
-            said.append("")
     for name, what in STAGED.items():
         if name not in record:
             continue
@@ -324,11 +245,6 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in said)
 
 
-def sizes_up_to(nbytes: int) -> list[int]:
-    """4 KiB, twice that, and so on."""
-    return [4 * KiB * 2**step for step in range(64) if 4 * KiB * 2**step <= nbytes]
-
-
 def main() -> int:
     parser = record_parser(__doc__)
     parser.add_argument("--mib", type=int, help="MiB of a copy (default 256; 1024 between GPUs)")
@@ -346,11 +262,8 @@ def main() -> int:
     if not chosen.peers:
         parts = {
             "each_way": lambda: each_way(bench),
-            "sweep": lambda: sweep(bench, sizes_up_to(nbytes)),
-            "small_copies": lambda: small_copies(bench),
             "staged_in": lambda: staged(bench, back=False),
             "staged": lambda: staged(bench, back=True),
-            "allocators": lambda: allocators(bench),
         }
     try:
         for name, part in parts.items():
