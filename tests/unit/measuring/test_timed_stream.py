@@ -66,6 +66,9 @@ class Scene:
 
         return launch
 
+    def named(self, name: str | None) -> Stream | None:
+        return None if name is None else self.own if name == "own" else getattr(self.device, name)
+
     def find(self, launch: Callable[[Stream], object]) -> tuple[Stream, str | None]:
         found = find_stream(self.device, self.prepared.append, launch, self.own, self.floor)
         return found.stream, found.name
@@ -79,9 +82,34 @@ def scene() -> Scene:
 # Asking the device
 
 
-def test_what_follows_the_current_stream_is_found_on_its_own(scene: Scene) -> None:
-    assert scene.find(scene.on(None)) == (scene.own, None)
-    assert set(map(id, scene.prepared)) == {id(scene.own)}
+@pytest.mark.parametrize(
+    ("streams", "found", "name"),
+    [
+        ((None,), "own", None),
+        (("legacy",), "legacy", LEGACY),
+        (("thread",), "thread", THREAD),
+        (("legacy", "thread"), "legacy", LEGACY),  # default streams wait for each other
+        ((None, "legacy"), "legacy", LEGACY),
+    ],
+)
+def test_work_is_found_where_it_ends(scene: Scene, streams: tuple[str | None, ...], found: str, name: str | None) -> None:
+    assert scene.find(scene.on(*map(scene.named, streams))) == (scene.named(found), name)
+    assert id(scene.own) in map(id, scene.prepared)
+
+
+@pytest.mark.parametrize(
+    ("streams", "error", "said"),
+    [
+        (("own", "legacy"), Elsewhere, "its work is spread over several streams"),
+        ((None, "thread"), Elsewhere, "its work is spread over several streams"),
+        (("private",), Elsewhere, "its work runs on streams of its own"),
+        ((), NoWork, "no work was seen"),
+    ],
+)
+def test_work_that_no_stream_shows_is_elsewhere(scene: Scene, streams: tuple[str | None, ...], error: type[Elsewhere], said: str) -> None:
+    with pytest.raises(Elsewhere, match=said) as raised:
+        scene.find(scene.on(*map(scene.named, streams)))
+    assert type(raised.value) is error
 
 
 def test_inputs_are_put_back_before_every_launch(scene: Scene) -> None:
@@ -97,19 +125,6 @@ def test_inputs_are_put_back_before_every_launch(scene: Scene) -> None:
     assert all(log[i - 1] == "prepare" for i in launches)
 
 
-def test_what_ignores_the_current_stream_is_found_on_a_default_one(scene: Scene) -> None:
-    assert scene.find(scene.on(scene.device.legacy)) == (scene.device.legacy, LEGACY)
-    assert scene.find(scene.on(scene.device.thread)) == (scene.device.thread, THREAD)
-
-
-def test_the_default_streams_wait_for_each_other_and_count_as_the_legacy_one(scene: Scene) -> None:
-    assert scene.find(scene.on(scene.device.legacy, scene.device.thread)) == (scene.device.legacy, LEGACY)
-
-
-def test_work_on_the_current_and_the_default_stream_meets_on_the_default_one(scene: Scene) -> None:
-    assert scene.find(scene.on(None, scene.device.legacy)) == (scene.device.legacy, LEGACY)
-
-
 def test_what_a_library_sets_up_for_a_stream_at_its_first_work_there_is_no_waiting(scene: Scene) -> None:
     """As cuBLAS does with its workspace."""
     known = {id(scene.own)}
@@ -123,21 +138,6 @@ def test_what_a_library_sets_up_for_a_stream_at_its_first_work_there_is_no_waiti
     assert scene.find(launch) == (scene.device.legacy, LEGACY)
 
 
-def test_work_that_stays_on_several_streams_is_elsewhere(scene: Scene) -> None:
-    with pytest.raises(Elsewhere, match="its work is spread over several streams"):
-        scene.find(scene.on(scene.own, scene.device.legacy))
-    with pytest.raises(Elsewhere, match="its work is spread over several streams"):
-        scene.find(scene.on(None, scene.device.thread))
-
-
-def test_work_on_a_private_stream_or_none_at_all_is_elsewhere(scene: Scene) -> None:
-    with pytest.raises(Elsewhere, match="its work runs on streams of its own") as elsewhere:
-        scene.find(scene.on(scene.device.private))
-    assert not isinstance(elsewhere.value, NoWork)
-    with pytest.raises(NoWork):
-        scene.find(scene.on())
-
-
 def test_work_that_waits_for_the_device_lets_the_hold_expire(scene: Scene) -> None:
     def waits(current: Stream) -> None:
         scene.device.kernels.launch(scene.work, current)
@@ -148,25 +148,16 @@ def test_work_that_waits_for_the_device_lets_the_hold_expire(scene: Scene) -> No
     scene.device.streams.synchronize()  # and nothing is held any more
 
 
-def test_work_that_goes_on_beside_the_timed_stream_is_elsewhere(scene: Scene) -> None:
+def test_work_beside_the_timed_stream_is_elsewhere_where_it_ends_later(scene: Scene) -> None:
     short, long = scene.launch_of(1 * MiB), scene.launch_of(256 * MiB)
 
-    def both(current: Stream) -> None:
-        scene.device.kernels.launch(short, current)
-        scene.device.kernels.launch(long, scene.device.private)
+    def both(current: Stream, inside: Launch, beside: Launch) -> None:
+        scene.device.kernels.launch(inside, current)
+        scene.device.kernels.launch(beside, scene.device.private)
 
     with pytest.raises(Elsewhere, match="some of its work goes on beside the timed stream"):
-        scene.find(both)
-
-
-def test_work_beside_that_ends_sooner_stays_unseen(scene: Scene) -> None:
-    short, long = scene.launch_of(1 * MiB), scene.launch_of(256 * MiB)
-
-    def both(current: Stream) -> None:
-        scene.device.kernels.launch(short, scene.device.private)
-        scene.device.kernels.launch(long, current)
-
-    assert scene.find(both) == (scene.own, None)
+        scene.find(lambda current: both(current, short, long))
+    assert scene.find(lambda current: both(current, long, short)) == (scene.own, None)
 
 
 def test_long_work_is_launched_twice_where_it_fills_the_current_stream(scene: Scene) -> None:

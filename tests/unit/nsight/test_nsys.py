@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ NODEID = "tests/test_a.py::test_triad[1]"
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "report.sqlite"
+
+
+@pytest.fixture
+def export(path: Path) -> Export:
+    """One with the plugin's domain."""
+    made = Export(path)
+    made.domain()
+    return made
 
 
 def read(path: Path) -> Recording:
@@ -91,9 +100,7 @@ def test_labels_processes_and_shapes_are_told_apart(path: Path) -> None:
     assert [(k.grid, k.nanoseconds) for k in found.profiles[0].rest.kernels] == [((1, 2, 3), 5)]
 
 
-def test_the_same_correlation_id_of_another_process_is_another_call(path: Path) -> None:
-    export = Export(path)
-    export.domain()
+def test_the_same_correlation_id_of_another_process_is_another_call(export: Export) -> None:
     one_test(export, samples=1)
     export.kernel(1300, 1333, "foreign", 2, pid=OTHER_PID)  # 2 is the measured launch's in the first process
     found = read(export.close())
@@ -101,18 +108,14 @@ def test_the_same_correlation_id_of_another_process_is_another_call(path: Path) 
     assert [k.name for k in found.outside.kernels] == ["foreign"]
 
 
-def test_a_call_of_another_thread_is_in_no_range(path: Path) -> None:
-    export = Export(path)
-    export.domain()
+def test_a_call_of_another_thread_is_in_no_range(export: Export) -> None:
     one_test(export, samples=1)
     export.kernel(1300, 1340, "of_a_thread", export.call(1121, 1125, thread=1))
     found = read(export.close())
     assert [k.name for k in found.outside.kernels] == ["of_a_thread"]
 
 
-def test_kernels_of_a_graph_belong_where_it_was_launched(path: Path) -> None:
-    export = Export(path)
-    export.domain()
+def test_kernels_of_a_graph_belong_where_it_was_launched(export: Export) -> None:
     export.range(1000, 2000, "test_graph")
     export.range(1100, 1200, "test_graph.measure")
     launch = export.call(1110, 1150, "cudaGraphLaunch_v10000")
@@ -123,9 +126,7 @@ def test_kernels_of_a_graph_belong_where_it_was_launched(path: Path) -> None:
     assert [(k.name, k.nanoseconds) for k in profile.kernels] == [("first", 100), ("second", 50)]
 
 
-def test_graphs_that_were_recorded_as_a_whole_are_said(path: Path) -> None:
-    export = Export(path)
-    export.domain()
+def test_graphs_that_were_recorded_as_a_whole_are_said(export: Export) -> None:
     one_test(export)
     call = export.call(1111, 1112, "cudaGraphLaunch")
     export.insert("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=1, end=2, correlationId=call, globalPid=0, graphId=1)
@@ -155,9 +156,7 @@ def test_copies_are_told_by_way_and_memory(path: Path, schema: str) -> None:
     assert profile.memsets == (CopyUse("memset", "", "device" if schema != "1" else "unknown", 1, 128, 10),)
 
 
-def test_pages_that_moved_are_no_copies(path: Path) -> None:
-    export = Export(path)
-    export.domain()
+def test_pages_that_moved_are_no_copies(export: Export) -> None:
     one_test(export)
     export.migration(1311, 1330, 4096, 11, 2)
     found = read(export.close())
@@ -165,9 +164,7 @@ def test_pages_that_moved_are_no_copies(path: Path) -> None:
     assert not found.notes
 
 
-def test_other_domains_and_other_marks_are_nobodys(path: Path) -> None:
-    export = Export(path)
-    export.domain()
+def test_other_domains_and_other_marks_are_nobodys(export: Export) -> None:
     export.domain("CCCL", 2)
     export.category()
     export.category("memory", 2)
@@ -192,9 +189,7 @@ def test_a_recording_that_began_after_the_domain_was_made_still_tells_its_ranges
     assert [kernel.nanoseconds for kernel in profile.kernels] == [140]
 
 
-def test_a_test_within_a_test_is_told_by_the_inner_one(path: Path) -> None:
-    export = Export(path)
-    export.domain()
+def test_a_test_within_a_test_is_told_by_the_inner_one(export: Export) -> None:
     export.range(900, 5000, "test_that_runs_pytest")
     one_test(export, samples=1)
     found = {profile.name: profile for profile in read(export.close()).profiles}
@@ -204,63 +199,54 @@ def test_a_test_within_a_test_is_told_by_the_inner_one(path: Path) -> None:
 # What is no export
 
 
-DAMAGED = {
-    "time": "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET \"end\" = 'late'",
-    "no time": 'UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET "start" = NULL',
-    "range": 'UPDATE NVTX_EVENTS SET "end" = 1.5 WHERE eventType = 59',
-    "string": "UPDATE StringIds SET value = x'07'",
-}
-
-
-def broken(path: Path, how: str) -> None:
-    if how == "empty":
-        path.write_bytes(b"")
-    elif how == "no SQLite":
-        path.write_bytes(b"%PDF-1.7 and more of it")
-    elif how == "no tables":
-        sqlite3.connect(path).execute("VACUUM").connection.close()
-    elif how == "foreign":
-        with sqlite3.connect(path) as database:
-            database.execute("CREATE TABLE songs (id INTEGER)")
-        database.close()
-    else:
-        export = Export(path)
-        if how == "newer":
-            export.meta("EXPORT_SCHEMA_VERSION", "4.0.1")
-        export.domain()
-        if how != "no ranges":
-            one_test(export, samples=40)
-        if how == "column":
-            export._db.execute('ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN "gridX" TO "gridWidth"')
-        if how == "version":
-            export._db.execute("ALTER TABLE META_DATA_EXPORT RENAME COLUMN name TO title")
-        if how in DAMAGED:
-            export._db.execute(DAMAGED[how])
-        export.close()
-        if how == "truncated":
-            path.write_bytes(path.read_bytes()[:-8192])
+def exported(path: Path, sql: str = "", samples: int = 40) -> Path:
+    """An export with what a statement makes of it."""
+    export = Export(path)
+    export.domain()
+    if samples:
+        one_test(export, samples=samples)
+    export._db.execute(sql)
+    return export.close()
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("make", "said"),
     [
-        ("empty", "an empty file"),
-        ("no SQLite", "no SQLite; accepted is what `nsys export --type sqlite` writes"),
-        ("no tables", "an empty SQLite file"),
-        ("foreign", "SQLite, but no export of Nsight Systems"),
-        ("newer", r"of schema 4\.0\.1, which is newer than 3\.x; export it by an older nsys"),
-        ("no ranges", "no NVTX range of the domain gpumem: record pytest --gpumem with --trace=cuda,nvtx"),
-        ("column", r"CUPTI_ACTIVITY_KIND_KERNEL has no column gridX: schema 3\.16\.1 is unknown"),
-        ("truncated", "cut off or damaged"),
-        ("version", "META_DATA_EXPORT has no column name: a schema without a version is unknown"),
-        ("time", "damaged: CUPTI_ACTIVITY_KIND_KERNEL has 'late' for end, accepted is integer; export the report again"),
-        ("no time", "CUPTI_ACTIVITY_KIND_RUNTIME has NULL for start"),
-        ("range", "NVTX_EVENTS has 1.5 for end"),
-        ("string", r"StringIds has b'\\x07' for value, accepted is text"),
+        (lambda path: path.write_bytes(b""), "an empty file"),
+        (lambda path: path.write_bytes(b"%PDF-1.7 and more of it"), "no SQLite; accepted is what `nsys export --type sqlite` writes"),
+        (lambda path: sqlite3.connect(path).execute("VACUUM").connection.close(), "an empty SQLite file"),
+        (
+            lambda path: sqlite3.connect(path).execute("CREATE TABLE songs (id INTEGER)").connection.close(),
+            "SQLite, but no export of Nsight Systems",
+        ),
+        (
+            lambda path: exported(path, "UPDATE META_DATA_EXPORT SET value = '4.0.1' WHERE name = 'EXPORT_SCHEMA_VERSION'"),
+            r"of schema 4\.0\.1, which is newer than 3\.x; export it by an older nsys",
+        ),
+        (lambda path: exported(path, samples=0), "no NVTX range of the domain gpumem: record pytest --gpumem with --trace=cuda,nvtx"),
+        (lambda path: path.write_bytes(exported(path).read_bytes()[:-8192]), "cut off or damaged"),
+        (
+            lambda path: exported(path, 'ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME COLUMN "gridX" TO "gridWidth"'),
+            r"CUPTI_ACTIVITY_KIND_KERNEL has no column gridX: schema 3\.16\.1 is unknown",
+        ),
+        (
+            lambda path: exported(path, "ALTER TABLE META_DATA_EXPORT RENAME COLUMN name TO title"),
+            "META_DATA_EXPORT has no column name: a schema without a version is unknown",
+        ),
+        (
+            lambda path: exported(path, "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET \"end\" = 'late'"),
+            "damaged: CUPTI_ACTIVITY_KIND_KERNEL has 'late' for end, accepted is integer; export the report again",
+        ),
+        (
+            lambda path: exported(path, 'UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET "start" = NULL'),
+            "CUPTI_ACTIVITY_KIND_RUNTIME has NULL for start",
+        ),
+        (lambda path: exported(path, 'UPDATE NVTX_EVENTS SET "end" = 1.5 WHERE eventType = 59'), "NVTX_EVENTS has 1.5 for end"),
+        (lambda path: exported(path, "UPDATE StringIds SET value = x'07'"), r"StringIds has b'\\x07' for value, accepted is text"),
     ],
 )
-def test_what_is_no_export_is_refused_in_one_line(path: Path, how: str, said: str) -> None:
-    broken(path, how)
+def test_what_is_no_export_is_refused_in_one_line(path: Path, make: Callable[[Path], object], said: str) -> None:
+    make(path)
     with pytest.raises(BadReport, match=said) as refusal:
         read(path)
     assert "\n" not in str(refusal.value)
