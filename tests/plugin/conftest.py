@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
+import forked
 import pytest
 import pytest_benchmark.plugin
 import pytest_benchmark.session
@@ -40,6 +41,11 @@ def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         if name in ("CI", "PYTEST_ADDOPTS", "CODSPEED_ENV") or name.startswith(("GPUMEM", "_GPUMEM", "PYTEST_XDIST")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "400")  # sentences in one line; tests of a width set it again
+
+
+@pytest.fixture(autouse=True)
+def _quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked.replace_new_processes(monkeypatch)
 
 
 @pytest.fixture
