@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from pytest_gpumem.cli import main
+
+Run = Callable[..., pytest.RunResult]
+"""A session with further arguments, such as the fixtures `session` and `gpumem`."""
 
 QUICKLY = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 """Leave out what takes no part: each session would import most of Hypothesis again."""
@@ -26,13 +33,79 @@ def test_triad(gpu_benchmark, device_buffer, gpu_kernels):
 """A test that measures once."""
 
 
-def command_in(folder: Path, temporary: Path, environment: Mapping[str, str], arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """The command `gpumem` inside this process, with a folder for temporary files; the processes of pytest that it starts are real."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(folder)
-        patched.setattr("tempfile.tempdir", str(temporary))
-        for name, value in environment.items():
-            patched.setenv(name, value)
-        result = CliRunner().invoke(main, arguments)
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
+def results_in(folder: Path, name: str = "out.json") -> dict[str, Any]:
+    """What `--benchmark-json` wrote of this plugin."""
+    found: dict[str, Any] = json.loads((folder / name).read_text())["gpumem"]
+    return found
+
+
+def rows_in(folder: Path, name: str = "out.json") -> list[dict[str, Any]]:
+    """Its rows."""
+    found: list[dict[str, Any]] = results_in(folder, name)["rows"]
+    return found
+
+
+def row_in(folder: Path, name: str = "out.json") -> dict[str, Any]:
+    """Its only row."""
+    (row,) = rows_in(folder, name)
+    return row
+
+
+def stored_in(folder: Path) -> list[Path]:
+    """The files of the default baseline, oldest first."""
+    return sorted(folder.glob(".benchmarks/*/gpumem/*.json"))
+
+
+PROCESSES = ("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2", *QUICKLY)
+"""For the processes of commands: measure on the simulated device, quickly."""
+
+
+class Repository:
+    """A repository of git, and the command in it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.folder, self.temporary = tmp_path / "project", tmp_path / "temporary"
+        self.folder.mkdir()
+        self.temporary.mkdir()
+        self.environment = {**os.environ, "TMPDIR": str(self.temporary), "COLUMNS": "160"}
+        self.git("init", "-q", "-b", "main")
+        self.write("pytest.ini", "[pytest]\n")
+
+    def git(self, *arguments: str) -> str:
+        command = ["git", "-c", "user.name=Ada", "-c", "user.email=n@example.org", *arguments]
+        return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def commit(self, subject: str = "next") -> str:
+        """Everything; its id."""
+        self.git("add", ".")
+        self.git("commit", "-qm", subject)
+        return self.git("rev-parse", "HEAD").strip()
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`gpumem` inside this process, with a folder for temporary files; the processes of pytest that it starts are real."""
+        with pytest.MonkeyPatch.context() as patched:
+            patched.chdir(self.folder)
+            patched.setattr("tempfile.tempdir", str(self.temporary))
+            for name, value in self.environment.items():
+                patched.setenv(name, value)
+            result = CliRunner().invoke(main, arguments)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        """`gpumem` in a process of its own."""
+        command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", *arguments]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+        )
+
+    @property
+    def worktrees(self) -> int:
+        return self.git("worktree", "list").count("\n")

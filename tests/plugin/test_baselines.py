@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from collections.abc import Callable
 from datetime import datetime, timedelta, tzinfo
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
+from sessions import Run, row_in, stored_in
 
 from pytest_gpumem.baselines import store as store_module
 from pytest_gpumem.baselines.store import Store
@@ -21,8 +20,6 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict
 
-Run = Callable[..., pytest.RunResult]
-
 COPY = """
 import os
 
@@ -30,15 +27,6 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
     nbytes = int(os.environ.get("NBYTES", 64 << 20))
     gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes), max_regression="2%")
 """
-
-
-def stored(pytester: pytest.Pytester) -> list[Path]:
-    return sorted(pytester.path.glob(".benchmarks/*/gpumem/*.json"))
-
-
-def row_of(path: Path) -> dict:
-    (row,) = json.loads(path.read_text())["gpumem"]["rows"]
-    return row
 
 
 def test_nothing_of_a_fork_is_stored_and_the_run_goes_on(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +39,7 @@ def test_nothing_of_a_fork_is_stored_and_the_run_goes_on(pytester: pytest.Pytest
     assert result.ret == pytest.ExitCode.OK
     lines = [line for line in result.stdout.lines if line.startswith("--gpumem-save")]
     assert lines == ["--gpumem-save: nothing is stored of code that is not ours: a merge request from the fork guest/kernels"]
-    assert stored(pytester) == []
+    assert stored_in(pytester.path) == []
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "1")])
@@ -88,7 +76,7 @@ def test_a_changed_test_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
     path.write_text(COPY + "    assert True\n")
     result = gpumem("--benchmark-json=out.json")
     result.stdout.fnmatch_lines(["changed since the baseline: the test's source (1 of 1)"])
-    row = row_of(pytester.path / "out.json")
+    row = row_in(pytester.path)
     assert row["changed"] == ["the test's source"]
     assert row["verdict"]["reason"].endswith("; changed since the baseline: the test's source")
 
@@ -109,7 +97,7 @@ def test_the_rows_of_an_xdist_worker_say_it_too(pytester: pytest.Pytester, gpume
     result = gpumem("-n", "1", "--gpumem-save")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["changed since the baseline: the test's source (1 of 1)"])
-    sources = [json.loads(path.read_text())["content"]["rows"][0]["test_source"] for path in stored(pytester)]
+    sources = [json.loads(path.read_text())["content"]["rows"][0]["test_source"] for path in stored_in(pytester.path)]
     assert len(set(sources)) == 2
 
 
@@ -132,7 +120,7 @@ def test_accepting_a_change(pytester: pytest.Pytester, gpumem: Run, monkeypatch:
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     again = gpumem("--benchmark-json=out.json")
     again.assert_outcomes(passed=1)
-    assert row_of(pytester.path / "out.json")["verdict"]["comparison"]["processes"] == 1
+    assert row_in(pytester.path)["verdict"]["comparison"]["processes"] == 1
 
 
 def test_the_reason_of_an_acceptance_is_shown(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +130,8 @@ def test_the_reason_of_an_acceptance_is_shown(pytester: pytest.Pytester, gpumem:
     (path,) = pytester.path.glob("test_*.py")
     assert CliRunner().invoke(main, ["accept", path.name, "--reason", "checks bounds"]).exit_code == 0
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
-    assert row_of(pytester.path / "out.json")["verdict"]["code"] == "accepted"
-    reason = row_of(pytester.path / "out.json")["verdict"]["reason"]
+    assert row_in(pytester.path)["verdict"]["code"] == "accepted"
+    reason = row_in(pytester.path)["verdict"]["reason"]
     assert "a change of it was accepted on " in reason
     assert "(checks bounds), and no process since" in reason
 
@@ -166,7 +154,7 @@ def test_a_wrong_clock_is_reported_and_the_next_acceptance_counts(
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     assert CliRunner().invoke(main, [*accept, "meant"]).exit_code == 0
     result = gpumem("-q", "--benchmark-json=out.json")
-    reason = row_of(pytester.path / "out.json")["verdict"]["reason"]
+    reason = row_in(pytester.path)["verdict"]["reason"]
     assert "(meant), and no process since" in reason
     result.stdout.fnmatch_lines(["baseline: 1 of 4 files is dated ahead of this machine's clock: *-accept-*"])
 
@@ -176,7 +164,7 @@ def test_a_wrong_clock_is_reported_and_the_next_acceptance_counts(
 
 def saved_with(pytester: pytest.Pytester, factors: list[float]) -> None:
     """Add processes to the only one that is stored, with its latencies times a factor each."""
-    (path,) = stored(pytester)
+    (path,) = stored_in(pytester.path)
     from pytest_gpumem.baselines.store import load_file
 
     (one,) = load_file(path).rows
@@ -200,7 +188,7 @@ def test_creep_fails_by_the_first_run(pytester: pytest.Pytester, gpumem: Run) ->
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     saved_with(pytester, [0.8, 0.9, 0.98, 0.99, 1.0])
     gpumem("--gpumem-baseline-window", "3", "--benchmark-json=out.json").assert_outcomes(failed=1)
-    verdict = row_of(pytester.path / "out.json")["verdict"]
+    verdict = row_in(pytester.path)["verdict"]
     assert (verdict["outcome"], verdict["code"], verdict["comparison"]["runs"]) == ("FAIL", "crept", 3)
     assert abs(verdict["comparison"]["delta"]) < 0.02
 
@@ -213,7 +201,7 @@ def test_an_improvement_that_is_saved_resets_the_baseline(pytester: pytest.Pytes
     saved_with(pytester, [1.2] * 4)
     gpumem("--gpumem-save", f"--gpumem-processes={processes}").assert_outcomes(passed=1)
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
-    assert row_of(pytester.path / "out.json")["verdict"]["comparison"]["runs"] == runs
+    assert row_in(pytester.path)["verdict"]["comparison"]["runs"] == runs
 
 
 # Ancestry
@@ -241,13 +229,13 @@ def test_only_the_history_that_is_shared_counts(repository: pytest.Pytester, gpu
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     git(repository, "commit", "-q", "--allow-empty", "-m", "second")
     gpumem("--gpumem-save").assert_outcomes(passed=1)
-    assert len(stored(repository)) == 2
+    assert len(stored_in(repository.path)) == 2
     result = gpumem("--gpumem-baseline-of", "main", "--benchmark-json=out.json")
     merge_base = git(repository, "rev-parse", "main")[:12]
     result.stdout.fnmatch_lines([f"*baseline: 1 process in *; 1 of 2 files do not count: 1 are not of the history of {merge_base}"])
-    assert row_of(repository.path / "out.json")["verdict"]["comparison"]["processes"] == 1
+    assert row_in(repository.path)["verdict"]["comparison"]["processes"] == 1
     gpumem("--benchmark-json=out.json")
-    assert row_of(repository.path / "out.json")["verdict"]["comparison"]["processes"] == 2
+    assert row_in(repository.path)["verdict"]["comparison"]["processes"] == 2
 
 
 def test_by_environment_and_ini(repository: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:

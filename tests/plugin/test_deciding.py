@@ -6,19 +6,16 @@ import functools
 import json
 import os
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from sessions import Run, rows_in
 
 from pytest_gpumem.plugin import repeating
 from pytest_gpumem.plugin import state as session_module
 from pytest_gpumem.runs.child import for_a_part
 from pytest_gpumem.runs.repeats import AHEAD
 from pytest_gpumem.settings import DUET_FOLLOWS
-
-Run = Callable[..., pytest.RunResult]
 
 PLANTED = """
 import os
@@ -100,13 +97,8 @@ def run(pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch
 
 def verdict(folder: Path, test: str = "test_copy") -> tuple[str, str | None, int]:
     """Outcome and code of a test's row, and the processes of this run behind it."""
-    (row,) = (row for row in rows(folder) if row["nodeid"].endswith(test))
+    (row,) = (row for row in rows_in(folder) if row["nodeid"].endswith(test))
     return row["verdict"]["outcome"], row["verdict"]["code"], row["verdict"]["comparison"]["measured"]
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())["gpumem"]["rows"]
-    return found
 
 
 def times(folder: Path) -> dict[str, int]:
@@ -177,7 +169,7 @@ def test_a_slow_down_that_one_process_only_suspects_fails(
     result.assert_outcomes(passed=1, failed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert (verdict(pytester.path), times(pytester.path)) == (("FAIL", "slower", 3), {"copy": 3, "other": 1})
-    assert [row["failed"] for row in rows(pytester.path)] == [True, False]
+    assert [row["failed"] for row in rows_in(pytester.path)] == [True, False]
     (suite,) = ElementTree.parse(pytester.path / "junit.xml").iter("testsuite")
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == ["2", "1", "0"]
     cases = {case.get("name"): case for case in suite.iter("testcase")}
@@ -230,7 +222,7 @@ def test_a_failure_in_a_further_process_is_the_tests(pytester: pytest.Pytester, 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert "wrong result" in result.stdout.str()
     assert times(pytester.path) == {"copy": 2, "other": 1}
-    assert [row["failed"] for row in rows(pytester.path)] == [True, False]
+    assert [row["failed"] for row in rows_in(pytester.path)] == [True, False]
 
 
 def test_a_test_that_skipped_is_not_measured_again(pytester: pytest.Pytester, run: Run) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sessions import Run, row_in, rows_in, stored_in
 
 from pytest_gpumem.devices.simulated.timing import Timing
 from pytest_gpumem.plugin import state as session_module
 from pytest_gpumem.records.measurement import Controls
-
-Run = Callable[..., pytest.RunResult]
 
 COPY = """
 def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
@@ -22,36 +21,30 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
 """
 
 
-def row_of(path: Path) -> dict[str, Any]:
-    (row,) = json.loads(path.read_text())["gpumem"]["rows"]
-    found: dict[str, Any] = row
+def taken(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = row_in(folder)["measurement"]["taken"]
     return found
 
 
-def taken(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = row_of(path)["measurement"]["taken"]
-    return found
-
-
-def verdict(path: Path) -> tuple[str, str]:
-    found = row_of(path)["verdict"]
+def verdict(folder: Path) -> tuple[str, str]:
+    found = row_in(folder)["verdict"]
     return found["outcome"], found["code"]
 
 
 def test_controls_are_read_where_something_is_compared_or_stored(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(COPY)
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
-    assert taken(pytester.path / "out.json")["controls"] is None
-    assert taken(pytester.path / "out.json")["utc"].startswith("20")
+    assert taken(pytester.path)["controls"] is None
+    assert taken(pytester.path)["utc"].startswith("20")
     gpumem("--benchmark-json=out.json", "--gpumem-save").assert_outcomes(passed=1)
-    saved = taken(pytester.path / "out.json")["controls"]
+    saved = taken(pytester.path)["controls"]
     assert min(saved["dram"], saved["l2"], saved["launch"]) > 0
-    (stored,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    (stored,) = stored_in(pytester.path)
     (row,) = json.loads(stored.read_text())["content"]["rows"]
     assert row["measurement"]["taken"]["controls"] == saved
     # Compared with now.
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
-    assert taken(pytester.path / "out.json")["controls"]["source"] == saved["source"]
+    assert taken(pytester.path)["controls"]["source"] == saved["source"]
 
 
 class Drifting:
@@ -79,7 +72,7 @@ def test_a_device_that_changes_meanwhile_is_said_and_nothing_stored(
             "--gpumem-save: the device changed while it was measured, nothing is stored",
         ]
     )
-    assert not list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))
+    assert not stored_in(pytester.path)
 
 
 def test_strict_fails_a_session_whose_device_changed(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +92,7 @@ def test_a_device_that_is_not_that_of_the_baseline_is_undecided(
     monkeypatch.setattr(session_module, "read_controls", Drifting(1.0, 1.0, 1.05, 1.05))
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
-    assert verdict(pytester.path / "out.json") == ("UNDECIDED", "conditions")
+    assert verdict(pytester.path) == ("UNDECIDED", "conditions")
 
 
 def test_controls_that_cannot_be_read_are_left_out(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +104,7 @@ def test_controls_that_cannot_be_read_are_left_out(pytester: pytest.Pytester, gp
     pytester.makepyfile(COPY)
     monkeypatch.setattr(session_module, "read_controls", full)
     gpumem("--gpumem-save", "--benchmark-json=out.json").assert_outcomes(passed=1)
-    assert taken(pytester.path / "out.json")["controls"] is None
+    assert taken(pytester.path)["controls"] is None
 
 
 def test_a_worker_tells_the_controller(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +145,7 @@ def test_a_change_of_l2_concerns_the_rows_that_l2_serves(
     monkeypatch.setattr(session_module, "read_controls", DriftingL2(1.0, 1.05))
     said = gpumem("--gpumem-save").stdout.str()
     assert ("a read of L2 that runs no code of the project takes" in said) == ("hot" in tests)
-    files = list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))
+    files = stored_in(pytester.path)
     assert sum(len(json.loads(path.read_text())["content"]["rows"]) for path in files) == stored
 
 
@@ -164,7 +157,7 @@ def test_a_card_of_another_variant_can_join_a_baseline(pytester: pytest.Pytester
         controls = Controls(dram=60e-6, l2=20e-6, launch=3e-6, latency=latency, source="1")
         monkeypatch.setattr(session_module, "read_controls", lambda device, **_: controls)
         gpumem("--benchmark-json=out.json", *options).assert_outcomes(passed=1)
-        found: dict[str, Any] = row_of(pytester.path / "out.json")["verdict"]
+        found: dict[str, Any] = row_in(pytester.path)["verdict"]
         return found
 
     measured(340e-9, "--gpumem-save")
@@ -215,7 +208,7 @@ def half_way(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("HALF_WAY", str(factor))
         monkeypatch.setenv("OF", of)
         result = gpumem("--benchmark-json=out.json", *options)
-        rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+        rows = rows_in(pytester.path)
         found = [(row["verdict"]["outcome"], row["verdict"]["code"]) for row in rows]
         return [*(" ".join(filter(None, one)) for one in found), result.ret.name]
 

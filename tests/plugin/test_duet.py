@@ -13,16 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions import command_in
+from sessions import PROCESSES, Repository
 
 from pytest_gpumem.judging.finding import counted
 
-QUICKLY = (
-    *("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2"),
-    *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
-)
 ROUNDS = ("--rounds-max", "12")
-COMMAND = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "duet"]
 
 TESTS = """
 from kern import NBYTES
@@ -44,50 +39,23 @@ def test_new(gpu_benchmark, device_buffer, gpu_kernels):
 Done = subprocess.CompletedProcess
 
 
-class Project:
-    """A repository whose base is committed, and the command in it."""
+class Project(Repository):
+    """A repository whose base is committed."""
 
-    def __init__(self, folder: Path, temporary: Path) -> None:
-        self.folder = folder
-        self.temporary = temporary
-        self.environment = {**os.environ, "TMPDIR": str(temporary), "COLUMNS": "160"}
-        folder.mkdir()
-        self.git("init", "-q", "-b", "main")
-        self.write("pytest.ini", "[pytest]\n")
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(tmp_path)
         self.write("kern.py", "NBYTES = 64 << 20\n")
         self.write("test_it.py", TESTS)
         self.commit()
 
-    def git(self, *arguments: str) -> str:
-        command = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", *arguments]
-        return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout
-
-    def write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text)
-
-    def commit(self) -> None:
-        self.git("add", ".")
-        self.git("commit", "-qm", "next")
-
-    def command(self, *arguments: str) -> list[str]:
-        return [*COMMAND, *arguments, *(() if "--" in arguments else ("--", *QUICKLY))]
-
-    def run(self, *arguments: str) -> Done[str]:
-        return command_in(self.folder, self.temporary, self.environment, arguments)
-
     def duet(self, *arguments: str) -> Done[str]:
-        return self.run("duet", *arguments, *(() if "--" in arguments else ("--", *QUICKLY)))
+        return self.run("duet", *arguments, *(() if "--" in arguments else ("--", *PROCESSES)))
 
     def gate(self, *arguments: str) -> Done[str]:
-        return self.run("gate", "main", *arguments, "--max-regression", "5%", "--", "-q", *QUICKLY)
+        return self.run("gate", "main", *arguments, "--max-regression", "5%", "--", "-q", *PROCESSES)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        pipe = subprocess.PIPE
-        return subprocess.Popen(self.command(*arguments), cwd=self.folder, env=self.environment, stdout=pipe, stderr=pipe, text=True)
-
-    @property
-    def worktrees(self) -> int:
-        return self.git("worktree", "list").count("\n")
+    def start_duet(self, *arguments: str) -> subprocess.Popen[str]:
+        return self.start("duet", *arguments, "--", *PROCESSES)
 
     def left(self) -> list[str]:
         return sorted(path.name for path in self.temporary.iterdir())
@@ -95,8 +63,7 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    (tmp_path / "temporary").mkdir()
-    return Project(tmp_path / "project", tmp_path / "temporary")
+    return Project(tmp_path)
 
 
 def until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -125,7 +92,7 @@ def complaint(done: Done[str]) -> str:
 
 def run_of(project: Project) -> dict[str, Any]:
     """The results of a run that compared all tests with a baseline."""
-    run = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-max-regression=1%", "--benchmark-json=run.json", *QUICKLY]
+    run = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-max-regression=1%", "--benchmark-json=run.json", *PROCESSES]
     for _ in range(2):
         done = subprocess.run([*run, "--gpumem-save"], cwd=project.folder, env=project.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
@@ -165,7 +132,7 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     ]
     before, told = b"", ""
     for reached in stages:
-        process = project.start(*asked)
+        process = project.start_duet(*asked)
         until(reached, process)
         process.kill()
         told += process.communicate()[1]
@@ -206,7 +173,7 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_removes_everything_but_its_journal(project: Project, number: signal.Signals) -> None:
-    process = project.start("main", *ROUNDS)
+    process = project.start_duet("main", *ROUNDS)
     until(lambda: any(lines(path) >= 3 for path in project.temporary.glob("*.jsonl")), process)
     assert project.worktrees == 2
     process.send_signal(number)
@@ -229,13 +196,11 @@ def test_interrupted_it_removes_everything_but_its_journal(project: Project, num
 def test_the_sides_are_named_once_to_each_reader(project: Project) -> None:
     project.write("test_other.py", "def test_nothing():\n    pass\n")
     project.commit()
-    arguments = project.command("main", "--", "test_other.py", *QUICKLY)
-    one = subprocess.run(
-        arguments, cwd=project.folder, env=project.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert one.stdout.count("base: revision main (") == 1, one.stdout
-    apart = subprocess.run(arguments, cwd=project.folder, env=project.environment, capture_output=True, text=True)
-    assert (apart.stdout.count("base: revision main ("), apart.stderr.count("base: revision main (")) == (1, 1)
+    arguments = ("duet", "main", "--", "test_other.py", *PROCESSES)
+    together, _ = project.start(*arguments, stderr=subprocess.STDOUT).communicate()
+    assert together.count("base: revision main (") == 1, together
+    apart = project.start(*arguments).communicate()
+    assert [text.count("base: revision main (") for text in apart] == [1, 1]
 
 
 def test_what_cannot_be_played_is_one_line(project: Project) -> None:
@@ -277,7 +242,7 @@ def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
     project.write("pytest.ini", "[pytest]\naddopts = --gpumem-save --gpumem-report=r.html --junitxml=mine.xml --benchmark-autosave\n")
     project.commit()
     journal = project.temporary / "journal.jsonl"
-    process = project.start("main", *ROUNDS, "--journal", str(journal), "--test", "test_it.py::test_sized")
+    process = project.start_duet("main", *ROUNDS, "--journal", str(journal), "--test", "test_it.py::test_sized")
     until(lambda: lines(journal) >= 3, process)
     process.send_signal(signal.SIGINT)
     process.communicate()
@@ -303,7 +268,7 @@ def test_a_test_that_fails_in_head_alone_is_red(project: Project) -> None:
 
 def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(project: Project) -> None:
     """One test has no baseline, the other has one and now asks for a sampler that hides how long it takes."""
-    save = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-save", *QUICKLY, "-k", "test_same"]
+    save = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-save", *PROCESSES, "-k", "test_same"]
     subprocess.run(save, cwd=project.folder, env=project.environment, check=True, capture_output=True)
     project.write("kern.py", "NBYTES = 128 << 20\n")
     hidden = TESTS.replace("def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same").replace("64 <<", "128 <<")

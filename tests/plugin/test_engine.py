@@ -7,13 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 from nvtx_injection import Trace
-from sessions import SIMULATED, TRIAD
-
-Run = Callable[..., pytest.RunResult]
+from sessions import SIMULATED, TRIAD, Run, row_in, rows_in, stored_in
 
 LABELLED = """
 import pytest
@@ -166,7 +163,7 @@ def test_beside_codspeed(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TRIAD + "\ndef test_host(benchmark): assert benchmark(lambda: 3) == 3\n")
     result = gpumem("-p", "no:codspeed", "--codspeed", "--benchmark-json=out.json")
     result.assert_outcomes(passed=2)
-    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    row = row_in(pytester.path)
     assert row["nodeid"].endswith("::test_triad")
     pytester.makepyfile(TRIAD.replace("assert result.latency > 0", "assert result.latency < 0"))
     gpumem("-p", "no:codspeed", "--codspeed").assert_outcomes(failed=1)
@@ -177,7 +174,7 @@ def test_benchmark_after_gpu_benchmark_is_refused_and_what_was_measured_is_kept(
     result = gpumem("--benchmark-json=out.json")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*.py:*: NotOurTimer: *move that call to a test of its own"])
-    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    row = row_in(pytester.path)
     assert row["failed"]
     assert row["measurement"]["latency"] > 0
 
@@ -190,7 +187,7 @@ def test_a_failed_subtest_fails_the_rows_of_its_test(pytester: pytest.Pytester, 
     head, _, body = measured.partition(":\n")
     pytester.makepyfile(test_after=measured + failing, test_before=f"{head}:\n{failing}{body}")
     gpumem("--benchmark-json=out.json", "--gpumem-save").assert_outcomes(failed=4)
-    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    rows = rows_in(pytester.path)
     assert [(row["failed"], row["measurement"]["latency"] > 0) for row in rows] == [(True, True)] * 2
     assert not list(pytester.path.rglob(".benchmarks/*/gpumem/*.json"))
 
@@ -215,11 +212,11 @@ def test_early(gpu_benchmark):
     assert len(document["gpumem"]["rows"]) == 6
     assert document["benchmarks"] == []
     assert "FAIL (simulated)" in (pytester.path / "junit.xml").read_text()
-    (saved,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    (saved,) = stored_in(pytester.path)
     assert "test_slow" not in saved.read_text()
     # The workers read what the controller stored.
     gpumem("-n1", "--gpumem-max-regression=5%", "-k", "triad", "--benchmark-json=out.json").assert_outcomes(passed=1)
-    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    row = row_in(pytester.path)
     assert row["verdict"]["comparison"]["runs"] == 1
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from sessions import SIMULATED
+from sessions import SIMULATED, row_in, rows_in
 
 SUITE = """
 import pathlib
@@ -44,13 +44,13 @@ def test_a_failed_row_says_why_and_how_to_learn_the_rest(pytester: pytest.Pytest
     assert "up to this: 8 MiB no longer stay in L2, their persisting window is gone; set-aside" in said
     assert "needs counters of ncu on both sides" in said
     assert "for the rest: gpumem explain --base REVISION test_it.py::test_lookup" in said
-    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    row = row_in(pytester.path)
     assert [kernel["name"] for kernel in row["measurement"]["activity"]["kernels"]] == ["reset_data"]
     # Unasked, no cause is estimated: only what ran differently is known.
     plain = pytester.runpytest_inprocess(*SIMULATED, "-k", "lookup", "--benchmark-json=plain.json")
     assert "ran differently: kernel reset_data: access-policy window 8 MiB" in plain.stdout.str()
     assert "up to this" not in plain.stdout.str()
-    assert json.loads((pytester.path / "plain.json").read_text())["gpumem"]["rows"][0]["measurement"]["activity"] is None
+    assert rows_in(pytester.path, "plain.json")[0]["measurement"]["activity"] is None
 
 
 def test_both_sides_are_measured_and_explained(pytester: pytest.Pytester) -> None:

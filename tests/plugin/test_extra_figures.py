@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
+from sessions import Run
 
 from pytest_gpumem.cli import main
-
-Run = Callable[..., pytest.RunResult]
 
 
 def test_a_figure_stands_in_the_row_the_benchmark_entry_and_the_csv(pytester: pytest.Pytester, gpumem: Run) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sessions import Run, rows_in
 
-Run = Callable[..., pytest.RunResult]
 MIB = 2**20
 
 BUFFERS = """
@@ -29,7 +29,7 @@ def test_of_the_host():
 
 
 def rows(path: Path) -> dict[str, Any]:
-    return {row["key"]: row for row in json.loads((path / "out.json").read_text())["gpumem"]["rows"]}
+    return {row["key"]: row for row in rows_in(path)}
 
 
 def results(pytester: pytest.Pytester, gpumem: Run, test: str, *arguments: str) -> tuple[pytest.RunResult, dict[str, Any]]:

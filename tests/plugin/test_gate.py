@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessions import TRIAD
-
-Run = Callable[..., pytest.RunResult]
+from sessions import TRIAD, Run, rows_in, stored_in
 
 LIMITED = """
 import pytest
@@ -32,9 +29,9 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
 """
 
 
-def rows_of(path: Path) -> dict[str, dict]:
+def rows_of(folder: Path) -> dict[str, dict]:
     """Rows of a JSON document by test name and label."""
-    rows = json.loads(path.read_text())["gpumem"]["rows"]
+    rows = rows_in(folder)
     return {row["nodeid"].split("::")[1] + (f"[{row['label']}]" if row["label"] else ""): row for row in rows}
 
 
@@ -62,7 +59,7 @@ def test_a_broken_limit_fails_the_test(pytester: pytest.Pytester, gpumem: Run) -
     # pytest-benchmark's own list has the passing row only, ours has both.
     document = json.loads((pytester.path / "out.json").read_text())
     assert [bench["name"] for bench in document["benchmarks"]] == ["test_fine"]
-    rows = rows_of(pytester.path / "out.json")
+    rows = rows_of(pytester.path)
     assert (rows["test_slow"]["failed"], rows["test_fine"]["failed"]) == (True, False)
     assert rows["test_slow"]["verdict"]["outcome"] == "FAIL"
     assert document["gpumem"]["schema"] == 2
@@ -88,7 +85,7 @@ def test_json_also_where_every_test_failed(pytester: pytest.Pytester, gpumem: Ru
         """
     )
     gpumem("--benchmark-json=out.json").assert_outcomes(failed=2, errors=1)
-    rows = rows_of(pytester.path / "out.json")
+    rows = rows_of(pytester.path)
     assert all(row["failed"] for row in rows.values())
     assert rows["test_early"]["measurement"] is None
     assert "before anything was measured" in rows["test_early"]["verdict"]["reason"]
@@ -121,21 +118,21 @@ def test_a_failing_teardown_fails_the_rows(pytester: pytest.Pytester, gpumem: Ru
         """
     )
     gpumem("--benchmark-json=out.json", "--gpumem-save").assert_outcomes(passed=1, errors=1)
-    assert rows_of(pytester.path / "out.json")["test_it"]["failed"]
-    assert not list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))
+    assert rows_of(pytester.path)["test_it"]["failed"]
+    assert not stored_in(pytester.path)
 
 
 def test_a_slower_run_fails_and_so_does_the_next(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(SIZED)
     for runs in (1, 2, 3):
         gpumem("--gpumem-save").assert_outcomes(passed=1)
-        assert len(list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))) == runs
+        assert len(stored_in(pytester.path)) == runs
     monkeypatch.setenv("NBYTES", str(80 << 20))
     for _ in range(2):
         slower = gpumem("--gpumem-save", "--benchmark-autosave")
         slower.assert_outcomes(failed=1)
         slower.stdout.fnmatch_lines(["+* against *max_regression 2% (call)*", "  verdict *FAIL (simulated), *::test_copy"])
-    assert len(list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))) == 3
+    assert len(stored_in(pytester.path)) == 3
     # Nor does pytest-benchmark's own storage take the regressed row.
     for saved in pytester.path.glob(".benchmarks/*/0*.json"):
         assert json.loads(saved.read_text()).get("benchmarks", []) == []
@@ -174,7 +171,7 @@ def test_rows_of_a_failed_body_are_no_baseline(pytester: pytest.Pytester, gpumem
     pytester.makepyfile(TRIAD + "    raise ValueError\n")
     result = gpumem("--gpumem-save")
     result.assert_outcomes(failed=1)
-    assert not list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))
+    assert not stored_in(pytester.path)
     result.stdout.fnmatch_lines(["--gpumem-save: *test_triad*"])
 
 
@@ -211,7 +208,7 @@ def test_call(gpu_benchmark, device_buffer, gpu_kernels):
 def test_claims_between_two_measurements(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(TWO)
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=3)
-    rows = rows_of(pytester.path / "out.json")
+    rows = rows_of(pytester.path)
     for test, origin in (("test_result", "result"), ("test_marker", "marker"), ("test_call", "call")):
         reason = rows[f"{test}[small]"]["verdict"]["reason"]
         assert "times as fast, between " in reason
@@ -256,7 +253,7 @@ def test_a_parameter_set_has_limits_of_its_own(pytester: pytest.Pytester, gpumem
     )
     result = gpumem("--benchmark-json=out.json")
     result.assert_outcomes(passed=1, failed=1)
-    rows = rows_of(pytester.path / "out.json")
+    rows = rows_of(pytester.path)
     assert rows["test_copy[16]"]["limits"]["max_latency"] == "1 s"
     assert rows["test_copy[64]"]["limits"]["max_latency"] == "1 ns"
     assert rows["test_copy[64]"]["failed"]

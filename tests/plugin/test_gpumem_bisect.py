@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions import command_in
+from sessions import PROCESSES, Repository
 
-QUICKLY = (
-    *("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2"),
-    *("-p", "no:cacheprovider", "-p", "no:hypothesispytest"),
-)
-COMMAND = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "bisect"]
 TEST = "test_it.py::test_mine"
 TESTS = """
 from kern import NBYTES
@@ -38,40 +31,19 @@ def test_mine(gpu_benchmark, device_buffer, gpu_kernels, name):
 """
 
 
-class Project:
-    """A repository, and the command in it."""
-
-    def __init__(self, tmp_path: Path) -> None:
-        self.folder, self.temporary = tmp_path / "project", tmp_path / "temporary"
-        self.temporary.mkdir()
-        self.folder.mkdir()
-        self.environment = {**os.environ, "TMPDIR": str(self.temporary), "COLUMNS": "160"}
-        self.git("init", "-q", "-b", "main")
-        (self.folder / "pytest.ini").write_text("[pytest]\n")
-
-    def git(self, *arguments: str) -> str:
-        command = ["git", "-c", "user.name=Ada", "-c", "user.email=n@example.org", *arguments]
-        return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout
-
-    def commit(self, subject: str, mib: int | str, tests: str = TESTS) -> str:
+class Project(Repository):
+    def add(self, subject: str, mib: int | str, tests: str = TESTS) -> str:
         """A commit whose test copies so many MiB; its id."""
-        (self.folder / "kern.py").write_text(f"NBYTES = {mib} << 20\n# {subject}\n")
-        (self.folder / "test_it.py").write_text(tests)
-        self.git("add", ".")
-        self.git("commit", "-qm", subject)
-        return self.git("rev-parse", "HEAD").strip()
+        self.write("kern.py", f"NBYTES = {mib} << 20\n# {subject}\n")
+        self.write("test_it.py", tests)
+        return self.commit(subject)
 
-    def command(self, *arguments: str, pytest_arguments: tuple[str, ...] = ()) -> list[str]:
-        return [*COMMAND, *arguments, "--", *QUICKLY, *pytest_arguments]
-
-    def bisect(self, *arguments: str, **others: Any) -> subprocess.CompletedProcess[str]:
-        _, _, _, *command = self.command(*arguments, **others)
-        return command_in(self.folder, self.temporary, self.environment, command)
+    def bisect(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.run("bisect", *arguments, "--", *PROCESSES)
 
     def left(self) -> list[str]:
         """What a search left behind, in git and in the temporary folder."""
-        trees = self.git("worktree", "list", "--porcelain").count("worktree ") - 1
-        return ["worktree"] * trees + [path.name for path in self.temporary.iterdir() if path.name.startswith("gpumem-")]
+        return ["worktree"] * (self.worktrees - 1) + [path.name for path in self.temporary.iterdir() if path.name.startswith("gpumem-")]
 
     def document(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.temporary / "out.json").read_text())
@@ -83,10 +55,10 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
-def ended_by(number: signal.Signals, project: Project, arguments: tuple[str, ...], processes: int) -> tuple[int, bytes]:
+def ended_by(number: signal.Signals, project: Project, arguments: tuple[str, ...], processes: int) -> tuple[int, str]:
     """The exit code and the errors of a search that a signal ends once its journal holds so many processes."""
     journal = Path(arguments[arguments.index("--journal") + 1])
-    search = subprocess.Popen(project.command(*arguments), cwd=project.folder, env=project.environment, stderr=subprocess.PIPE)
+    search = project.start("bisect", *arguments, "--", *PROCESSES, stdout=subprocess.DEVNULL)
     while sum(path.read_bytes().count(b"\n") - 1 for path in journal.glob("*.jsonl")) < processes and search.poll() is None:
         time.sleep(0.01)
     search.send_signal(number)
@@ -98,20 +70,20 @@ def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
     """Of one row of a test; interrupted, it goes on. A merge is one step; of two slow-downs one is found, and the command for the other is
     printed."""
     row = f"{TEST}[changes][other]"
-    commits = [project.commit(f"comment {number}", 16, LABELLED) for number in range(2)]
+    commits = [project.add(f"comment {number}", 16, LABELLED) for number in range(2)]
     project.git("checkout", "-qb", "side")
-    project.commit("faster, only on the branch", 20, LABELLED)
-    commits.append(project.commit("comment of the branch", 64, LABELLED))
+    project.add("faster, only on the branch", 20, LABELLED)
+    commits.append(project.add("comment of the branch", 64, LABELLED))
     project.git("checkout", "-q", "main")
     project.git("merge", "-q", "--no-ff", "-m", "merge the branch", "side")
     merge = project.git("rev-parse", "HEAD").strip()
-    project.commit("comment 3", 64, LABELLED)
-    project.commit("a little slower", 80, LABELLED)
+    project.add("comment 3", 64, LABELLED)
+    project.add("a little slower", 80, LABELLED)
     (project.folder / "kern.py").write_text("NBYTES = 1 << 20\n")
     asked = ("--good", commits[0], row, "--journal", str(project.temporary / "journal"), "--json", str(project.temporary / "out.json"))
     code, errors = ended_by(signal.SIGINT, project, asked, 4)  # in the first duet
     assert (code, project.left()) == (130, [])
-    assert b"the same command goes on from there" in errors
+    assert "the same command goes on from there" in errors
     done = project.bisect(*asked)
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert project.left() == []
@@ -132,10 +104,10 @@ def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
 
 def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
     """Killed, a search goes on, and past commits that cannot be measured."""
-    commits = [project.commit(f"commit {number}", 16) for number in range(3)]
-    commits.append(project.commit("commit 3 lacks the test", 16, "def test_other(): pass\n"))
-    commits.append(project.commit("commit 4 does not build", "no_such_name"))
-    commits += [project.commit(f"commit {number}", mib) for number, mib in ((5, 17), (6, 20))]
+    commits = [project.add(f"commit {number}", 16) for number in range(3)]
+    commits.append(project.add("commit 3 lacks the test", 16, "def test_other(): pass\n"))
+    commits.append(project.add("commit 4 does not build", "no_such_name"))
+    commits += [project.add(f"commit {number}", mib) for number, mib in ((5, 17), (6, 20))]
     common = ("--json", str(project.temporary / "out.json"), "--no-explain", TEST)
     first = ("--good", commits[0], "--bad", commits[5], *common, "--peak", "--journal", str(project.temporary / "journal"))
     assert ended_by(signal.SIGKILL, project, first, 2)[0] == -signal.SIGKILL
@@ -162,11 +134,11 @@ def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
 
 
 def test_what_cannot_be_searched_is_one_line(project: Project) -> None:
-    first = project.commit("first", 16)
+    first = project.add("first", 16)
     (project.folder / "conftest.py").write_text(f"import sys; sys.path.insert(0, {str(project.folder)!r}); import kern\n")
-    imports = project.commit("takes a module of the working tree", 16)
+    imports = project.add("takes a module of the working tree", 16)
     (project.folder / "conftest.py").write_text("")
-    last = project.commit("last", 16, "def test_other(): pass\n")
+    last = project.add("last", 16, "def test_other(): pass\n")
     for arguments, message in (
         (("--good", last, "--bad", first, TEST), f"'{last}' is no ancestor of '{first}'"),
         (("--good", "v9", TEST), "'v9' is no commit of"),

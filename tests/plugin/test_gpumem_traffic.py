@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from fake_ncu import L2_BYTES
 from nvtx_injection import Trace
+from sessions import results_in, rows_in
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.ranges import labelled
@@ -190,11 +191,11 @@ def test_counts_come_back_into_later_runs(pytester: pytest.Pytester, gpumem: Ses
     pytester.makepyfile(test_counted=SUITE)
     run = ["-k", "test_pair", "-v", "--benchmark-json=out.json"]
     gpumem(*run)
-    device = json.loads((pytester.path / "out.json").read_text())["gpumem"]["device"]["key"]
+    device = results_in(pytester.path)["device"]["key"]
     counts_of(pytester, device, "test_counted.py::test_pair[again]", 3 * MIB)
     result = gpumem(*run, "--gpumem-counted", "traffic.json")
     result.stdout.fnmatch_lines(["traffic test_pair?again?: declared 2.097 MB, counted 4.194 MB by ncu on 2026-11-21*"])
-    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    rows = rows_in(pytester.path)
     assert [row["measurement"]["counted"] and row["measurement"]["counted"]["reads"] for row in rows] == [None, 3 * MIB]
 
 

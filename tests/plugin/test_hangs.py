@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,17 +12,21 @@ from xml.etree import ElementTree
 
 import pytest
 from filelock import FileLock
-from sessions import SIMULATED, TRIAD
+from sessions import SIMULATED, TRIAD, rows_in
 from test_waiting import GPU_OF_ANOTHER
 
 HANGS = {
-    # Both stay in C and look at no signal; the first one releases the interpreter's lock, as a wait for a GPU does.
-    "released": "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)",
-    "held": "collections.deque(itertools.repeat(None), maxlen=0)",
+    # Both wait in C for themselves and look at no signal; the first one releases the interpreter's lock, as a wait for a GPU does.
+    "released": "wait_for_itself(ctypes.CDLL(None))",
+    "held": "wait_for_itself(ctypes.PyDLL(None))",
 }
 MODULE = f"""
-import collections, hashlib, itertools, os, signal, sys
+import ctypes, os, signal, sys
 import pytest
+def wait_for_itself(library):
+    mutex = ctypes.create_string_buffer(256)
+    library.pthread_mutex_init(mutex, None)
+    for _ in range(2): library.pthread_mutex_lock(mutex)
 {TRIAD}
 def test_cpu(): pass
 {{culprit}}
@@ -45,7 +48,7 @@ class Ended:
     def __init__(self, code: int, output: str) -> None:
         self.code = code
         self.output = output
-        self.rows = {row["nodeid"].partition("::")[2]: row for row in json.loads(Path("out.json").read_text())["gpumem"]["rows"]}
+        self.rows = {row["nodeid"].partition("::")[2]: row for row in rows_in(Path())}
         cases = ElementTree.parse("out.xml").getroot().iter("testcase")
         self.failed = {case.get("name"): any(case.find(tag) is not None for tag in ("failure", "error")) for case in cases}
 
@@ -81,12 +84,12 @@ def ended(start: Callable[..., subprocess.Popen[bytes]]) -> Callable[..., Ended]
 
 @pytest.mark.parametrize("lock", HANGS)
 def test_a_hang_ends_the_session_and_keeps_its_results(ended: Callable[..., Ended], lock: str) -> None:
-    session = ended(MEASURES_AND_HANGS.format(hang=HANGS[lock], timeout="2 s"))
+    session = ended(MEASURES_AND_HANGS.format(hang=HANGS[lock], timeout="1 s"))
     assert session.code == (pytest.ExitCode.TESTS_FAILED if lock == "released" else -signal.SIGKILL)
     assert session.failed == {"test_triad": False, "test_cpu": False, "test_culprit": True}
     assert {name: row["verdict"]["outcome"] for name, row in session.rows.items()} == {"test_triad": "PASS", "test_culprit": "FAIL"}
     assert not Path("baseline").exists()
-    assert "the measurement of triad did not end within 2.005 s (--gpumem-timeout)" in session.output
+    assert "the measurement of triad did not end within 1.005 s (--gpumem-timeout)" in session.output
     assert "last range is test_culprit.check" in session.output
     assert f'File "{Path("test_it.py").absolute()}"' in session.output  # where it hung
     assert "test_it.py::test_culprit; 2 tests not run" in session.output

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from sessions import Run
 
 from pytest_gpumem.cli import main
-
-Run = Callable[..., pytest.RunResult]
 
 HOSTILE = "test_a\n::add-mask::x\x1b[2J\u202e\udcff.py"
 """Name of a file with tests."""

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sessions import SIMULATED
-
-Run = Callable[..., pytest.RunResult]
+from sessions import SIMULATED, Run
 
 FIXTURE = """
 import pytest

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
-from sessions import SIMULATED
-
-Run = Callable[..., pytest.RunResult]
+from sessions import SIMULATED, Run
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-Run = Callable[..., pytest.RunResult]
+from sessions import Run
 
 
 @pytest.fixture

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from xml.etree import ElementTree
 
 import pytest
-from sessions import SIMULATED, TRIAD
-
-Run = Callable[..., pytest.RunResult]
+from sessions import SIMULATED, TRIAD, Run, rows_in
 
 LOSING = """
     import pytest
@@ -139,7 +136,7 @@ def test_last(gpu_benchmark, device_buffer, gpu_kernels): test_triad(gpu_benchma
     result = pytester.runpytest_subprocess(*SIMULATED, *arguments, "--benchmark-json=out.json", "--junitxml=out.xml")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(**{"passed": 3, "failed": 1} if when == "body" else {"passed": 4, "errors": 1})
-    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    rows = rows_in(pytester.path)
     assert {row["nodeid"] for row in rows} == {"test_it.py::test_triad", "test_it.py::test_last"}
     cases = [case.get("name") for case in ElementTree.parse(pytester.path / "out.xml").getroot().iter("testcase")]
     assert sorted(map(str, cases)) == ["test_culprit", "test_last", "test_next", "test_triad"]

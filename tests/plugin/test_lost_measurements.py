@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from sessions import Run
 
 from pytest_gpumem.cli import main
-
-Run = Callable[..., pytest.RunResult]
 
 TESTS = """
 import os, pytest

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sessions import SIMULATED, TRIAD
-
-Run = Callable[..., pytest.RunResult]
+from sessions import SIMULATED, TRIAD, Run, row_in, rows_in, stored_in
 
 
 def json_of(pytester: pytest.Pytester, name: str = "out.json") -> dict[str, Any]:
@@ -73,7 +70,7 @@ def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) 
 def test_a_row_keeps_overhead_and_the_conditions_between_the_samples(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TRIAD)
     gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
-    (row,) = json_of(pytester)["gpumem"]["rows"]
+    row = row_in(pytester.path)
     taken = row["measurement"]
     assert taken["sampler"] == "blocked"
     assert taken["overhead"] > taken["floor"] > 0
@@ -99,9 +96,9 @@ def test_no_row_takes_the_place_of_another(pytester: pytest.Pytester, gpumem: Ru
         """
     )
     gpumem("--benchmark-json=out.json", "--gpumem-save").assert_outcomes(passed=2)
-    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    rows = rows_in(pytester.path)
     assert [(row["nodeid"].partition("::")[2], row["label"]) for row in rows] == [("test_x[a]", "b"), ("test_x[a][b]", "")]
-    (stored,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    (stored,) = stored_in(pytester.path)
     assert len(json.loads(stored.read_text())["content"]["rows"]) == 2
 
 
@@ -398,7 +395,7 @@ def test_a_latency_per_access_has_an_interval(pytester: pytest.Pytester, gpumem:
     result.stdout.fnmatch_lines(
         [f"{name}:13: NoTraffic: stride_copy has no dependent accesses; its latency is `.latency`", "  * ns to * ns/access*"]
     )
-    rows = json_of(pytester)["gpumem"]["rows"]
+    rows = rows_in(pytester.path)
     assert [row["measurement"]["sectors_per_request"] for row in rows] == [None, 8]
 
 
@@ -464,5 +461,5 @@ def test_an_error_of_a_fixture_is_the_reason_of_its_row(pytester: pytest.Pyteste
         """
     )
     gpumem("--benchmark-json=out.json").assert_outcomes(errors=1)
-    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    row = row_in(pytester.path)
     assert row["verdict"]["reason"] == "failed before anything was measured: ValueError: no such table"

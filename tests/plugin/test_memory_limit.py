@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
 from known_devices import H100
+from sessions import Run
 from test_options import only_line
 
 from pytest_gpumem import GiB
 from pytest_gpumem.devices import opening
-
-Run = Callable[..., pytest.RunResult]
 
 NEEDS_11_GIB = """
 def test_small(device_buffer, gpu_benchmark, gpu_kernels):

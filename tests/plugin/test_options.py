@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from sessions import SIMULATED, TRIAD
+from sessions import SIMULATED, TRIAD, Run, results_in
 
 from pytest_gpumem.devices import cuda, opening
 from pytest_gpumem.settings import Option, Role, of_role
-
-Run = Callable[..., pytest.RunResult]
 
 SHOW = """
 def test_it(request):
@@ -262,7 +258,7 @@ def test_native_toml_has_values_of_their_own_types(pytester: pytest.Pytester, se
     (pytester.path / "pyproject.toml").write_text("\n".join(["[tool.pytest]", *lines]))
     result = session("--benchmark-json=out.json")
     result.assert_outcomes(passed=1)
-    settings = json.loads((pytester.path / "out.json").read_text())["gpumem"]["settings"]
+    settings = results_in(pytester.path)["settings"]
     assert (settings["placements"], settings["budget"], settings["allow_lost"]) == (4, 0.02, ["a", "b"])
     (pytester.path / "pyproject.toml").write_text("[tool.pytest]\ngpumem = true\ngpumem_max_regression = 3")
     line = only_line(session())

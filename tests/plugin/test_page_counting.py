@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import pytest
-
-Run = Callable[..., pytest.RunResult]
+from sessions import Run, rows_in
 
 ADD = """
 import pytest
@@ -24,7 +22,7 @@ def said(result: pytest.RunResult) -> str:
 
 
 def counts_of(pytester: pytest.Pytester) -> list[object]:
-    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    rows = rows_in(pytester.path)
     return [row["measurement"]["migrations"] for row in rows]
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-
-Run = Callable[..., pytest.RunResult]
+from sessions import Run
 
 THRASHING = "*Thrashing: thrashing: hit ratio x bytes is 1 x 40 MiB = 40 MiB, 31.25 MiB of L2 are set aside: its lines evict each other*"
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-
-Run = Callable[..., pytest.RunResult]
+from sessions import Run, row_in, stored_in
 
 COPY = """
 import os
@@ -24,11 +20,6 @@ def test_host():
 """
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text())["gpumem"]["rows"]
-    return found
-
-
 def test_each_row_is_of_several_fresh_processes(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     pytester.makepyfile(COPY)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
@@ -40,19 +31,19 @@ def test_each_row_is_of_several_fresh_processes(pytester: pytest.Pytester, gpume
     assert len(pids) == len(set(pids)) == 3
     document = json.loads((pytester.path / "out.json").read_text())
     assert document["gpumem"]["settings"]["processes"] == 3
-    (row,) = rows(pytester.path / "out.json")
+    row = row_in(pytester.path)
     further = row["measurement"]["further"]
     assert [len(repeat["medians"]) for repeat in further] == [len(row["measurement"]["placements"])] * 2
     # A drift of the device is that of all processes, so each reads the controls.
     controls = [row["measurement"]["taken"]["controls"], *(repeat["controls"] for repeat in further)]
     assert all(one is not None and one["dram"] > 0 for one in controls)
     # The run alone saves and reports.
-    assert len(list(pytester.path.glob(".benchmarks/*/gpumem/*.json"))) == 1
+    assert len(stored_in(pytester.path)) == 1
     assert (pytester.path / "junit.xml").exists()
     assert (pytester.path / "summary.md").read_text().count("### gpumem") == 1
     again = gpumem("--gpumem-processes", "2", "--benchmark-json=out.json")
     again.stdout.fnmatch_lines(["*baseline: 3 processes in*"])
-    (row,) = rows(pytester.path / "out.json")
+    row = row_in(pytester.path)
     comparison = row["verdict"]["comparison"]
     assert (comparison["processes"], comparison["measured"]) == (3, 2)
 
@@ -166,7 +157,7 @@ def test_a_failure_in_any_process_is_the_tests(pytester: pytest.Pytester, gpumem
     text = result.stdout.str()
     assert text.count("process 2 of 2 of --gpumem-processes: ") >= 5
     assert "torn down wrongly" in text
-    (file,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    (file,) = stored_in(pytester.path)
     stored = [row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]]
     assert stored == ["test_is_fine", "test_limit_of_all_processes"]
 
@@ -194,7 +185,7 @@ def test_a_crash_fails_what_the_process_did_not_report(pytester: pytest.Pytester
     result = gpumem("--gpumem-processes", "2", "--gpumem-save")
     result.assert_outcomes(passed=1, failed=2)
     assert "process 2 of 2 of --gpumem-processes ended with 0" in result.stdout.str()
-    (file,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    (file,) = stored_in(pytester.path)
     assert [row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]] == ["test_before"]
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from s3_server import BUCKET, Server
-from sessions import TRIAD
+from sessions import TRIAD, Run
 
 from pytest_gpumem.cli import main
-
-Run = Callable[..., pytest.RunResult]
 
 SUITE = f"""
 import pytest

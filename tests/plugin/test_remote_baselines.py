@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from s3_server import BUCKET, Server
-from sessions import TRIAD
+from sessions import TRIAD, Run
 
-Run = Callable[..., pytest.RunResult]
 URL = f"s3://{BUCKET}/sessions"
 
 

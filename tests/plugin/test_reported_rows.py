@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-Run = Callable[..., pytest.RunResult]
+from sessions import Run
 
 MEASURE = "gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))"
 

@@ -15,7 +15,7 @@ import pytest
 import ssh_server
 from ci_project import again
 from msgspec import structs
-from sessions import SIMULATED
+from sessions import SIMULATED, results_in, rows_in, stored_in
 
 from pytest_gpumem.baselines.storage import Storage
 from pytest_gpumem.baselines.store import Store, files
@@ -123,7 +123,7 @@ def test_each_worker_measures_on_its_own_gpu(pytester: pytest.Pytester, seen: Se
     assert by_worker == {"gw0": ("GPU-a,GPU-b", ["GPU-a"]), "gw1": ("GPU-b,GPU-a", ["GPU-b"])}
     result.stdout.fnmatch_lines(["gpumem: 2 workers measure on 2 GPUs"])
     assert "automatically disabled" not in result.stdout.str() + result.stderr.str()
-    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    rows = rows_in(pytester.path)
     held = {str(name): mine[0] for name, _, _, mine in seen.lines()}
     assert {row["nodeid"][-2]: row["measurement"]["taken"]["card"] for row in rows} == held
 
@@ -262,7 +262,7 @@ def test_a_worker_whose_gpu_is_of_another_model_has_rows_of_its_own(pytester: py
     seen.write(MEASURED)
     workers = ("--dist", "load", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-other", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-a")
     seen.run(*workers, "--benchmark-json=out.json").assert_outcomes(passed=4)
-    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    rows = rows_in(pytester.path)
     names = {row.get("device", {}).get("name") for row in rows}
     assert names <= {None, "another model"}
     assert "another model" in names
@@ -294,10 +294,6 @@ def stored(pytester: pytest.Pytester) -> dict[str, int]:
     return {key: len(run.rows) for key, run in runs.items()}
 
 
-def results(pytester: pytest.Pytester) -> dict[str, Any]:
-    return dict(json.loads((pytester.path / "out.json").read_text())["gpumem"])
-
-
 def test_each_worker_compares_with_the_baseline_of_its_own_card_and_fails_there_alone(pytester: pytest.Pytester, models: Models) -> None:
     pytester.makepyfile(COPY)
     place = "--gpumem-baseline=baseline"
@@ -313,7 +309,7 @@ def test_each_worker_compares_with_the_baseline_of_its_own_card_and_fails_there_
     saved.stdout.fnmatch_lines([f"*gpumem: {H100}, {H200} (simulated)*", f"*test_copy on {H100} *", f"*test_copy on {H200} *"])
     compared = models(*EACH, place, "--gpumem-max-regression=5%", "--benchmark-json=out.json", "--gpumem-report=page.html", "-v")
     compared.assert_outcomes(passed=4)
-    run = results(pytester)
+    run = results_in(pytester.path)
     assert run["device"]["key"] == keys["h100"]
     by_card: dict[str, list[dict[str, Any]]] = {}
     for row in run["rows"]:
@@ -342,7 +338,7 @@ def test_each_worker_compares_with_the_baseline_of_its_own_card_and_fails_there_
     pytester.makepyfile(slower)
     result = models(*EACH, place, "--gpumem-max-regression=5%", "--gpumem-save", "--benchmark-json=out.json")
     result.assert_outcomes(passed=3, failed=1)
-    run = results(pytester)
+    run = results_in(pytester.path)
     failed = [(row["nodeid"], row["device"]["name"]) for row in run["rows"] if row["failed"]]
     assert [(nodeid[-3:], name) for nodeid, name in failed] == [("[1]", H200)]
     assert run["missing"] == []
@@ -355,7 +351,7 @@ def test_a_test_that_another_card_measured_is_not_lost(pytester: pytest.Pytester
     models(place, "--gpumem-save").assert_outcomes(passed=2)
     on_h200 = ("--dist", "load", "--tx", "popen//env:GPUMEM_DEVICE=sim:h200")
     models(*on_h200, place, "--benchmark-json=out.json").assert_outcomes(passed=2)
-    run = results(pytester)
+    run = results_in(pytester.path)
     assert run["missing"] == []
     assert {row["verdict"]["outcome"] for row in run["rows"]} == {"PASS"}
     assert {row["device"]["name"] for row in run["rows"]} == {H200}
@@ -368,7 +364,7 @@ def test_workers_on_another_machine_have_its_cards_baseline(pytester: pytest.Pyt
     models(*workers, "--gpumem-save").assert_outcomes(passed=2)
     assert stored(pytester) == {opening.choose("sim:h200").facts.key: 2}
     models(*workers, "--gpumem-max-regression=5%", "--benchmark-json=out.json").assert_outcomes(passed=2)
-    assert {row["verdict"]["comparison"]["runs"] for row in results(pytester)["rows"]} == {1}
+    assert {row["verdict"]["comparison"]["runs"] for row in rows_in(pytester.path)} == {1}
 
 
 def test_undecided_rows_are_measured_again_on_their_gpus(pytester: pytest.Pytester, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +379,7 @@ def test_undecided_rows_are_measured_again_on_their_gpus(pytester: pytest.Pytest
     )
     seen.run("--gpumem-save").assert_outcomes(passed=2)
     for number in range(2):
-        again(next(pytester.path.glob(".benchmarks/*/gpumem/*.json")), number)
+        again(stored_in(pytester.path)[0], number)
     seen.forget()
     monkeypatch.setenv("LIMIT", "0.8%")
     seen.run("-n", "2", "--gpumem-no-evidence", processes="auto").assert_outcomes(passed=2)
@@ -424,7 +420,7 @@ def test_workers_on_another_machine_take_turns_on_its_gpus(pytester: pytest.Pyte
         "gw2": ("GPU-a,GPU-b", ["GPU-a"]),
         "gw3": ("GPU-a,GPU-b", ["GPU-a"]),
     }
-    one, out = (json.loads((pytester.path / name).read_text())["gpumem"]["rows"] for name in ("one.json", "out.json"))
+    one, out = (rows_in(pytester.path, name) for name in ("one.json", "out.json"))
     assert sorted(row["nodeid"] for row in one) == sorted(row["nodeid"] for row in out)
 
 
@@ -433,7 +429,7 @@ def test_workers_on_another_machine_compare_with_the_baseline(pytester: pytest.P
     seen.run("--gpumem-save").assert_outcomes(passed=4)
     workers = ("--dist", "load", "--tx", f"2*{other_machine}//chdir={pytester.path}")
     seen.run(*workers, "--gpumem-max-regression=50%", "--benchmark-json=out.json").assert_outcomes(passed=4)
-    rows = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    rows = rows_in(pytester.path)
     assert {row["verdict"]["comparison"]["processes"] for row in rows} == {1}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,6 +14,7 @@ import yaml
 from ci_project import BRANCH, SIMULATED, Done, Project, again
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
+from sessions import Run
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.outcomes import Outcome
@@ -45,7 +45,6 @@ PLANTED = """
 """
 """A conftest that makes one test slower."""
 
-Run = Callable[..., pytest.RunResult]
 COUNT = 4
 SUITE = """
     import os

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sessions import Run
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import AccessProperty
@@ -31,7 +32,6 @@ from pytest_gpumem.memory import l2
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.units import MiB
 
-Run = Callable[..., pytest.RunResult]
 Patch = pytest.MonkeyPatch
 
 SUITE = Path(__file__).parents[1] / "memory"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-Run = Callable[..., pytest.RunResult]
+from sessions import Run
 
 SUITE = Path(__file__).parents[1] / "memory"
+QUICK = ("--gpumem-placements=2", "--gpumem-precision=1%")
 
 RTX3090 = """
 from pytest_gpumem import GiB, MiB
@@ -77,7 +76,7 @@ def test_sliding_window(gpu_benchmark, gpu_kernels, device_buffer, persisting_st
 @pytest.mark.parametrize(("device", "test"), [("rtx3090", RTX3090), ("a100", A100)])
 def test_a_text_is_met_through_the_public_fixtures(pytester: pytest.Pytester, gpumem: Run, device: str, test: str) -> None:
     pytester.makepyfile(test)
-    result = gpumem("--gpumem-device", f"sim:{device}", "--gpumem-placements=2", "--gpumem-precision=1%")
+    result = gpumem("--gpumem-device", f"sim:{device}", *QUICK)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*18 measured (simulated)*"])
 
@@ -87,6 +86,6 @@ def test_the_suites_experiments_hold_on_every_simulated_device(pytester: pytest.
     suite = pytester.mkdir("suite")
     for name in ("conftest.py", "test_l2_seeds.py"):
         (suite / name).write_text((SUITE / name).read_text())
-    result = gpumem("suite", "--import-mode=importlib", "--gpumem-device", f"sim:{device}")
+    result = gpumem("suite", "--import-mode=importlib", "--gpumem-device", f"sim:{device}", *QUICK)
     # No more than 4.1 MiB of an RTX 3090's L2 can be set aside, and the guide sets 30 MiB aside.
     result.assert_outcomes(**({"passed": 9, "skipped": 1} if device == "rtx3090" else {"passed": 10}))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sessions import TRIAD
+from sessions import TRIAD, Run
 
 from pytest_gpumem.measuring.budget import FIXED
 from pytest_gpumem.measuring.conductor import Conductor
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.records.measurement import Measurement
-
-Run = Callable[..., pytest.RunResult]
 
 CHEAP_AND_DEAR = """
 def test_cheap(gpu_benchmark, device_buffer, gpu_kernels):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-
 import pytest
+from sessions import Run, row_in
 
 from pytest_gpumem import MiB
-
-Run = Callable[..., pytest.RunResult]
 
 MODEL = """
 def layer(device_buffer):
@@ -50,7 +46,7 @@ def test_the_report_of_a_failed_test_names_the_line_that_grew(traced: Run) -> No
 
 def test_results_have_the_lines_and_the_way_to_them(pytester: pytest.Pytester, traced: Run) -> None:
     traced("--gpumem-footprint=trace", "--gpumem-report=report.html", "--benchmark-json=results.json")
-    (row,) = json.loads((pytester.path / "results.json").read_text())["gpumem"]["rows"]
+    row = row_in(pytester.path, "results.json")
     sites = row["footprint"]["sites"]
     assert [(site["file"], site["line"], site["at_peak"]) for site in sites] == [("model.py", 4, 9 * MiB), ("test_it.py", 6, MiB)]
     assert sites[0]["stack"][0] == "test_it.py:7 in test_grows"

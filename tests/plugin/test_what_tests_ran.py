@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions import SIMULATED
-
-Run = Callable[..., pytest.RunResult]
+from sessions import SIMULATED, Run, rows_in, stored_in
 
 TESTS = """
 import os
@@ -35,7 +32,7 @@ def run(pytester: pytest.Pytester, session: Run) -> Run:
 
 
 def rows(folder: Path) -> dict[str, Any]:
-    found = json.loads((folder / "out.json").read_text())["gpumem"]["rows"]
+    found = rows_in(folder)
     return {row["nodeid"].partition("::")[2]: row for row in found}
 
 
@@ -44,7 +41,7 @@ def test_the_results_and_the_baseline_hold_what_ran(pytester: pytest.Pytester, r
     ran = rows(pytester.path)["test_copy"]["measurement"]["what_ran"]
     assert len(ran["digest"]) == 16
     assert [step["name"] for step in ran["steps"]] == ["copy"]
-    (stored,) = pytester.path.glob(".benchmarks/*/gpumem/*.json")
+    (stored,) = stored_in(pytester.path)
     kept = {row["nodeid"]: row["measurement"]["what_ran"] for row in json.loads(stored.read_text())["content"]["rows"]}
     assert kept["test_a.py::test_copy"]["digest"] == ran["digest"]
 
