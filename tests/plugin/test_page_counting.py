@@ -83,7 +83,7 @@ def test_a_limit_that_cannot_be_counted_is_never_a_pass(pytester: pytest.Pyteste
     pytester.makeconftest(
         """
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.devices.simulated.counters import SimulatedCounters
+from pytest_gpumem.devices.simulated.device import SimulatedCounters
 import pytest
 
 def refuse(self, work):

@@ -32,18 +32,13 @@ KINDS = tuple(kind for kind in MemoryKind if kind is not MemoryKind.PEER)
 """Of memory that one GPU has."""
 
 
-@pytest.mark.parametrize("name", sorted(DATASHEETS))
-def test_facts_say_simulated_and_follow_from_the_datasheet(name: str) -> None:
+@pytest.mark.parametrize(("name", "terabytes_per_second"), [("rtx3090", 0.936), ("a100", 2.039), ("h100", 3.352), ("h200", 4.8)], ids=str)
+def test_facts_say_simulated_and_follow_from_the_datasheet(name: str, terabytes_per_second: float) -> None:
     facts = Workbench(name).device.facts
     assert facts.simulated
     assert facts.key.startswith("simulated-")
-    assert facts.peak_bandwidth == pytest.approx(2 * facts.memory_clock_hz * facts.memory_bus_bits / 8)
+    assert facts.peak_bandwidth == pytest.approx(terabytes_per_second * 1e12, rel=2e-3)  # as published
     assert facts.persisting_l2_max_bytes % facts.l2_step_bytes == 0
-
-
-@pytest.mark.parametrize(("name", "terabytes_per_second"), [("rtx3090", 0.936), ("a100", 2.039), ("h100", 3.352), ("h200", 4.8)], ids=str)
-def test_peak_bandwidth_is_the_published_one(name: str, terabytes_per_second: float) -> None:
-    assert DATASHEETS[name].peak_bandwidth == pytest.approx(terabytes_per_second * 1e12, rel=2e-3)
 
 
 # Memory
@@ -86,12 +81,6 @@ def test_free_bytes_and_out_of_memory(bench: Workbench) -> None:
         bench.memory(bench.device.memory.free_bytes(MemoryKind.PINNED) + 1, MemoryKind.PINNED)
 
 
-def test_large_memory_is_backed_by_little(bench: Workbench) -> None:
-    memory = bench.memory(60 * GiB)
-    assert bench.device.memory.view(memory, "f4", memory.nbytes // 4).nbytes == PREFIX_BYTES
-    assert bench.device.content.to_host(memory, "f4", memory.nbytes // 4).nbytes == PREFIX_BYTES
-
-
 def test_freed_memory_is_refused(bench: Workbench) -> None:
     x, y = bench.memory(4096), bench.memory(4096)
     launch = bench.bind(scale(), x=x, y=y)
@@ -103,20 +92,12 @@ def test_freed_memory_is_refused(bench: Workbench) -> None:
         bench.device.memory.view(x, "f4", 1)
 
 
-def test_host_content_round_trip(bench: Workbench) -> None:
-    for kind in KINDS:
-        memory = bench.memory(4096, kind)
-        content = np.arange(1024, dtype="i4")
-        bench.device.content.from_host(memory, content)
-        assert np.array_equal(bench.device.content.to_host(memory, "i4", 1024), content)
-
-
 def test_from_host_keeps_the_prefix_of_a_full_array(bench: Workbench) -> None:
     content = np.arange(MiB, dtype="i4")
     memory = bench.memory(content.nbytes)
     bench.device.content.from_host(memory, content)
     kept = bench.device.content.to_host(memory, "i4", content.size)
-    assert 0 < kept.size < content.size
+    assert kept.nbytes == bench.device.memory.view(memory, "i4", content.size).nbytes == PREFIX_BYTES
     assert np.array_equal(kept, content[: kept.size])
 
 
