@@ -19,7 +19,7 @@ from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.errors import translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, Content, DeviceError, Stream
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Stream
 from pytest_gpumem.kernels.latency import random_cycle
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -259,6 +259,3 @@ class CudaContent:
 def _wait(stream: Stream) -> None:
     with translated("waiting for the stream"):
         runtime.streamSynchronize(stream.handle)
-
-
-_: type[Content] = CudaContent

@@ -31,7 +31,7 @@ from pytest_gpumem.devices.cuda.managed import Beacon, CudaManaged
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
 from pytest_gpumem.devices.cuda.streams import CudaStreams
 from pytest_gpumem.devices.footprints import Footprints
-from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError
+from pytest_gpumem.devices.protocol import ContextLost, DeviceError
 from pytest_gpumem.records.device import DeviceFacts
 
 
@@ -144,6 +144,3 @@ def _check_same(index: int, facts: DeviceFacts) -> None:
             f"device {index} is {now}, and was {facts.uuid} at the session's start: CUDA_VISIBLE_DEVICES has changed, or CUDA was "
             "initialised before it was set"
         )
-
-
-_: type[Device] = CudaDevice

@@ -16,7 +16,7 @@ from pytest_gpumem.devices.cuda import l2
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Graph, Graphs, Stream, WindowSpec
+from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Graph, Stream, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 
 _WINDOW = R.cudaKernelNodeAttrID.cudaLaunchAttributeAccessPolicyWindow
@@ -145,6 +145,3 @@ def _destroy(executable: int, template: int, pools: tuple[Any, ...]) -> None:
     with suppress(*CUPY_ERRORS):  # only a lost context refuses, and took the graphs with it
         runtime.graphExecDestroy(executable)
         runtime.graphDestroy(template)
-
-
-_: type[Graphs] = CudaGraphs

@@ -11,7 +11,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import check_window, unsupported
 from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.protocol import L2, AccessProperty, DeviceError, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Stream, Unsupported, WindowSpec
 from pytest_gpumem.records.device import DeviceFacts
 
 _NUMBERS = {
@@ -93,6 +93,3 @@ def unpacked(value: Any) -> WindowSpec | None:
         raise DeviceError(f"an access-policy window with the properties {numbers}; CUDA has {', '.join(map(str, _PROPERTIES))}")
     hit, miss = (_PROPERTIES[number] for number in numbers)
     return WindowSpec(int(policy.base_ptr), int(policy.num_bytes), ratio, hit, miss)
-
-
-_: type[L2] = CudaL2

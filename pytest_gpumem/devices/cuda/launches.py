@@ -15,7 +15,7 @@ from pytest_gpumem.devices.cuda.content import copy
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.l2 import launch_attribute
-from pytest_gpumem.devices.protocol import DeviceError, Foreign, Kernels, Launch, Stream, WindowSpec
+from pytest_gpumem.devices.protocol import DeviceError, Foreign, Launch, Stream, WindowSpec
 from pytest_gpumem.kernels.kernel import Kernel, Role
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -119,6 +119,3 @@ def _address(launch: Launch, name: str) -> int:
     if not allocation.address:
         raise DeviceError(f"kernel {launch.kernel.name!r}: the device cannot see the {allocation.kind.value} memory of {name!r}")
     return allocation.address
-
-
-_: type[Kernels] = CudaKernels

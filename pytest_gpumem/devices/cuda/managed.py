@@ -11,7 +11,7 @@ from cupy.cuda import runtime
 from pytest_gpumem.devices.cuda import host
 from pytest_gpumem.devices.cuda.errors import check, translated
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, Managed, NotCounted, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, NotCounted, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
 BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])  # of cuda-bindings, which names places as its own CUDA does
@@ -131,6 +131,3 @@ class Beacon:
         address, self._address = self._address, 0
         if address:
             runtime.free(address)
-
-
-_: type[Managed] = CudaManaged

@@ -21,7 +21,7 @@ from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, translated
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import DeviceError, Event, Hold, HoldExpired, Stream, Streams, Unsupported
+from pytest_gpumem.devices.protocol import DeviceError, Event, Hold, HoldExpired, Stream, Unsupported
 from pytest_gpumem.kernels.kernel import LaunchShape
 
 # %globaltimer counts nanoseconds; __nanosleep keeps the one thread from flooding the host link with reads.
@@ -192,6 +192,3 @@ class CudaStreams:
         started, self._holds = self._holds, None
         if started is not None:
             started.release_all()
-
-
-_: type[Streams] = CudaStreams

@@ -14,7 +14,7 @@ import numpy as np
 from pytest_gpumem.devices.checks import below_context, check_part
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
-from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.devices.simulated.content import backed, backing, memory_name, prefix
 from pytest_gpumem.devices.simulated.machine import Machine
 from pytest_gpumem.devices.simulated.pages import Pages
@@ -308,6 +308,3 @@ class SimulatedAllocator:
 
     def close(self) -> None:
         self._kept = 0
-
-
-_: type[Memory] = SimulatedMemory

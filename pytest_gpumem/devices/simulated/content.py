@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_gpumem.devices import protocol, values
+from pytest_gpumem.devices import values
 from pytest_gpumem.devices.checks import nodes_of
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, Stream, Unsupported
 from pytest_gpumem.devices.simulated.engine import COMPUTE, Work
@@ -159,6 +159,3 @@ class SimulatedContent(Facet):
         n = min(np.size(actual), np.size(expected))  # of what is backed
         left, right = (np.ascontiguousarray(array, dtype=np.asarray(actual).dtype).reshape(-1)[:n] for array in (actual, expected))
         return values.mismatch(left, right, relative_tolerance)
-
-
-_: type[protocol.Content] = SimulatedContent

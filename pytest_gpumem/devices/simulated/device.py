@@ -6,10 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from pytest_gpumem.devices import protocol
 from pytest_gpumem.devices.checks import check_window, unsupported
 from pytest_gpumem.devices.footprints import Footprints
-from pytest_gpumem.devices.protocol import Advice, Allocation, Counters, Device, DeviceError, Managed, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.content import SimulatedContent
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
@@ -216,7 +215,3 @@ class SimulatedDevice:
 
     def close(self) -> None:
         self.timeline.clear()
-
-
-_: tuple[type[protocol.L2], type[Managed], type[Counters]] = (SimulatedL2, SimulatedManaged, SimulatedCounters)
-_device: type[Device] = SimulatedDevice

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.checks import check_live, check_window, copied_by
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Kernels, Launch, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Launch, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated import timing
 from pytest_gpumem.devices.simulated.content import computation
 from pytest_gpumem.devices.simulated.engine import COMPUTE, SimulatedStream, Work
@@ -159,6 +159,3 @@ def _element(launch: Launch) -> str:
 def _elements_of_a_load(launch: Launch) -> int:
     itemsize = next(iter(launch.call.arrays.values())).itemsize
     return max(1, (launch.kernel.load_bytes or itemsize) // itemsize)
-
-
-_: type[Kernels] = SimulatedKernels

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.checks import check_window
-from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Event, Graph, Graphs, Hold, HoldExpired, Stream, Streams, WindowSpec
+from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Event, Graph, Hold, HoldExpired, Stream, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.engine import Engine, HoldItem, Item, Mark, Record, SimulatedEvent, SimulatedStream, Wait
 from pytest_gpumem.devices.simulated.machine import Machine
@@ -293,6 +293,3 @@ def own_event(event: Event) -> SimulatedEvent:
     if not isinstance(event, SimulatedEvent):
         raise DeviceError("the event belongs to another device")
     return event
-
-
-_: tuple[type[Streams], type[Graphs]] = (SimulatedStreams, SimulatedGraphs)
