@@ -48,7 +48,7 @@ SELECTION = (
 HERE = Path(__file__).resolve().parent
 MOST = 10
 """Tests that are shown."""
-NUMBER = 150
+NUMBER = 60
 """Tests that are run."""
 WORKERS = min(14, os.cpu_count() or 1)
 """Of xdist, which compile."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
@@ -18,7 +17,7 @@ from pytest_gpumem.devices.memory_events import (
     Allocated,
     Figures,
     Growth,
-    MemoryEvent,
+    Mark,
     MemoryLog,
     Series,
     account,
@@ -115,7 +114,7 @@ class Footprints:
         self._paused = False
         self._before: dict[Series, Figures] | None = None
         """What libraries counted when a block of `ours` began; None outside of such a block."""
-        self._first = 0  # number of steps then
+        self._first = Mark()  # what the log had reached then
         self._drift: dict[Series, Figures] = {}
         """Bytes that libraries used and held more after such blocks than before, since the start."""
         self._since_ours: set[Series] = set()
@@ -228,26 +227,23 @@ class Footprints:
         for series, after in self._figures().items():
             if (less := (self._before.get(series, _NONE).used or 0) - (after.used or 0)) > 0:
                 self._log.shrink(series, less, time.perf_counter())
-        freed = [one for one in (*self._log.living(), *self._log.cached.values()) if not self._alive(one)]
+        freed = [one for one in (*self._log.of_driver(), *self._log.cached.values()) if self._driver and not self._driver.alive(one)]
         self._log.forget(freed, time.perf_counter())
 
     def _begin_ours(self) -> None:
         self._settle()
-        self._before, self._first = self._figures(), len(self._log.steps)
+        self._before, self._first = self._figures(), self._log.mark()
 
     def _end_ours(self) -> None:
         """Book by how much libraries grew in the block. What was freed there of the test's memory is no part of it."""
         assert self._before is not None
         self._settle(ours=True)
-        freed = Counter[Series]()
-        for _at, change, of in self._log.steps[self._first :]:
-            if change < 0 and of.layer == "use":
-                freed[of.series] -= change
+        _steps, uses = self._log.since(self._first)
         for series, after in self._figures().items():
             before = self._before.get(series, _NONE)
             growth = _minus(after, before)
             if growth.used is not None:
-                growth = growth._replace(used=growth.used + freed[series])
+                growth = growth._replace(used=growth.used + (uses[series].freed if series in uses else 0))
             self._drift[series] = _plus(self._drift.get(series, _NONE), growth)
             if (after.high or 0) > (before.high or 0):
                 self._high_in_ours[series] = after.high or 0
@@ -255,22 +251,18 @@ class Footprints:
                 self._since_ours.add(series)
         self._before = None
 
-    def _alive(self, one: Allocated) -> bool:
-        source = self._driver if one.layer == "driver" else None
-        return source is None or source.alive(one)
-
     def took(self, kind: MemoryKind, nbytes: int) -> int:
         place = _place(kind)
         if self._wanted is None or self._paused or place is None:
             return 0
         number = next(self._numbers)
         stack = python_stack() if self._stacks else ()
-        self._log.emit(MemoryEvent(time.perf_counter(), (FIXTURES, place), "fixture", number, nbytes, stack))
+        self._log.emit((time.perf_counter(), (FIXTURES, place), "fixture", number, nbytes, stack))
         return number
 
     def gave_back(self, number: int) -> None:
         if self._wanted is not None and number:
-            self._log.emit(MemoryEvent(time.perf_counter(), (FIXTURES, "device"), "fixture", number, 0))
+            self._log.emit((time.perf_counter(), (FIXTURES, "device"), "fixture", number, 0, ()))
 
     def referrers(self) -> Callable[[Allocated], tuple[str, ...]]:
         arrays: dict[tuple[str, int], list[object]] = {}
@@ -305,13 +297,13 @@ class _Watch:
     def __init__(self, of: Footprints) -> None:
         self._of = of
         of._log.open += 1
-        self._index = len(of._log.steps)
+        self._mark = of._log.mark()
         self._begin = time.perf_counter()
         self._figures = of._figures()
         self._drift = dict(of._drift)
         self._free = None if of.driver_is_watched else of._free_bytes()
         self._cached = self._cached_now()
-        self._accounts = account((), self._begin)
+        self._accounts = account((), {}, self._begin)
         self._closed = False
 
     def read(self) -> Footprint:
@@ -324,8 +316,7 @@ class _Watch:
             of._settle()
             of._log.reuse(time.perf_counter())
             self._cached = self._cached_now()
-        steps, after = of._log.steps[self._index :], of._figures()
-        of_driver = [step for step in steps if step[2].layer == "driver"]
+        (steps, changes), after = of._log.since(self._mark), of._figures()
         driver = of.driver_is_watched
         not_watched = [f"{name}: {why}" for name, why in of._reasons.items()]
         for series, figures in after.items():
@@ -333,16 +324,16 @@ class _Watch:
             before = self._figures.get(series, _NONE)
             nobodys = self._nobodys(series)
             if driver and figures.segments is not None:
-                missing = (_minus(figures, before).segments or 0) - (nobodys.segments or 0) - owned(of_driver, library, kind)
-                if missing > 0 and not claim(of_driver, library, missing):
+                missing = (_minus(figures, before).segments or 0) - (nobodys.segments or 0) - owned(steps, library, kind)
+                if missing > 0 and not claim(steps, library, missing):
                     not_watched.append(f"{library}: which allocations of the driver its pool is made of: they count as CUDA's too")
         handles = {name: sizes for source in of._running.values() for name, sizes in source.handles().items()}
         for library, sizes in handles.items():
-            claim_handles(of_driver, library, sizes)
-        self._accounts = found = account(steps, self._begin)
+            claim_handles(steps, library, sizes)
+        self._accounts = found = account(steps, changes, self._begin)
         uses, unknown = dict(found.uses), 0
         for library in handles:
-            if held := owned(of_driver, library, "device"):
+            if held := owned(steps, library, "device"):
                 uses[library, "device"] = MemoryUse(library, "device", reserved=held, source="CUPTI")
         for series, figures in after.items():
             use = uses.get(series, MemoryUse(*series))
@@ -408,7 +399,7 @@ class _Watch:
     def settle(self) -> bool:
         of = self._of
         of._settle()
-        kept = [one for one in live_of(of._log.steps[self._index :]) if one.layer == "driver"]
+        kept = [one for one in live_of(of._log.since(self._mark)[0]) if one.layer == "driver"]
         locked = [one for one in kept if one.kind == "pinned"]
         changed = False
         # To free a cache of page-locked memory costs the next test much more than a look: it is done only where blocks are in use.

@@ -6,10 +6,13 @@ library's arrays are the *use*. An allocation of the driver that is no pool's se
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -27,15 +30,9 @@ POINTS = 200  # most points of one course
 SEGMENT_DELAY = 1e-3  # seconds by which the clocks of two sources may differ: a pool reports its segment after the driver made it
 
 
-class MemoryEvent(NamedTuple):
-    """One allocation or free, as a source reports it."""
-
-    at: float  # seconds on the clock of `time.perf_counter`
-    series: Series
-    layer: Layer
-    address: int
-    nbytes: int  # 0 for a free
-    stack: tuple[Frame, ...] = ()  # Python frames of the allocation, the innermost last; empty unless asked for
+MemoryEvent = tuple[float, Series, Layer, int, int, tuple[Frame, ...]]
+"""One allocation or free, as a source reports it: when, in seconds on the clock of `time.perf_counter`; whose; the layer; the address; the
+bytes, 0 for a free; and the Python frames of the allocation, the innermost last, empty unless asked for."""
 
 
 class Figures(NamedTuple):
@@ -49,8 +46,8 @@ class Figures(NamedTuple):
     allocations: int | None = None  # allocations up to now, where they are counted and not reported one by one
 
 
-class Allocated(Struct, eq=False, gc=False):
-    """One allocation. A test may make thousands: the garbage collector need not look at them."""
+class Allocated(Struct, eq=False):
+    """One allocation."""
 
     at: float
     series: Series
@@ -70,19 +67,91 @@ class Allocated(Struct, eq=False, gc=False):
 
 
 Step = tuple[float, int, Allocated]
-"""A change of the bytes in use: when, by how many bytes (below 0 for a free), and of which allocation."""
+"""An allocation or a free of the driver or a fixture: when, by how many bytes (below 0 for a free), and of which allocation."""
+
+
+class Use:
+    """The bytes in use of one series, over time. A test may allocate thousands of times, a few microseconds each: what is kept of each is a
+    few plain values, which the garbage collector leaves alone."""
+
+    __slots__ = ("at", "living", "made", "of", "total")
+
+    def __init__(self) -> None:
+        self.at: list[float] = []  # when it changed
+        self.total: list[int] = []  # bytes in use afterwards
+        self.of: list[MemoryEvent | Allocated | None] = []  # the allocation that was made or freed; None: unknown ones were freed
+        self.made: list[int] = []  # bytes of each allocation
+        self.living: dict[int, MemoryEvent] = {}  # by address
+
+    def change(self, at: float, nbytes: int, of: MemoryEvent | Allocated | None) -> None:
+        """Book an allocation, or a free with `nbytes` below 0."""
+        self.at.append(at)
+        self.total.append(nbytes + (self.total[-1] if self.total else 0))
+        self.of.append(of)
+        if nbytes > 0:
+            self.made.append(nbytes)
+
+    def since(self, changes: int, made: int) -> Use:
+        """What follows some changes and allocations, from 0 bytes on."""
+        found = Use()
+        before = self.total[changes - 1] if 0 < changes <= len(self.total) else 0
+        found.at, found.of, found.made = self.at[changes:], self.of[changes:], self.made[made:]
+        found.total = [total - before for total in self.total[changes:]] if before else self.total[changes:]
+        return found
+
+    @property
+    def freed(self) -> int:
+        """Bytes that were freed."""
+        return sum(self.made) - (self.total[-1] if self.total else 0)
+
+    def live(self, changes: int | None = None) -> list[Allocated]:
+        """The allocations that live after some changes, or after all."""
+        found: dict[int, MemoryEvent | Allocated] = {}
+        before = 0
+        for total, of in zip(self.total[:changes], self.of, strict=False):
+            if of is not None and total > before:
+                found[id(of)] = of
+            else:
+                found.pop(id(of), None)
+            before = total
+        return [of if isinstance(of, Allocated) else Allocated(*of) for of in found.values()]
+
+    def memory_use(self, series: Series, at_peak: int) -> MemoryUse:
+        sizes = Counter([(nbytes - 1).bit_length() for nbytes in self.made])
+        return MemoryUse(
+            *series,
+            peak=max(0, *self.total),
+            at_peak=max(0, at_peak),
+            kept=self.total[-1],
+            allocations=len(self.made),
+            allocated=sum(self.made),
+            largest=max(self.made, default=0),
+            sizes=tuple(SizeCount(1 << bits, count) for bits, count in sorted(sizes.items())),
+        )
+
+
+class Mark(NamedTuple):
+    """A place in a log."""
+
+    steps: int = 0
+    uses: Mapping[Series, tuple[int, int]] = MappingProxyType({})  # changes and allocations of each series
+
+
+_BEGIN = Mark()
 
 
 class MemoryLog:
-    """The allocations of a process that are known, and the steps since the first open watch began."""
+    """The allocations of a process that are known, and what changed since the first open watch began."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
         self._pending: list[MemoryEvent] = []
         self.emit: Callable[[MemoryEvent], None] = self._pending.append
         """Takes an event of a source; `settle` brings those of all sources in order."""
-        self._live: dict[tuple[Layer, str], dict[int, Allocated]] = {}
-        """By layer and library, then by address."""
+        self._steps: list[Step] = []
+        self._uses: dict[Series, Use] = {}
+        """What the arrays of libraries use."""
+        self._live: dict[tuple[Layer, int], Allocated] = {}
+        """By layer and address, allocations of the driver and of fixtures."""
         self._made: dict[int, list[Allocated]] = {}
         """By address: allocations of the driver since the first open watch began."""
         self.open = 0
@@ -91,47 +160,74 @@ class MemoryLog:
         """By address: allocations of the driver that a library keeps for reuse; they are no longer in use."""
 
     def settle(self, *, ours: bool = False) -> None:
-        """Make steps of the events since the last call; to be called after every source has reported.
+        """Book the events since the last call; to be called after every source has reported.
         `ours`: what was allocated since then is no test's, except for buffers of fixtures.
         """
-        # This runs for each of a test's allocations, of which there may be thousands.
         segments: list[MemoryEvent] = []
-        steps, last, living = self.steps, None, dict[int, Allocated]()
+        last: Series | None = None
+        use = Use()
         for event in sorted(self._pending, key=itemgetter(0)):
-            at, series, layer, address, nbytes, stack = event
-            if layer == "segment":
+            at, series, layer, address, nbytes, _stack = event
+            if layer == "use":
+                if series is not last:
+                    last, use = series, self._uses.setdefault(series, Use())
+                    living, at_, total, of, made = use.living, use.at, use.total, use.of, use.made
+                    now = total[-1] if total else 0
+                if (before := living.pop(address, None)) is not None:
+                    now -= before[4]
+                    at_.append(at)
+                    total.append(now)
+                    of.append(before)
+                if nbytes and not ours:
+                    living[address] = event
+                    now += nbytes
+                    at_.append(at)
+                    total.append(now)
+                    of.append(event)
+                    made.append(nbytes)
+            elif layer == "segment":
                 segments.append(event)
-                continue
-            if last is None or last[0] is not series or last[1] != layer:
-                last = series, layer
-                living = self._live.setdefault((layer, series[0]), {})
-            if (before := living.pop(address, None)) is not None:
-                steps.append((at, -before.nbytes, before))
-            elif layer == "driver":
-                self.cached.pop(address, None)
-            if nbytes and (not ours or layer == "fixture"):
-                living[address] = made = Allocated(at, series, layer, address, nbytes, stack)
-                steps.append((at, nbytes, made))
-                if layer == "driver":
-                    self._made.setdefault(address, []).append(made)
+            else:
+                self._step(event, ours)
         self._pending.clear()
         for event in segments:
             self._own(event)
 
+    def _step(self, event: MemoryEvent, ours: bool) -> None:
+        """Book an event of the driver or of a fixture."""
+        at, _series, layer, address, nbytes, _stack = event
+        if (freed := self._live.pop((layer, address), None)) is not None:
+            self._steps.append((at, -freed.nbytes, freed))
+        elif layer == "driver":
+            self.cached.pop(address, None)
+        if nbytes and (layer == "fixture" or not ours):
+            self._live[layer, address] = made = Allocated(*event)
+            self._steps.append((at, nbytes, made))
+            if layer == "driver":
+                self._made.setdefault(address, []).append(made)
+
     def _own(self, segment: MemoryEvent) -> None:
         """Give the driver's allocation that a pool took to its library."""
-        for made in reversed(self._made.get(segment.address, [])):
-            if made.owner is None and made.nbytes == segment.nbytes and made.at <= segment.at + SEGMENT_DELAY:
-                made.owner = segment.series[0]
+        at, series, _layer, address, nbytes, _stack = segment
+        for made in reversed(self._made.get(address, [])):
+            if made.owner is None and made.nbytes == nbytes and made.at <= at + SEGMENT_DELAY:
+                made.owner = series[0]
                 return
 
+    def mark(self) -> Mark:
+        """The place that the log has reached."""
+        return Mark(len(self._steps), {series: (len(use.at), len(use.made)) for series, use in self._uses.items()})
+
+    def since(self, mark: Mark = _BEGIN) -> tuple[list[Step], dict[Series, Use]]:
+        """What was booked since a mark."""
+        return self._steps[mark.steps :], {series: use.since(*mark.uses.get(series, (0, 0))) for series, use in self._uses.items()}
+
     def forget(self, freed: Iterable[Allocated], at: float) -> None:
-        """Book allocations as freed whose free nobody reported."""
+        """Book allocations of the driver as freed whose free nobody reported."""
         for one in freed:
-            living = self._live[one.layer, one.library]
-            if living.get(one.address) is one:
-                del living[one.address]
-                self.steps.append((at, -one.nbytes, one))
+            if self._live.get((one.layer, one.address)) is one:
+                del self._live[one.layer, one.address]
+                self._steps.append((at, -one.nbytes, one))
             elif self.cached.get(one.address) is one:
                 del self.cached[one.address]
 
@@ -144,48 +240,27 @@ class MemoryLog:
     def reuse(self, at: float) -> None:
         """Book all cached allocations as in use again."""
         for one in self.cached.values():
-            self._live[one.layer, one.library][one.address] = again = replace(one, at=at)
-            self.steps.append((at, again.nbytes, again))
+            self._live[one.layer, one.address] = again = replace(one, at=at)
+            self._steps.append((at, again.nbytes, again))
         self.cached.clear()
 
     def shrink(self, series: Series, nbytes: int, at: float) -> None:
         """Book that a library uses less than its single allocations add up to: which of them were freed is unknown."""
-        self.steps.append((at, -nbytes, Allocated(at, series, "use", 0, nbytes)))
+        self._uses.setdefault(series, Use()).change(at, -nbytes, None)
 
-    def living(self) -> list[Allocated]:
-        """Allocations that live."""
-        return [one for living in self._live.values() for one in living.values()]
+    def of_driver(self) -> list[Allocated]:
+        """Allocations of the driver that live."""
+        return [one for (layer, _address), one in self._live.items() if layer == "driver"]
 
     def closed(self) -> None:
-        """One watch less; without a watch the steps are of no use."""
+        """One watch less; without a watch, what changed is of no use."""
         self.open -= 1
         if self.open == 0:
-            self.steps.clear()
+            self._steps.clear()
             self._made.clear()
-
-
-class _Account:
-    """Running figures of one series."""
-
-    __slots__ = ("bytes", "made", "points")
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.made: list[int] = []  # bytes of each allocation
-        self.points: list[tuple[float, int]] = []
-
-    def use(self, series: Series, at_peak: int) -> MemoryUse:
-        sizes = Counter([(nbytes - 1).bit_length() for nbytes in self.made])
-        return MemoryUse(
-            *series,
-            peak=max(0, max(self.points, key=itemgetter(1))[1]),
-            at_peak=max(0, at_peak),
-            kept=self.bytes,
-            allocations=len(self.made),
-            allocated=sum(self.made),
-            largest=max(self.made, default=0),
-            sizes=tuple(SizeCount(1 << bits, count) for bits, count in sorted(sizes.items())),
-        )
+            for series, use in self._uses.items():
+                self._uses[series] = Use()
+                self._uses[series].living = use.living
 
 
 @dataclass(frozen=True)
@@ -196,62 +271,76 @@ class Accounts:
     driver_peak: int  # most bytes of device memory that the driver gave out at once
     uses: Mapping[Series, MemoryUse]
     courses: tuple[Course, ...]
-    steps: Sequence[Step]  # of the interval
-    peak_steps: int  # those of them up to the peak
+    changes: Mapping[Series, tuple[Use, int]]
+    """What each series used, and how many of its changes lie up to the peak."""
 
     @property
     def at_peak(self) -> tuple[Allocated, ...]:
         """Allocations of the interval that lived at the peak, largest first."""
-        return live_of(self.steps[: self.peak_steps])
+        return _largest_first(one for use, until in self.changes.values() for one in use.live(until))
 
     @property
     def kept(self) -> tuple[Allocated, ...]:
         """Allocations of the interval that live at its end, largest first."""
-        return live_of(self.steps)
+        return _largest_first(one for use, _ in self.changes.values() for one in use.live())
 
 
-def account(steps: Sequence[Step], begin: float) -> Accounts:
-    """Add up the steps of an interval. `begin`: when the interval began, on the steps' clock."""
-    # As `MemoryLog.settle`, this runs for each allocation.
-    found: dict[Series, _Account] = {}
-    series, one, on_device = None, _Account(), False
-    device = peak = peak_steps = driver = driver_peak = 0
-    for number, (at, change, of) in enumerate(steps, 1):
-        if of.layer != "use":
-            if of.kind == "device":
-                driver += change
-                driver_peak = max(driver_peak, driver)
-            if of.owner is not None:  # its pool's arrays count
-                continue
-        if of.series is not series:
-            series = of.series
-            one = found.setdefault(series, _Account())
-            on_device = series[1] == "device"
-        one.bytes = now = one.bytes + change
-        one.points.append((at, now))
-        if change > 0:
-            one.made.append(change)
-            if on_device:
-                device += change
-                if device > peak:
-                    peak, peak_steps = device, number
-        elif on_device:
-            device += change
-    at_peak: Counter[Series] = Counter()
-    for _, change, of in steps[:peak_steps]:
-        if of.owner is None:
-            at_peak[of.series] += change
-    uses = {series: one.use(series, at_peak[series]) for series, one in found.items()}
-    courses = tuple(Course(*series, tuple((max(0.0, at - begin), now) for at, now in thinned(one.points))) for series, one in found.items())
-    return Accounts(peak, driver_peak, uses, courses, steps, peak_steps)
+def _largest_first(found: Iterable[Allocated]) -> tuple[Allocated, ...]:
+    return tuple(sorted(found, key=lambda one: -one.nbytes))
 
 
-def thinned(points: Sequence[tuple[float, int]], most: int = POINTS) -> tuple[tuple[float, int], ...]:
-    """At most some `most` points: the highest of each of as many runs, and the last of all."""
-    if len(points) <= most:
-        return tuple(points)
-    length = -(-len(points) // (most - 1))
-    return (*(max(points[at : at + length], key=itemgetter(1)) for at in range(0, len(points), length)), points[-1])
+def account(steps: Sequence[Step], uses: Mapping[Series, Use], begin: float) -> Accounts:
+    """Add up an interval of a log. `begin`: when it began, on the clock of the events."""
+    found = dict(uses)
+    driver = driver_peak = 0
+    for at, change, of in steps:
+        if of.kind == "device":
+            driver += change
+            driver_peak = max(driver_peak, driver)
+        if of.owner is None:  # else the arrays of its pool count
+            found.setdefault(of.series, Use()).change(at, change, of)
+    found = {series: use for series, use in found.items() if use.at}
+    peak, until = _peak({series: use for series, use in found.items() if series[1] == "device"})
+    changes = {series: (use, until(use)) for series, use in found.items()}
+    memory_uses = {series: use.memory_use(series, use.total[last - 1] if last else 0) for series, (use, last) in changes.items()}
+    courses = tuple(
+        Course(*series, tuple((max(0.0, at - begin), now) for at, now in thinned(use.at, use.total))) for series, use in found.items()
+    )
+    return Accounts(peak, driver_peak, memory_uses, courses, changes)
+
+
+def _peak(uses: Mapping[Series, Use]) -> tuple[int, Callable[[Use], int]]:
+    """The most bytes that some series use together, and what counts the changes of a series up to that time."""
+    if not uses:
+        return 0, lambda _: 0
+    if len(uses) == 1:
+        (only,) = uses.values()
+        peak = max(only.total)
+        place = only.total.index(peak) + 1 if peak > 0 else 0
+        when, places = (only.at[place - 1] if place else float("-inf")), {id(only): place}
+    else:
+        changes = sorted(
+            (
+                (at, total - before, id(use))
+                for use in uses.values()
+                for at, total, before in zip(use.at, use.total, [0, *use.total], strict=False)
+            ),
+            key=itemgetter(0),
+        )
+        totals = list(accumulate(change for _, change, _ in changes))
+        peak = max(totals)
+        place = totals.index(peak) + 1 if peak > 0 else 0
+        when, places = (changes[place - 1][0] if place else float("-inf")), Counter(of for _, _, of in changes[:place])
+    return max(0, peak), lambda use: places[id(use)] if id(use) in places else bisect_right(use.at, when)
+
+
+def thinned(at: Sequence[float], total: Sequence[int], most: int = POINTS) -> tuple[tuple[float, int], ...]:
+    """At most some `most` points of a course: the highest of each of as many runs, and the last of all."""
+    if len(at) <= most:
+        return tuple(zip(at, total, strict=True))
+    length = -(-len(at) // (most - 1))
+    highest = [total.index(max(total[begin : begin + length]), begin) for begin in range(0, len(at), length)]
+    return tuple((at[place], total[place]) for place in (*highest, len(at) - 1))
 
 
 def claim(steps: Sequence[Step], library: str, nbytes: int) -> bool:
@@ -305,4 +394,4 @@ def live_of(steps: Sequence[Step]) -> tuple[Allocated, ...]:
             living[id(of)] = of
         else:
             living.pop(id(of), None)
-    return tuple(sorted((one for one in living.values() if one.owner is None), key=lambda one: -one.nbytes))
+    return _largest_first(one for one in living.values() if one.owner is None)

@@ -25,7 +25,7 @@ from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, words
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, MemoryEvent, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, MemoryLog, Series
 from pytest_gpumem.devices.process_memory import is_loaded
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
@@ -163,7 +163,7 @@ class DriverMemory(Source):
         if self._probed is not None:
             self._probed += [nbytes] if nbytes else []
         elif self._log is not None:
-            self._log.emit(MemoryEvent(at, (DRIVER, kind), "driver", address, nbytes, stack))
+            self._log.emit((at, (DRIVER, kind), "driver", address, nbytes, stack))
 
     def figures(self) -> Mapping[Series, Figures]:
         if self._nothing is None or not self._ends:

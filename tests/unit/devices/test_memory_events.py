@@ -29,10 +29,10 @@ MIB = 2**20
 
 
 def event(at: float, library: str, layer: Any, address: int, nbytes: int, kind: Any = "device") -> MemoryEvent:
-    return MemoryEvent(at, (library, kind), layer, address, nbytes)
+    return at, (library, kind), layer, address, nbytes, ()
 
 
-def steps_of(*events: MemoryEvent) -> MemoryLog:
+def log_of(*events: MemoryEvent) -> MemoryLog:
     log = MemoryLog()
     for one in events:
         log.emit(one)
@@ -41,7 +41,7 @@ def steps_of(*events: MemoryEvent) -> MemoryLog:
 
 
 def test_a_segment_of_a_pool_counts_where_it_is_used_and_at_the_driver_once() -> None:
-    log = steps_of(
+    log = log_of(
         event(1.0, "CUDA", "driver", 0xA000, 4 * MIB),
         event(1.0001, "CuPy", "segment", 0xA000, 4 * MIB),  # reported after the driver made it
         event(1.1, "CuPy", "use", 0xA000, MIB),
@@ -49,7 +49,7 @@ def test_a_segment_of_a_pool_counts_where_it_is_used_and_at_the_driver_once() ->
         event(1.3, "CuPy", "use", 0xA000, 0),
         event(1.4, "CUDA", "driver", 0xB000, MIB),  # nobody's pool
     )
-    found = account(log.steps, begin=1.0)
+    found = account(*log.since(), begin=1.0)
     assert (found.peak, found.driver_peak) == (3 * MIB, 5 * MIB)
     cupy, cuda = found.uses["CuPy", "device"], found.uses["CUDA", "device"]
     assert (cupy.peak, cupy.at_peak, cupy.kept, cupy.allocations, cupy.largest) == (3 * MIB, 3 * MIB, 2 * MIB, 2, 2 * MIB)
@@ -60,54 +60,54 @@ def test_a_segment_of_a_pool_counts_where_it_is_used_and_at_the_driver_once() ->
 
 
 def test_the_peak_is_that_of_all_libraries_at_one_time() -> None:
-    log = steps_of(
+    log = log_of(
         event(1, "CuPy", "use", 1, 3 * MIB),
         event(2, "CuPy", "use", 1, 0),
         event(3, "PyTorch", "use", 1, 2 * MIB),  # the same address in another library
         event(4, "CUDA", "driver", 9, 8 * MIB, "pinned"),
     )
-    found = account(log.steps, 0)
+    found = account(*log.since(), 0)
     assert found.peak == 3 * MIB
     assert found.uses["PyTorch", "device"].at_peak == 0
     assert found.uses["CUDA", "pinned"].peak == 8 * MIB
 
 
 def test_an_address_that_is_given_out_again_was_freed_unseen() -> None:
-    log = steps_of(event(1, "CUDA", "driver", 7, MIB), event(2, "CUDA", "driver", 7, 2 * MIB))
-    assert account(log.steps, 0).uses["CUDA", "device"].kept == 2 * MIB
-    assert account(log.steps, 0).peak == 2 * MIB
+    log = log_of(event(1, "CUDA", "driver", 7, MIB), event(2, "CUDA", "driver", 7, 2 * MIB))
+    assert account(*log.since(), 0).uses["CUDA", "device"].kept == 2 * MIB
+    assert account(*log.since(), 0).peak == 2 * MIB
 
 
 def test_a_free_of_what_was_never_seen_is_nothing() -> None:
-    assert account(steps_of(event(1, "CuPy", "use", 5, 0)).steps, 0).uses == {}
+    assert account(*log_of(event(1, "CuPy", "use", 5, 0)).since(), 0).uses == {}
 
 
 @pytest.mark.parametrize(("missing", "fits"), [(5 * MIB, True), (4 * MIB, True), (3 * MIB, False)])
 def test_a_pool_that_reports_only_a_sum_claims_the_drivers_allocations(missing: int, fits: bool) -> None:
-    log = steps_of(event(1, "CUDA", "driver", 1, 4 * MIB), event(2, "CUDA", "driver", 2, MIB))
-    assert claim(log.steps, "JAX", missing) is fits
-    left = account(log.steps, 0).uses
+    log = log_of(event(1, "CUDA", "driver", 1, 4 * MIB), event(2, "CUDA", "driver", 2, MIB))
+    assert claim(log.since()[0], "JAX", missing) is fits
+    left = account(*log.since(), 0).uses
     assert sum(use.kept for use in left.values()) == (5 * MIB - missing if fits else 5 * MIB)
 
 
 def test_a_handle_of_a_library_is_known_by_the_sizes_that_it_allocates() -> None:
     sizes = (64 * MIB, 1024)
     events = [event(at, "CUDA", "driver", at, size) for at, size in enumerate((64 * MIB, 1024, 4096, 64 * MIB), start=1)]
-    log = steps_of(*events)
-    assert claim_handles(log.steps, "cuBLAS", sizes) == 64 * MIB + 1024  # one handle, and another allocation of its size
-    assert account(log.steps, 0).uses["CUDA", "device"].kept == 64 * MIB + 4096
-    assert owned(log.steps, "cuBLAS", "device") == 64 * MIB + 1024
-    assert claim_handles(log.steps, "cuBLAS", sizes) == 0
+    log = log_of(*events)
+    assert claim_handles(log.since()[0], "cuBLAS", sizes) == 64 * MIB + 1024  # one handle, and another allocation of its size
+    assert account(*log.since(), 0).uses["CUDA", "device"].kept == 64 * MIB + 4096
+    assert owned(log.since()[0], "cuBLAS", "device") == 64 * MIB + 1024
+    assert claim_handles(log.since()[0], "cuBLAS", sizes) == 0
 
 
 def test_a_thinned_course_keeps_the_highest_points_and_the_last() -> None:
-    points = [(float(at), 7 if at == 777 else at % 3) for at in range(1000)]
-    kept = thinned(points, most=10)
+    at, total = [float(at) for at in range(1000)], [7 if at == 777 else at % 3 for at in range(1000)]
+    kept = thinned(at, total, most=10)
     assert len(kept) <= 11
     assert (777.0, 7) in kept
-    assert kept[-1] == points[-1]
+    assert kept[-1] == (999.0, 0)
     assert list(kept) == sorted(kept)
-    assert thinned(points[:5], most=10) == tuple(points[:5])
+    assert thinned(at[:5], total[:5], most=10) == tuple(zip(at[:5], total[:5], strict=True))
 
 
 class Driver(Source):
@@ -124,7 +124,7 @@ class Driver(Source):
         return None
 
     def emit(self, address: int, nbytes: int) -> None:
-        self.log.emit(MemoryEvent(time.perf_counter(), ("CUDA", "pinned"), "driver", address, nbytes))
+        self.log.emit((time.perf_counter(), ("CUDA", "pinned"), "driver", address, nbytes, ()))
 
 
 class Library(Source):
@@ -185,12 +185,12 @@ class Library(Source):
         if self.high is not None:
             self.high = max(self.high, sum(self.used.values()))
         if self.log is not None and self.single:
-            self.log.emit(MemoryEvent(time.perf_counter(), (self.name, "device"), "use", address, nbytes))
+            self.log.emit((time.perf_counter(), (self.name, "device"), "use", address, nbytes, ()))
 
     def free(self, address: int) -> None:
         del self.used[address]
         if self.log is not None and self.single:
-            self.log.emit(MemoryEvent(time.perf_counter(), (self.name, "device"), "use", address, 0))
+            self.log.emit((time.perf_counter(), (self.name, "device"), "use", address, 0, ()))
 
 
 @pytest.fixture
@@ -369,7 +369,7 @@ def test_a_cached_page_locked_block_that_is_in_use_again_is_kept() -> None:
 
 def test_memory_that_a_pool_maps_counts_once(library: Library) -> None:
     assert claim((), "JAX", 8 * MIB)
-    assert not claim(steps_of(event(1, "CUDA", "driver", 1, 4 * MIB)).steps, "JAX", 8 * MIB)
+    assert not claim(log_of(event(1, "CUDA", "driver", 1, 4 * MIB)).since()[0], "JAX", 8 * MIB)
 
 
 def test_buffers_of_fixtures_count_by_kind_whatever_their_address(footprints: Footprints) -> None:

@@ -176,7 +176,7 @@ def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[Memo
         layer, allocates = known
         at = max(at, entry["time_us"] * 1e-6 + offset) if "time_us" in entry else at
         stack = tuple(_frame(one) for one in reversed(entry.get("frames", ()))) if allocates and layer == "use" else ()
-        yield MemoryEvent(at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack)
+        yield at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack
 
 
 def _frame(frame: Mapping[str, Any]) -> Frame:

@@ -166,7 +166,7 @@ def test_records_become_events_by_kind(counters: Counters, source: DriverMemory)
     counters.record(1, 100, allocates=False)
     source.drain()
     log.settle()
-    kept = {kind: use.kept for (_, kind), use in account(log.steps, 0).uses.items()}
+    kept = {kind: use.kept for (_, kind), use in account(*log.since(), 0).uses.items()}
     assert kept == {"device": 0, "managed": 200, "pinned": 300}
 
 
@@ -200,7 +200,7 @@ def test_a_handle_of_cublas_is_looked_at_once_and_counts_for_nothing(
     source.settle(KEPT)
     log.settle()
     assert (made, source.handles()) == (["handle"], {"cuBLAS": (1024, 4096)})
-    assert [change for _, change, _ in log.steps] == [100]
+    assert [change for _, change, _ in log.since()[0]] == [100]
 
 
 def test_without_records_the_reason_is_given(counters: Counters, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,13 +248,13 @@ def test_what_cudamalloc_and_cudafree_do_needs_no_record(calls: Calls, counters:
     source.drain()
     assert counters.delivered == 1
     log.settle()
-    living = {(one.address, one.kind): one.nbytes for one in log.living()}
+    living = {(one.address, one.kind): one.nbytes for one in log.of_driver()}
     assert living == {(0xC000, "device"): 4096, (0xC001, "device"): 4096, (0xC002, "device"): 4096, (0xF100, "pinned"): 32}
-    steps = len(log.steps)
+    steps = len(log.since()[0])
     calls.call("cuArrayCreate_v2")
     source.drain()
     log.settle()
-    assert (counters.delivered, len(log.steps)) == (2, steps)
+    assert (counters.delivered, len(log.since()[0])) == (2, steps)
     assert source._read == {24, 25, 26}  # which have no record here
 
 
@@ -270,7 +270,7 @@ def test_a_call_that_is_read_has_its_stack(counters: Counters, source: DriverMem
     allocates()
     source.drain()
     log.settle()
-    assert [name for _, _, name in log.living()[-1].stack if name == "allocates"] == ["allocates"]
+    assert [name for _, _, name in log.of_driver()[-1].stack if name == "allocates"] == ["allocates"]
 
 
 def test_a_record_has_the_stack_of_its_call(calls: Calls, counters: Counters, source: DriverMemory) -> None:
@@ -285,7 +285,7 @@ def test_a_record_has_the_stack_of_its_call(calls: Calls, counters: Counters, so
     source._stacks.pop(12)
     source.drain()
     log.settle()
-    first, second = log.living()
+    first, second = log.of_driver()
     assert [name for _, _, name in first.stack if name == "allocates"] == ["allocates"]
     assert second.stack == ()
     assert not source._stacks

@@ -25,9 +25,9 @@ HISTORY = [
 
 def test_a_history_becomes_events_in_its_order() -> None:
     found = list(events(HISTORY, offset=-1.0))
-    assert [(one.layer, one.nbytes) for one in found] == [("segment", 2 << 20), ("use", 4), ("use", 0)]
-    assert [one.at for one in found] == sorted(one.at for one in found)  # whatever the clock says
-    assert found[1].stack == (("b.py", 2, "inner"),)
+    assert [(layer, nbytes) for _, _, layer, _, nbytes, _ in found] == [("segment", 2 << 20), ("use", 4), ("use", 0)]
+    assert [at for at, *_ in found] == sorted(at for at, *_ in found)  # whatever the clock says
+    assert found[1][-1] == (("b.py", 2, "inner"),)
 
 
 class Torch(ModuleType):
@@ -80,11 +80,11 @@ def test_torch_is_read_where_it_allocated_and_its_history_begins_anew(torch: Tor
     assert source.start(log, stacks=False) is None
     source.drain()
     log.settle()
-    assert (log.steps, torch.recorded) == ([], ["all"])
+    assert (log.since(), torch.recorded) == (([], {}), ["all"])
     torch.allocated = torch.freed = 1
     source.drain()
     log.settle()
-    assert account(log.steps, 0).uses["PyTorch", "device"].allocations == 1
+    assert account(*log.since(), 0).uses["PyTorch", "device"].allocations == 1
     assert torch.recorded == ["all", None, "all"]
     source.stop()
     assert not torch.enabled
