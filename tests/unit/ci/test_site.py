@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import docs_hooks
 import pytest
 import yaml
 from document_blocks import PAGES, ROOT
@@ -18,16 +17,6 @@ from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.settings import MARKER_KEYWORDS, OPTIONS
 
 DOCS = ROOT / "docs"
-
-
-@pytest.fixture(scope="module")
-def hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "ci" / "docs_hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def listed(entry: Any) -> list[str]:
@@ -56,19 +45,19 @@ def test_every_page_is_in_the_navigation_once() -> None:
         ("explain", ["| window gone |", "| page faults |", "| memory clock |"]),
     ],
 )
-def test_the_reference_is_complete(hooks: ModuleType, page: str, wanted: list[str]) -> None:
-    made = hooks.generated((DOCS / f"{page}.md").read_text())
+def test_the_reference_is_complete(page: str, wanted: list[str]) -> None:
+    made = docs_hooks.generated((DOCS / f"{page}.md").read_text())
     assert [name for name in wanted if name not in made] == []
     assert "<!-- generated" not in made
 
 
-def test_private_fixtures_are_not_shown(hooks: ModuleType) -> None:
-    assert "_gpumem" not in hooks.generated("<!-- generated: fixtures -->")
+def test_private_fixtures_are_not_shown() -> None:
+    assert "_gpumem" not in docs_hooks.generated("<!-- generated: fixtures -->")
 
 
-def test_a_marker_without_a_table_ends_the_build(hooks: ModuleType) -> None:
+def test_a_marker_without_a_table_ends_the_build() -> None:
     with pytest.raises(KeyError):
-        hooks.generated("<!-- generated: nothing -->")
+        docs_hooks.generated("<!-- generated: nothing -->")
 
 
 @pytest.mark.parametrize(
@@ -81,17 +70,17 @@ def test_a_marker_without_a_table_ends_the_build(hooks: ModuleType) -> None:
         ("```python\n[x](../README.md)\n```\n", None, "```python\n[x](../README.md)\n```\n"),
     ],
 )
-def test_links_into_the_repository(hooks: ModuleType, text: str, repository: str | None, expected: str) -> None:
-    assert hooks.inside(text, DOCS, DOCS, repository) == expected
+def test_links_into_the_repository(text: str, repository: str | None, expected: str) -> None:
+    assert docs_hooks.inside(text, DOCS, DOCS, repository) == expected
 
 
-def test_a_page_above_is_a_page(hooks: ModuleType) -> None:
-    assert hooks.inside("[x](../gate.md)", DOCS / "how-to", DOCS, None) == "[x](../gate.md)"
+def test_a_page_above_is_a_page() -> None:
+    assert docs_hooks.inside("[x](../gate.md)", DOCS / "how-to", DOCS, None) == "[x](../gate.md)"
 
 
-def test_a_link_to_nothing_is_a_warning(hooks: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_link_to_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "mkdocs.hooks.gpumem"):
-        hooks.inside("[x](../no_such_file.py)", DOCS, DOCS, None)
+        docs_hooks.inside("[x](../no_such_file.py)", DOCS, DOCS, None)
     assert "no_such_file.py" in caplog.text
 
 

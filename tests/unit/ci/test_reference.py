@@ -1,0 +1,25 @@
+"""The tables of the reference pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import docs_reference
+
+from pytest_gpumem.kernels.catalogue import CATALOGUE
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_kernel_has_a_sentence_and_its_traffic() -> None:
+    assert sorted(docs_reference.SENTENCES) == sorted(CATALOGUE)
+    assert all(sentence.endswith(".") and sentence.count(". ") == 0 for sentence in docs_reference.SENTENCES.values())
+    assert docs_reference.traffic(CATALOGUE["triad"]) == "reads `b`, `c`; writes `a`"
+    assert all(docs_reference.traffic(kernel) for kernel in CATALOGUE.values())
+    assert len(docs_reference.kernels().splitlines()) == 2 + len(CATALOGUE)
+
+
+def test_the_readme_has_every_fixture() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    fixtures = [line.split("`")[1] for line in docs_reference.fixtures().splitlines()[2:]]
+    assert [name for name in fixtures if f"`{name}`" not in readme] == []
