@@ -144,24 +144,23 @@ class Engine:
                         return
                     self._step(best, start)
 
-    def holding(self, stream: SimulatedStream) -> SimulatedStream | None:
-        """The stream whose hold stops a stream after `run`: itself, or one that it waits for; None if it is drained."""
+    def holding(self, stream: SimulatedStream) -> tuple[SimulatedStream, HoldItem] | None:
+        """The hold that stops a stream after `run`, with its stream: itself, or one that it waits for. None if it is drained."""
         while stream.queue:
             item = stream.queue[0][1]
-            if not isinstance(item, Wait):
-                return stream
+            if isinstance(item, HoldItem):
+                return stream, item
+            assert isinstance(item, Wait), "nothing else stops a stream"
             stream = item.mark.stream
         return None
 
-    def held(self, stream: SimulatedStream) -> HoldItem | None:
-        """The hold at which a stream stands after `run`, or None if it is drained."""
-        if stream.queue and isinstance(stream.queue[0][1], HoldItem):
-            return stream.queue[0][1]
-        return None
-
-    def hold_start(self, stream: SimulatedStream) -> float:
-        """When the hold at the head of a stream began to wait."""
-        return max(stream.ready, stream.queue[0][0] + self._submit)
+    def release(self, stream: SimulatedStream, hold: HoldItem, at: float) -> None:
+        """Release a hold of a stream at a time; one that began to wait and is over by then has expired."""
+        hold.released = at
+        if stream.queue and stream.queue[0][1] is hold:
+            over = max(stream.ready, stream.queue[0][0] + self._submit) + hold.timeout
+            if at > over:
+                hold.released, hold.expired = over, True
 
     def _start(self, stream: SimulatedStream) -> float | None:
         issued, item = stream.queue[0]

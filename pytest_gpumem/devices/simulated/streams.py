@@ -6,6 +6,7 @@ Times are found when the host waits for them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -100,9 +101,7 @@ class Timeline:
         self.run()
         for stream in [one for one in streams if one.queue]:
             while (held := self.engine.holding(stream)) is not None:
-                item = self.engine.held(held)
-                assert item is not None
-                item.released, item.expired = self.engine.hold_start(held) + item.timeout, True
+                self.engine.release(*held, at=math.inf)
                 self.run()
         self.host = max([self.host, *[stream.ready for stream in streams]]) + _SYNCHRONIZE
 
@@ -173,11 +172,7 @@ class SimulatedHold:
         timeline.host += CALL
         timeline.run()
         if item.released is None:
-            item.released = timeline.host
-            if timeline.engine.held(self._stream) is item:
-                over = timeline.engine.hold_start(self._stream) + item.timeout
-                if timeline.host > over:
-                    item.released, item.expired = over, True
+            timeline.engine.release(self._stream, item, timeline.host)
 
 
 class SimulatedStreams(Facet):
