@@ -219,21 +219,12 @@ OPTIONS: tuple[Option, ...] = (
         "auto (a GPU, else the simulated device), cuda, cuda:N, sim, sim:NAME. Default: auto.",
         "DEVICE",
     ),
-    Option(
-        "mode",
-        Role.MEASURING,
-        _choice(MODES),
-        f"State of the L2 cache before each sample: {', '.join(MODES)}. Default: clean-cold.",
-        "MODE",
-        on_marker=True,
-    ),
-    Option(
-        "sampler",
-        Role.MEASURING,
-        _choice(SAMPLERS),
-        f"How samples are taken: {', '.join(SAMPLERS)}. Default: auto.",
-        "SAMPLER",
-        on_marker=True,
+    *(
+        Option(name, Role.MEASURING, _choice(known), f"{what}: {', '.join(known)}. Default: {usual}.", name.upper(), on_marker=True)
+        for name, known, usual, what in (
+            ("mode", MODES, "clean-cold", "State of the L2 cache before each sample"),
+            ("sampler", SAMPLERS, "auto", "How samples are taken"),
+        )
     ),
     Option("placements", Role.MEASURING, _count, "Buffer placements to average over. Default: 8.", "N", on_marker=True),
     Option(
@@ -358,29 +349,18 @@ OPTIONS: tuple[Option, ...] = (
         "TEST",
         repeats=True,
     ),
-    Option(
-        "report",
-        Role.OUTPUT,
-        _path("file", "gpumem.html"),
-        "Write the results as one HTML file. Default: none.",
-        "FILE",
-        gate_file="report.html",
-    ),
-    Option(
-        "markdown",
-        Role.OUTPUT,
-        _path("file", "gpumem.md"),
-        "Write a summary for a pull request as Markdown. Default: none.",
-        "FILE",
-        gate_file="summary.md",
-    ),
-    Option(
-        "code_quality",
-        Role.OUTPUT,
-        _path("file", "gl-code-quality.json"),
-        "Write failed and undecided rows as a code-quality report for GitLab. Default: none.",
-        "FILE",
-        gate_file="code-quality.json",
+    *(
+        Option(name, Role.OUTPUT, _path("file", example), f"{what} Default: none.", "FILE", gate_file=gate_file)
+        for name, example, gate_file, what in (
+            ("report", "gpumem.html", "report.html", "Write the results as one HTML file."),
+            ("markdown", "gpumem.md", "summary.md", "Write a summary for a pull request as Markdown."),
+            (
+                "code_quality",
+                "gl-code-quality.json",
+                "code-quality.json",
+                "Write failed and undecided rows as a code-quality report for GitLab.",
+            ),
+        )
     ),
     Option(
         "counted",

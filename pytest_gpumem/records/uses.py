@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -106,27 +106,19 @@ def kernels_together(launches: Iterable[KernelUse]) -> tuple[KernelUse, ...]:
 
 
 def _one_kernel(group: list[KernelUse]) -> KernelUse:
+    def of(name: str) -> list[Any]:
+        return [getattr(one, name) for one in group]
+
     asked = [None if one.l2_read is None or one.l2_written is None else one.l2_read + one.l2_written for one in group]
-    return replace(
-        group[0],
-        launches=sum(one.launches for one in group),
-        nanoseconds=sum(one.nanoseconds for one in group),
-        dram_read=_sum(one.dram_read for one in group),
-        dram_written=_sum(one.dram_written for one in group),
-        l2_read=_sum(one.l2_read for one in group),
-        l2_written=_sum(one.l2_written for one in group),
-        l2_hit_rate=_mean([one.l2_hit_rate for one in group], asked),
-        l2_read_hit_rate=_mean([one.l2_read_hit_rate for one in group], [one.l2_read for one in group]),
-        sectors_per_request=_mean([one.sectors_per_request for one in group], [one.l2_read for one in group]),
-        sectors_per_store=_mean([one.sectors_per_store for one in group], [one.l2_written for one in group]),
-        used_of_load=_mean([one.used_of_load for one in group], [one.l2_read for one in group]),
-        used_of_store=_mean([one.used_of_store for one in group], [one.l2_written for one in group]),
-        l1_load=_sum(one.l1_load for one in group),
-        l1_store=_sum(one.l1_store for one in group),
-        occupancy=_mean([one.occupancy for one in group], [one.nanoseconds for one in group]),
-        sm_clock_hz=_mean([one.sm_clock_hz for one in group], [one.nanoseconds for one in group]),
-        memory_clock_hz=_mean([one.memory_clock_hz for one in group], [one.nanoseconds for one in group]),
+    weighted_by = (
+        (asked, ("l2_hit_rate",)),
+        (of("l2_read"), ("l2_read_hit_rate", "sectors_per_request", "used_of_load")),
+        (of("l2_written"), ("sectors_per_store", "used_of_store")),
+        (of("nanoseconds"), ("occupancy", "sm_clock_hz", "memory_clock_hz")),
     )
+    sums = ("launches", "nanoseconds", "dram_read", "dram_written", "l2_read", "l2_written", "l1_load", "l1_store")
+    means = {name: _mean(of(name), weights) for weights, names in weighted_by for name in names}
+    return replace(group[0], **{name: _sum(of(name)) for name in sums}, **means)
 
 
 def copies_together(copies: Iterable[CopyUse]) -> tuple[CopyUse, ...]:
@@ -134,14 +126,9 @@ def copies_together(copies: Iterable[CopyUse]) -> tuple[CopyUse, ...]:
     groups: dict[tuple[str, str, str], list[CopyUse]] = {}
     for one in copies:
         groups.setdefault((one.kind, one.source, one.destination), []).append(one)
+    sums = ("count", "nbytes", "nanoseconds")
     return longest_first(
-        replace(
-            group[0],
-            count=sum(one.count for one in group),
-            nbytes=sum(one.nbytes for one in group),
-            nanoseconds=sum(one.nanoseconds for one in group),
-        )
-        for group in groups.values()
+        replace(group[0], **{name: sum(getattr(one, name) for one in group) for name in sums}) for group in groups.values()
     )
 
 
@@ -157,9 +144,9 @@ def longest_first(uses: Iterable[_Use]) -> tuple[_Use, ...]:
     return tuple(sorted(uses, key=lambda one: -one.nanoseconds))
 
 
-def _sum(figures: Iterable[int | None]) -> int | None:
-    known = list(figures)
-    return None if any(one is None for one in known) else sum(one or 0 for one in known)
+def _sum(figures: list[int | None]) -> int | None:
+    known = [one for one in figures if one is not None]
+    return sum(known) if len(known) == len(figures) else None
 
 
 def _mean(figures: list[float | None], weights: list[int | None]) -> float | None:
