@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import UNSET
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import Accepted, Process
@@ -24,25 +24,8 @@ from pytest_gpumem.records.record import is_time
 from pytest_gpumem.result_files import FileError, ResultsError, content, document_in, parsed, revision_of, time_of
 
 STOCK = "pytest-benchmark"  # `Measurement.mode` of files of stock pytest-benchmark, which knows no cache state
-UNKNOWN_GPU = DeviceFacts(
-    name="unknown GPU",
-    simulated=False,
-    compute_capability=(0, 0),
-    sm_count=0,
-    max_threads_per_sm=0,
-    memory_bytes=0,
-    l2_bytes=0,
-    persisting_l2_max_bytes=0,
-    access_policy_max_window_bytes=0,
-    memory_clock_hz=0.0,
-    memory_bus_bits=0,
-    peak_bandwidth=0.0,
-    async_engines=0,
-    can_map_host=False,
-    concurrent_managed_access=False,
-    pageable_memory_access=False,
-    integrated=False,
-)
+_UNKNOWN: dict[Any, Any] = {str: "unknown GPU", bool: False, int: 0, float: 0.0}
+UNKNOWN_GPU = DeviceFacts(**{one.name: _UNKNOWN.get(one.type, (0, 0)) for one in fields(DeviceFacts) if one.required})
 """The device of a file that names none."""
 SHOWN = 3  # most folders that an error names
 

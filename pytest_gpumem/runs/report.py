@@ -116,32 +116,20 @@ def _verdict(one: DuetVerdict) -> dict[str, Any]:
     if (paired := one.paired) is not None:
         # JSON has no infinity: a bound that so few pairs cannot have is unknown.
         low, high = (end if math.isfinite(end) else None for end in paired.bounds)
-        plain["paired"] = {"outcome": paired.outcome.value if paired.outcome is not None else None, "pairs": paired.pairs}
-        plain["paired"] |= {"delta": paired.delta, "change": paired.change, "low": low, "high": high}
-        plain["paired"] |= {"alarm": paired.alarm, "miss": paired.miss, "gross": paired.gross, "same_code": paired.same_code}
+        figures = ("pairs", "delta", "change", "alarm", "miss", "gross", "same_code")
+        plain["paired"] = {"outcome": paired.outcome.value if paired.outcome is not None else None, "low": low, "high": high}
+        plain["paired"] |= {name: getattr(paired, name) for name in figures}
     return plain
 
 
 def _process(process: Process) -> dict[str, Any]:
-    rows = {}
-    for row in process.rows:
-        if row.measurement is not None:
-            rows[row.key] = {
-                "medians": list(row.measurement.medians),
-                "overhead": row.measurement.overhead,
-                "sampler": row.measurement.sampler,
-                "outcome": row.verdict.outcome.value,
-            }
-    return {
-        "round": process.turn.round,
-        "side": process.turn.side,
-        "attempt": process.attempt,
-        "pid": process.pid,
-        "utc": process.utc,
-        "seconds": process.seconds,
-        "error": process.error,
-        "rows": rows,
+    rows = {
+        row.key: {"medians": list(one.medians), "overhead": one.overhead, "sampler": one.sampler, "outcome": row.verdict.outcome.value}
+        for row in process.rows
+        if (one := row.measurement) is not None
     }
+    plain = {name: getattr(process, name) for name in ("attempt", "pid", "utc", "seconds", "error")}
+    return {"round": process.turn.round, "side": process.turn.side, **plain, "rows": rows}
 
 
 def remaining(seconds: float | None) -> str:
