@@ -10,6 +10,7 @@ import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -63,25 +64,15 @@ class _About(msgspec.Struct):
     rows: list[tuple[str, str]]
 
 
+@dataclass(eq=False)
 class Values:
     """One metric of all rows: a value, or none, in each column."""
 
-    def __init__(
-        self,
-        rows: NDArray[np.int32],
-        present: NDArray[np.uint8],
-        constant: NDArray[np.float64],
-        varying: NDArray[np.int32],
-        dense: NDArray[np.float64],
-    ) -> None:
-        """Args:
-        rows: indexes into `Columns.rows`.
-        present: a bit a column, for each of `rows`.
-        constant: the value of each of `rows`; of no meaning for one in `varying`.
-        varying: indexes into `rows` of those whose values differ.
-        dense: their values, one a column, NaN where there is none.
-        """
-        self.rows, self.present, self.constant, self.varying, self.dense = rows, present, constant, varying, dense
+    rows: NDArray[np.int32]  # indexes into `Columns.rows`
+    present: NDArray[np.uint8]  # a bit a column, for each of `rows`
+    constant: NDArray[np.float64]  # the value of each of `rows`; of no meaning for one in `varying`
+    varying: NDArray[np.int32]  # indexes into `rows` of those whose values differ
+    dense: NDArray[np.float64]  # their values, one a column, NaN where there is none
 
     @staticmethod
     def empty(columns: int) -> Values:
@@ -225,8 +216,7 @@ class Columns:
                 raise ValueError("another version")
             for metric in METRICS:
                 if f"{metric}/rows" in arrays:
-                    names = ("rows", "present", "constant", "varying", "dense")
-                    own.values[metric] = Values(*(arrays[f"{metric}/{name}"] for name in names))
+                    own.values[metric] = Values(*(arrays[f"{metric}/{one.name}"] for one in fields(Values)))
         own.files, own.columns, own.marks, own.rows = about.files, about.columns, about.marks, about.rows
         own._at = {row: at for at, row in enumerate(own.rows)}
         return own
