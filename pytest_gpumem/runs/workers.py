@@ -9,6 +9,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
@@ -127,41 +128,26 @@ def environment_of(side: Side, other: Side, environment: Mapping[str, str], *, e
     return own if path is None else own | {"PYTHONPATH": path}
 
 
+@dataclass
 class Workers:
     """Starts processes, a few ahead of their turn, and lets them measure one after another."""
 
-    def __init__(
-        self,
-        sides: Mapping[str, Side],
-        arguments: Sequence[str],
-        files: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        ahead: int,
-        evidence: bool = False,
-        tree: Side | None = None,
-    ) -> None:
-        """Nothing is started yet.
+    sides: Mapping[str, Side]
+    arguments: Sequence[str]
+    files: Sequence[str]  # further test files to collect, on each side that has them
+    environment: Mapping[str, str]
+    _: KW_ONLY
+    ahead: int  # processes that get ready while one measures
+    evidence: bool = False  # the processes record what a launch runs
+    tree: Side | None = None  # the working tree if it is neither side: they import nothing of it
+    early: bool = False  # processes wait before they import test modules: some module opens the GPU when it is imported
 
-        Args:
-            files: further test files to collect, on each side that has them.
-            ahead: processes that get ready while one measures.
-            evidence: the processes record what a launch runs.
-            tree: the working tree if it is neither side: they import nothing of it.
-        """
-        self._sides = sides
-        self._tree = tree
-        self._arguments = tuple(arguments)
-        self._files = tuple(files)
-        self._environment = environment
-        self._ahead = ahead
-        self._evidence = evidence
+    def __post_init__(self) -> None:
         self._waiting: dict[Turn, _Worker] = {}
         self._stack = contextlib.ExitStack()
         self._folder = held_folder(self._stack)
         self._nothing = self._folder / "no-baseline"
         self._nothing.mkdir()
-        self.early = False  # processes wait before they import test modules: some module opens the GPU when it is imported
 
     def run(
         self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]] | None = None
@@ -173,7 +159,7 @@ class Workers:
         `ways`: by row key, mode and sampler that the process measures with, whatever its tests ask for.
         Raises `DuetError`: pytest did not accept its arguments or the device, or a side imported the other's modules.
         """
-        for turn in turns[: 1 + self._ahead]:
+        for turn in turns[: 1 + self.ahead]:
             if turn not in self._waiting:
                 self._waiting[turn] = self._worker(turn)
         worker = self._waiting.pop(turns[0])
@@ -197,11 +183,11 @@ class Workers:
             self._waiting.popitem()[1].close()
 
     def _worker(self, turn: Turn) -> _Worker:
-        side = self._sides[turn.side]
-        other = next(one for name, one in self._sides.items() if name != turn.side)
-        environment = environment_of(side, self._tree or other, self._environment, evidence=self._evidence)
+        side = self.sides[turn.side]
+        other = next(one for name, one in self.sides.items() if name != turn.side)
+        environment = environment_of(side, self.tree or other, self.environment, evidence=self.evidence)
         # -x would end a process at the first test that fails.
-        arguments = ["--gpumem", *self._arguments, *(file for file in self._files if (side.folder / file).exists())]
+        arguments = ["--gpumem", *self.arguments, *(file for file in self.files if (side.folder / file).exists())]
         arguments += [f"--gpumem-baseline={self._nothing}"]
         arguments += ["--maxfail=0", "--continue-on-collection-errors", "-p", "no:randomly"]
         job = {
@@ -210,7 +196,7 @@ class Workers:
             "names": list(side.names),
             "roots": [str(path) for path in (side.folder, side.root, side.environment) if path is not None],
             # A wheel has no tests: those of the working tree run with it.
-            "foreign": [str(one.root) for one in (other, self._tree) if one is not None and side.path_from_cwd and one.path_from_cwd],
+            "foreign": [str(one.root) for one in (other, self.tree) if one is not None and side.path_from_cwd and one.path_from_cwd],
             "spared": spared(),
             "arguments": arguments,
         }
