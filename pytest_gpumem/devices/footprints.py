@@ -20,6 +20,7 @@ from pytest_gpumem.devices.memory_events import (
     Mark,
     MemoryLog,
     Series,
+    Use,
     account,
     claim,
     claim_handles,
@@ -243,7 +244,8 @@ class Footprints:
             before = self._before.get(series, _NONE)
             growth = _minus(after, before)
             if growth.used is not None:
-                growth = growth._replace(used=growth.used + (uses[series].freed if series in uses else 0))
+                freed = -sum(change for change in uses.get(series, Use()).changes() if change < 0)
+                growth = growth._replace(used=growth.used + freed)
             self._drift[series] = _plus(self._drift.get(series, _NONE), growth)
             if (after.high or 0) > (before.high or 0):
                 self._high_in_ours[series] = after.high or 0

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter
+from operator import itemgetter, sub
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -74,13 +74,12 @@ class Use:
     """The bytes in use of one series, over time. A test may allocate thousands of times, a few microseconds each: what is kept of each is a
     few plain values, which the garbage collector leaves alone."""
 
-    __slots__ = ("at", "living", "made", "of", "total")
+    __slots__ = ("at", "living", "of", "total")
 
     def __init__(self) -> None:
         self.at: list[float] = []  # when it changed
         self.total: list[int] = []  # bytes in use afterwards
         self.of: list[MemoryEvent | Allocated | None] = []  # the allocation that was made or freed; None: unknown ones were freed
-        self.made: list[int] = []  # bytes of each allocation
         self.living: dict[int, MemoryEvent] = {}  # by address
 
     def change(self, at: float, nbytes: int, of: MemoryEvent | Allocated | None) -> None:
@@ -88,44 +87,40 @@ class Use:
         self.at.append(at)
         self.total.append(nbytes + (self.total[-1] if self.total else 0))
         self.of.append(of)
-        if nbytes > 0:
-            self.made.append(nbytes)
 
-    def since(self, changes: int, made: int) -> Use:
-        """What follows some changes and allocations, from 0 bytes on."""
+    def since(self, place: int) -> Use:
+        """What follows some changes, from 0 bytes on."""
         found = Use()
-        before = self.total[changes - 1] if 0 < changes <= len(self.total) else 0
-        found.at, found.of, found.made = self.at[changes:], self.of[changes:], self.made[made:]
-        found.total = [total - before for total in self.total[changes:]] if before else self.total[changes:]
+        before = self.total[place - 1] if 0 < place <= len(self.total) else 0
+        found.at, found.of = self.at[place:], self.of[place:]
+        found.total = [total - before for total in self.total[place:]] if before else self.total[place:]
         return found
 
-    @property
-    def freed(self) -> int:
-        """Bytes that were freed."""
-        return sum(self.made) - (self.total[-1] if self.total else 0)
+    def changes(self) -> list[int]:
+        """Bytes of each allocation and, below 0, of each free."""
+        return list(map(sub, self.total, (0, *self.total)))
 
-    def live(self, changes: int | None = None) -> list[Allocated]:
+    def live(self, until: int | None = None) -> list[Allocated]:
         """The allocations that live after some changes, or after all."""
         found: dict[int, MemoryEvent | Allocated] = {}
-        before = 0
-        for total, of in zip(self.total[:changes], self.of, strict=False):
-            if of is not None and total > before:
+        for change, of in zip(self.changes()[:until], self.of, strict=False):
+            if of is not None and change > 0:
                 found[id(of)] = of
             else:
                 found.pop(id(of), None)
-            before = total
         return [of if isinstance(of, Allocated) else Allocated(*of) for of in found.values()]
 
     def memory_use(self, series: Series, at_peak: int) -> MemoryUse:
-        sizes = Counter([(nbytes - 1).bit_length() for nbytes in self.made])
+        made = [change for change in self.changes() if change > 0]
+        sizes = Counter([(nbytes - 1).bit_length() for nbytes in made])
         return MemoryUse(
             *series,
             peak=max(0, *self.total),
             at_peak=max(0, at_peak),
             kept=self.total[-1],
-            allocations=len(self.made),
-            allocated=sum(self.made),
-            largest=max(self.made, default=0),
+            allocations=len(made),
+            allocated=sum(made),
+            largest=max(made, default=0),
             sizes=tuple(SizeCount(1 << bits, count) for bits, count in sorted(sizes.items())),
         )
 
@@ -134,7 +129,7 @@ class Mark(NamedTuple):
     """A place in a log."""
 
     steps: int = 0
-    uses: Mapping[Series, tuple[int, int]] = MappingProxyType({})  # changes and allocations of each series
+    uses: Mapping[Series, int] = MappingProxyType({})  # changes of each series
 
 
 _BEGIN = Mark()
@@ -171,20 +166,19 @@ class MemoryLog:
             if layer == "use":
                 if series is not last:
                     last, use = series, self._uses.setdefault(series, Use())
-                    living, at_, total, of, made = use.living, use.at, use.total, use.of, use.made
+                    living, when, total, of = use.living, use.at, use.total, use.of
                     now = total[-1] if total else 0
                 if (before := living.pop(address, None)) is not None:
                     now -= before[4]
-                    at_.append(at)
+                    when.append(at)
                     total.append(now)
                     of.append(before)
                 if nbytes and not ours:
                     living[address] = event
                     now += nbytes
-                    at_.append(at)
+                    when.append(at)
                     total.append(now)
                     of.append(event)
-                    made.append(nbytes)
             elif layer == "segment":
                 segments.append(event)
             else:
@@ -216,11 +210,11 @@ class MemoryLog:
 
     def mark(self) -> Mark:
         """The place that the log has reached."""
-        return Mark(len(self._steps), {series: (len(use.at), len(use.made)) for series, use in self._uses.items()})
+        return Mark(len(self._steps), {series: len(use.at) for series, use in self._uses.items()})
 
     def since(self, mark: Mark = _BEGIN) -> tuple[list[Step], dict[Series, Use]]:
         """What was booked since a mark."""
-        return self._steps[mark.steps :], {series: use.since(*mark.uses.get(series, (0, 0))) for series, use in self._uses.items()}
+        return self._steps[mark.steps :], {series: use.since(mark.uses.get(series, 0)) for series, use in self._uses.items()}
 
     def forget(self, freed: Iterable[Allocated], at: float) -> None:
         """Book allocations of the driver as freed whose free nobody reported."""
@@ -320,12 +314,7 @@ def _peak(uses: Mapping[Series, Use]) -> tuple[int, Callable[[Use], int]]:
         when, places = (only.at[place - 1] if place else float("-inf")), {id(only): place}
     else:
         changes = sorted(
-            (
-                (at, total - before, id(use))
-                for use in uses.values()
-                for at, total, before in zip(use.at, use.total, [0, *use.total], strict=False)
-            ),
-            key=itemgetter(0),
+            ((at, change, id(use)) for use in uses.values() for at, change in zip(use.at, use.changes(), strict=True)), key=itemgetter(0)
         )
         totals = list(accumulate(change for _, change, _ in changes))
         peak = max(totals)
