@@ -26,7 +26,7 @@ SERVER.set_forkserver_preload(
     ["pytest", "rich.text", *(f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary"))]
     + [f"pytest_gpumem.plugin.{name}" for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")]
 )
-HIGH = 500
+HIGH = 200
 """A number above those of all descriptors."""
 
 

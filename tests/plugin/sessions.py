@@ -56,6 +56,31 @@ def stored_in(folder: Path) -> list[Path]:
     return sorted(folder.glob(".benchmarks/*/gpumem/*.json"))
 
 
+def slower(factor: str) -> str:
+    """A conftest that makes kernels take a multiple of their time. `factor`: an expression, by `request` and `os.environ`."""
+    return f"""
+import os
+import pytest
+from pytest_gpumem.devices.simulated.timing import Timing
+from pytest_gpumem.plugin import state
+
+@pytest.fixture(autouse=True)
+def _slower(request, monkeypatch):
+    # The code alone, not the device: controls are read at its usual speed.
+    factors, kernel, read = [{factor}], Timing.kernel, state.read_controls
+
+    def controls(*arguments, **keywords):
+        factors.append(1.0)
+        try:
+            return read(*arguments, **keywords)
+        finally:
+            factors.pop()
+
+    monkeypatch.setattr(Timing, "kernel", lambda self, *given: kernel(self, *given) * factors[-1])
+    monkeypatch.setattr(state, "read_controls", controls)
+"""
+
+
 PROCESSES = ("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2", *QUICKLY)
 """For the processes of commands: measure on the simulated device, quickly."""
 

@@ -9,35 +9,13 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from sessions import Run, rows_in
+from sessions import Run, rows_in, slower
 
 from pytest_gpumem.plugin import repeating
 from pytest_gpumem.plugin import state as session_module
 from pytest_gpumem.runs.child import for_a_part
 from pytest_gpumem.runs.repeats import AHEAD
 from pytest_gpumem.settings import DUET_FOLLOWS
-
-PLANTED = """
-import os
-import pytest
-from pytest_gpumem.devices.simulated.timing import Timing
-from pytest_gpumem.plugin import state as session
-
-@pytest.fixture(autouse=True)
-def _slower(monkeypatch):
-    # The code alone, not the device: controls are read at its usual speed.
-    factors, kernel, read = [float(os.environ.get("SLOW", 1))], Timing.kernel, session.read_controls
-
-    def controls(*arguments, **keywords):
-        factors.append(1.0)
-        try:
-            return read(*arguments, **keywords)
-        finally:
-            factors.pop()
-
-    monkeypatch.setattr(Timing, "kernel", lambda self, *given: kernel(self, *given) * factors[-1])
-    monkeypatch.setattr(session, "read_controls", controls)
-"""
 
 TESTS = """
 import os
@@ -74,7 +52,7 @@ STORED: dict[str, bytes] = {}
 def run(pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A session against that baseline; keywords are environment variables of the tests. The same machine code settles nothing."""
     monkeypatch.setenv("GPUMEM_NO_EVIDENCE", "1")
-    pytester.makeconftest(PLANTED)
+    pytester.makeconftest(slower('float(os.environ.get("SLOW", 1))'))
     pytester.makepyfile(test_a=TESTS)
     quick = functools.partial(session, *QUICKLY)
     if not STORED:
@@ -206,7 +184,7 @@ def test_a_row_that_stays_undecided_fails_a_strict_run_alone(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...], ended: dict[str, int]
 ) -> None:
     """The first process alone is slow, so that nothing is beyond doubt."""
-    pytester.makeconftest(PLANTED.replace('os.environ.get("SLOW", 1)', '1 if "GPUMEM_FURTHER_PROCESS" in os.environ else 1.06'))
+    pytester.makeconftest(slower('1 if "GPUMEM_FURTHER_PROCESS" in os.environ else 1.06'))
     monkeypatch.setattr(repeating, "LOOKS", (1, 3))
     result = run("-k", "copy", "--junitxml=junit.xml", *how)
     result.assert_outcomes(**ended, deselected=1)

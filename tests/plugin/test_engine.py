@@ -222,9 +222,10 @@ def test_early(gpu_benchmark):
 
 def test_xdist_mistake_in_a_marker(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytest.importorskip("xdist")
-    pytester.makepyfile("import pytest\n@pytest.mark.gpumem(max_latncy='1 ms')\ndef test_it(): pass")
-    result = gpumem("-n1")
-    result.assert_outcomes(errors=1)
+    mistaken = "import pytest\n@pytest.mark.gpumem(max_latncy='1 ms')\ndef test_it(): pass\n@pytest.mark.gpumem(budget='soon')"
+    pytester.makepyfile(mistaken + TRIAD + TRIAD.replace("test_triad", "test_sound"))
+    result = gpumem("-n1", "--gpumem-budget=2 s total")
+    result.assert_outcomes(passed=1, errors=2)
     assert "did you mean max_latency" in result.stdout.str()
 
 

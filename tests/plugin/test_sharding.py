@@ -14,7 +14,7 @@ import yaml
 from ci_project import BRANCH, SIMULATED, Done, Project, again
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
-from sessions import Run
+from sessions import Run, slower
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.outcomes import Outcome
@@ -22,29 +22,7 @@ from pytest_gpumem.plugin import repeating
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.runs.shards import KEY
 
-PLANTED = """
-    import os
-    import pytest
-    from pytest_gpumem.devices.simulated.timing import Timing
-    from pytest_gpumem.plugin import state
-
-    @pytest.fixture(autouse=True)
-    def _slower(request, monkeypatch):
-        factors, kernel = [float(os.environ.get("FACTOR", 1)) if request.node.name == "test_slower[8388608]" else 1.0], Timing.kernel
-        read = state.read_controls
-
-        def controls(*arguments, **keywords):  # the code alone is slower, not the device
-            factors.append(1.0)
-            try:
-                return read(*arguments, **keywords)
-            finally:
-                factors.pop()
-
-        monkeypatch.setattr(Timing, "kernel", lambda self, *of: kernel(self, *of) * factors[-1])
-        monkeypatch.setattr(state, "read_controls", controls)
-"""
-"""A conftest that makes one test slower."""
-
+PLANTED = slower('float(os.environ.get("FACTOR", 1)) if request.node.name == "test_slower[8388608]" else 1.0')
 COUNT = 4
 SUITE = """
     import os

@@ -93,9 +93,3 @@ def test_what_no_budget_can_prevent_is_said(pytester: pytest.Pytester, gpumem: R
     result.assert_outcomes(passed=2)
     assert spent(result) > 1e-3
     result.stdout.fnmatch_lines(["budget: * of 1.000 ms spent on measuring, of simulated time: a measurement ends the samples*"])
-
-
-def test_xdist_with_a_mistake_in_a_marker(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytest.importorskip("xdist")
-    pytester.makepyfile("import pytest\n@pytest.mark.gpumem(budget='soon')" + TRIAD + TRIAD.replace("test_triad", "test_sound"))
-    gpumem("-n1", "--gpumem-budget=2 s total").assert_outcomes(passed=1, errors=1)
