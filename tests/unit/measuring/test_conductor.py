@@ -18,6 +18,7 @@ from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, HoldExpir
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.conductor import worst
 from pytest_gpumem.measuring.harness import FLOOR_SAMPLES, STREAMS
 from pytest_gpumem.measuring.samplers import BlockedSampler, HostSampler
 from pytest_gpumem.measuring.sampling import PROFILED_SAMPLES, Sampling
@@ -25,6 +26,7 @@ from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.units import GiB, MiB
 
 LAUNCH_LATENCY = 20e-6
@@ -624,3 +626,24 @@ def test_the_current_stream_of_the_libraries_is_set_once_for_many_samples(
     entered.clear()
     triad(bench, nbytes=1 * MiB)
     assert entered == []
+
+
+def test_nothing_seen_is_nothing() -> None:
+    assert worst([]) is None
+
+
+def test_each_figure_is_the_least_favourable_one() -> None:
+    seen = [
+        Conditions(1.98e9, 2.6e9, 40.0, 300.0, ("sw_power_cap",), 0),
+        Conditions(1.20e9, 2.7e9, 60.0, 200.0, (), 2),
+        Conditions(1.50e9, 2.5e9, 50.0, 700.0, ("hw_slowdown", "sw_power_cap"), 1),
+    ]
+    assert worst(seen) == Conditions(1.20e9, 2.5e9, 60.0, 700.0, ("sw_power_cap", "hw_slowdown"), 2)
+    assert worst(seen[:1]) == seen[0]
+
+
+def test_what_the_driver_does_not_say_is_left_out_and_never_made_up() -> None:
+    unknown = Conditions()
+    assert worst([unknown, unknown]) == unknown
+    known = Conditions(1.98e9, 2.6e9, 40.0, 300.0, (), 0)
+    assert worst([unknown, known]) == known
