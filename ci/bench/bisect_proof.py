@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from duet_simulation import NOISES, log_ratios
 from gate_simulation import interval
-from limit_proof import GPUMEM, PLANTED, SIMULATED_COPY, TEST_COPY, planted
+from limit_proof import GPUMEM, PLANTED, TEST_COPY, planted
 from record_file import record_parser, utc_now, write_record
 
 from pytest_gpumem.judging.bisection import WRONG
@@ -49,6 +49,24 @@ from pytest_gpumem.runs.bisect import bisect_times
 
 SHARE = 0.03  # of a planted slow-down
 WORDS = 1500  # last characters of a failed command that are recorded
+SIMULATED_COPY = """
+from planted import MORE
+from pytest_gpumem import Case
+
+NEEDED = 40 << 20  # elements
+
+
+def test_copy(gpu_benchmark):
+    def case(memory):
+        x, y = (memory.device((NEEDED + int(NEEDED * MORE / 100),), "f4") for _ in range(2))
+
+        def copy():
+            y.view()[:] = x.view()
+
+        return Case(copy, reference=copy, reads=[x], writes=[y], moved=2 * 4 * NEEDED)
+
+    gpu_benchmark.case(case)
+"""
 
 
 # Statistics
