@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ci_project import SIMULATED, TESTS, Project, again
+from ci_project import SIMULATED, TESTS, Project, make_three
 from click.testing import CliRunner
 
 from pytest_gpumem.baselines.layout import digest
@@ -36,8 +36,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Project:
         ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save", {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for number in range(2):
-        again(next((project.folder / ".gpumem-baseline").rglob("*.json")), number)
+    make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
     return project
 
 

@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from ci_project import BRANCH, SIMULATED, Done, Project, again
+from ci_project import BRANCH, SIMULATED, Done, Project, make_three
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
-from sessions import Run, slower
+from sessions import Run, slower, stored_in
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.outcomes import Outcome
@@ -81,8 +81,8 @@ def cases(path: Path) -> dict[tuple[str, str], str]:
 
 
 def test_four_shards_merged_equal_one_run(suite: Path, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(3):
-        gpumem("--gpumem-save").assert_outcomes(passed=18, skipped=1)
+    gpumem("--gpumem-save").assert_outcomes(passed=18, skipped=1)
+    make_three(stored_in(suite)[0])
     monkeypatch.setenv("FACTOR", "2")
     monkeypatch.setenv("FAILS", "3")
     one = gpumem("--benchmark-json=one.json", "--junitxml=one.xml")
@@ -217,8 +217,7 @@ def project(tmp_path: Path) -> Project:
     saved = made.run(". .venv/bin/activate; python -m pytest -q --gpumem --gpumem-save", SIMULATED, **shared(made))
     assert saved.returncode == 0, saved.stdout
     (stored,) = (tmp_path / "store").rglob("*.json")
-    for number in range(2):
-        again(stored, number)
+    make_three(stored)
     made.write("test_more.py", "def test_plain():\n    pass\n")
     made.git("add", ".")
     made.git("commit", "-qm", "more")
@@ -295,8 +294,8 @@ def test_rows_that_are_judged_again_are_counted_as_in_one_process(suite: Path, s
 
     monkeypatch.setattr(repeating, "judged", judged)
     monkeypatch.setattr(repeating, "LOOKS", (1, 2))
-    for _ in range(3):
-        assert session(*arguments, "--gpumem-save", "--gpumem-processes=1").ret == 0
+    assert session(*arguments, "--gpumem-save", "--gpumem-processes=1").ret == 0
+    make_three(stored_in(suite)[0])
     monkeypatch.setenv("FACTOR", "1.2")
     for more in ((), ("-n1",), ("-n1", "--gpumem-shard=1/1")):
         session(*arguments, *more)
