@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
+import multiprocessing.util
 import os
 import runpy
 import subprocess
@@ -26,6 +26,8 @@ SERVER.set_forkserver_preload(
     ["pytest", "rich.text", *(f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary"))]
     + [f"pytest_gpumem.plugin.{name}" for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")]
 )
+# Before a test moves the temporary folder: the path of a socket has 107 characters at most.
+multiprocessing.util.get_temp_dir()
 HIGH = 200
 """A number above those of all descriptors."""
 
