@@ -236,7 +236,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as cache:
         suite = Suite(options.tests.resolve(), options.selection, Path(cache), options.number)
-        suite.compile_kernels(options.seconds / 4)
+        suite.compile_kernels(options.seconds / 2)  # it ends earlier where all is compiled
         suite.session(watched=False)
         shown = suite.session(watched=True, rows=True)
         turn = 0.0
