@@ -27,5 +27,5 @@ def test_the_doctor_sees_the_card_that_cuda_uses() -> None:
     for name in ("driver", "GPU", "CuPy", "CUDA bindings", "NVML", "kernels", "pytest-benchmark"):
         (check,) = [check for check in report.checks if check.name == name]
         assert check.status is Status.OK, check
-    assert text(report, 100)[-1].startswith("This machine can measure latency and bandwidth")
+    assert text(report, 200)[-1].startswith("This machine can measure latency and bandwidth")
     json.dumps(report.to_json(), allow_nan=False)
