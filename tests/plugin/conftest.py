@@ -51,7 +51,8 @@ def _quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pytest.RunResult]:
     """Runs pytest inside this process: a process of its own would take ten times as long to start."""
-    monkeypatch.setattr(content, "BACKED_BYTES", 16 * KiB)  # what the simulated device computes decides no time
+    for name in ("BACKED_BYTES", "PREFIX_BYTES"):  # what the simulated device computes decides no time
+        monkeypatch.setattr(content, name, 16 * KiB)
     monkeypatch.setattr(controls, "READINGS", 8)  # a third of them takes a third of the time, which is most of a session's
 
     def run(*arguments: str) -> pytest.RunResult:
