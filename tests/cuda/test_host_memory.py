@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,9 @@ def test_a_thousand_cycles_leave_nothing(gpu_device: Any, kind: str) -> None:
     for _ in range(CYCLES):
         cycle(held)
     after = state(gpu_device)
+    end = time.monotonic() + 10
+    while after[0] < free and time.monotonic() < end:  # the driver takes back freed managed memory in the background
+        after = state(gpu_device)
     assert after[0] >= free
     assert after[1] == locked
     if held[0]:  # where the driver books what it locks on the process

@@ -15,3 +15,5 @@ def test_samples_stay_where_the_rows_have_them_and_only_there() -> None:
     assert record["gpumem"]["rows"] == [{**rows[0], "measurement": {"placements": [[1.0592e-05, 2.0]]}}, rows[1]]
     assert record["version"] == "5.2.3"
     assert "data" in run["benchmarks"][0]["stats"]
+    some = kept(run, "test_a")
+    assert [one["fullname"] for one in some["benchmarks"]] == [one["key"] for one in some["gpumem"]["rows"]] == ["test_a[one]"]
