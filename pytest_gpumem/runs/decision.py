@@ -190,7 +190,7 @@ def decide(
     if code == Exit.FAILED and failures == 0:
         return Decision(Exit.FAILED, after, (*remarks, "red: pytest failed the session as a whole; its output says why"))
     if bad or others:
-        causes = [f"{len(broken)} of {len(after)} rows fail"] if broken else []
+        causes = [f"{len(broken)} of {counted(len(after), 'row')} {'fails' if len(broken) == 1 else 'fail'}"] if broken else []
         causes += [f"{counted(len(in_themselves), 'test')} failed by an assertion or an error of its own"] if in_themselves else []
         causes += [f"{counted(others, 'failure')} that no row accounts for"] if others else []
         return Decision(Exit.FAILED, after, (*remarks, f"red: {'; '.join(causes)}"))
@@ -219,4 +219,4 @@ def decide(
         return Decision(Exit.NO_VERDICT, after, (*remarks, f"no verdict under --strict: {why}"))
     counts = {"undecided": len(undecided), "new": len(new), "accepted": len(doubtful) - len(undecided) - len(new)}
     left = "".join(f", {count} of them {name}" for name, count in counts.items() if count)
-    return Decision(Exit.FINE, after, (*remarks, f"green: {len(after)} rows{left}"))
+    return Decision(Exit.FINE, after, (*remarks, f"green: {counted(len(after), 'row')}{left}"))

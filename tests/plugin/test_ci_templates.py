@@ -227,7 +227,7 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(project: Project
     make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
     green = project.run(*gitlab("gpumem:gate"), **SIMULATED, GATE_OPTIONS="--screen-only")
     assert green.returncode == 0, green.stdout + green.stderr
-    assert "gpumem gate: green: 1 rows" in green.stdout
+    assert "gpumem gate: green: 1 row" in green.stdout
     assert "::error" not in green.stdout
 
     project.change("72 << 20")
@@ -235,7 +235,7 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(project: Project
     actions = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_WORKSPACE": str(project.folder)}
     red = project.run(*step("gate", "Gate"), **SIMULATED, GATE_OPTIONS="--screen-only", **actions)
     assert red.returncode == 1, red.stdout + red.stderr
-    assert red.stdout.splitlines()[-1] == "gpumem gate: red: 1 of 1 rows fail"
+    assert red.stdout.splitlines()[-1] == "gpumem gate: red: 1 of 1 row fails"
     (error,) = (line for line in red.stdout.splitlines() if line.startswith("::"))
     assert error.startswith("::error file=test_it.py,line=5,title=gpumem%3A FAIL (simulated)::FAIL (simulated) test_it.py::test_copy: ")
     assert summary.read_text() == (project.folder / "gpumem-results" / "summary.md").read_text() + "\n"

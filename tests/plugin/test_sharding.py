@@ -237,7 +237,7 @@ def test_the_templates(project: Project, tmp_path: Path, kind: str) -> None:
     assert [done.returncode for done in screens] == [0, 0]
     done = gate()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "green: 1 rows" in done.stdout
+    assert "green: 1 row" in done.stdout
     assert (project.folder / "gpumem-results" / "junit.xml").read_text().count("<testcase") == 2
     (folder / "shard-2.json").unlink()
     missing = gate()

@@ -32,6 +32,7 @@ def place(s3_store: Server, request: pytest.FixtureRequest) -> Place:
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A new store whose files fsspec keeps in a folder, where no S3 is needed: it answers in a tenth of the time."""
+    pytest.importorskip("fsspec", reason="the extra 'remote' is not installed")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return lambda: RemoteStorage((tmp_path / "store").as_uri())
 

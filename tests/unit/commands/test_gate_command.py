@@ -135,7 +135,7 @@ def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, mo
 def test_a_summary_that_cannot_be_written_changes_no_verdict(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "nowhere/steps.md")
     result = run(rows=(row(),))
-    assert (result.exit_code, result.stdout) == (0, "gpumem gate: green: 1 rows\n")
+    assert (result.exit_code, result.stdout) == (0, "gpumem gate: green: 1 row\n")
     assert "GITHUB_STEP_SUMMARY: cannot write nowhere/steps.md: No such file or directory" in result.stderr
     # GitHub shows nothing of a file that is too large.
     full = tmp_path / "steps.md"
@@ -209,14 +209,14 @@ def test_nothing_flagged_needs_no_duet_and_screen_only_has_none(run: Run) -> Non
 def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
     broken = row(Code.SLOWER, max_latency="1 us")
     alone = run(rows=(broken, row(name="b")))
-    assert (alone.exit_code, alone.stdout) == (1, "gpumem gate: red: 1 of 2 rows fail\n")
+    assert (alone.exit_code, alone.stdout) == (1, "gpumem gate: red: 1 of 2 rows fails\n")
     assert [line.partition(": ")[2] for line in alone.stderr.splitlines()[:2]] == [
         "step 1 of 2: measure the tests, and compare them with the history that BASE shares",
         "step 2 of 2: the screen flags 1 row; a duet would change nothing for it",
     ]
     beside = run(rows=(broken, row(Code.SLOWER, "b")), duet={"t.py::b": "PASS"})
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::b"]
-    assert beside.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::b", "gpumem gate: red: 1 of 2 rows fail"]
+    assert beside.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::b", "gpumem gate: red: 1 of 2 rows fails"]
     assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever its verdict" in beside.stderr
 
 

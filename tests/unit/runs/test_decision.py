@@ -86,7 +86,7 @@ def test_what_nobody_compared_is_not_green_unless_it_is_new_or_accepted() -> Non
     new = decided(without, row(name="b"), a=DuetVerdict("", None, "base: it measured nothing", new=True))
     assert (new.code, new.remarks) == (Exit.FINE, ("new, base does not have it: t.py::a", "green: 2 rows, 1 of them new"))
     accepted = row(Code.ACCEPTED, delta=None)
-    assert decided(accepted).remarks == ("a change of it was accepted: t.py::a", "green: 1 rows, 1 of them accepted")
+    assert decided(accepted).remarks == ("a change of it was accepted: t.py::a", "green: 1 row, 1 of them accepted")
     # A limit that nobody set is not broken either.
     assert "1 of 1 rows have no max_regression" in decided(replace(row(), limits=Limits())).remarks[0]
 
@@ -117,7 +117,7 @@ def test_a_flagged_row_stands_unless_the_duet_clears_it() -> None:
     assert decided(row(Code.SLOWER)).code == Exit.FAILED
     cleared = decided(row(Code.SLOWER), a=PASSED)
     assert cleared.code == Exit.FINE
-    assert cleared.remarks == ("cleared by the duet: t.py::a", "green: 1 rows")
+    assert cleared.remarks == ("cleared by the duet: t.py::a", "green: 1 row")
     (after,) = cleared.rows
     assert (after.failed, after.verdict.outcome) == (False, Outcome.PASS)
     assert after.verdict.reason == "the duet: PASS, +0.1 %; the screen: FAIL, said by the screen of a"
@@ -184,7 +184,7 @@ def test_a_duet_clears_no_memory() -> None:
     (settled_row,) = decided(unseen, a=PASSED).rows
     assert (settled_row.verdict.outcome, settled_row.verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
     memory_alone = replace(too_much, measurement=None, footprint=Footprint(1))
-    assert "1 of 1 rows fail" in decided(memory_alone).remarks[-1]
+    assert "1 of 1 row fails" in decided(memory_alone).remarks[-1]
 
 
 def test_what_fails_whatever_a_duet_says_needs_none() -> None:
@@ -232,10 +232,10 @@ def test_rows_that_fail_with_their_test_are_counted_as_tests() -> None:
     assert decide(1, 1, [early, row()], H100, None, strict=False).remarks == (f"red: {own}",)
     slow = (row(Code.SLOWER, "c", label="x"), replace(row(name="c", label="y"), failed=True))
     every = decide(1, 4, [*slow, *beside, row()], H100, None, strict=False)
-    assert every.remarks == (f"red: 1 of 5 rows fail; {own}; 2 failures that no row accounts for",)
+    assert every.remarks == (f"red: 1 of 5 rows fails; {own}; 2 failures that no row accounts for",)
     # A strict pytest fails by it.
     doubtful = replace(row(Code.NOISY), failed=True)
-    assert decided(doubtful, strict_screen=True).remarks == ("red: 1 of 1 rows fail",)
+    assert decided(doubtful, strict_screen=True).remarks == ("red: 1 of 1 row fails",)
 
 
 def test_a_session_that_failed_as_a_whole_is_red() -> None:
