@@ -161,7 +161,7 @@ def _sentences(shown: Sequence[RowFacts]) -> Iterator[str]:
 
 
 def since_the_baseline(rows: Sequence[Row]) -> Iterator[str]:
-    """What changed since the baseline, and how many rows that are held to no limit are slower."""
+    """What changed since the baseline, and how many rows without a limit are slower."""
     for changed, count in Counter(changed for row in rows for changed in row.changed).items():
         yield f"changed since the baseline: {changed} ({count} of {len(rows)})"
     slower = [r for r in rows if r.verdict.comparison is not None and r.verdict.comparison.low > 0 and r.limits.max_regression is None]

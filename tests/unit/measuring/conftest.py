@@ -12,7 +12,8 @@ from pytest_gpumem.units import KiB
 @pytest.fixture(autouse=True)
 def _little_content(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the simulated device computes decides no time here."""
-    monkeypatch.setattr(content, "BACKED_BYTES", 16 * KiB)
+    for name in ("BACKED_BYTES", "PREFIX_BYTES"):
+        monkeypatch.setattr(content, name, 16 * KiB)
 
 
 @pytest.fixture
