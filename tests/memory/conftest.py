@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from pytest_gpumem import GiB, MiB
+from pytest_gpumem import GiB, MiB, Result
 
 
 @pytest.fixture
@@ -33,3 +34,24 @@ def real_gpu(gpu_device) -> None:
     """For code that a model cannot run, before its library is even imported."""
     if gpu_device.facts.simulated:
         pytest.skip("the simulated device runs no foreign kernels")
+
+
+@pytest.fixture
+def undisturbed() -> Callable[..., Result]:
+    """The first of three measurements whose samples agree and that `holds`: a link that other machines' guests use too copies at half the
+    rate at times, also while the parts of a piece of work are measured alone. It may still not hold: assert it."""
+
+    def first(measure: Callable[[str], Result], holds: Callable[[Result], bool] = lambda result: True) -> Result:
+        agreeing = None
+        for again in ("", ", again", ", a third time"):
+            result = measure(again)
+            low, middle, high = np.quantile(result.measurement.samples, (0.25, 0.5, 0.75))
+            if high - low < 0.1 * middle:
+                agreeing = result
+                if holds(result):
+                    return result
+        if agreeing is None:
+            pytest.skip(f"others use the link: half of the samples lie further apart than {(high - low) / middle:.0%}")
+        return agreeing
+
+    return first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from pytest_gpumem import MiB
@@ -20,22 +19,8 @@ CHUNKS = 16
 """Of a copy there and back: each costs some microseconds, and a share of the copy that nothing hides."""
 
 
-def _undisturbed(gpu_benchmark, work, label, holds=lambda result: True):
-    """The first of three measurements whose samples agree and that `holds`: a link that other machines' guests use too copies at half the
-    rate at times, also while the parts are measured alone. It may still not hold: assert it."""
-    for name in (label, f"{label}, again", f"{label}, a third time"):
-        result = gpu_benchmark(work, label=name)
-        low, middle, high = np.quantile(result.measurement.samples, (0.25, 0.5, 0.75))
-        agreeing = high - low < 0.1 * middle
-        if agreeing and holds(result):
-            return result
-    if agreeing:
-        return result
-    pytest.skip(f"others use the link: half of the samples lie further apart than {(high - low) / middle:.0%}")
-
-
 @pytest.mark.parametrize(("streams", "rounds"), [*((n, ROUNDS) for n in (1, 2, 4, 8, 16)), (4, 8 * ROUNDS)])
-def test_staging_follows_the_estimate(gpu_benchmark, staged_copy, streams, rounds):
+def test_staging_follows_the_estimate(undisturbed, gpu_benchmark, staged_copy, streams, rounds):
     """tT + tE/n where the transfer takes longer, tE + tT/n where the kernel does; one stream hides nothing."""
 
     def follows(staged):
@@ -44,16 +29,18 @@ def test_staging_follows_the_estimate(gpu_benchmark, staged_copy, streams, round
         # Each chunk costs some microseconds besides, which the estimate leaves out: on an H200 16 streams hide no more than 4.
         return near and 0.65 * (1 - 1 / streams) - 0.05 < staged.hidden < 1 - 1 / streams + 0.1
 
-    assert follows(_undisturbed(gpu_benchmark, staged_copy(streams, SIZE, rounds=rounds, back=False), "staged", follows))
+    work = staged_copy(streams, SIZE, rounds=rounds, back=False)
+    assert follows(undisturbed(lambda again: gpu_benchmark(work, label=f"staged{again}"), follows))
 
 
-def test_copies_both_ways_and_the_kernel_run_at_once(gpu_benchmark, gpu_work, staged_copy, device_buffer, pinned_buffer):
+def test_copies_both_ways_and_the_kernel_run_at_once(undisturbed, gpu_benchmark, gpu_work, staged_copy, device_buffer, pinned_buffer):
     """In, kernel and out. A link that carries both ways at once loses a tenth on an H100 and an H200, so the bound is what copies of the
     same chunks take both ways at once; the first chunk's way in and the last one's kernel come on top."""
     up = gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE), pieces=CHUNKS)
     down = gpu_work.copy(pinned_buffer(SIZE), device_buffer(SIZE), pieces=CHUNKS)
-    both = _undisturbed(gpu_benchmark, gpu_work.together(up, down), "both copies")
-    staged = _undisturbed(gpu_benchmark, staged_copy(4, SIZE, rounds=ROUNDS, chunks=CHUNKS), "staged")
+    together, in_chunks = gpu_work.together(up, down), staged_copy(4, SIZE, rounds=ROUNDS, chunks=CHUNKS)
+    both = undisturbed(lambda again: gpu_benchmark(together, label=f"both copies{again}"))
+    staged = undisturbed(lambda again: gpu_benchmark(in_chunks, label=f"staged{again}"))
     assert staged.hidden > 0.6
     parts = [part.seconds for part in staged.overlap.parts]
     assert len(parts) == 3
