@@ -1,9 +1,10 @@
 """The cost of `--gpumem-footprint` in CuPy's own tests, unchanged, and what it shows of them.
 
 Fills CuPy's cache of kernels by workers of xdist, and runs the tests once without the plugin and once with `--gpumem
---gpumem-footprint`. What follows counts: pairs of such sessions, in an order that alternates; then one session by stop-watches. Prints the
-overhead in the time of the tests with its interval, the ten tests that take most memory, what the suite keeps, and where the plugin's
-time goes. The time of a test is that of all hooks around it. The GPU's context is made before the first test on both sides.
+--gpumem-footprint`. What follows counts: pairs of such sessions, in an order that alternates, on each GPU at the same time; then one
+session by stop-watches. Prints the overhead in the time of the tests with its interval, the ten tests that take most memory, what the
+suite keeps, and where the plugin's time goes. The time of a test is that of all hooks around it. The GPU's context is made before the
+first test on both sides.
 
     pip download cupy --no-deps --no-binary cupy    # the source distribution; unpack its folder "tests"
     python ci/bench/footprint_overhead.py --tests cupy-tests --json footprint_overhead.json
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -50,7 +52,7 @@ MOST = 10
 """Tests that are shown."""
 NUMBER = 60
 """Tests that are run."""
-WORKERS = min(14, os.cpu_count() or 1)
+WORKERS = min(28, os.cpu_count() or 1)
 """Of xdist, which compile."""
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "some_tests", "-W", "ignore", "-c", os.devnull)
 WATCHED = ("--gpumem", "--gpumem-device=cuda", "--gpumem-footprint=on")
@@ -59,13 +61,14 @@ WATCHED = ("--gpumem", "--gpumem-device=cuda", "--gpumem-footprint=on")
 class Suite:
     """Sessions of the suite. `count`: tests that are run."""
 
-    def __init__(self, tests: Path, selection: Sequence[str], cache: Path, count: int) -> None:
+    def __init__(self, tests: Path, selection: Sequence[str], cache: Path, count: int, gpu: str) -> None:
         self._tests, self._command = tests, [*PYTEST, "--rootdir", str(tests), *selection]
         found = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "PYTEST_"))}
         self._environment = found | {
             "CUPY_CACHE_DIR": str(cache),
             "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
             "SOME_TESTS": str(count),
+            "CUDA_VISIBLE_DEVICES": gpu,
         }
 
     def compile_kernels(self, seconds: float) -> None:
@@ -146,16 +149,15 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def record_of(
-    shown: dict[str, Any], plain: Sequence[dict[str, Any]], watched: Sequence[dict[str, Any]], selection: Sequence[str]
-) -> dict[str, Any]:
+def record_of(shown: dict[str, Any], pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], selection: Sequence[str]) -> dict[str, Any]:
     """The record of the pairs so far. `shown`: the session with rows, which does not count."""
+    plain, watched = zip(*pairs, strict=True)
     sides = {"without": plain, "with": watched}
     walls = {side: statistics.median(one["wall"] for one in of) for side, of in sides.items()}
     inside = {side: statistics.median(sum(one["seconds"].values()) for one in of) for side, of in sides.items()}
     by_test = {side: _by_test(of) for side, of in sides.items()}
     more = {name: seconds - by_test["without"].get(name, 0.0) for name, seconds in by_test["with"].items()}
-    ratios = [math.log(sum(two["seconds"].values()) / sum(one["seconds"].values())) for one, two in zip(plain, watched, strict=True)]
+    ratios = [math.log(sum(two["seconds"].values()) / sum(one["seconds"].values())) for one, two in pairs]
     overhead, interval = _mean(ratios)
     rows, before = shown["rows"], plain[-1]["ends"]
     keeping = [row for row in rows if row["footprint"]["kept"] > 0]
@@ -192,6 +194,12 @@ def record_of(
     }
 
 
+def pair(suite: Suite, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A session without the plugin and one with it, the latter first where `number` is odd."""
+    sides = {watched: suite.session(watched=watched) for watched in ((False, True), (True, False))[number % 2]}
+    return sides[False], sides[True]
+
+
 def _mean(ratios: Sequence[float]) -> tuple[float, list[float] | None]:
     """The mean of logarithms of ratios as a change, and its 95 % interval; one ratio has none."""
     mean, number = statistics.mean(ratios), len(ratios)
@@ -225,37 +233,38 @@ def main() -> int:
     parser.add_argument("--tests", type=Path, required=True, metavar="FOLDER", help="the folder tests of CuPy's source distribution")
     parser.add_argument("--seconds", type=float, default=120, help="begin no pair that would end after this long (default 120)")
     parser.add_argument("--number", type=int, default=NUMBER, help=f"tests, of each file the first ones (default {NUMBER}; 0: all)")
+    parser.add_argument("--gpus", nargs="+", default=["0"], metavar="N", help="as in CUDA_VISIBLE_DEVICES (default 0)")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="of CuPy's kernels, to be kept")
     parser.add_argument("selection", nargs="*", default=SELECTION, help="arguments for pytest: files, tests, -k ...")
     options = parser.parse_args()
     begun = time.perf_counter()
-    plain: list[dict[str, Any]] = []
-    watched: list[dict[str, Any]] = []
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def left() -> float:
         return float(options.seconds) - (time.perf_counter() - begun)
 
-    with tempfile.TemporaryDirectory() as cache:
-        suite = Suite(options.tests.resolve(), options.selection, Path(cache), options.number)
-        suite.compile_kernels(options.seconds / 2)  # it ends earlier where all is compiled
-        suite.session(watched=False)
-        shown = suite.session(watched=True, rows=True)
+    with tempfile.TemporaryDirectory() as own, ThreadPoolExecutor() as at_once:
+        cache = options.cache or Path(own)
+        suites = [Suite(options.tests.resolve(), options.selection, cache, options.number, gpu) for gpu in options.gpus]
+        suites[0].compile_kernels(options.seconds / 2)  # it ends earlier where all is compiled
+        suites[0].session(watched=False)
+        shown = suites[0].session(watched=True, rows=True)
         turn = 0.0
-        while not plain or turn + turn < left():  # the next pair, and the stop-watches
-            started = time.perf_counter()
-            for side in (False, True) if len(plain) % 2 == 0 else (True, False):
-                (watched if side else plain).append(suite.session(watched=side))
-            record = record_of(shown, plain, watched, options.selection)
+        while not pairs or turn + turn < left():  # the next pairs, and the stop-watches
+            started, number = time.perf_counter(), len(pairs)
+            pairs += at_once.map(pair, suites, range(number, number + len(suites)))
+            record = record_of(shown, pairs, options.selection)
             if options.json:
                 write_record(options.json, record, indent=1)
             turn = time.perf_counter() - started
         if left() > turn / 2:
-            costs = suite.session(watched=True, profile=True)["costs"]
+            costs = suites[0].session(watched=True, profile=True)["costs"]
             profile = [{"function": name, "calls": calls, "seconds": seconds} for name, (calls, seconds) in costs.items()]
             record["profile"] = sorted(profile, key=lambda one: -one["seconds"])
             if options.json:
                 write_record(options.json, record, indent=1)
     print(table(record))
-    print(watched[-1]["printed"][-300:])
+    print(pairs[-1][1]["printed"][-300:])
     for one in broken(record):
         print(f"BROKEN: {one}")
     return 1 if broken(record) else 0
