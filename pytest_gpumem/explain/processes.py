@@ -6,16 +6,16 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, SideEvidence, footprints_of, together
 from pytest_gpumem.nsight import tools
-from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS, read_csv
+from pytest_gpumem.nsight.counting import under_ncu
+from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS
 from pytest_gpumem.nsight.profile import results_of, under_tool
-from pytest_gpumem.nsight.reading import read, with_results
-from pytest_gpumem.nsight.recording import BadReport, Recording
+from pytest_gpumem.nsight.reading import by_row, read
+from pytest_gpumem.nsight.recording import BadReport
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
@@ -67,41 +67,26 @@ def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]
         if not report.exists():
             collected = report.with_suffix(tools.COLLECTED).exists()
             problem = tools.nsys_trouble(finished.output, report, None, collected=collected) or "nsys wrote no report"
-        return _by_key(results, finished, problem, "nsys", lambda: read(report, run.environment))
+        rows = results_of(results, finished, problem=problem, under=tools.NSYS.program).rows
+        try:
+            found = by_row(read(report, run.environment), rows)
+        except BadReport as error:
+            raise tools.NothingRecorded(problem or str(error)) from None
+    if not found:
+        raise tools.NothingRecorded(problem or "nsys recorded nothing in a measured launch of these tests")
+    return found
 
 
-def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> dict[str, TestProfile]:
+def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> Mapping[str, TestProfile]:
     """Run one side under Nsight Compute: counters of its measured launches, by row key.
-    `hot`: all of them are measured hot. Otherwise ncu empties the caches before every kernel.
+    `hot`: all of them are measured hot.
     Raises `NothingRecorded`: ncu is missing, may not count, or saw no kernel.
     """
-    program = tools.find(tools.NCU, run.environment)
-    for further in (ACCESS_METRICS, ()):  # if ncu refuses them, sectors per request alone tell the access pattern
-        with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
-            results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
-            more = [metric for metric in (*PROFILE_METRICS, *further) if metric not in tools.TRAFFIC_METRICS]
-            finished = run.under(tools.counting_command(program, run.command(results), log, hot=hot, more=more), echo)
-            page = log.read_text(errors="replace") if log.exists() else ""
-            problem = tools.ncu_trouble(page) or tools.ncu_trouble(finished.output)
-            if further and (tools.lacks_metric(page) or tools.lacks_metric(finished.output)):
-                continue
-            return _by_key(results, finished, problem, "ncu", partial(read_csv, page))
-    raise AssertionError("unreachable")  # the second pass returns or raises
-
-
-def _by_key(
-    results: Path, finished: child.Finished, problem: str | None, tool: str, recording: Callable[[], Recording]
-) -> dict[str, TestProfile]:
-    """The profiles of measured launches by row key. Raises `NothingRecorded`: there are none, because of `problem` if that is known."""
-    rows = results_of(results, finished, problem=problem, under=tool).rows
-    try:
-        profiles = with_results(recording().profiles, rows)
-    except BadReport as error:
-        raise tools.NothingRecorded(problem or str(error)) from None
-    found = {one.key: one for one in profiles if one.nodeid is not None and (one.kernels or one.copies or one.memsets)}
-    if not found:
-        raise tools.NothingRecorded(problem or f"{tool} recorded nothing in a measured launch of these tests")
-    return found
+    metrics = [metric for metric in PROFILE_METRICS if metric not in tools.TRAFFIC_METRICS]
+    # If ncu refuses the metrics of accesses, sectors per request alone tell the access pattern.
+    return under_ncu(
+        run.command, run.environment, lambda command: run.under(command, echo), metrics=metrics, optional=ACCESS_METRICS, hot=hot
+    ).profiles
 
 
 Echo = Callable[[str], object]  # receives each line of progress, and of the output of pytest and the profilers
@@ -238,7 +223,7 @@ def _side(
             by_key.setdefault(row.key, []).append(row)
     measured = {key: together(found) for key, found in by_key.items()}
     run = SideRun(tree, other, request.arguments, request.tests, environment)
-    profiles: dict[str, TestProfile] = {}
+    profiles: Mapping[str, TestProfile] = {}
     traces: dict[str, TestProfile] = {}
     notes = []
     try:

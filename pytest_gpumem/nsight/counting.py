@@ -1,10 +1,10 @@
-"""Counted traffic of a test run: pytest under Nsight Compute, the counts of each measurement, and the file of counts."""
+"""Counts of Nsight Compute: pytest under it, the counts of each measurement, and the file of counts of `gpumem traffic`."""
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,17 @@ import msgspec
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.traffic import account
-from pytest_gpumem.nsight.ncu import L2_HIT_RATE, SECTORS_PER_LOAD, CountedKernel, kernels_in
+from pytest_gpumem.nsight.ncu import L2_HIT_RATE, SECTORS_PER_LOAD, read_csv
 from pytest_gpumem.nsight.profile import CallError as CallError
 from pytest_gpumem.nsight.profile import gpu, named_device, results_of, under_tool
-from pytest_gpumem.nsight.recording import BadReport, RangePlace, place_of, place_of_row
-from pytest_gpumem.nsight.tools import MEASURED_RANGES, NCU, counting_command, find, ncu_error
+from pytest_gpumem.nsight.reading import by_row
+from pytest_gpumem.nsight.recording import BadReport
+from pytest_gpumem.nsight.tools import NCU, NO_KERNEL, counting_command, find, lacks_metric, ncu_trouble
 from pytest_gpumem.nsight.tools import NothingRecorded as NothingRecorded
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
+from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, device_to_json, from_plain
 from pytest_gpumem.result_files import FileError, content, parsed
@@ -39,33 +41,81 @@ class CountedRun:
     """The counts of one run."""
 
     facts: DeviceFacts  # the device
-    rows: tuple[Row, ...]  # the run's rows. Each measurement with kernels has its `counted`.
-    kernels: Mapping[str, tuple[CountedKernel, ...]]  # by `Row.key`, the kernels of all launches of a measurement, in their order
+    rows: tuple[Row, ...]  # the run's rows
+    profiles: Mapping[str, TestProfile]  # by `Row.key`, the counters of the measured launches
     command: tuple[str, ...]
+
+
+def under_ncu(
+    pytest_command: Callable[[Path], Sequence[str]],
+    environment: Mapping[str, str],
+    run: Callable[[Sequence[str]], child.Finished],
+    *,
+    metrics: Sequence[str],
+    optional: Sequence[str] = (),
+    hot: bool = False,
+) -> CountedRun:
+    """Run pytest under Nsight Compute and count the launches of each measurement.
+    `pytest_command`: gives the command that writes its results into a file.
+    `environment`: finds Nsight Compute.
+    `run`: runs a command.
+    `metrics`: beside `tools.TRAFFIC_METRICS`.
+    `optional`: further metrics, which are left out if ncu refuses one because this GPU does not have it.
+    `hot`: leave the caches alone. Otherwise ncu empties them before every kernel.
+    Raises `ToolMissing`: Nsight Compute is not installed.
+    Raises `NothingRecorded`: it ran and counted nothing.
+    """
+    program = find(NCU, environment)
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
+
+        def attempt(more: Sequence[str]) -> tuple[tuple[str, ...], child.Finished, str]:
+            command = counting_command(program, pytest_command(results), log, hot=hot, more=more)
+            finished = run(command)
+            return tuple(command), finished, log.read_text(errors="replace") if log.exists() else ""
+
+        command, finished, page = attempt((*metrics, *optional))
+        if optional and (lacks_metric(page) or lacks_metric(finished.output)):
+            command, finished, page = attempt(metrics)
+        problem = ncu_trouble(page) or ncu_trouble(finished.output)
+        document = results_of(results, finished, problem=problem, under=NCU.program)
+    if document.device.simulated:
+        raise NothingRecorded(f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU")
+    if not any(row.measurement is not None for row in document.rows):
+        raise NothingRecorded(problem or "pytest measured nothing; its output is above")
+    try:
+        profiles = by_row(read_csv(page), document.rows) if '"ID"' in page else {}
+    except BadReport as error:
+        raise NothingRecorded(problem or str(error)) from None
+    if not profiles:
+        raise NothingRecorded(problem or NO_KERNEL)
+    return CountedRun(document.device, document.rows, profiles, command)
 
 
 def count(
     arguments: Sequence[str], tests: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, day: str
 ) -> CountedRun:
-    """Run pytest under Nsight Compute and count the bytes of each measurement's launches.
+    """Run pytest under Nsight Compute; the rows of measurements with kernels have their `counted`.
     `tests`: node ids; empty for all tests that the arguments select.
     Raises `CallError`: --benchmark-json, the simulated device, or arguments that pytest does not accept.
     Raises `ToolMissing`: Nsight Compute is not installed.
-    Raises `NothingRecorded`: it ran and counted nothing.
+    Raises `NothingRecorded`: it ran and counted nothing, or no DRAM bytes of a kernel.
     """
     _check(arguments, environment)
-    program = find(NCU, environment)
-    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
-        results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
-        pytest_command = child.pytest_command(arguments, options=gpu(environment), tests=tests, results=results)
-        command = counting_command(program, pytest_command, log, more=(L2_HIT_RATE, SECTORS_PER_LOAD))
+
+    def pytest_command(results: Path) -> list[str]:
+        return child.pytest_command(arguments, options=gpu(environment), tests=tests, results=results)
+
+    def run(command: Sequence[str]) -> child.Finished:
         echo(f"gpumem: {child.shown(command)}")
         finished = under_tool(command, child.for_a_part(environment), echo)
-        page = log.read_text(errors="replace") if log.exists() else ""
-        problem = ncu_error(page) or ncu_error(finished.output)
-        facts, rows = _results(results, finished, problem)
-    kernels, rows = _joined(rows, page, problem, f"ncu on {day}")
-    return CountedRun(facts, rows, kernels, tuple(command))
+        if finished.exit_code == Exit.USAGE:
+            raise CallError("pytest did not accept its arguments or the device; its output is above")
+        return finished
+
+    found = under_ncu(pytest_command, environment, run, metrics=(L2_HIT_RATE, SECTORS_PER_LOAD))
+    source = f"ncu on {day}"
+    return dataclasses.replace(found, rows=tuple(_with_count(row, found.profiles.get(row.key), source) for row in found.rows))
 
 
 def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -78,77 +128,39 @@ def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         raise CallError("--benchmark-json among pytest's arguments: gpumem traffic needs this option itself; --json FILE writes the counts")
 
 
-def _results(results: Path, finished: child.Finished, problem: str | None) -> tuple[DeviceFacts, tuple[Row, ...]]:
-    """The device and the rows of the child's session."""
-    try:
-        document = results_of(results, finished, problem=problem)
-    except NothingRecorded:
-        if problem is None and finished.exit_code == Exit.USAGE:
-            raise CallError("pytest did not accept its arguments or the device; its output is above") from None
-        raise
-    if document.device.simulated:
-        raise NothingRecorded(f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU")
-    if not any(row.measurement is not None for row in document.rows):
-        raise NothingRecorded(problem or "pytest measured nothing; its output is above")
-    return document.device, document.rows
-
-
-def _joined(
-    rows: Iterable[Row], page: str, problem: str | None, source: str
-) -> tuple[Mapping[str, tuple[CountedKernel, ...]], tuple[Row, ...]]:
-    """The kernels of each measurement, and the rows with their counts."""
-    measured = [row for row in rows if row.measurement is not None]
-    if not any(row.measurement.profiled for row in measured if row.measurement is not None):
-        raise NothingRecorded(
-            "the tests saw no profiler, so their ranges are missing: the package nvtx is not installed, or NVTX_DISABLE is set"
-        )
-    try:
-        kernels = kernels_of(rows, kernels_in(page))
-    except BadReport as error:
-        raise NothingRecorded(problem or str(error)) from None
-    if not any(kernels.values()):
-        raise NothingRecorded(
-            problem or f"ncu matched no kernel: none was launched by the tests' own thread inside a measured range ({MEASURED_RANGES})"
-        )
-    return kernels, tuple(_with_count(row, kernels.get(row.key, ()), source) for row in rows)
-
-
-def kernels_of(rows: Iterable[Row], kernels: Iterable[CountedKernel]) -> dict[str, tuple[CountedKernel, ...]]:
-    """By `Row.key`, the kernels inside the measured ranges of a measurement, in their order."""
-    by_place: dict[RangePlace | None, list[CountedKernel]] = defaultdict(list)
-    for kernel in kernels:
-        # The filter may match more than measured launches, so the stack of ranges decides.
-        by_place[place_of(kernel.ranges)].append(kernel)
-    return {row.key: tuple(by_place.get(place_of_row(row), ())) for row in rows}
-
-
-def _with_count(row: Row, kernels: Sequence[CountedKernel], source: str) -> Row:
+def _with_count(row: Row, profile: TestProfile | None, source: str) -> Row:
     measurement = row.measurement
     if measurement is None:
         return row
-    found = counted(kernels, len(measurement.samples), source) if kernels else None
-    return replace(row, measurement=replace(measurement, counted=found))
+    return replace(row, measurement=replace(measurement, counted=None if profile is None else counted(profile, source)))
 
 
-def counted(kernels: Sequence[CountedKernel], launches: int, source: str) -> Counted:
-    """The traffic of one launch: the mean over several, of any kernels each. `source`: the tool and the day."""
+def counted(profile: TestProfile, source: str) -> Counted:
+    """The traffic of one launch: the mean over several, of any kernels each.
+    `source`: the tool and the day.
+    Raises `NothingRecorded`: a kernel's DRAM bytes are missing.
+    """
+    kernels, launches = profile.kernels, profile.launches or 1
 
-    def mean(figures: Iterable[int | None]) -> int | None:
-        known = [figure for figure in figures if figure is not None]
-        return round(sum(known) / launches) if len(known) == len(kernels) else None
+    def mean(name: str) -> int | None:
+        figures = [getattr(kernel, name) for kernel in kernels]
+        return None if None in figures else round(sum(figures) / launches)
 
-    reads, writes = mean(k.use.dram_read for k in kernels), mean(k.use.dram_written for k in kernels)
-    assert reads is not None
-    assert writes is not None
+    def known(name: str) -> list[float]:
+        return [figure for kernel in kernels if (figure := getattr(kernel, name)) is not None]
+
+    for kernel in kernels:
+        if kernel.dram_read is None or kernel.dram_written is None:
+            raise NothingRecorded(f"ncu counted no DRAM bytes of {kernel.name}: this GPU has no such counter, or another tool holds it")
     return Counted(
-        reads,
-        writes,
-        mean(k.use.l2_read for k in kernels),
-        mean(k.use.l2_written for k in kernels),
-        launches,
-        source,
-        max((k.use.sectors_per_request for k in kernels if k.use.sectors_per_request is not None), default=None),
-        min((k.use.l2_hit_rate for k in kernels if k.use.l2_hit_rate is not None), default=None),
+        reads=mean("dram_read") or 0,
+        writes=mean("dram_written") or 0,
+        l2_reads=mean("l2_read"),
+        l2_writes=mean("l2_written"),
+        launches=launches,
+        source=source,
+        sectors_per_request=max(known("sectors_per_request"), default=None),
+        l2_hit_rate=min(known("l2_hit_rate"), default=None),
     )
 
 
@@ -167,7 +179,7 @@ def to_json(run: CountedRun, *, utc: str) -> dict[str, Any]:
 
 
 def _row_to_json(row: Row, run: CountedRun) -> dict[str, Any]:
-    measurement, kernels = row.measurement, run.kernels.get(row.key, ())
+    measurement = row.measurement
     plain: dict[str, Any] = {"key": row.key, "nodeid": row.nodeid, "label": row.label, "declared": None, "counted": None}
     if measurement is None:
         return plain
@@ -175,14 +187,15 @@ def _row_to_json(row: Row, run: CountedRun) -> dict[str, Any]:
         plain["declared"] = {**msgspec.to_builtins(measurement.traffic), "total": measurement.traffic.total}
     plain |= {"target": measurement.target, "mode": measurement.mode, "footprint": measurement.footprint}
     if measurement.counted is not None and (found := account(measurement, run.facts)) is not None:
+        kernels, launches = run.profiles[row.key].kernels, measurement.counted.launches
         plain |= {
             "counted": msgspec.to_builtins(measurement.counted),
             "finding": found.finding.value,
             "difference": found.difference,
             "sentence": found.sentence,
-            "kernels": sorted({kernel.use.name for kernel in kernels}),
-            "kernels_per_launch": len(kernels) / measurement.counted.launches,
-            "seconds_per_launch": sum(kernel.use.nanoseconds for kernel in kernels) / 1e9 / measurement.counted.launches,
+            "kernels": sorted({kernel.name for kernel in kernels}),
+            "kernels_per_launch": sum(kernel.launches for kernel in kernels) / launches,
+            "seconds_per_launch": sum(kernel.nanoseconds for kernel in kernels) / 1e9 / launches,
         }
     return plain
 

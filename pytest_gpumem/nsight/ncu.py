@@ -68,25 +68,14 @@ class CountedKernel:
     set_aside: int | None = None  # bytes of L2 set aside for persisting accesses
 
 
-def kernels_in(page: str) -> tuple[CountedKernel, ...]:
-    """The kernels in the log of `tools.counting_command`, in the order of their launches; none without a table.
-    Raises `BadReport`: a column, the ranges or a kernel's DRAM bytes are missing, a unit is unknown, or a figure is no number.
-    """
-    kernels = tuple(_csv_kernels(page, (DRAM_READ, DRAM_WRITE), ranges=True) or ())
-    for one in kernels:
-        if one.use.dram_read is None or one.use.dram_written is None:
-            raise BadReport(f"ncu counted no DRAM bytes of {one.use.name}: this GPU has no such counter, or another tool holds it")
-    return kernels
-
-
 def read_csv(page: str) -> Recording:
     """The measurements in the output or log of `ncu --csv --page raw`, in base units or others.
     Raises `BadReport`: it is no such page, a unit is unknown, a figure is no number, or no kernel is in a range of a test.
     """
-    kernels = _csv_kernels(page)
-    if kernels is None:
+    lines = lines_of(page, ("Kernel Name", "Grid Size", "Block Size", DURATION))
+    if lines is None:
         raise BadReport("no raw page of ncu as CSV; accepted is what `ncu --csv --page raw` writes")
-    return _recording(kernels, "")
+    return _recording([_kernel_on(line) for line in lines], "")
 
 
 def module(program: Path | None) -> Any:
@@ -250,12 +239,6 @@ def _notes(uses: Sequence[KernelUse]) -> tuple[str, ...]:
 
 _RANGE = re.compile(rf"(?<![\w.:>-]){re.escape(DOMAIN)}:([A-Za-z0-9_.-]+)(?=:|\"|\s|$)")
 _STACK = "thread Domain:Push/Pop_Range"
-_FIXED = ("Kernel Name", "Grid Size", "Block Size", DURATION)
-
-
-def _csv_kernels(page: str, needed: Sequence[str] = (), *, ranges: bool = False) -> list[CountedKernel] | None:
-    lines = lines_of(page, (*_FIXED, *needed), ranges=ranges)
-    return None if lines is None else [_kernel_on(line) for line in lines]
 
 
 def _kernel_on(line: PageLine) -> CountedKernel:
@@ -301,11 +284,10 @@ class PageLine:
             raise BadReport(f"ncu gives {metric} as {written!r}, which is no number") from None
 
 
-def lines_of(text: str, needed: Iterable[str], *, ranges: bool = False) -> list[PageLine] | None:
+def lines_of(text: str, needed: Iterable[str]) -> list[PageLine] | None:
     """The lines of a page in the order of the launches; None without a page.
     `text`: the page, with any other output of ncu and its child.
     `needed`: required headings.
-    `ranges`: the column of NVTX ranges is required too.
     Raises `BadReport`: a column is missing, or a line and the headings differ in length.
     """
     lines = [line for line in text.splitlines() if not line.startswith("==")]
@@ -314,8 +296,6 @@ def lines_of(text: str, needed: Iterable[str], *, ranges: bool = False) -> list[
         return None
     heading, *rows = list(csv.reader(line + "\n" for line in lines[begin:]))
     missing = [name for name in needed if name not in heading]
-    if ranges and not any(name.startswith(_STACK) for name in heading):
-        missing.append("the column of NVTX push/pop ranges")
     if missing:
         raise BadReport(f"ncu's CSV has no {', '.join(missing)}; its columns are {', '.join(heading)}")
     return list(_lines(heading, rows))

@@ -192,7 +192,10 @@ def profiled(request: ProfileRequest, environment: Mapping[str, str], echo: Call
         file.unlink()  # so that the next call need not replace it
     if not written.anew:
         output = finished.output
-        cause = tools.nsys_trouble(output, file, only, collected=collected.anew) if tool is tools.NSYS else tools.ncu_trouble(output)
+        if tool is tools.NSYS:
+            cause = tools.nsys_trouble(output, file, only, collected=collected.anew)
+        else:
+            cause = tools.ncu_trouble(output) or (tools.NO_KERNEL if "No kernels were profiled" in output else None)
         raise tools.NothingRecorded(cause or f"{tool.program} wrote no report ({finished.how}); its output is above")
     return ProfileReport(file, program, version, tuple(command), tests, finished.exit_code)
 

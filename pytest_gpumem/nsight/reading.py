@@ -126,3 +126,9 @@ def with_results(profiles: Iterable[TestProfile], rows: Iterable[Row]) -> tuple[
             )
         )
     return tuple(joined)
+
+
+def by_row(recording: Recording, rows: Iterable[Row]) -> dict[str, TestProfile]:
+    """The profiles of measured launches of the same run, by `Row.key`; the last of several processes."""
+    found = with_results(recording.profiles, rows)
+    return {one.key: one for one in found if one.nodeid is not None and (one.kernels or one.copies or one.memsets)}

@@ -238,6 +238,10 @@ def opening(program: Path, report: Path, name: str | None) -> list[str]:
 # Causes in the tools' output
 
 COUNTERS_DOCUMENT = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+NO_KERNEL = (
+    "ncu matched no kernel: none was launched by the tests' own thread inside a measured range, the tests were skipped, or their ranges "
+    "are missing because the package nvtx is not installed or NVTX_DISABLE is set"
+)
 _UNKNOWN_OPTION = r"unrecogni[sz]ed (?:option|argument)s?:? *['\"]?([^\s'\"]+)"
 
 
@@ -294,9 +298,4 @@ def ncu_trouble(output: str) -> str | None:
     unknown = re.search(_UNKNOWN_OPTION, output)
     if cause is None and unknown is not None:
         return f"this ncu does not know {unknown[1]}: its version is not supported; GPUMEM_NCU names another"
-    if cause is None and "No kernels were profiled" in output:
-        return (
-            "ncu matched no kernel: none was launched by the tests' own thread inside a measured range, the tests were skipped, or their "
-            "ranges are missing because the package nvtx is not installed or NVTX_DISABLE is set"
-        )
     return cause

@@ -84,6 +84,17 @@ def test_a_page_becomes_a_profile_for_each_measurement() -> None:
     assert first.launches is None  # the page does not say how many there were
 
 
+def test_a_log_of_counts_is_read() -> None:
+    foreign = ncu_csv.stack("<default domain>:gpumem", "torch:test_a.measure", "not_gpumem:test_b.measure", "test_c", "test_c.measure")
+    lines = [(ncu_csv.measured("test_triad"), ncu_csv.H200), (foreign, ("1,024", "0", "1,280", "n/a", ""))]
+    found = read_csv(ncu_csv.log(*(ncu_csv.line(i, "triad", *one) for i, one in enumerate(lines))))  # type: ignore[arg-type]
+    assert [one.name for one in found.profiles] == ["test_triad", "test_c"]  # other domains have no tests
+    first, second = (one.kernels[0] for one in found.profiles)
+    assert (first.dram_read, first.dram_written, first.nanoseconds) == (1073762048, 519266304, 367264)
+    assert (first.l2_read, first.l2_written) == (2**30, 2**29)  # sectors of 32 bytes
+    assert (second.dram_read, second.nanoseconds, second.l2_read, second.l2_written) == (1024, 1280, None, None)
+
+
 def test_rates_of_one_kernel_are_weighted_by_what_was_asked() -> None:
     found = read_csv(
         page(
