@@ -60,7 +60,7 @@ def test_two(gpu_benchmark, device_buffer, managed_buffer, gpu_kernels):
 """
 NUMBERS = (0, -1, 1, 0.0, -0.0, 5e-324, -1e-6, 1e-300, 1e300, 1.7e308, 1 << 62, 1 << 64, 10**400, -(10**400))
 TEXTS = ("", "::add-mask::x\n::add-mask::x", "\x1b[2J\u202e\u2028\0", "\udcff", "<script>", "x" * 5000, "1e999", "../../x", "a[b]::c")
-OTHERS = (None, True, False, [], {}, [[]], [0], {"": 0}, float("inf"), float("-inf"), float("nan"))
+OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [0], {"": 0}, float("inf"), float("-inf"), float("nan"))
 
 
 class TooSlow(BaseException):
@@ -301,8 +301,8 @@ def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
         journal = Journal(path, {"asked": "this"})
         try:
             duet = Duet(
-                sides(),  # type: ignore[arg-type]
-                Players(nobody),  # type: ignore[arg-type]
+                sides(),
+                Players(nobody),
                 journal,
                 Wanted(),
                 max_regression=None,
@@ -375,7 +375,7 @@ def _journal(path: Path) -> None:
         ]
 
     journal = Journal(path, {"asked": "this"})
-    Duet(sides(), Players(answer), journal, Wanted(), max_regression=None, rounds_max=40, seed=0, on_progress=lambda progress: None).play()  # type: ignore[arg-type]
+    Duet(sides(), Players(answer), journal, Wanted(), max_regression=None, rounds_max=40, seed=0, on_progress=lambda progress: None).play()
     journal.close()
 
 

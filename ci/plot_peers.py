@@ -35,7 +35,7 @@ SHOWN = tuple(way for way in peers_summary.WAYS if way not in IN_THE_TABLE and n
 TITLES = {"same": "spread between processes, %\nthe same allocations", "random": "spread between processes, %\nrandom allocations first"}
 
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "peers",
     "svg.fonttype": "none",
     "font.size": 9,

@@ -20,6 +20,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def session(name: str, *_: str | None) -> str:
 
 def renewed(text: str) -> str:
     """Markdown with every marked block drawn anew."""
-    draw = {"record": record, "summary": partial(record, short=True), "output": output, "session": session}
+    draw: dict[str, Callable[..., str]] = {"record": record, "summary": partial(record, short=True), "output": output, "session": session}
     return BLOCK.sub(lambda block: f"{block[1]}{draw[block[2]](block[3], block[4], block[5])}\n```", text)
 
 

@@ -51,7 +51,8 @@ def generated() -> History:
     draw, name = np.random.default_rng(0), "NVIDIA H100 80GB HBM3"
     days = [NEWEST - timedelta(days=RUNS - 1 - run) for run in range(RUNS)]
     runs = tuple(Run(day, hashlib.sha1(str(day).encode()).hexdigest(), "simulated", name, True, True) for day in days)
-    series, changes = [], []
+    series: list[Series] = []
+    changes: list[Change] = []
     for test in range(24):
         kind = ("triad", "copy", "scatter", "reduce")[test % 4]
         level = {"latency": 1e-5 * (1 + test), "peak": 2.0 ** (26 + test % 6), "kernels": 1.0, "kept": 0.0}

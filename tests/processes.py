@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from measurements import measurement
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row, Verdict
-from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn
+from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn, Workers
 from pytest_gpumem.runs.worktree import Side
 
 SETTINGS = {"device": "cuda", "mode": "clean-cold", "sampler": "auto", "placements": 8, "precision": 0.001, "budget": 1.0}
@@ -51,17 +50,16 @@ def process(turn: Turn, rows: Sequence[Row], attempt: int = 1, **changes: Any) -
 Answer = Callable[[Turn, int], Sequence[Row] | Process]
 
 
-@dataclass
-class Players:
-    """Stands in for `Workers`: each turn is answered by a function of the turn and the attempt."""
+class Players(Workers):
+    """Start no processes: each turn is answered by a function of the turn and the attempt."""
 
-    answer: Answer
-    early: bool = False
-    played: list[tuple[Turn, tuple[str, ...] | None]] = field(default_factory=list)
-    """Each turn with the tests that it was to run."""
-
-    ways: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """What the last process was told to measure with."""
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.early = False
+        self.played: list[tuple[Turn, tuple[str, ...] | None]] = []
+        """Each turn with the tests that it was to run."""
+        self.ways: Mapping[str, Mapping[str, str]] = {}
+        """What the last process was told to measure with."""
 
     def run(
         self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]] | None = None

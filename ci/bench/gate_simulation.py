@@ -146,7 +146,7 @@ class Drawn(Measurement, frozen=True, dict=True):
     """A measurement whose medians are worked out once: it is judged in many windows."""
 
     @cached_property
-    def medians(self) -> tuple[float, ...]:  # type: ignore[override]
+    def medians(self) -> tuple[float, ...]:
         return tuple(placement[0] for placement in self.placements)
 
 
@@ -335,8 +335,8 @@ def cases() -> Iterator[Case]:
         for baseline in MODELLED:
             for slower in (0, 1):
                 yield Case("modelled", kernel, baseline, slower)
-            for slower in (1.5, 2):
-                yield Case("modelled", kernel, baseline, slower, weight=0.1)
+            for much_slower in (1.5, 2):
+                yield Case("modelled", kernel, baseline, much_slower, weight=0.1)
     for kernel in (LARGE, MIDDLE):
         for baseline in (Runs(3, 3, 3), USUAL, Runs(20, 1, 20)):
             yield Case("modelled, every run of 3 processes", kernel, baseline, looks=(3,), weight=0.5, asked=True)

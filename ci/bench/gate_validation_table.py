@@ -80,9 +80,9 @@ class _Group:
     letters: Counter[str] = field(default_factory=Counter)
     slower: list[float] = field(default_factory=list)
     """Of each twin: the share by which it is slower than its row."""
-    runs: dict[tuple[int, int, int], bool] = field(default_factory=dict)
+    runs: dict[tuple[int, ...], bool] = field(default_factory=dict)
     """By record, session and run: True with any wrong verdict."""
-    baselines: dict[tuple[int, int], bool] = field(default_factory=dict)
+    baselines: dict[tuple[int, ...], bool] = field(default_factory=dict)
     """By record and session, the same."""
 
 
@@ -108,12 +108,12 @@ def _screens(records: Sequence[Record]) -> Iterator[str]:
     for (question, size, limit, processes), group in groups.items():
         if group.letters:
             low, high = (f"{100 * end(group.slower):.2f}" if group.slower else "" for end in (min, max))
-            slower = low if low == high else f"{low} to {high}"
+            between = low if low == high else f"{low} to {high}"
             counts = " ".join(f"{group.letters[one]:>5}" for one in ("F", ABOVE, "U", "P"))
             bounds = f"{_bounded(group.runs.values()):>17} {_bounded(group.baselines.values()):>15}"
             # Code that is slower by less than the limit may get any verdict.
             judged = not group.slower or max(group.slower) >= parse_share(limit)
-            yield f"{question:<29} {size:<8} {slower:>12} {limit:>5} {processes:>3} {counts} {bounds if judged else ''}"
+            yield f"{question:<29} {size:<8} {between:>12} {limit:>5} {processes:>3} {counts} {bounds if judged else ''}"
 
 
 def _unchanged(records: Sequence[Record], projects: Sequence[Record]) -> Iterator[str]:

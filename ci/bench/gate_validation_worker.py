@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
@@ -29,9 +30,11 @@ TAKEN_AWAY = ("PYTEST_ADDOPTS", "PYTEST_XDIST_", "GPUMEM_")
 
 # The tests
 
+Launch = Callable[[str, int], None]
+
 
 @pytest.fixture
-def launch(gpu_benchmark, gpu_kernels, device_buffer):
+def launch(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> Launch:
     """Measure a kernel on arrays of a size, or a chase of so many steps."""
 
     def measure(kernel: str, work: int) -> None:
@@ -49,7 +52,7 @@ def launch(gpu_benchmark, gpu_kernels, device_buffer):
 
 
 @pytest.mark.parametrize("name", JOB["rows"])
-def test_row(launch, device_buffer, name):
+def test_row(launch: Launch, device_buffer: Any, name: str) -> None:
     row = BY_NAME[name]
     unrelated = device_buffer(row.unrelated, "u1") if row.unrelated else None
     launch(row.kernel, work_of(row, JOB["slopes"], slow=name in JOB["slow"]))

@@ -261,12 +261,13 @@ def meets(one: Mapping[str, Any]) -> bool:
     return found and one["false_in_a_test_year"] <= 1 and max(query, page) <= SECONDS and memory <= BYTES
 
 
+HEADINGS = {"tests": 6, "runs": 6, "planted": 9, "found": 7, "false": 7, "false in a test-year": 22, "query s": 9, "page s": 8, "MiB": 6}
+
+
 def table(record: Mapping[str, Any]) -> str:
     """The record as text."""
     lines = [f"generated runs, one a night; seconds of one processor; no GPU, {record['ended'][:10]}"]
-    headings = ("tests", 6), ("runs", 6), ("planted", 9), ("found", 7), ("false", 7), ("false in a test-year", 22)
-    headings += ("query s", 9), ("page s", 8), ("MiB", 6)
-    lines.append("".join(name.rjust(width) for name, width in headings))
+    lines.append("".join(name.rjust(width) for name, width in HEADINGS.items()))
     for one in record["histories"]:
         query, page, memory = costs(one)
         lines.append(

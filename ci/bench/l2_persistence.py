@@ -100,7 +100,7 @@ def settings_cases(tables: tuple[int, ...], regions: tuple[int, ...], out: int) 
 
 def placements_cases(facts: DeviceFacts, placements: int) -> list[Case]:
     """Kernel by kernel, the launch that needs longest last."""
-    common = {"placements": placements, "samples": PLACED_SAMPLES}
+    common: Case = {"placements": placements, "samples": PLACED_SAMPLES}
     text = {"kernel": "reset_data", "blocks": LEAN, "out_mib": OUT, "set_aside": TEXTS_SET_ASIDE, **common}
     kernels = [(kernel, blocks) for kernel, blocks in PLACED_KERNELS if not (facts.simulated and kernel == FOREIGN)]
     return [
@@ -122,7 +122,9 @@ def resets_cases(facts: DeviceFacts) -> list[Case]:
 
     l2, largest = facts.l2_bytes, facts.persisting_l2_max_bytes
     common = {"data_mib": mib(0.8, largest), "out_mib": RESETS_OUT}
-    reads = [{"kernel": "l2_read", "blocks": None, "window": False, "mib": mib(share, l2)} for share in (0.25, 0.375, 0.5, 0.625, 0.75)]
+    reads: list[Case] = [
+        {"kernel": "l2_read", "blocks": None, "window": False, "mib": mib(share, l2)} for share in (0.25, 0.375, 0.5, 0.625, 0.75)
+    ]
     plain = [{"kernel": "reset_data", "blocks": LEAN, "window": False, "mib": mib(share, l2)} for share in (0.25, 0.375, 0.5)]
     own = [{"kernel": "reset_data", "blocks": LEAN, "window": True, "mib": mib(share, largest)} for share in (0.3, 0.6, 0.8)]
     return [{**case, **common} for case in (*reads, *plain, *own)]
@@ -280,7 +282,7 @@ def fitted_name(device: Record, one: Record) -> str:
         l2_bytes=device["l2_bytes"], l2_step_bytes=device["l2_bytes"] // 16, persisting_l2_max_bytes=device["persisting_l2_max_bytes"]
     )
     set_aside = fit_set_aside(cast(DeviceFacts, facts), one["mib"] * MiB)
-    return next(name for name, found in one["found"].items() if found["set_aside"] == set_aside)
+    return str(next(name for name, found in one["found"].items() if found["set_aside"] == set_aside))
 
 
 def counting(one: Record, name: str) -> list[float]:

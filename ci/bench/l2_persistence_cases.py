@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -25,6 +25,9 @@ from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import fit_hit_ratio, fit_set_aside, persisting
 from pytest_gpumem.records.l2_sweep import OFF, Setting
 from pytest_gpumem.reporting.l2_sweep import sweep_sentences
+
+if TYPE_CHECKING:
+    from pytest_gpumem.devices.cuda.counters import CudaCounters
 
 ROUNDS = 6
 """Placements on which the settings are compared."""
@@ -168,7 +171,7 @@ class Experiment:
         self._flush.close()
 
 
-def bound(device: Device, kernel: BoundKernel, arguments: Sequence[Buffer]) -> Callable[..., None]:
+def bound(device: Device, kernel: BoundKernel, arguments: tuple[Any, ...]) -> Callable[..., None]:
     """The launch of a kernel of the catalogue on the buffers where they now are."""
     return partial(device.kernels.launch, kernel.launch(*kernel.arguments(arguments, {})))
 
@@ -242,7 +245,7 @@ def compared(bench: Any, what: str, case: dict[str, Any], experiment: Any, named
 
 def test_thrashing(bench: Any, thrashing_case: dict[str, Any], experiment: Any) -> None:
     """A window beyond its set-aside, half of L2 or the maximum, at hit ratio 1 and at the one that fits."""
-    named = {
+    named: dict[str, dict[str, Any]] = {
         "off": {"set_aside": "off"},
         "ratio 1, L2/2": {"set_aside": "50%", "hit_ratio": 1.0},
         "fitted, L2/2": {"set_aside": "50%", "hit_ratio": "fit"},
@@ -299,8 +302,7 @@ def test_resets(bench: Any, resets_case: dict[str, Any], gpu_device: Any, device
     kernel_a = bound(device, gpu_kernels.reset_data, (out, data))
     if case["kernel"] == "l2_read":
         sums = device_buffer((read.nbytes // TILE_BYTES * PASSES,), "i4")
-        kernel = gpu_kernels.l2_read
-        kernel_c = partial(device.kernels.launch, kernel.launch(*kernel.arguments((read, sums, PASSES), {})))
+        kernel_c = bound(device, gpu_kernels.l2_read, (read, sums, PASSES))
     else:
         kernel_c = bound(device, gpu_kernels.reset_data.with_grid(case["blocks"]), (out, read))
     samples, plain = HeldSamples(device, IN_A_ROW), device.streams.create()
@@ -328,6 +330,10 @@ def test_resets(bench: Any, resets_case: dict[str, Any], gpu_device: Any, device
     bench.add("resets", case, {"found": found})
 
 
+LANES: dict[str, dict[str, Any]] = {"off": {"set_aside": "off"}, "1": {"hit_ratio": 1.0}, "0.5": {"hit_ratio": 0.5}, "fit": {}}
+"""Settings of each stream's table."""
+
+
 def test_streams(bench: Any, streams_case: dict[str, Any], gpu_device: Any, device_buffer: Any, gpu_kernels: Any) -> None:
     """Two kernels at once, each on a persisting stream of its own: hit ratio 1 against 0.5, and alone."""
     bench.begin(gpu_device)
@@ -339,7 +345,7 @@ def test_streams(bench: Any, streams_case: dict[str, Any], gpu_device: Any, devi
         kernel(main)
     device.streams.synchronize()
     found, overlaps = {}, {}
-    for name, setting in {"off": {"set_aside": "off"}, "1": {"hit_ratio": 1.0}, "0.5": {"hit_ratio": 0.5}, "fit": {}}.items():
+    for name, setting in LANES.items():
         # Half of what the two tables need together; the streams' requests are added up.
         each = {"set_aside": case["set_aside"] // 2, "allow_thrash": True, **setting}
         with ExitStack() as stack:
@@ -364,7 +370,7 @@ def test_streams(bench: Any, streams_case: dict[str, Any], gpu_device: Any, devi
                 for _ in range(WARM_UP):
                     work(main)
                 found[label] = [round(1e9 * seconds) for seconds in samples.take(main, None, [work] * 10)]
-            overlaps[name] = overlap(device, lambda: (both(main), device.streams.synchronize()))
+            overlaps[name] = overlap(device, partial(both, main))
     bench.add("streams", case, {"found": found, "overlaps": overlaps})
 
 
@@ -378,8 +384,12 @@ def overlap(device: Device, work: Callable[[], object]) -> list[list[int]] | str
         if int(record.kind) == int(cupti.ActivityKind.CONCURRENT_KERNEL):
             seen.append([int(record.start), int(record.end)])
 
+    def finished() -> None:
+        work()
+        device.streams.synchronize()
+
     try:
-        device.counters.watch(("CONCURRENT_KERNEL",), receive, work)  # type: ignore[attr-defined]
+        cast("CudaCounters", device.counters).watch(("CONCURRENT_KERNEL",), receive, finished)
     except NotCounted as error:
         return str(error)
     return [[start - seen[0][0], end - seen[0][0]] for start, end in seen]

@@ -83,22 +83,22 @@ class Watch:
     def __init__(self) -> None:
         self.spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         """Seconds by test and part."""
-        self._running: list[list[Any]] = []
+        self._running: list[float] = []
+        """Seconds that parts inside took, of each running part."""
         self._test = ""
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def wrapper(*arguments: Any, **options: Any) -> Any:
-            begun, mine = time.perf_counter(), [part, 0.0]
-            self._running.append(mine)
+            begun = time.perf_counter()
+            self._running.append(0.0)
             try:
                 return function(*arguments, **options)
             finally:
-                self._running.pop()
-                took = time.perf_counter() - begun
-                self.spent[self._test][part] += took - mine[1]
+                inside, took = self._running.pop(), time.perf_counter() - begun
+                self.spent[self._test][part] += took - inside
                 if self._running:
-                    self._running[-1][1] += took
+                    self._running[-1] += took
 
         return wrapper
 
@@ -128,7 +128,7 @@ def measured(device: str, mib: int) -> tuple[Watch, dict[str, Any]]:
     watch.watch(Harness, "wake", "once a session")
     watch.watch(Harness, "floors", "once a session")
     watch.watch(Harness, "flush", "once a session")
-    GpuSession.device = property(watch.timed("once a session", GpuSession.device.fget))  # type: ignore[method-assign,assignment,arg-type]
+    GpuSession.device = property(watch.timed("once a session", GpuSession.device.fget))  # type: ignore[method-assign,assignment,attr-defined]
     if not device.startswith("sim"):
         from pytest_gpumem.devices.cuda.compiler import Compiler
 

@@ -53,7 +53,7 @@ def play(tmp_path: Path, answer: Answer, players: Players | None = None, wanted:
     given: dict[str, Any] = {"max_regression": None, "rounds_max": 96, "seed": 0, "on_progress": told.append, **changes}
     journal = Journal(tmp_path / "journal", {"asked": "this"})
     try:
-        return Duet(own_sides, players, journal, wanted or Wanted(), **given).play()  # type: ignore[arg-type]
+        return Duet(own_sides, players, journal, wanted or Wanted(), **given).play()
     finally:
         journal.close()
 
