@@ -39,7 +39,6 @@ BUDGETS_ACCEPTED = 'a time for each measurement such as "1 s", or for the whole 
 _NUMBER = r"(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?"
 # Compiled at their first use: a session without --gpumem uses none.
 _QUANTITY = rf"({_NUMBER})\s*([^\s0-9.+-][^\s0-9]*)"
-_SHARE = rf"({_NUMBER})\s*%"
 _SHARE_OF_PEAK = rf"({_NUMBER})\s*%\s+of\s+peak"
 _CLAIM = rf"(?:({_NUMBER})\s*x\s+)?(\S(?s:.*))"
 _BUDGET = r"(?s:(.*?))(?:\s+(total|each))?"
@@ -70,6 +69,12 @@ class Margin(NamedTuple):
     def over(self, latency: float) -> float:
         """The allowed slow-down of a baseline of `latency` seconds, as a share of it."""
         return self.relative + self.absolute / latency
+
+    def most(self, count: int) -> int:
+        """The largest allowed count where the baseline's is `count`. Exact: as floats, 45 + 40 % are less than 63."""
+        from fractions import Fraction
+
+        return count + math.floor(count * Fraction(str(self.relative)) + int(self.absolute))
 
 
 class Budget(NamedTuple):
@@ -118,10 +123,7 @@ def parse_share(value: str) -> float:
     A plain number is refused: 0.1 could mean 10 % or 0.1 %.
     Raises `QuantityError`: not a share, or negative.
     """
-    match = re.fullmatch(_SHARE, value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise refused(value, SHARES_ACCEPTED)
-    return _finite(value, SHARES_ACCEPTED, float(match[1]) / 100)
+    return _finite(value, SHARES_ACCEPTED, _exact(value, {"%": 1}, SHARES_ACCEPTED) / 100)
 
 
 def parse_part(value: str, why: str, *, whole: bool = True) -> float:

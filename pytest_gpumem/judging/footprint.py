@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import floor
 
 from msgspec.structs import replace
 
@@ -77,8 +76,6 @@ def _max_peak_regression(one: _Judged) -> Finding:
     peaks = [peak for past in alike for peak in peaks_of(past.footprint)]
     varies = varying(alike)
     before = max(peaks) if varies else min(peaks)
-    allowed = parse_growth(one.written)
-    most = before + floor(before * allowed.relative + allowed.absolute)
     peak = max(peaks_of(now)) if not varies else min(peaks_of(now))
     growth = f"{'+' if peak >= before else ''}{format_bytes(peak - before)}"
     if before:
@@ -88,7 +85,7 @@ def _max_peak_regression(one: _Judged) -> Finding:
         figure += f"; unchanged code varies between {size(min(peaks))} and {size(max(peaks))}"
     elif len(set(peaks_of(now))) > 1:
         figure += f"; processes of this run vary between {size(min(peaks_of(now)))} and {size(peak)}"
-    return _counted(limit, peak, most, figure)
+    return _counted(limit, peak, parse_growth(one.written).most(before), figure)
 
 
 def comparable(one: Footprint, other: Footprint) -> bool:

@@ -145,8 +145,7 @@ def _exact(
         known = [then for past in one.past if not isinstance(then := count(past), str)]
         if not known:
             return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why="no run of the baseline has this count")
-        (share, more), then = growth, known[-1]
-        return _counted(one, found, then * (1 + share) + more, f"{figure}, {words(then)} in the baseline")
+        return _counted(one, found, growth.most(known[-1]), f"{figure}, {words(known[-1])} in the baseline")
 
     return rule
 
@@ -206,8 +205,10 @@ def _shapes(ran: WhatRan) -> list[_Shape]:
 
 
 def _shape(shape: _Shape) -> str:
-    name, grid, block, *_ = shape
-    return f"{name} {'x'.join(map(str, grid or ()))} of {'x'.join(map(str, block or ()))}"
+    name, grid, block, cluster, shared = shape
+    parts = [f"{name} {'x'.join(map(str, grid or ()))} of {'x'.join(map(str, block or ()))}"]
+    parts += [f"in clusters of {'x'.join(map(str, cluster))}"] if cluster else []
+    return " ".join([*parts, *([f"with {format_bytes(shared)} of dynamic shared memory"] if shared else [])])
 
 
 STEPS: Mapping[str, Callable[[_Judged], Finding | None]] = {

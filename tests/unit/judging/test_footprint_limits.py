@@ -67,6 +67,7 @@ def test_what_is_kept_is_told_by_library_and_kind() -> None:
         (106, "5%", Outcome.FAIL),
         (115, "5% + 10 B", Outcome.PASS),
         (116, "5% + 10 B", Outcome.FAIL),
+        (129, "29%", Outcome.PASS),  # 100 x 0.29 is less than 29 in floats
         (99, "0 B", Outcome.PASS),
     ],
 )

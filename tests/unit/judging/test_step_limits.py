@@ -68,6 +68,13 @@ def test_a_limit_over_the_baseline_is_held_against_its_newest_count(
         assert (alone.outcome, alone.code) == (Outcome.NEW, Code.NO_BASELINE)
 
 
+def test_a_growth_in_percent_is_exact(bench: Any, h100: DeviceFacts) -> None:
+    """45 x 1.4 is less than 63 in floats."""
+    then, at, above = (bench.measurement(what_ran=what_ran([replace(TRIAD, registers=count)], {})) for count in (45, 63, 64))
+    for now, outcome in ((at, Outcome.PASS), (above, Outcome.FAIL)):
+        assert judge(now, Limits(max_registers="baseline + 40%"), h100, [then], strict=False).outcome is outcome
+
+
 @pytest.mark.parametrize("limit", ["max_gpu_page_faults", "max_migrated"])
 def test_pages_have_limits_over_the_baseline_too(limit: str, bench: Any, h100: DeviceFacts) -> None:
     then, now = (Migrations(launch=PageCounts(gpu_faults=count, to_device=count)) for count in (100, 110))
@@ -111,6 +118,8 @@ def test_the_same_kernels_as_in_the_newest_run_that_knows_them(bench: Any, h100:
     smaller = verdict(what_ran([replace(TRIAD, block=(128, 1, 1)), SCALE], {}))
     assert smaller.outcome is Outcome.FAIL
     assert re.search(r"no longer triad 64x1x1 of 128x1x1; new triad 64x1x1 of 256x1x1", smaller.reason)
+    shared = verdict(what_ran([replace(TRIAD, dynamic_shared=1024, cluster=(2, 1, 1)), SCALE], {}))
+    assert "no longer triad 64x1x1 of 256x1x1 in clusters of 2x1x1 with 1 KiB of dynamic shared memory; new" in shared.reason
     for other in ([TRIAD], [SCALE, TRIAD], [TRIAD, TRIAD, SCALE]):
         assert verdict(what_ran(other, {})).outcome is Outcome.FAIL
 
