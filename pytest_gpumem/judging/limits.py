@@ -59,13 +59,15 @@ class _Judged:
     def not_judged(self, why: str) -> Finding:
         return find(Outcome.FAIL, "not judged", limit=self.limit, why=why)
 
-    def beside(self, figure: str, limit: str, ratio: float, wrong: str, right: str) -> Finding:
-        """Compare; `ratio` is the measured latency over the longest allowed one."""
+    def beside(self, figure: str, limit: str, ratio: float, of_limit: float, wrong: str, right: str, *, scale: float = 1.0) -> Finding:
+        """Compare.
+        `ratio`: measured latency over the longest allowed one.
+        `of_limit`: the figure over the limit, as they are printed.
+        `scale`: change of the figure, as a share of the limit, for a change of the latency, as a share of it.
+        """
         margin = of_repetition(self.measurement).reach(CONFIDENCE)
-        # As a share of the limit that is printed, whichever way the quantity runs.
-        distance = format_share(abs(ratio - 1 if wrong == "above" else 1 - 1 / ratio))
-        words = {"figure": figure, "limit": limit, "side": wrong if ratio > 1 else right, "distance": distance}
-        words |= {"margin": format_share(math.expm1(margin)), "basis": basis(self.measurement)}
+        words = {"figure": figure, "limit": limit, "side": wrong if ratio > 1 else right, "distance": format_share(abs(of_limit - 1))}
+        words |= {"margin": format_share(math.expm1(margin) * scale), "basis": basis(self.measurement)}
         if ratio > 1 and math.log(ratio) <= margin:
             return find(Outcome.UNDECIDED, "too close", Code.NOISY, **words)
         return find(Outcome.FAIL if ratio > 1 else Outcome.PASS, "beside", None, **words)
@@ -74,20 +76,21 @@ class _Judged:
 def _max_latency(one: _Judged) -> Finding:
     longest = parse_time(one.written)
     name, latency = f"max_latency {format_time(longest)} ({one.origin})", one.measurement.latency
-    return one.beside(format_time(latency), name, latency / longest, "above", "below")
+    return one.beside(format_time(latency), name, latency / longest, latency / longest, "above", "below")
 
 
 def _min_bandwidth(one: _Judged) -> Finding:
     least, bandwidth = parse_rate(one.written), one.measurement.bandwidth
-    if bandwidth is None:
-        return one.not_judged("the traffic is unknown (give `moved=`)")
+    if not bandwidth:
+        return one.not_judged("the traffic is unknown (give `moved=`)" if bandwidth is None else "a launch moves no bytes")
     origin = one.origin
     if isinstance(least, Share):
         if (why := no_share_text(one.measurement, one.facts)) is not None:
             return one.not_judged(f'{why}; give a rate such as "900 GB/s"')
         least = least.value * one.facts.peak_bandwidth
         origin = f"{one.written}, {origin}"
-    return one.beside(format_rate(bandwidth), f"min_bandwidth {format_rate(least)} ({origin})", least / bandwidth, "below", "above")
+    name = f"min_bandwidth {format_rate(least)} ({origin})"
+    return one.beside(format_rate(bandwidth), name, least / bandwidth, bandwidth / least, "below", "above")
 
 
 def _min_overlap(one: _Judged) -> Finding:
@@ -99,8 +102,9 @@ def _min_overlap(one: _Judged) -> Finding:
     if hideable is None or hidden is None:
         rest = f"{format_time(overlap.sequential)} in turn, {format_time(overlap.bound)} at best"
         return one.not_judged(f"there is nothing to hide, {rest}")
-    ratio = measurement.latency / (overlap.sequential - parse_share(one.written) * hideable)
-    return one.beside(f"{format_share(hidden)} of what overlap can hide", one.limit, ratio, "below", "above")
+    least = parse_share(one.written)
+    ratio, scale = measurement.latency / (overlap.sequential - least * hideable), measurement.latency / (hideable * least)
+    return one.beside(f"{format_share(hidden)} of what overlap can hide", one.limit, ratio, hidden / least, "below", "above", scale=scale)
 
 
 def _faster_than(one: _Judged) -> Finding | None:
@@ -320,7 +324,7 @@ def uncounted(measurement: Measurement, limits: Limits) -> bool:
 def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:
     """A bandwidth above the DRAM peak, where L2 cannot explain it: fewer bytes moved than declared."""
     traffic, bandwidth = measurement.traffic, measurement.bandwidth
-    if traffic is None or bandwidth is None or measurement.no_share_of_peak(facts) is not None:
+    if traffic is None or not bandwidth or measurement.no_share_of_peak(facts) is not None:
         return
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM.
     unwritten = min(facts.l2_bytes, traffic.writes if traffic.declared is None else traffic.declared)

@@ -224,6 +224,19 @@ def test_min_overlap_is_a_share_of_what_can_be_hidden(bench: Any, h100: DeviceFa
     assert f"min_overlap {least} (marker)" in verdict.reason
 
 
+def test_the_distance_to_min_overlap_is_a_share_of_the_limit(bench: Any, h100: DeviceFacts) -> None:
+    """366 us hide 50 % of 200 us, 37.5 % less than 80 %; the latency is 20 % above the longest allowed one."""
+    verdict = judge(bench.measurement(366e-6, overlap=OVERLAP), held(min_overlap="80%"), h100, [], strict=False)
+    assert "50.0 % of what overlap can hide is below min_overlap 80% (marker) by 37.5 %" in verdict.reason
+
+
+def test_a_launch_that_moves_no_bytes_has_no_bandwidth_to_judge(bench: Any, h100: DeviceFacts) -> None:
+    """Such a row comes from a file, or from arrays without elements."""
+    verdict = judge(bench.measurement(traffic=Traffic(0, 0)), held(min_bandwidth="1 GB/s"), h100, [], strict=False)
+    assert verdict.outcome is Outcome.FAIL
+    assert "cannot be judged: a launch moves no bytes" in verdict.reason
+
+
 def test_min_overlap_where_nothing_overlaps_is_no_pass(bench: Any, h100: DeviceFacts) -> None:
     alone = judge(bench.measurement(), held(min_overlap="50%"), h100, [], strict=False)
     assert alone.outcome is Outcome.FAIL
