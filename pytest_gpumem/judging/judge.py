@@ -69,16 +69,17 @@ def judge(
         name = screen.limit_name(limits.max_regression, limits.origin.get("max_regression", "limit"), delta)
         judged = judge_change(measurement, found, comparison, delta, name, family)
         finding = _whatever_followed(moved, judged, comparison, delta)
-        in_doubt = finding.code in SETTLED or (judged.outcome is Outcome.PASS and finding is not judged)
+        in_doubt, beyond = finding.code in SETTLED or (judged.outcome is Outcome.PASS and finding is not judged), comparison.low - delta
         if finding.outcome is not Outcome.FAIL and first is not None and comparable(measurement, first):
             crept = screen.since(found, measurement, first)
             since_first = compared(crept, delta)
             if (creep := screen.judge_creep(measurement, crept, since_first, delta, name, family)) is not None:
                 finding = _whatever_followed(drift.drift_of(measurement, [first], facts), creep, since_first, delta)
-                in_doubt = False
+                in_doubt, beyond = False, since_first.low - delta
+                comparison = replace(comparison, p_value=since_first.p_value)
         if in_doubt and comparison.same_code and comparison.low <= 0 and _below(found, delta, moved):
             finding = find(Outcome.PASS, "same code", Code.SAME_CODE, limit=name, seen=against(comparison))
-        finding = _of_this_device(finding, measurement, facts, changes, comparison.low - delta, 1)
+        finding = _of_this_device(finding, measurement, facts, changes, beyond, 1)
         findings.append(_same_work(measurement, alike[-1], finding))
     if limits.fail_if_faster is not None:
         origin = limits.origin.get("fail_if_faster", "limit")

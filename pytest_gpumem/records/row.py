@@ -29,7 +29,9 @@ class Comparison(Record, frozen=True):
     processes: int  # Accepted processes of the baseline
     runs: int = 1  # Accepted runs that those processes are of
     measured: int = 1  # Processes of this run behind the change
-    p_value: float | None = None  # Probability that a change of no more than the limit shows such a slow-down or a larger one
+    p_value: float | None = None
+    """Probability that a change of no more than the limit shows such a slow-down or a larger one. Of a row that crept, the change since the
+    first run."""
     same_code: bool = False  # Each run that it is compared with ran the same machine code in the same way
 
 

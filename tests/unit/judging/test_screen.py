@@ -280,8 +280,22 @@ def test_a_creep_takes_as_much_proof_as_a_slow_down(bench: Any, endless: DeviceF
     assert decided(judge(one, limited(), endless, window, strict=False, first=first)) == (UNDECIDED, Code.LOOKS_SLOWER)
     crowd = Family(size=10**15)
     assert judge(three, limited(), endless, window, strict=False, first=first, family=crowd).code is Code.LOOKS_SLOWER
+    # A merge of shards knows by its p-value that it fails among all rows.
+    crept = judge(three, limited(), endless, window, strict=False, first=first)
+    assert crept.comparison is not None
+    assert crept.comparison.p_value is not None
+    assert crept.comparison.p_value < 1e-3
     # A first run that measured something else is none.
     assert judge(three, limited(), endless, window, strict=False, first=replace(first, sampler="blocked")).outcome is PASS
+
+
+@pytest.mark.parametrize(("device", "outcome"), [(0.03, FAIL), (-0.03, FAIL), (0.06, UNDECIDED)])
+def test_a_creep_stands_unless_the_device_slowed_down_as_much(bench: Any, endless: DeviceFacts, device: float, outcome: Outcome) -> None:
+    """The row is 5 % slower than the first run, and as fast as the window."""
+    window, first = [bench.run(LONG * 1.05, day=day) for day in range(5, 25)], bench.run(LONG, day=0)
+    now = bench.run(LONG * 1.05, 1, 1, day=30)
+    verdict = judge(now, limited(), endless, window, strict=False, first=first, changes=lambda: {"dram": math.log1p(device)})
+    assert verdict.outcome is outcome
 
 
 # What is not measured in the same way
