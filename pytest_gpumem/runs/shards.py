@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.screen import Family
-from pytest_gpumem.outcomes import Code, Exit, Outcome
+from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.records.row import LOST, Missing, Row, Verdict
 from pytest_gpumem.records.schema import SWEEPS_KEY, Document, SchemaError, document, from_plain
 from pytest_gpumem.reporting.concerns import Place
@@ -236,13 +236,14 @@ def _withheld(files: Sequence[_File]) -> dict[str, Verdict]:
 
 def _promoted(rows: Iterable[Row], withheld: Mapping[str, Verdict], size: int) -> dict[str, Verdict]:
     """By row key: the FAIL of rows that only the other rows of their shard kept UNDECIDED, by Holm's procedure over all shards."""
-    changed = (Code.SLOWER, Code.CREPT, Code.FASTER)
-    family = Family(size, sum(row.verdict.outcome is Outcome.FAIL and row.verdict.code in changed for row in rows))
-    found: dict[str, Verdict] = {}
-    for key, verdict in sorted(withheld.items(), key=lambda one: _p_value(one[1])):
-        if _p_value(verdict) > family.threshold:
-            break
-        found[key], family = verdict, family.after(verdict)
+    failing = {row.key: row.verdict for row in rows if row.verdict.outcome is Outcome.FAIL} | dict(withheld)
+    found, family = dict[str, Verdict](), Family(size)
+    for key, verdict in sorted(failing.items(), key=lambda one: _p_value(one[1])):
+        if key in withheld:
+            if _p_value(verdict) > family.threshold:
+                break
+            found[key] = verdict
+        family = family.after(verdict)
     return found
 
 

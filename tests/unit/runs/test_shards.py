@@ -93,6 +93,12 @@ def test_rows_are_judged_among_those_of_all_shards(tmp_path: Path, p_values: lis
     assert {case.get("classname") for case in cases if case.find("failure") is not None} == {f"test_{i}" for i in range(rejected)}
 
 
+def test_a_fail_that_is_no_slow_down_makes_room_for_none(tmp_path: Path) -> None:
+    """A test that fails by another limit, or because it is faster, is no rejected slow-down."""
+    found = merged(files(tmp_path, [{"test_0.py::test": (0.9, True)}, {"test_1.py::test": (0.0501 / 100, False)}], 100))
+    assert [row.verdict.outcome for row in found.document.rows] == [Outcome.FAIL, Outcome.UNDECIDED]
+
+
 def test_shards_of_other_code_or_another_card(tmp_path: Path) -> None:
     shards = [{f"test_{index}.py::test": (0.5, False)} for index in range(2)]
     paths = files(tmp_path, shards, 2)
