@@ -11,7 +11,7 @@ from pytest_gpumem.baselines.history import Accepted, changes
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side, merged
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, judge
-from pytest_gpumem.judging.screen import Family, baseline_latency
+from pytest_gpumem.judging.screen import Family, mean_latency
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict
@@ -26,6 +26,7 @@ class Pair:
 
     row: Row  # of the second side, judged against the first; without a measurement if only the first side has the row
     base: float | None  # seconds: the mean over the processes of the first side; None if only the second side has the row
+    head: float | None = None  # seconds: the same of the second side
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,9 @@ def _pair(key: str, base: Side, head: Side, written: str | None, family: Family)
         verdict = replace(verdict, outcome=Outcome.NEW, reason=reason, code=Code.NO_BASELINE)
     changed = changes(measurement, facts, now[-1].test_source, past)
     row = Row(now[-1].nodeid, limits, verdict, measurement, measurement.label, test_source=now[-1].test_source, changed=changed)
-    # The time in the column beside the change is the one that the change is against.
-    same = [one.measurement for one in past if comparable(measurement, one.measurement)]
-    return Pair(row, baseline_latency(same) if same else _latency(past))
+    # The times beside the change are those that it is of.
+    same = [one for one in past if comparable(measurement, one.measurement)]
+    return Pair(row, _latency(same or past), mean_latency([measurement]))
 
 
 def _limited(row: Row) -> bool:
@@ -124,7 +125,7 @@ def _limited(row: Row) -> bool:
 
 
 def _latency(rows: Sequence[Accepted]) -> float | None:
-    return baseline_latency([one.measurement for one in rows]) if rows else None
+    return mean_latency([one.measurement for one in rows]) if rows else None
 
 
 def _incomparable(base: Side, head: Side) -> str | None:

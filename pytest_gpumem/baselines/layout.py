@@ -30,6 +30,7 @@ import msgspec
 from msgspec import structs
 from msgspec.structs import replace
 
+from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import Accepted, AcceptedFootprint, Process, Rejection, Reset
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement, Provenance
@@ -152,7 +153,9 @@ def digest(content: object) -> str:
 
 
 def read(text: bytes) -> Content:
-    """Read what `written` wrote. Raises `FileError`: not JSON, another version, a wrong digest, or impossible values."""
+    """Read what `written` wrote.
+    Raises `FileError`: not JSON, another version, a wrong digest, impossible values, or a row that may not be in a baseline.
+    """
     if text.startswith(_LFS):
         raise FileError("a pointer of Git LFS instead of the file; `git lfs pull` fetches it")
     value = parsed(text)
@@ -173,10 +176,15 @@ def read(text: bytes) -> Content:
         raise FileError("its content does not fit its sha256: it was edited by hand, or is damaged")
     # The text is as it was written: what does not fit now comes from another version.
     try:
-        return _content(from_plain(content, _Content, "$.content"))
+        found = _content(from_plain(content, _Content, "$.content"))
     except (FileError, SchemaError, RecursionError) as error:
         by = content.get("written_by")
         raise FileError(f"{error} (written by {by if isinstance(by, str) else 'unknown'})") from None
+    for index, row in enumerate(found.rows):
+        if (why := unfit(row.measurement)) is not None:
+            raise FileError(f"row {index}, {row.key}, may not be in a baseline: {why}")
+    refuse_twice(found.rows)
+    return found
 
 
 def read_checked(text: bytes) -> Content:

@@ -14,10 +14,10 @@ from msgspec import UNSET
 from msgspec.structs import fields, replace
 
 from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import Accepted, Process
+from pytest_gpumem.baselines.history import WINDOW, Accepted, Process, Rejection, Reset, assemble
 from pytest_gpumem.baselines.layout import read, refuse_twice
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import comparable, is_failure
+from pytest_gpumem.judging.judge import comparable, failing_in_themselves
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance
 from pytest_gpumem.records.record import is_time
@@ -40,6 +40,8 @@ class File:
     rows: tuple[Accepted, ...] = ()
     limits: Mapping[str, str] | None = None  # by row key: the row's max_regression
     left_out: Mapping[str, str] | None = None  # by row key: why a row is left out
+    resets: tuple[Reset, ...] = ()  # of a baseline's file
+    rejections: tuple[Rejection, ...] = ()  # of a baseline's file
     of_memory: int = 0  # rows of tests whose memory alone was watched: nothing was timed
     stock: bool = False  # written by stock pytest-benchmark
 
@@ -92,13 +94,18 @@ def side(given: str) -> Side:
             raise ResultsError(f"{path}: the same as {seen[file.digest]}: a copy")
         seen[file.digest] = path
         files.append(file)
-    rows: dict[str, list[Accepted]] = {}
-    for row in sorted((row for f in files for row in f.rows), key=lambda r: (r.process.utc, r.process.id)):
-        rows.setdefault(row.key, []).append(row)
-    # An accepted change makes another test; only the rows since the newest row's reset count.
-    now = {key: tuple(one for one in found if one.reset == found[-1].reset) for key, found in rows.items()}
-    left_out = {key: why for f in files for key, why in (f.left_out or {}).items() if key not in now}
-    found = Side(given, tuple(files), now, left_out)
+    rows, resets = [row for f in files for row in f.rows], [reset for f in files for reset in f.resets]
+    known = {reset.id for reset in resets}
+    # The file of a reset need not be among those that were given; its first row came after it.
+    resets += [
+        Reset(after, row.key, "", "", row.process.utc, sequence=row.process.sequence)
+        for row in rows
+        if (after := row.reset) is not None and after not in known
+    ]
+    counting = assemble(rows, resets, 0, WINDOW, [one for f in files for one in f.rejections])
+    left_out = {key: why for f in files for key, why in (f.left_out or {}).items() if key not in counting.rows}
+    left_out |= {row.key: why for row in rows if (why := counting.accepted(row.key)) is not None}
+    found = Side(given, tuple(files), counting.rows, left_out)
     if not found.processes or not (found.rows or found.left_out):
         memory = f"; gpumem diff compares the memory of its {counted(found.of_memory, 'test')}" if found.of_memory else ""
         raise ResultsError(f"{given}: nothing was {'timed' if memory else 'measured'}{memory}")
@@ -142,7 +149,7 @@ def _file(path: Path) -> File:
         if isinstance(value, dict) and "schema" in value:
             baseline = read(text)
             device = baseline.process.device if baseline.process is not None else None
-            return File(path, digest, device, baseline.rows)
+            return File(path, digest, device, baseline.rows, resets=baseline.resets, rejections=baseline.rejections)
     except (FileError, RecursionError) as error:
         raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
     raise ResultsError(f"{path}: neither a --benchmark-json file nor a baseline's")
@@ -154,14 +161,14 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
     process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), found.device)
     rows, left_out, of_memory = [], {}, 0
     # A test that fails by a limit was timed correctly; one that fails by an assertion may have timed anything.
-    broken = {row.nodeid for row in found.rows if is_failure(row.verdict, strict=bool(found.settings.get("strict")))}
+    failing = failing_in_themselves(found.rows, bool(found.settings.get("strict")))
     # A side is of one model. Rows of other models are compared with those of their own by `--gpumem-max-regression`.
     for row in found.rows:
         if row.device is not UNSET:
             left_out[row.key] = f"measured on {row.device.key}, and the run on {found.device.key}"
     own = [row for row in found.rows if row.device is UNSET]
     for row in own:
-        why = "its test failed" if row.failed and row.nodeid not in broken else None
+        why = "its test failed" if row.nodeid in failing else None
         if why is None and row.measurement is not None:
             why = unfit(row.measurement)
         elif why is None and row.footprint is not None:

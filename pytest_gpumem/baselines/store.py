@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from pytest_gpumem.baselines.acceptance import improvement, recordable, refusal, rejects, unfit
+from pytest_gpumem.baselines.acceptance import improvement, recordable, refusal, rejects
 from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint, Baseline, Process, Rejection, Reset, assemble
-from pytest_gpumem.baselines.layout import LARGEST, Content, read, reduced, reduced_footprint, refuse_twice, written
+from pytest_gpumem.baselines.layout import LARGEST, Content, read, reduced, reduced_footprint, written
 from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.judging.judge import comparable
@@ -194,14 +194,9 @@ def load_file(path: Path, shown: str | None = None) -> Content:
         # Reading a pipe would wait.
         if os.path.exists(path) and not os.path.isfile(path):
             raise FileError("Is a directory" if os.path.isdir(path) else "not a file")
-        content = read(bytes_of(path, LARGEST))
-        for index, row in enumerate(content.rows):
-            if (why := unfit(row.measurement)) is not None:
-                raise FileError(f"row {index}, {row.key}, may not be in a baseline: {why}")
-        refuse_twice(content.rows)
+        return read(bytes_of(path, LARGEST))
     except FileError as error:
         raise BaselineError(f"{shown}: {' '.join(str(error).split())}") from None
-    return content
 
 
 def copy(source: Storage, target: Storage) -> dict[str, int]:

@@ -69,9 +69,8 @@ def _table(compared: Compared, width: int, colour: bool) -> str:
 
 
 def _figures(pair: Pair) -> tuple[str, ...]:
-    measurement, found = pair.row.measurement, pair.row.verdict.comparison
-    base = format_time(pair.base) if pair.base is not None else ""
-    head = format_time(measurement.latency) if measurement is not None else ""
+    found = pair.row.verdict.comparison
+    base, head = ("" if seconds is None else format_time(seconds) for seconds in (pair.base, pair.head))
     if found is None:
         return base, head, "", "", ""
     return base, head, change(found.delta), " to ".join(bounds(found.low, found.high)), format_share(found.catches)
@@ -99,10 +98,9 @@ _FIELDS = ("test", "outcome", "code", "base_s", "head_s", "delta", "delta_low", 
 def fields(pair: Pair) -> dict[str, object]:
     """One row for programs: seconds, and shares as fractions."""
     row, verdict, found = pair.row, pair.row.verdict, pair.row.verdict.comparison
-    head = row.measurement.latency if row.measurement is not None else None
     change = (found.delta, found.low, found.high, found.catches) if found is not None else (None,) * 4
     code = verdict.code.value if verdict.code is not None else None
-    return dict(zip(_FIELDS, (row.key, _judged(pair), code, pair.base, head, *change, verdict.simulated, verdict.reason), strict=True))
+    return dict(zip(_FIELDS, (row.key, _judged(pair), code, pair.base, pair.head, *change, verdict.simulated, verdict.reason), strict=True))
 
 
 def in_format(name: str, compared: Compared, base: Side, head: Side, *, code: int) -> str:

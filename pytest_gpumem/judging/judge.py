@@ -187,6 +187,12 @@ def is_failure(judged: Verdict | Finding, strict: bool) -> bool:
     return judged.outcome is Outcome.FAIL or (strict and judged.outcome is not Outcome.PASS)
 
 
+def failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
+    """Node ids of tests that fail by an assertion or an error: it is recorded, or no verdict explains the failure."""
+    by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict)}
+    return {row.nodeid for row in rows if row.test_error is True or (row.failed and row.nodeid not in by_verdict)}
+
+
 def unreliable(measurement: Measurement) -> Iterator[str]:
     """Why the conditions forbid a judgement."""
     if measurement.profiled:

@@ -64,8 +64,8 @@ LUCK = 1.0
 LOOKS = (1, 2, 3, 6, 12)  # numbers of processes after which an undecided run is judged again
 
 
-def baseline_latency(history: Sequence[Measurement]) -> float:
-    """Seconds: the geometric mean over the history's runs, at least one."""
+def mean_latency(history: Sequence[Measurement]) -> float:
+    """Seconds: the geometric mean over the runs of a row, at least one, each of them the mean over its processes."""
     return math.exp(statistics.fmean(map(statistics.fmean, corrected_logs([readings(one) for one in history]))))
 
 
@@ -80,7 +80,7 @@ def since(found: Difference, now: Measurement, first: Measurement) -> Difference
 
 def allowed(written: str | None, history: Sequence[Measurement]) -> float:
     """The slow-down that `max_regression` allows, as a share; 0 without a limit. Raises `QuantityError`: a limit that cannot be read."""
-    return parse_margin(written).over(baseline_latency(history)) if written is not None else 0.0
+    return parse_margin(written).over(mean_latency(history)) if written is not None else 0.0
 
 
 def compared(found: Difference, delta: float) -> Comparison:

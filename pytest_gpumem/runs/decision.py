@@ -10,7 +10,7 @@ from msgspec import structs
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import RULES, added, judge_footprint
-from pytest_gpumem.judging.judge import SETTLED, is_failure, judge
+from pytest_gpumem.judging.judge import SETTLED, failing_in_themselves, is_failure, judge
 from pytest_gpumem.judging.limits import of_baseline
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Exit, Outcome
@@ -100,7 +100,7 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
 
 def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool) -> list[Row]:
     """Flagged rows whose test fails or passes by the duet; the others fail whatever its verdict. Arguments as for `settled`."""
-    failing = _failing_in_themselves(rows, strict)
+    failing = failing_in_themselves(rows, strict)
     found = []
     for row in flagged(rows):
         rest = without_regression(row, rows, facts)
@@ -110,18 +110,12 @@ def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool) -> 
     return found
 
 
-def _failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
-    """Node ids of tests that fail by an assertion or an error: it is recorded, or no verdict explains the failure."""
-    by_verdict = {row.nodeid for row in rows if is_failure(row.verdict, strict)}
-    return {row.nodeid for row in rows if row.test_error is True or (row.failed and row.nodeid not in by_verdict)}
-
-
 def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, DuetVerdict], *, strict: bool) -> tuple[Row, ...]:
     """The rows; flagged ones have the duet's verdict, if it judged them.
     `duet`: its verdicts, by `Row.key`.
     `strict`: the screen failed every row that is no PASS.
     """
-    failing = _failing_in_themselves(rows, strict)
+    failing = failing_in_themselves(rows, strict)
     after = [row if row.nodeid in failing else _settled(row, rows, facts, duet.get(row.key)) for row in rows]
     failing.update(row.nodeid for row in after if is_failure(row.verdict, strict))
     # All rows of a test fail with one of them, and no longer once none does.

@@ -94,6 +94,15 @@ def test_more_processes_of_head_see_more(folder: Folder, compare: Compare) -> No
     assert resolved(base, head) < resolved(base, "head-0.json")
 
 
+def test_the_times_are_those_that_the_change_is_of(folder: Folder, compare: Compare) -> None:
+    """Of the mean over all processes of a side, and not of its newest one."""
+    base = folder.runs("base", 3)
+    for index, slower in enumerate((1.0, 1.0, 1.03)):
+        folder.write(f"head-{index}.json", [folder.row(268e-6 * slower)])
+    (row,) = json.loads(compare(base, "head-*.json", "--format", "json").stdout)["rows"]
+    assert row["head_s"] / row["base_s"] - 1 == pytest.approx(row["delta"], abs=1e-9)
+
+
 def test_without_a_limit_it_is_a_table(folder: Folder, compare: Compare) -> None:
     base, head = folder.runs("base", 3), folder.runs("head", 1, 300e-6)
     result = compare(base, head)
@@ -167,6 +176,9 @@ def test_a_limit_that_one_row_breaks_leaves_the_other_rows_of_its_test(folder: F
     assert ({key.rpartition("[")[2] for key in found.rows}, found.left_out) == ({"x]", "y]"}, {})
     by_itself = side(folder.write("b.json", rows[1:]))
     assert list(by_itself.left_out.values()) == ["its test failed"]
+    # An assertion that fails besides the limit may have left anything to time.
+    both = side(folder.write("c.json", [replace(row, test_error=True) for row in rows]))
+    assert (both.rows, set(both.left_out.values())) == ({}, {"its test failed"})
 
 
 def test_a_row_that_its_limit_failed_was_measured_all_the_same(folder: Folder, compare: Compare) -> None:
@@ -328,6 +340,21 @@ def test_only_runs_since_the_last_reset_of_a_baseline_are_compared_with(folder: 
     folder.write("b.json", [folder.row()])
     result = compare(str(store.folder), "b.json", "--max-regression", "1%", "--strict")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 PASS")
+
+
+def test_a_folder_of_a_baseline_counts_as_it_does_in_a_session(folder: Folder, compare: Compare) -> None:
+    """Runs of a revision that was found slower leave it; a change that was accepted leaves no run to compare with."""
+    store, row = Store(folder.path / "kept", H100), folder.row(limits=Limits(max_regression="1%"))
+    for _ in range(3):
+        store.save([row], "good")
+    store.save([folder.row(300e-6, limits=row.limits)], "slow")
+    store.save([replace(row, verdict=Verdict(Outcome.FAIL, "slower", code=Code.SLOWER), failed=True)], "slow")
+    folder.write("b.json", [folder.row(300e-6)])
+    assert compare(str(store.folder), "b.json", "--max-regression", "1%").exit_code == 1
+    reset(folder.path / "kept", H100.key, [row.key], "as meant", "ada", None)
+    result = compare(str(store.folder), "b.json", "--max-regression", "1%")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (6, "1 row: 1 NEW")
+    assert "was accepted on" in result.stdout
 
 
 # Many rows

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.judge import judge, repeatable
-from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, baseline_latency, compared, decidable, judge_change
+from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, compared, decidable, judge_change, mean_latency
 from pytest_gpumem.judging.spread import Difference, difference
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -195,7 +195,7 @@ def test_the_rules_hold_for_every_difference(found: Difference, delta: float, si
 
 def test_the_baselines_latency_is_the_geometric_mean_over_runs(bench: Any) -> None:
     history = [bench.run(100e-6, 1.0, 1.0, spread=0.0), bench.run(121e-6, spread=0.0)]
-    assert baseline_latency(history) == pytest.approx(110e-6)
+    assert mean_latency(history) == pytest.approx(110e-6)
 
 
 # More processes of this run
