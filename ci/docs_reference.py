@@ -1,4 +1,4 @@
-"""The reference pages' tables, from the code: options and marker, kernels of the catalogue, fixtures, commands, records, rules.
+"""The reference pages' tables, from the code: options and marker, kernels, fixtures, commands and exit codes, records, rules.
 
 Pure functions that give Markdown; `ci/docs_hooks.py` puts each behind its marker when the site is built.
 """
@@ -179,6 +179,17 @@ def _type(described: Mapping[str, Any]) -> str:
     return str(described.get("type", "any"))
 
 
+def exit_codes() -> str:
+    """The exit codes that mean something particular in a session or a command."""
+    from pytest_gpumem.outcomes import EXIT_CODES
+
+    lines = ["| command | code | meaning |", "|---|---|---|"]
+    for command, codes in EXIT_CODES.items():
+        name = command if command.startswith("pytest") else f"gpumem {command}"
+        lines += [f"| `{name}` | {code.value} | {_cell(meaning)} |" for code, meaning in codes.items()]
+    return "\n".join(lines)
+
+
 def rules() -> str:
     """The table that `gpumem explain --rules` prints."""
     from click.testing import CliRunner
@@ -195,6 +206,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fixtures": fixtures,
     "commands": commands,
     "schema": schema,
+    "exit-codes": exit_codes,
     "rules": rules,
 }
 """The tables by the NAME of `<!-- generated: NAME -->`."""

@@ -66,8 +66,10 @@ class Exit(IntEnum):
 
 EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     "pytest --gpumem": {
-        Exit.FAILED: "a test fails, a file cannot be written, or --gpumem-save or --gpumem-record fails",
-        Exit.USAGE: "an option, a marker, the device or a baseline cannot be used",
+        Exit.FAILED: "a test fails, a requested file cannot be written, --gpumem-save or --gpumem-record fails, or the device changed "
+        "under --gpumem-strict",
+        Exit.USAGE: "before the first test: an option, a marker, the device, a baseline or a folder to write cannot be used, or a test is "
+        "collected twice",
         Exit.NO_VERDICT: "--gpumem-l2-sweep swept nothing",
     },
     "bisect": {

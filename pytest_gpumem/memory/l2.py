@@ -165,7 +165,7 @@ def fit_set_aside(facts: DeviceFacts, nbytes: int) -> int:
 
     With the least, the window's lines overflow some sets at some placements, and a launch takes 5 to 25 % longer there; with one more at
     none. Up to three steps together the additional one costs nothing. A fourth costs up to 8 %: it pays where the window leaves less than
-    half a step free. Above, one more costs up to 32 %, because what is set aside is missing for everything else; the maximum, which guides
+    half a step free. Above, one more costs up to 54 %, because what is set aside is missing for everything else; the maximum, which guides
     recommend, makes a saturated kernel up to 2.2 times slower. Never above L2/2 or the device's maximum.
 
     Measured: `ci/records/nvidia-h100/l2_placements.json` and `ci/records/nvidia-h200/l2_placements.json`.

@@ -14,6 +14,7 @@ from document_blocks import PAGES, ROOT
 
 from pytest_gpumem import cli
 from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.outcomes import EXIT_CODES
 from pytest_gpumem.settings import MARKER_KEYWORDS, OPTIONS
 
 DOCS = ROOT / "docs"
@@ -42,6 +43,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
             ["## Row", "## Measurement", "array of array of number", "`UNDECIDED`", "[Verdict](#verdict)"],
         ),
         ("reference/commands", [f"## `gpumem {name}`" for name in cli.main.commands] + ["## `gpumem profile ncu`"]),
+        ("outputs", ["| `pytest --gpumem` | 1 |", *(f"| `gpumem {name}` | " for name in EXIT_CODES if " " not in name)]),
         ("explain", ["| window gone |", "| page faults |", "| memory clock |"]),
     ],
 )
