@@ -191,12 +191,15 @@ def exit_codes() -> str:
 
 
 def rules() -> str:
-    """The table that `gpumem explain --rules` prints."""
-    from click.testing import CliRunner
+    """The rules of `gpumem explain` with their thresholds."""
+    from pytest_gpumem.explain.causes import RULES
 
-    from pytest_gpumem.cli import main
-
-    return CliRunner().invoke(main, ["explain", "--rules"], catch_exceptions=False).stdout.rstrip()
+    lines = ["| rule | looks at | from | accounts for | evidence |", "|---|---|---|---|---|"]
+    for rule in RULES:
+        threshold = f"{100 * rule.threshold:.3g} % {rule.means}" if rule.threshold else rule.means
+        needs = " and ".join(need.words for need in rule.needs) or "the record"
+        lines.append(f"| {rule.name} | {rule.looks_at} | {threshold} | {rule.estimate} | {needs} |")
+    return "\n".join(lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -324,7 +324,7 @@ def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
 
 
 def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
-    command("read", str(path), *rng.choice(((), ("--json",))))
+    command("read", str(path), *rng.choice(((), ("--json", "-"))))
 
 
 def read_counts(path: Path, seeds: Path, rng: random.Random) -> None:

@@ -27,8 +27,10 @@ from pytest_gpumem.commands.merge import merge
 from pytest_gpumem.commands.profile import l2_sweep, profile, ranges, traffic
 from pytest_gpumem.commands.read import read
 from pytest_gpumem.commands.report import report
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.printable import printable
+from pytest_gpumem.revisions import RevisionError
+from pytest_gpumem.units import QuantityError
 
 TASKS: Mapping[str, tuple[click.Command, ...]] = {
     "Decide": (gate, duet, compare, diff, code, accept, baseline, merge),
@@ -65,12 +67,12 @@ class _Commands(click.Group):
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx is not None else "gpumem"
-            message = _in_one_line(error).rstrip(".") + _hint(error)
+            message = printable(" ".join(error.format_message().split())).rstrip(".") + _hint(error)
             click.echo(f"gpumem: {message}{'' if message.endswith('?') else '.'} Try '{path} --help'.", err=True)
             sys.exit(Exit.USAGE)
-        except click.ClickException as error:
-            click.echo(f"gpumem: {_in_one_line(error)}", err=True)
-            sys.exit(Exit.USAGE)
+        except (UserError, QuantityError, RevisionError, NoAnswer) as error:
+            click.echo(f"gpumem: {printable(' '.join(str(error).split()))}", err=True)
+            sys.exit(Exit.NO_VERDICT if isinstance(error, NoAnswer) else Exit.USAGE)
         except BrokenPipeError:
             # Whoever read the output has enough of it, as in `gpumem ... | head`; Python would complain once more while it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -90,10 +92,6 @@ def _hint(error: click.UsageError) -> str:
         return ""
     takes = any(parameter.name == "pytest_arguments" for parameter in error.ctx.command.params)
     return f"; options of pytest come after --: {error.ctx.command_path} -- {error.option_name}" if takes else ""
-
-
-def _in_one_line(error: click.ClickException) -> str:
-    return printable(" ".join(error.format_message().split()))
 
 
 @click.group(cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})

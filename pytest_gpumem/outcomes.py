@@ -50,6 +50,14 @@ class Code(str, Enum):
     ACCEPTED = "accepted"  # NEW: a change of the row was accepted (`gpumem accept`), and no run since
 
 
+class UserError(Exception):
+    """Arguments or files that cannot be used: one line with the value, and what is accepted or the remedy. The exit code is 4."""
+
+
+class NoAnswer(Exception):
+    """A command that could do nothing of what was asked: one line with the cause and the remedy. The exit code is 6."""
+
+
 class Exit(IntEnum):
     """Exit codes. 0 to 5 are pytest's."""
 

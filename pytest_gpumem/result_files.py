@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.schema import SWEEPS_KEY, Document, SchemaError, document_from_json, sweeps_from_json
 from pytest_gpumem.revisions import DIRTY
@@ -19,10 +20,6 @@ LARGEST = 1 << 30  # bytes of the largest file that is read: results hold every 
 
 class FileError(ValueError):
     """A file that cannot be read, or holds no results: one line, without the file's name."""
-
-
-class ResultsError(Exception):
-    """A file without usable results; one line that names it."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +79,14 @@ def load(path: Path) -> Document | None:
 
 def load_results(path: Path) -> Results:
     """Everything that a session with `--gpumem` wrote to the file of `--benchmark-json`.
-    Raises `ResultsError`: the file cannot be read, is something else, or holds impossible values.
+    Raises `UserError`: the file cannot be read, is something else, or holds impossible values.
     """
     try:
         value = parsed(content(path))
         document = document_in(value)
         sweeps = sweeps_from_json(value.get(SWEEPS_KEY, []))
     except (FileError, SchemaError, RecursionError) as error:
-        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     utc = time_of(value.get("datetime"), path).isoformat(timespec="seconds")
     return Results(path, value, document, utc, revision_of(value.get("commit_info")), sweeps)
 

@@ -26,7 +26,7 @@ from record_file import record_parser, write_record
 from pytest_gpumem.judging.traffic import SHARE, Agreement
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.nsight import counting
-from pytest_gpumem.nsight.tools import NothingRecorded
+from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.runs import child
 from pytest_gpumem.units import MB
 
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = ["-q", "-p", "no:cacheprovider", "--gpumem-device", asked.device]
     try:
         found = counting.count(options, tests, environment, lambda line: print(line, file=sys.stderr), day=now.date().isoformat())
-    except (counting.CallError, NothingRecorded) as error:
+    except (UserError, NoAnswer) as error:
         raise SystemExit(f"catalogue_traffic: {error}") from None
     plain = counting.to_json(found, utc=now.isoformat(timespec="seconds"))
     record = {

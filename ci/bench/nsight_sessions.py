@@ -111,7 +111,7 @@ def judge_whole(tests: Sequence[Mapping[str, Any]], measured: Mapping[str, str],
     """Faults of the reports of a whole run.
 
     Args:
-        tests: of `gpumem ranges --json`.
+        tests: of `gpumem ranges --json -`.
         measured: by range, what the launches of each test that measured are made of, one of `MADE_OF`.
         reports: by name, what `nsys stats` printed.
 
@@ -215,7 +215,7 @@ class Looks:
         report, results = self._folder / "whole.nsys-rep", self._folder / "results.json"
         quiet = ["-p", "no:cacheprovider", f"--benchmark-json={results}"]
         took = self._profile("nsys", report, "--", *self._tests, *quiet)
-        tests = json.loads(self._run([*GPUMEM, "ranges", "--json", "--", *self._tests]))
+        tests = json.loads(self._run([*GPUMEM, "ranges", "--json", "-", "--", *self._tests]))
         begun = time.monotonic()
         judged = judge_whole(tests, measured_in(results), self._stats(REPORTS, report))
         self.seen, self.ranges = judged["launches"], {test["nodeid"]: test["range"] for test in tests}
@@ -241,7 +241,7 @@ class Looks:
         return {**took, "test": self._test, "held_to_nsys": seen is not None, **judge_ncu(seen, self._name(), page)}
 
     def _name(self) -> str:
-        (found,) = json.loads(self._run([*GPUMEM, "ranges", "--json", "--", self._test]))
+        (found,) = json.loads(self._run([*GPUMEM, "ranges", "--json", "-", "--", self._test]))
         return str(found["range"])
 
 

@@ -12,10 +12,9 @@ from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side, merged
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.judging.screen import Family, mean_latency
-from pytest_gpumem.outcomes import Code, Exit, Outcome
+from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict
-from pytest_gpumem.result_files import ResultsError
 
 OPTION = "--max-regression"
 
@@ -57,15 +56,15 @@ def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: 
     `base`: the side that serves as the baseline.
     `max_regression`: allowed slow-down of every row, as written; None: the limit of each row's test in `head`.
     `force`: compare results of different GPUs too.
-    Raises `ResultsError`: the sides are not comparable, or share a file.
+    Raises `UserError`: the sides are not comparable, or share a file.
     Raises `QuantityError`: a limit that cannot be read.
     """
     theirs = {file.digest: file.path for file in base.files}
     if copy := next((file for file in head.files if file.digest in theirs and file.device is not None), None):
-        raise ResultsError(f"{copy.path}: the same file as {theirs[copy.digest]} on the other side")
+        raise UserError(f"{copy.path}: the same file as {theirs[copy.digest]} on the other side")
     why = _incomparable(base, head)
     if why is not None and not force:
-        raise ResultsError(f"{why}; --force compares them all the same, and then passes no gate")
+        raise UserError(f"{why}; --force compares them all the same, and then passes no gate")
     keys = [*head.rows, *(key for key in head.left_out if key not in head.rows)]
     keys += [key for key in base.rows if key not in keys]
     family = Family(size=max(1, sum(key in base.rows for key in head.rows)))
@@ -129,10 +128,10 @@ def _latency(rows: Sequence[Accepted]) -> float | None:
 
 
 def _incomparable(base: Side, head: Side) -> str | None:
-    """Why the sides are of different GPUs; None if they are of one kind. Raises `ResultsError`: one is simulated and one is real."""
+    """Why the sides are of different GPUs; None if they are of one kind. Raises `UserError`: one is simulated and one is real."""
     devices = {**base.devices, **head.devices}
     if len({facts.simulated for facts in devices.values()}) > 1:
-        raise ResultsError("simulated results are never compared with a GPU's")
+        raise UserError("simulated results are never compared with a GPU's")
     for one in (base, head):
         if len(one.devices) > 1:
             return f"{one.name} holds results of different GPUs ({', '.join(sorted(one.devices))})"

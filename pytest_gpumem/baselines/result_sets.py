@@ -18,10 +18,11 @@ from pytest_gpumem.baselines.history import WINDOW, Accepted, Process, Rejection
 from pytest_gpumem.baselines.layout import read, refuse_twice
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, failing_in_themselves
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance
 from pytest_gpumem.records.record import is_time
-from pytest_gpumem.result_files import FileError, ResultsError, content, document_in, parsed, revision_of, time_of
+from pytest_gpumem.result_files import FileError, content, document_in, parsed, revision_of, time_of
 
 STOCK = "pytest-benchmark"  # `Measurement.mode` of files of stock pytest-benchmark, which knows no cache state
 _UNKNOWN: dict[Any, Any] = {str: "unknown GPU", bool: False, int: 0, float: 0.0}
@@ -84,14 +85,14 @@ class Side:
 
 def side(given: str) -> Side:
     """Read a file, a folder of files, or a quoted pattern such as "base-*.json".
-    Raises `ResultsError`: no file, a file that cannot be used, a copy, or nothing was measured.
+    Raises `UserError`: no file, a file that cannot be used, a copy, or nothing was measured.
     """
     seen: dict[str, Path] = {}
     files = []
     for path in _paths(given):
         file = _file(path)
         if file.digest in seen:
-            raise ResultsError(f"{path}: the same as {seen[file.digest]}: a copy")
+            raise UserError(f"{path}: the same as {seen[file.digest]}: a copy")
         seen[file.digest] = path
         files.append(file)
     rows, resets = [row for f in files for row in f.rows], [reset for f in files for reset in f.resets]
@@ -108,7 +109,7 @@ def side(given: str) -> Side:
     found = Side(given, tuple(files), counting.rows, left_out)
     if not found.processes or not (found.rows or found.left_out):
         memory = f"; gpumem diff compares the memory of its {counted(found.of_memory, 'test')}" if found.of_memory else ""
-        raise ResultsError(f"{given}: nothing was {'timed' if memory else 'measured'}{memory}")
+        raise UserError(f"{given}: nothing was {'timed' if memory else 'measured'}{memory}")
     return found
 
 
@@ -128,13 +129,13 @@ def _paths(given: str) -> list[Path]:
             # Such as `.benchmarks`, which has a folder for each GPU.
             below = sorted({file.parent for file in path.rglob("*.json")})
             hint = f"; there are some in {', '.join(str(one) for one in below[:SHOWN])}" if below else ""
-            raise ResultsError(f"{given}: a folder without a .json file{hint}")
+            raise UserError(f"{given}: a folder without a .json file{hint}")
         return found
     if path.exists():
         return [path]
     found = sorted(Path(p) for p in glob.glob(str(path), recursive=True))
     if not found:
-        raise ResultsError(f"{given}: no such file, folder or pattern")
+        raise UserError(f"{given}: no such file, folder or pattern")
     return found
 
 
@@ -151,8 +152,8 @@ def _file(path: Path) -> File:
             device = baseline.process.device if baseline.process is not None else None
             return File(path, digest, device, baseline.rows, resets=baseline.resets, rejections=baseline.rejections)
     except (FileError, RecursionError) as error:
-        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
-    raise ResultsError(f"{path}: neither a --benchmark-json file nor a baseline's")
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+    raise UserError(f"{path}: neither a --benchmark-json file nor a baseline's")
 
 
 def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:

@@ -25,6 +25,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.outcomes import UserError
 
 SUBFOLDER = "gpumem"  # folder of accepted runs below the device's key, beside the files of pytest-benchmark
 RECORDED = "recorded"  # folder of recorded runs below the device's key
@@ -35,7 +36,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from pytest_gpumem.baselines.transfer import main; main()"
 
 
-class BaselineError(Exception):
+class BaselineError(UserError):
     """A baseline that cannot be used; the message is one line with the file's name."""
 
 

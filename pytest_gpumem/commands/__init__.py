@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar
@@ -13,10 +16,12 @@ from typing import Any, TypeVar
 import click
 
 from pytest_gpumem.files import unwritable, write_whole
-from pytest_gpumem.outcomes import EXIT_CODES
+from pytest_gpumem.outcomes import EXIT_CODES, UserError
 from pytest_gpumem.printable import printable
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+STANDARD_OUTPUT = Path("-")  # as the file of an option
+_REAL = "pytest_gpumem.standard_output"  # key of a context's `meta`: standard output, while the command's text goes nowhere
 
 
 def examples(*lines: str) -> str:
@@ -42,23 +47,68 @@ def margin(_context: click.Context, option: click.Parameter, written: str | None
 pytest_arguments = click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 
 
-def file_option(flag: str, help: str, name: str = "file") -> Callable[[_Command], _Command]:
-    """An option with the file that a command writes. A file that cannot be written is refused before anything is done."""
-    return click.option(flag, name, type=click.Path(path_type=Path), metavar="FILE", help=help, callback=_writable)
+def file_option(flag: str, help: str, name: str | None = None) -> Callable[[_Command], Callable[..., Any]]:
+    """An option with a file that a command writes beside its text, or on standard output in place of it.
+
+    A file that cannot be written is refused before anything is done.
+    `name`: of the command's argument; None: as the option.
+    """
+    argument = name or flag.removeprefix("--")
+    kind = click.Path(path_type=Path, allow_dash=True)
+    option = click.option(
+        flag, argument, type=kind, metavar="FILE", help=f"{help} -: standard output, in place of the text.", callback=_writable
+    )
+
+    def add(command: _Command) -> Callable[..., Any]:
+        @wraps(command)
+        def run(**arguments: Any) -> Any:
+            with _only_this_file(flag) if arguments[argument] == STANDARD_OUTPUT else contextlib.nullcontext():
+                return command(**arguments)
+
+        return option(run)
+
+    return add
+
+
+def json_option(help: str) -> Callable[[_Command], Callable[..., Any]]:
+    """`file_option` of `--json`, which all commands with results have: the argument `file`."""
+    return file_option("--json", help, "file")
 
 
 def _writable(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None and (why := unwritable(path)) is not None:
+    if path is not None and path != STANDARD_OUTPUT and (why := unwritable(path)) is not None:
         raise click.UsageError(f"{option.opts[0]}: {path}: {why}.")
     return path
 
 
-def write(option: str, path: Path, content: str | memoryview | Iterator[bytes]) -> None:
-    """Write the file that an option names. Raises `click.ClickException`: it cannot be written."""
+@contextlib.contextmanager
+def _only_this_file(flag: str) -> Iterator[None]:
+    """Let nothing but the file of an option reach standard output."""
+    kept = click.get_current_context().meta
+    if _REAL in kept:
+        raise click.UsageError(f"{flag} -: another file goes to standard output already.")
+    kept[_REAL] = sys.stdout
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+def write(option: str, path: Path, content: str | bytes | memoryview | Iterator[bytes]) -> None:
+    """Write the file that an option names. Raises `UserError`: it cannot be written."""
+    if path == STANDARD_OUTPUT:
+        for part in content if isinstance(content, Iterator) else (content,):
+            click.echo(bytes(part) if isinstance(part, memoryview) else part, file=click.get_current_context().meta[_REAL], nl=False)
+        return
     try:
         write_whole(path, content)
     except OSError as error:
-        raise click.ClickException(f"{option}: cannot write {path}: {error.strerror or error}") from None
+        raise UserError(f"{option}: cannot write {path}: {error.strerror or error}") from None
+
+
+def write_json(path: Path | None, value: object) -> None:
+    """Write the file of `--json`, if there is one, and name it. Raises `UserError`: it cannot be written."""
+    if path is not None:
+        write("--json", path, json.dumps(value, allow_nan=False, indent=1) + "\n")
+        click.echo(printable(f"wrote {path}"))
 
 
 def say(sentence: str, *, err: bool = False) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import difflib
 import getpass
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, terminal
+from pytest_gpumem.commands import examples, json_option, terminal, write_json
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")  # variables in which a CI names who
 place_option = click.option(
     "--baseline", metavar="PLACE", help=f"Folder or URL of the baselines, as --gpumem-baseline. Default: {VARIABLE}, else {FOLDER}."
 )
-_gpu_option = click.option("--gpu", metavar="KEY", help="Only of this GPU, by the name of its folder. Default: every GPU.")
-_format_option = click.option("--format", type=click.Choice(["text", "json"]), default="text", help="Format of the output. Default: text.")
+gpu_option = click.option("--gpu", metavar="KEY", help="Only of this GPU, by the name of its folder. Default: every GPU.")
+_json_option = json_option("Write them as JSON.")
 
 
 def opened(baseline: str | None) -> Storage:
@@ -41,26 +40,14 @@ def opened(baseline: str | None) -> Storage:
 
 def devices(place: Storage, gpu: str | None) -> list[str]:
     """Keys of the devices that a command works on.
-    Raises `click.ClickException`: there are none, or not the one that was asked for.
-    Raises `BaselineError`: the store cannot be reached.
+    Raises `UserError`: there are none, or not the one that was asked for; or the store cannot be reached.
     """
     found = place.devices()
     if not found:
-        raise click.ClickException(f"there are no baselines in {place}; give their place with --baseline")
+        raise UserError(f"there are no baselines in {place}; give their place with --baseline")
     if gpu is not None and gpu not in found:
-        raise click.ClickException(f"--gpu: there is no baseline of {gpu!r} in {place}; there are {', '.join(found)}")
+        raise UserError(f"--gpu: there is no baseline of {gpu!r} in {place}; there are {', '.join(found)}")
     return [key for key in found if gpu in (None, key)]
-
-
-@contextmanager
-def one_line() -> Iterator[None]:
-    """Errors of a baseline as those of a command."""
-    from pytest_gpumem.baselines.storage import BaselineError
-
-    try:
-        yield
-    except BaselineError as error:
-        raise click.ClickException(str(error)) from None
 
 
 @click.group(
@@ -74,33 +61,29 @@ def baseline() -> None:
 
 @baseline.command("list", short_help="Every run and every accepted change.", epilog=examples("gpumem baseline list"))
 @place_option
-@_gpu_option
-@_format_option
-def list_(baseline: str | None, gpu: str | None, format: str) -> None:
+@gpu_option
+@_json_option
+def list_(baseline: str | None, gpu: str | None, file: Path | None) -> None:
     """List the files of the baselines, oldest first: runs, and changes that somebody accepted with who and why."""
-    with one_line():
-        place = opened(baseline)
-        found = [(key, path, content) for key in devices(place, gpu) for path, content in _by_age(place, key)]
-    if format == "json":
-        _print([_file(key, path, content) for key, path, content in found])
-        return
+    place = opened(baseline)
+    found = [(key, path, content) for key in devices(place, gpu) for path, content in _by_age(place, key)]
     for key in dict.fromkeys(key for key, _, _ in found):
         lines = [(path.name, _figures(content), _remark(content)) for of, path, content in found if of == key]
         _table(key, "file", ("time, UTC", "revision", "rows"), lines)
+    write_json(file, [_file(key, path, content) for key, path, content in found])
 
 
 @baseline.command(short_help="The accepted runs of one test.", epilog=examples("gpumem baseline show tests/test_a.py::test_triad"))
 @place_option
-@_gpu_option
-@_format_option
+@gpu_option
+@_json_option
 @click.argument("test", metavar="TEST")
-def show(baseline: str | None, gpu: str | None, format: str, test: str) -> None:
+def show(baseline: str | None, gpu: str | None, file: Path | None, test: str) -> None:
     """Show the accepted runs and changes of TEST: a node id, a row's name with its label, or a file or class with all its tests."""
     from pytest_gpumem.units import format_bytes, format_time
 
-    with one_line():
-        place = opened(baseline)
-        stored = [(key, content) for key in devices(place, gpu) for _, content in _by_age(place, key)]
+    place = opened(baseline)
+    stored = [(key, content) for key in devices(place, gpu) for _, content in _by_age(place, key)]
     lines: dict[tuple[str, str, str], dict[str, Any]] = {}
 
     def at(key: str, content: Content, row: str, **figures: object) -> None:
@@ -118,10 +101,7 @@ def show(baseline: str | None, gpu: str | None, format: str, test: str) -> None:
             if _names(test, reset.key, reset.key):
                 at(key, content, reset.key, accepted_by=reset.who, reason=reset.reason)
     if not lines:
-        raise click.ClickException(f"{test}: no row in {place} belongs to it")
-    if format == "json":
-        _print(list(lines.values()))
-        return
+        raise UserError(f"{test}: no row in {place} belongs to it")
     for key in dict.fromkeys(key for key, _ in stored):
         shown = []
         for line in sorted((line for line in lines.values() if line["gpu"] == key), key=lambda line: str(line["row"])):
@@ -131,6 +111,7 @@ def show(baseline: str | None, gpu: str | None, format: str, test: str) -> None:
             when = line["utc"][:19].replace("T", " ")
             shown.append((line["row"], (when, (line["revision"] or "")[:12], latency, peak), accepted))
         _table(key, "row", ("time, UTC", "revision", "latency", "peak"), shown)
+    write_json(file, list(lines.values()))
 
 
 @baseline.command(short_help="Copy the runs of a folder to another place.", epilog=examples("gpumem baseline push s3://bucket/baselines"))
@@ -151,7 +132,7 @@ def pull(baseline: str | None, source: str) -> None:
 
 @baseline.command(short_help="Remove runs that no comparison needs.", epilog=examples("gpumem baseline prune --keep 60 --dry-run"))
 @place_option
-@_gpu_option
+@gpu_option
 @click.option("--keep", type=click.IntRange(1), default=60, metavar="N", help="Newest runs of each row that stay. Default: 60.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def prune(baseline: str | None, gpu: str | None, keep: int, dry_run: bool) -> None:
@@ -162,25 +143,23 @@ def prune(baseline: str | None, gpu: str | None, keep: int, dry_run: bool) -> No
     """
     from pytest_gpumem.baselines.store import files, surplus
 
-    with one_line():
-        place = opened(baseline)
-        for key in devices(place, gpu):
-            found = dict(files(place, key))
-            names = [path.name for path in surplus(found, keep)]
-            if names and not dry_run:
-                place.remove(key, names)
-            verb = "would be removed" if dry_run else "removed"
-            click.echo(printable(f"{key}: {len(names)} of {counted(len(found), 'file')} {verb} from {place}"))
+    place = opened(baseline)
+    for key in devices(place, gpu):
+        found = dict(files(place, key))
+        names = [path.name for path in surplus(found, keep)]
+        if names and not dry_run:
+            place.remove(key, names)
+        verb = "would be removed" if dry_run else "removed"
+        click.echo(printable(f"{key}: {len(names)} of {counted(len(found), 'file')} {verb} from {place}"))
 
 
 def _copy(source: Storage, target: Storage) -> None:
     from pytest_gpumem.baselines.store import copy
 
-    with one_line():
-        if not source.recorded().devices():
-            devices(source, None)
-        for key, count in copy(source, target).items():
-            click.echo(printable(f"{key}: {counted(count, 'file')} copied from {source} to {target}"))
+    if not source.recorded().devices():
+        devices(source, None)
+    for key, count in copy(source, target).items():
+        click.echo(printable(f"{key}: {counted(count, 'file')} copied from {source} to {target}"))
 
 
 def _by_age(place: Storage, key: str) -> list[tuple[Path, Content]]:
@@ -225,17 +204,13 @@ def _table(key: str, name: str, headings: Sequence[str], lines: Sequence[tuple[s
     click.echo(f"{printable(key)}:\n{Columns(name, headings, '', shown).drawn(width, colour)}")
 
 
-def _print(value: object) -> None:
-    click.echo(json.dumps(printable(value), indent=1))
-
-
 @click.command(
     short_help="Begin a new baseline of a test, with a reason.",
     epilog=examples('gpumem accept tests/test_a.py::test_triad --reason "checks bounds now"'),
 )
 @click.option("--reason", required=True, help="Why the change is right; pytest -v shows it until the next run is saved.")
 @place_option
-@click.option("--gpu", metavar="KEY", help="Only for this GPU, by the name of its folder. Default: every GPU that has the test.")
+@gpu_option
 @click.option("--who", metavar="NAME", help="Who accepts it. Default: whoever started the CI, else the user.")
 @click.argument("tests", metavar="TEST...", nargs=-1, required=True)
 def accept(tests: tuple[str, ...], reason: str, baseline: str | None, gpu: str | None, who: str | None) -> None:
@@ -251,18 +226,15 @@ def accept(tests: tuple[str, ...], reason: str, baseline: str | None, gpu: str |
     if not reason.strip():
         raise click.UsageError("--reason: it is empty; give the reason for the change.")
     if (fork := untrusted(os.environ)) is not None:
-        raise click.ClickException(f"cannot accept the code of a fork: {fork}")
-    with one_line():
-        place = opened(baseline)
-        stored = {key: row_keys(place, key) for key in devices(place, gpu)}
-        for test in tests:
-            if not any(_selected(rows, test) for rows in stored.values()):
-                raise click.ClickException(f"{test}: no row in {place} belongs to it{_close(test, stored)}")
-        revision = head(Path.cwd())
-        for key, rows in stored.items():
-            chosen = sorted({row for test in tests for row in _selected(rows, test)})
-            if not chosen:
-                continue
+        raise UserError(f"cannot accept the code of a fork: {fork}")
+    place = opened(baseline)
+    stored = {key: row_keys(place, key) for key in devices(place, gpu)}
+    for test in tests:
+        if not any(_selected(rows, test) for rows in stored.values()):
+            raise UserError(f"{test}: no row in {place} belongs to it{_close(test, stored)}")
+    revision = head(Path.cwd())
+    for key, rows in stored.items():
+        if chosen := sorted({row for test in tests for row in _selected(rows, test)}):
             path = reset(place, key, chosen, reason.strip(), who or _who(os.environ), revision)
             click.echo(printable(f"{key}: reset the baseline of {', '.join(chosen)}; wrote {place.shown(path)}"))
     if revision is not None and revision.endswith(DIRTY):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shlex
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, file_option, margin, pytest_arguments, terminal, write
+from pytest_gpumem.commands import examples, json_option, margin, pytest_arguments, terminal, write_json
 from pytest_gpumem.commands.duet import ROUNDS, default_journal, ended_by_signals, measured_under, progress
-from pytest_gpumem.outcomes import Exit, Outcome
+from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -61,14 +60,13 @@ EXPLAINED = 3  # pairs of processes behind an explanation
     metavar="N",
     help=f"Pairs of processes of a step at most. Default: {ROUNDS}.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Seed of the order of the processes. Default: 0.")
 @click.option(
     "--journal", type=click.Path(file_okay=False, path_type=Path), help="Folder to resume from. Default: one in the temporary folder."
 )
 @click.option(
     "--explain/--no-explain", "explained", default=True, help="Measure why the commit is slower, as gpumem explain. Default: yes."
 )
-@file_option("--json", "Write the search as JSON.")
+@json_option("Write the search as JSON.")
 @click.argument("test", metavar="TEST")
 @pytest_arguments
 def bisect(file: Path | None, **options: Any) -> int:
@@ -79,21 +77,18 @@ def bisect(file: Path | None, **options: Any) -> int:
     stepped over. Ended at any moment, the same command goes on where it was.
     """
     from pytest_gpumem.revisions import RevisionError, line_between
-    from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.workers import check_arguments
 
     request = Request(**options)
     if (request.peak and request.count is not None) or (request.figure is not None and request.limit is not None):
         raise click.UsageError("--limit, --peak and --count exclude each other")
+    check_arguments(request.pytest_arguments)
     try:
-        check_arguments(request.pytest_arguments)
         line = line_between(request.good, request.bad, Path.cwd())
-        with ended_by_signals():
-            return _search(line, request, file)
-    except DuetError as error:
-        raise click.UsageError(f"{error}") from None
     except RevisionError as error:
-        raise click.UsageError(f"--good, --bad: {error}") from None
+        raise click.UsageError(f"--good, --bad: {error}.") from None
+    with ended_by_signals():
+        return _search(line, request, file)
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,6 @@ class Request:
     peak: bool
     count: str | None
     rounds_max: int
-    seed: int
     explained: bool
     journal: Path | None
     pytest_arguments: tuple[str, ...]
@@ -154,10 +148,7 @@ def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
     timed = f"{commits.duets} duets, " if request.figure is None else ""
     resumed = f", {commits.resumed} of them from the journal" if commits.resumed else ""
     click.echo(f"{timed}{commits.processes} processes in {seconds:.0f} s{resumed}")
-    if file is not None:
-        document = _document(found, line, request, key, first, explanation, commits, seconds, code)
-        write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
-        click.echo(printable(f"wrote {file}"))
+    write_json(file, _document(found, line, request, key, first, explanation, commits, seconds, code))
     if request.journal is None and code is not Exit.NO_VERDICT:
         shutil.rmtree(asked.journal, ignore_errors=True)
     return code
@@ -173,7 +164,6 @@ def _asked(line: Sequence[Commit], request: Request) -> Asked:
     identity = {
         "folder": str(here),
         "test": request.test,
-        "seed": request.seed,
         "pytest": list(arguments),
         "environment": measured_under(os.environ),
     }
@@ -182,7 +172,7 @@ def _asked(line: Sequence[Commit], request: Request) -> Asked:
         journal.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise click.UsageError(f"--journal: {journal}: {error.strerror or error}.") from None
-    return Asked(here, tests, arguments, journal.absolute(), dict(os.environ), request.rounds_max, request.seed, identity)
+    return Asked(here, tests, arguments, journal.absolute(), dict(os.environ), request.rounds_max, identity)
 
 
 def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[Found, str, Process]:
@@ -326,19 +316,18 @@ def _seen(paired: Paired) -> str:
 def _explanation(found: Found, key: str, commits: Commits, request: Request) -> dict[str, Any] | None:
     """What `gpumem explain` says of the commit, as text and as plain values; None if it cannot."""
     from pytest_gpumem.commands.explain import explanations, grown
-    from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured
     from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
     from pytest_gpumem.explain.text import text, to_json
     from pytest_gpumem.runs.bisect import rows_of_test
 
     tests = tuple(row.nodeid for row in rows_of_test(commits.look(found.high), key).values())
-    asked = ExplainRequest(tests, request.pytest_arguments, EXPLAINED, counters=False, traces=False, seed=request.seed, tree=commits.tree)
+    asked = ExplainRequest(tests, request.pytest_arguments, EXPLAINED, counters=False, traces=False, tree=commits.tree)
     _tell("why: three pairs of processes")
     try:
         sides = commits.side(found.low), commits.side(found.high)
         base, head = measure_sides(*sides, asked, os.environ, lambda _line: None)
         every, memory = explanations(base, head), grown(base, head)
-    except (ExplainError, NothingMeasured) as error:
+    except (UserError, NoAnswer) as error:
         _tell(f"no explanation: {error}")
         return None
     shown = [text(name, one, width=terminal()[0]) for name, one in every.items() if name == key]

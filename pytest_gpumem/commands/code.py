@@ -13,8 +13,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from pytest_gpumem.commands import examples, file_option, terminal, write
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.commands import examples, json_option, terminal, write_json
+from pytest_gpumem.outcomes import Exit, NoAnswer
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.what_ran import CompiledKernel, CompiledKernels
 from pytest_gpumem.reporting.columns import Columns, Line
@@ -38,7 +38,7 @@ _CHILD = "import sys; sys.path[:] = [one for one in sys.path if one]; from pytes
 @click.option("--arch", "architectures", multiple=True, metavar="ARCH", help="Such as sm_90; may be repeated. Default: of pyproject.toml.")
 @click.option("--against", metavar="BASE", help="Compare with a git revision, or with the project in another folder.")
 @click.option("--catalogue", is_flag=True, help="Compile the kernels of this package.")
-@file_option("--json", "Write the figures of all kernels.")
+@json_option("Write the figures of all kernels as JSON.")
 def code(architectures: tuple[str, ...], against: str | None, catalogue: bool, file: Path | None) -> int:
     """Compile kernels for GPUs that are not here, and print what each needs.
 
@@ -47,38 +47,25 @@ def code(architectures: tuple[str, ...], against: str | None, catalogue: bool, f
     warp to global memory touches, over the fewest for the same bytes. max_registers, max_spill, max_shared, max_code and max_sectors in
     pyproject.toml limit them.
     """
-    from pytest_gpumem.devices.cuda.ahead_of_time import CompilerMissing
-    from pytest_gpumem.kernels.declared import TABLE, BadDeclaration, check_architecture, project
+    from pytest_gpumem.kernels.declared import TABLE, check_architecture, project
 
-    try:
-        for one in architectures:
-            check_architecture(one, "--arch")
-        declared = project(Path.cwd())
-    except BadDeclaration as error:
-        raise click.UsageError(f"{error}.") from None
+    for one in architectures:
+        check_architecture(one, "--arch")
+    declared = project(Path.cwd())
     if not declared.sources and not catalogue:
         raise click.UsageError(
             f"no [[{TABLE}.kernels]] in {declared.folder / 'pyproject.toml'}; --catalogue compiles those of this package."
         )
     chosen = architectures or declared.architectures
     found, broken = list[CompiledKernel](), list[str]()
-    try:
-        for limits, kernel in _catalogue(chosen) if catalogue else _compiled(declared, chosen):
-            if isinstance(kernel, str):
-                broken.append(kernel)
-            else:
-                found.append(kernel)
-                broken += _exceeded(kernel, limits)
-    except CompilerMissing as error:
-        click.echo(printable(f"gpumem code: {error}"), err=True)
-        return Exit.NO_VERDICT
-    if file is not None:
-        write("--json", file, msgspec.json.format(msgspec.json.encode(CompiledKernels(tuple(found))), indent=1).decode() + "\n")
-    try:
-        base = None if against is None else _other(against, chosen, catalogue)
-    except _NoBase as error:
-        click.echo(printable(f"gpumem code: {error}"), err=True)
-        return Exit.NO_VERDICT
+    for limits, kernel in _catalogue(chosen) if catalogue else _compiled(declared, chosen):
+        if isinstance(kernel, str):
+            broken.append(kernel)
+        else:
+            found.append(kernel)
+            broken += _exceeded(kernel, limits)
+    write_json(file, msgspec.to_builtins(CompiledKernels(tuple(found))))
+    base = None if against is None else _other(against, chosen, catalogue)
     width, colour = terminal()
     if shown := text(found, base, width=width, colour=colour):
         click.echo(shown)
@@ -88,10 +75,6 @@ def code(architectures: tuple[str, ...], against: str | None, catalogue: bool, f
 
 
 Limits = Mapping[str, float]
-
-
-class _NoBase(Exception):
-    """The other state of the project cannot be compiled."""
 
 
 def _compiled(declared: Project, architectures: Sequence[str]) -> Iterator[tuple[Limits, CompiledKernel | str]]:
@@ -151,7 +134,7 @@ def _exceeded(kernel: CompiledKernel, limits: Limits) -> Iterator[str]:
 
 def _other(base: str, architectures: Sequence[str], catalogue: bool) -> tuple[CompiledKernel, ...]:
     """The kernels of another state of the project, compiled by a process of its own, which imports its modules.
-    Raises `_NoBase`: there is no such state, or it declares nothing that compiles.
+    Raises `NoAnswer`: there is no such state, or it declares nothing that compiles.
     """
     from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.child import run
@@ -163,10 +146,10 @@ def _other(base: str, architectures: Sequence[str], catalogue: bool) -> tuple[Co
             options = [part for one in architectures for part in ("--arch", one)] + (["--catalogue"] if catalogue else [])
             done = run([sys.executable, "-c", _CHILD, "code", *options, f"--json={file}"], os.environ, lambda line: None, folder=folder)
             if not file.exists():
-                raise _NoBase(f"{base}: {(done.output.strip().splitlines() or [done.how])[-1]}")
+                raise NoAnswer(f"{base}: {(done.output.strip().splitlines() or [done.how])[-1]}")
             return msgspec.json.decode(file.read_bytes(), type=CompiledKernels).kernels
     except (DuetError, OSError) as error:
-        raise _NoBase(str(error)) from None
+        raise NoAnswer(str(error)) from None
 
 
 def text(kernels: Sequence[CompiledKernel], base: Sequence[CompiledKernel] | None, *, width: int, colour: bool) -> str:

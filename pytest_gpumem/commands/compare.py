@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import click
 from rich.text import Text
 
 from pytest_gpumem.baselines.compare import Compared, Pair
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side
-from pytest_gpumem.commands import examples, margin, terminal
+from pytest_gpumem.commands import examples, file_option, json_option, margin, terminal, write, write_json
 from pytest_gpumem.judging.finding import bounds, change, counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
@@ -103,14 +104,16 @@ def fields(pair: Pair) -> dict[str, object]:
     return dict(zip(_FIELDS, (row.key, _judged(pair), code, pair.base, pair.head, *change, verdict.simulated, verdict.reason), strict=True))
 
 
-def in_format(name: str, compared: Compared, base: Side, head: Side, *, code: int) -> str:
-    """The comparison as "csv" or "json"."""
+def as_json(compared: Compared, base: Side, head: Side, *, code: int) -> dict[str, Any]:
+    """The comparison as plain values."""
     rows = [fields(pair) for pair in sorted(compared.pairs, key=_rank)]
-    if name == "csv":
-        return written([_FIELDS, *(list(row.values()) for row in rows)])
     sides = {"base": base.name, "head": head.name}
-    document = {"kind": "gpumem compare", "schema": 1, **sides, "forced": compared.forced, "exit": code, "rows": rows}
-    return json.dumps(printable(document), indent=1) + "\n"
+    return {"kind": "gpumem compare", "schema": 1, **sides, "forced": compared.forced, "exit": code, "rows": rows}
+
+
+def as_csv(compared: Compared) -> str:
+    """A line for each row."""
+    return written([_FIELDS, *(list(fields(pair).values()) for pair in sorted(compared.pairs, key=_rank))])
 
 
 def _what(side: Side) -> str:
@@ -130,10 +133,11 @@ def _what(side: Side) -> str:
     "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: the limit of each test.'
 )
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every row has a limit and is a PASS of a real GPU.")
-@click.option("--format", type=click.Choice(["text", "csv", "json"]), default="text", help="Format of the output. Default: text.")
+@file_option("--csv", "Write the rows as CSV.")
+@json_option("Write the comparison as JSON.")
 @click.option("--force", is_flag=True, help="Compare results of different GPUs too; the exit code is then 6 at best.")
 @click.argument("sides", nargs=-1, metavar="BASE HEAD")
-def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, format: str, force: bool) -> int:
+def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, csv: Path | None, file: Path | None, force: bool) -> int:
     """Compare result files, without a GPU: is HEAD slower than BASE?
 
     Each side is a file, a folder, or a quoted pattern such as "base-*.json": --benchmark-json files of this plugin or of stock
@@ -141,20 +145,15 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, fo
     """
     from pytest_gpumem.baselines.compare import compare_sides
     from pytest_gpumem.baselines.result_sets import side
-    from pytest_gpumem.result_files import ResultsError
-    from pytest_gpumem.units import QuantityError
 
     if len(sides) != 2:
         raise click.UsageError(f"BASE and HEAD are two, not {len(sides)}; put a pattern such as 'base-*.json' into quotes.")
-    try:
-        first, second = (side(given) for given in sides)
-        compared = compare_sides(first, second, max_regression, force=force)
-    except (ResultsError, QuantityError) as error:
-        raise click.ClickException(str(error)) from None
-    if format != "text":
-        code = compared.exit_code(strict=strict)
-        click.echo(in_format(format, compared, first, second, code=code), nl=False)
-        return code
+    first, second = (side(given) for given in sides)
+    compared = compare_sides(first, second, max_regression, force=force)
+    code = compared.exit_code(strict=strict)
     width, colour = terminal()
     click.echo(text(compared, first, second, width=width, colour=colour))
-    return compared.exit_code(strict=strict)
+    if csv is not None:
+        write("--csv", csv, as_csv(compared))
+    write_json(file, as_json(compared, first, second, code=code))
+    return code

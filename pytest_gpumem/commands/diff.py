@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from pytest_gpumem.commands import examples, terminal
+from pytest_gpumem.commands import examples, file_option, json_option, terminal, write, write_json
 from pytest_gpumem.explain.what_ran import differences
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.printable import printable
@@ -103,7 +102,7 @@ def _pair(base: Row, head: Row) -> Pair:
     return Pair(head.unique_key, {name: pair for name, pair in figures.items() if pair != (None, None)}, ran)
 
 
-def as_json(found: Diff) -> str:
+def as_json(found: Diff) -> dict[str, Any]:
     """All figures of all rows; null where a side does not know one."""
     rows = [
         {
@@ -113,7 +112,7 @@ def as_json(found: Diff) -> str:
         }
         for pair in found.pairs
     ]
-    return json.dumps({"rows": rows, "base_only": list(found.base_only), "head_only": list(found.head_only)}, indent=1) + "\n"
+    return {"rows": rows, "base_only": list(found.base_only), "head_only": list(found.head_only)}
 
 
 def as_csv(found: Diff) -> str:
@@ -178,29 +177,27 @@ def _side(file: Path, results: Results) -> str:
 
 @click.command(
     short_help="Show two runs side by side: counts, bytes, code and times.",
-    epilog=examples("gpumem diff base.json head.json", "gpumem diff base.json head.json --format csv > diff.csv"),
+    epilog=examples("gpumem diff base.json head.json", "gpumem diff base.json head.json --csv diff.csv"),
 )
-@click.option("--format", "form", type=click.Choice(("text", "json", "csv")), default="text", help="Format of the output. Default: text.")
+@file_option("--csv", "Write all figures as CSV.")
+@json_option("Write all figures as JSON.")
 @click.option("--all", "everything", is_flag=True, help="List rows and figures that do not differ too.")
 @click.argument("base", type=click.Path(path_type=Path))
 @click.argument("head", type=click.Path(path_type=Path))
-def diff(form: str, everything: bool, base: Path, head: Path) -> None:
+def diff(csv: Path | None, file: Path | None, everything: bool, base: Path, head: Path) -> None:
     """Show the rows of BASE and HEAD side by side.
 
     Both are --benchmark-json files of sessions with --gpumem. Listed are the counts and bytes that differ (kernels, copies,
     synchronisations, registers, memory, page faults) and what one launch ran differently, with the time beside them. A difference of
     times is not judged: gpumem compare does that. JSON and CSV have all figures, in SI units.
     """
-    from pytest_gpumem.result_files import ResultsError, load_results
+    from pytest_gpumem.result_files import load_results
 
-    try:
-        first, second = load_results(base), load_results(head)
-    except ResultsError as error:
-        raise click.ClickException(str(error)) from None
+    first, second = load_results(base), load_results(head)
     found = diff_of(first.document.rows, second.document.rows)
-    if form != "text":
-        click.echo(as_json(found) if form == "json" else as_csv(found), nl=False)
-        return
     width, colour = terminal()
     sides = (_side(base, first), _side(head, second))
     click.echo(as_text(found, sides, width=width, colour=colour, everything=everything))
+    if csv is not None:
+        write("--csv", csv, as_csv(found))
+    write_json(file, as_json(found))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
+from pathlib import Path
 
 import click
 from click.shell_completion import get_completion_class
 
-from pytest_gpumem.commands import examples, terminal
+from pytest_gpumem.commands import examples, json_option, terminal, write_json
 from pytest_gpumem.commands.baseline import opened, place_option
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Exit, NoAnswer
 from pytest_gpumem.printable import printable
 
 _COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
@@ -18,10 +18,10 @@ _COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
 
 @click.command(
     short_help="Say what this machine can measure, and what is amiss.",
-    epilog=examples("gpumem doctor", "gpumem doctor --json > machine.json"),
+    epilog=examples("gpumem doctor", "gpumem doctor --json machine.json"),
 )
-@click.option("--json", "as_json", is_flag=True, help="Write the report as JSON.")
-def doctor(as_json: bool) -> None:
+@json_option("Write the report as JSON.")
+def doctor(file: Path | None) -> None:
     """Say what this machine can measure, and what is missing for the rest.
 
     The exit code is 0 even if only the simulated device can be used.
@@ -29,12 +29,10 @@ def doctor(as_json: bool) -> None:
     from pytest_gpumem import doctor as examination
 
     report = examination.examine()
-    if as_json:
-        click.echo(json.dumps(report.to_json(), indent=2))
-        return
     width, colour = terminal()
     for line in examination.text(report, width):
         click.echo(_coloured(line) if colour else line)
+    write_json(file, report.to_json())
 
 
 def _coloured(line: str) -> str:
@@ -45,18 +43,17 @@ def _coloured(line: str) -> str:
 
 @click.command(
     short_help="Measure a card, and say whether it is healthy.",
-    epilog=examples("gpumem card", "gpumem card --device cuda:1 --baseline s3://bucket/baselines --json"),
+    epilog=examples("gpumem card", "gpumem card --device cuda:1 --baseline s3://bucket/baselines --json card.json"),
 )
 @click.option("--device", metavar="DEVICE", help="cuda, cuda:N or sim:NAME. Default: GPUMEM_DEVICE, else the first GPU.")
 @place_option
 @click.option("--quick", is_flag=True, help="Take few readings, under half a second of load.")
-@click.option("--json", "as_json", is_flag=True, help="Write the report as JSON.")
-def card(device: str | None, baseline: str | None, quick: bool, as_json: bool) -> int:
+@json_option("Write the report as JSON.")
+def card(device: str | None, baseline: str | None, quick: bool, file: Path | None) -> int:
     """Measure bandwidths, latencies, link and state of a card, and compare them with other cards of its model and its own history.
 
     Takes some 20 s on an idle card. The other cards are those on record in the package and those whose runs are in the baselines.
     """
-    from pytest_gpumem.baselines.storage import BaselineError
     from pytest_gpumem.devices import opening
     from pytest_gpumem.devices.protocol import DeviceError
     from pytest_gpumem.doctor.card import judge, state, stored
@@ -78,24 +75,19 @@ def card(device: str | None, baseline: str | None, quick: bool, as_json: bool) -
             examined = examine(opened_device, chosen.card, quick=quick)
         finally:
             opened_device.close()
-    except BaselineError as error:
-        raise click.ClickException(str(error)) from None
     except DeviceError as error:
-        click.echo(printable(f"gpumem: nothing was measured: {error}"), err=True)
-        return Exit.NO_VERDICT
+        raise NoAnswer(f"nothing was measured: {error}") from None
     report = judge(chosen.facts, examined, history)
-    if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1))
-    else:
-        width, colour = terminal()
-        facts = chosen.facts
-        click.echo(printable(", ".join(part for part in (facts.name, facts.uuid, "simulated" if facts.simulated else None) if part)))
-        figures = report.figures()
-        widths = [max(len(line[column]) for line in figures) for column in (0, 1)]
-        for name, value, others in figures:
-            click.echo(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {others}")
-        for line in (*state(examined), "", *lines(report.checks, width)):
-            click.echo(_coloured(printable(line)) if colour else printable(line))
+    width, colour = terminal()
+    facts = chosen.facts
+    click.echo(printable(", ".join(part for part in (facts.name, facts.uuid, "simulated" if facts.simulated else None) if part)))
+    figures = report.figures()
+    widths = [max(len(line[column]) for line in figures) for column in (0, 1)]
+    for name, value, others in figures:
+        click.echo(f"{name:<{widths[0]}}  {value:>{widths[1]}}  {others}")
+    for line in (*state(examined), "", *lines(report.checks, width)):
+        click.echo(_coloured(printable(line)) if colour else printable(line))
+    write_json(file, report.to_json())
     return Exit.FINE if report.healthy else Exit.FAILED
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, file_option, margin, pytest_arguments, terminal, write
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.commands import examples, json_option, margin, pytest_arguments, terminal, write
+from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -49,11 +49,10 @@ ROUNDS = 96  # as `verdicts.paired.ROUNDS`, which is not imported to show a help
     "--rounds-max", type=click.IntRange(1, 10_000), default=ROUNDS, metavar="N", help=f"Pairs of processes at most. Default: {ROUNDS}."
 )
 @click.option("--extend", type=click.IntRange(1, 10_000), metavar="N", help="Go on with a duet that ended UNDECIDED, by N pairs at most.")
-@click.option("--seed", type=click.IntRange(0), default=0, metavar="N", help="Seed of the order of base and head. Default: 0.")
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File to resume from. Default: one in the temporary folder."
 )
-@file_option("--json", "Write verdicts and all processes into this file.")
+@json_option("Write verdicts and all processes as JSON.")
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every verdict is PASS, and of a real GPU.")
 @click.argument("base", metavar="BASE")
 @pytest_arguments
@@ -65,14 +64,10 @@ def duet(
     Both are measured by pytest in alternating fresh processes on one GPU, until every test is decided. Ended at any moment, the same
     command goes on where it was.
     """
-    from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.workers import check_arguments
 
-    try:
-        check_arguments(pytest_arguments)
-        wanted = _wanted(tests, flagged)
-    except DuetError as error:
-        raise click.UsageError(f"{error}") from None
+    check_arguments(pytest_arguments)
+    wanted = _wanted(tests, flagged)
     if wanted is None:
         click.echo(f"nothing is flagged in {flagged}: there is nothing to compare")
         return Exit.FINE
@@ -91,7 +86,6 @@ def compare(
     max_regression: str | None = None,
     rounds_max: int = ROUNDS,
     extend: int | None = None,
-    seed: int = 0,
     journal: Path | None = None,
     file: Path | None = None,
     strict: bool = False,
@@ -108,7 +102,7 @@ def compare(
     `strict`: green takes a PASS of everything, on a real GPU.
     `evidence`: a test whose machine code is the same on both sides passes with fewer pairs.
     `again`: how to resume, printed after a signal.
-    Raises `click.UsageError`: it cannot be played as it was asked for.
+    Raises `DuetError`: it cannot be played as it was asked for.
     """
     from pytest_gpumem.judging.finding import counted
     from pytest_gpumem.reporting.terminal import one_place
@@ -123,73 +117,66 @@ def compare(
         strict or "--gpumem-strict" in pytest_arguments or os.environ.get("GPUMEM_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
     )
     arguments = tuple(argument for argument in pytest_arguments if argument != "--gpumem-strict")
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(ended_by_signals())
-            ignored = [path.absolute() for path in (journal, file) if path is not None]
-            base_side, head_side = stack.enter_context(two_sides(base, head, here, ignored))
-            sides = {BASE: base_side, HEAD: head_side}
-            asked = {
-                "base": base_side.identity,
-                "head": head_side.identity,
-                "folder": str(here),
-                "tests": sorted(wanted.keys or wanted.tests or ()),
-                "max_regression": max_regression,
-                "seed": seed,
-                "evidence": evidence,
-                "pytest": list(arguments),
-                "environment": measured_under(os.environ),
-            }
-            kept = Journal(journal if journal is not None else default_journal("duet", asked).with_suffix(".jsonl"), asked)
-            stack.callback(kept.close)
-            if journal is None:
-                stack.callback(lambda: None if kept.lines else kept.remove())
-            if extend is not None:
-                if not kept.lines:
-                    raise DuetError(f"--extend: there is no duet to go on with; the journal {kept.path} is empty")
-                rounds_max = max(Process.from_json(line).turn.round for line in kept.lines) + extend
-            files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
-            ahead = max(1, min(3, (os.cpu_count() or 2) - 1))
-            workers = Workers(sides, arguments, files, os.environ, ahead=ahead, evidence=evidence)
-            stack.callback(workers.close)
-            click.echo(report.named(sides), err=True)
-            try:
-                with progress() as show:
-                    played = Duet(
-                        sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, seed=seed, on_progress=show
-                    ).play()
-            except KeyboardInterrupt:
-                if finished := kept.count():
-                    processes = counted(finished, "process")
-                    click.echo(printable(f"gpumem duet: stopped; the journal {kept.path} holds {processes}, and {again}"), err=True)
-                raise
-            seconds = time.monotonic() - begun
-            code = report.exit_code(played, strict=strict or played.strict)
-            width, colour = terminal()
-            unnamed = None if one_place(sys.stdout, sys.stderr) else sides
-            click.echo(report.text(played, unnamed, width=width, colour=colour, seconds=seconds))
-            if not played.verdicts:
-                click.echo("nothing was measured: no test among those that were selected measures on the GPU")
-            if file is not None:
-                utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
-                document = report.to_json(played, sides, asked, utc=utc, seconds=seconds, code=code)
-                write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
-            if played.open:
-                click.echo(f"to go on with more pairs: the same command with --extend {ROUNDS}")
-            elif journal is None:
-                kept.remove()
-            return code, played
-    except DuetError as error:
-        raise click.UsageError(f"{error}") from None
+    with ExitStack() as stack:
+        stack.enter_context(ended_by_signals())
+        ignored = [path.absolute() for path in (journal, file) if path is not None]
+        base_side, head_side = stack.enter_context(two_sides(base, head, here, ignored))
+        sides = {BASE: base_side, HEAD: head_side}
+        asked = {
+            "base": base_side.identity,
+            "head": head_side.identity,
+            "folder": str(here),
+            "tests": sorted(wanted.keys or wanted.tests or ()),
+            "max_regression": max_regression,
+            "evidence": evidence,
+            "pytest": list(arguments),
+            "environment": measured_under(os.environ),
+        }
+        kept = Journal(journal if journal is not None else default_journal("duet", asked).with_suffix(".jsonl"), asked)
+        stack.callback(kept.close)
+        if journal is None:
+            stack.callback(lambda: None if kept.lines else kept.remove())
+        if extend is not None:
+            if not kept.lines:
+                raise DuetError(f"--extend: there is no duet to go on with; the journal {kept.path} is empty")
+            rounds_max = max(Process.from_json(line).turn.round for line in kept.lines) + extend
+        files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
+        ahead = max(1, min(3, (os.cpu_count() or 2) - 1))
+        workers = Workers(sides, arguments, files, os.environ, ahead=ahead, evidence=evidence)
+        stack.callback(workers.close)
+        click.echo(report.named(sides), err=True)
+        try:
+            with progress() as show:
+                played = Duet(sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, on_progress=show).play()
+        except KeyboardInterrupt:
+            if finished := kept.count():
+                processes = counted(finished, "process")
+                click.echo(printable(f"gpumem duet: stopped; the journal {kept.path} holds {processes}, and {again}"), err=True)
+            raise
+        seconds = time.monotonic() - begun
+        code = report.exit_code(played, strict=strict or played.strict)
+        width, colour = terminal()
+        unnamed = None if one_place(sys.stdout, sys.stderr) else sides
+        click.echo(report.text(played, unnamed, width=width, colour=colour, seconds=seconds))
+        if not played.verdicts:
+            click.echo("nothing was measured: no test among those that were selected measures on the GPU")
+        if file is not None:
+            utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            document = report.to_json(played, sides, asked, utc=utc, seconds=seconds, code=code)
+            write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
+        if played.open:
+            click.echo(f"to go on with more pairs: the same command with --extend {ROUNDS}")
+        elif journal is None:
+            kept.remove()
+        return code, played
 
 
 def _wanted(tests: tuple[str, ...], flagged: str | None) -> Wanted | None:
     """The measurements to compare; None if a run's results flag none."""
-    from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.reading import Wanted
 
     if tests and flagged is not None:
-        raise DuetError("--test and --flagged exclude each other")
+        raise click.UsageError("--test and --flagged exclude each other.")
     if flagged is None:
         return Wanted(frozenset(tests) if tests else None)
     rows = _flagged(Path(flagged))
@@ -198,17 +185,15 @@ def _wanted(tests: tuple[str, ...], flagged: str | None) -> Wanted | None:
 
 def _flagged(path: Path) -> list[Row]:
     """The rows that a run's screen flagged or could not decide.
-    Raises `DuetError`: the file cannot be read, or holds no results of this plugin.
+    Raises `UserError`: the file cannot be read, or holds no results of this plugin.
     """
-    from pytest_gpumem.result_files import FileError, content, document_in, parsed
-    from pytest_gpumem.runs import DuetError
+    from pytest_gpumem.result_files import load_results
     from pytest_gpumem.runs.decision import flagged
 
     try:
-        document = document_in(parsed(content(path)))
-    except FileError as error:
-        raise DuetError(f"--flagged {path}: {error}; accepted is a file that pytest --gpumem --benchmark-json=FILE wrote") from None
-    return flagged(document.rows)
+        return flagged(load_results(path).document.rows)
+    except UserError as error:
+        raise UserError(f"--flagged: {error}") from None
 
 
 def measured_under(environment: Mapping[str, str]) -> dict[str, str]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, file_option, terminal
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.commands import examples, json_option, terminal, write, write_json
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ PAIRS = 3
 @click.option("--pairs", type=click.IntRange(1, 100), metavar="N", help=f"Processes of each side. Default: {PAIRS}.")
 @click.option("--ncu/--no-ncu", "counters", default=None, help="Count under Nsight Compute too. Default: if it is installed.")
 @click.option("--nsys/--no-nsys", "traces", default=None, help="Trace under Nsight Systems too. Default: if CUPTI could not watch.")
-@file_option("--json", "Write the explanations as JSON.")
+@json_option("Write the explanations as JSON.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Write the evidence, base.json and head.json, here.")
-@click.option("--rules", is_flag=True, help="Only list the rules with their thresholds.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="(TEST... | BASE.json HEAD.json) [-- PYTEST_ARGUMENTS]")
 def explain(
     base: str | None,
@@ -45,9 +44,8 @@ def explain(
     traces: bool | None,
     file: Path | None,
     keep: Path | None,
-    rules: bool,
     arguments: tuple[str, ...],
-) -> int:
+) -> None:
     """List why tests got slower since BASE, and the share of the slow-down that each cause accounts for.
 
     With --base, both sides are measured in alternating fresh processes, CUPTI watches one launch of each measurement, and Nsight Compute
@@ -55,34 +53,25 @@ def explain(
 
     TEST is a node id, with "::" in it; everything else goes to pytest.
     """
-    from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, load, to_json
+    from pytest_gpumem.explain.evidence import load, to_json
     from pytest_gpumem.explain.text import text
     from pytest_gpumem.explain.text import to_json as explanation_to_json
-    from pytest_gpumem.files import unwritable, write_whole
+    from pytest_gpumem.files import unwritable
 
-    if rules:
-        click.echo(rules_text())
-        return 0
     if keep is not None and (why := unwritable(_deepest(keep) / "base.json")) is not None:
         raise click.UsageError(f"--keep: {keep}: {why}.")
-    try:
-        if base is None:
-            if len(arguments) != 2 or not all(one.endswith(".json") or Path(one).is_dir() for one in arguments):
-                raise ExplainError("without --base two files are expected, BASE.json HEAD.json; with it, tests and pytest's arguments")
-            if not (pairs is None and counters is None and traces is None):
-                raise ExplainError("--pairs, --ncu and --nsys need --base; without it nothing is measured")
-            sides = load(arguments[0]), load(arguments[1])
-        else:
-            tests = tuple(one for one in arguments if "::" in one and not one.startswith("-"))
-            rest = tuple(one for one in arguments if one not in tests)
-            _check_tools(counters, traces)
-            sides = _measured(base, tests, rest, pairs or PAIRS, counters is not False, traces)
-        found = explanations(*sides)
-    except ExplainError as error:
-        raise click.UsageError(f"{error}.") from None
-    except NothingMeasured as error:
-        click.echo(printable(f"gpumem: {error}"), err=True)
-        return Exit.NO_VERDICT
+    if base is None:
+        if len(arguments) != 2 or not all(one.endswith(".json") or Path(one).is_dir() for one in arguments):
+            raise UserError("without --base two files are expected, BASE.json HEAD.json; with it, tests and pytest's arguments")
+        if not (pairs is None and counters is None and traces is None):
+            raise UserError("--pairs, --ncu and --nsys need --base; without it nothing is measured")
+        sides = load(arguments[0]), load(arguments[1])
+    else:
+        tests = tuple(one for one in arguments if "::" in one and not one.startswith("-"))
+        rest = tuple(one for one in arguments if one not in tests)
+        _check_tools(counters, traces)
+        sides = _measured(base, tests, rest, pairs or PAIRS, counters is not False, traces)
+    found = explanations(*sides)
     width, _ = terminal()
     simulated = " (simulated)" if sides[1].facts.simulated else ""
     click.echo(printable(f"base: {sides[0].name}; head: {sides[1].name}; {sides[1].facts.name}{simulated}"))
@@ -95,46 +84,42 @@ def explain(
     for note in notes:
         click.echo("\n" + printable(f"note: {note}"))
     utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    try:
-        if keep is not None:
+    if keep is not None:
+        try:
             keep.mkdir(parents=True, exist_ok=True)
-            for name, side in zip(("base", "head"), sides, strict=True):
-                kept = list(dict.fromkeys((*found, *side.footprints)))
-                write_whole(keep / f"{name}.json", json.dumps(to_json(side, kept, utc=utc), indent=1) + "\n")
-        if file is not None:
-            plain: dict[str, Any] = {
-                "kind": "gpumem explanation",
-                "schema": 1,
-                "datetime": utc,
-                "base": sides[0].name,
-                "head": sides[1].name,
-                "device": sides[1].facts.key,
-                "simulated": sides[1].facts.simulated,
-                "notes": notes,
-                "explanations": [explanation_to_json(key, one) for key, one in found.items()],
-                "memory": [{"key": key, "changes": lines} for key, lines in memory.items()],
-            }
-            write_whole(file, json.dumps(plain, indent=1, allow_nan=False) + "\n")
-            click.echo(printable(f"wrote {file}"))
-    except OSError as error:
-        raise click.ClickException(f"cannot write: {error}") from None
-    return 0
+        except OSError as error:
+            raise UserError(f"--keep: cannot make {keep}: {error.strerror or error}") from None
+        for name, side in zip(("base", "head"), sides, strict=True):
+            kept = list(dict.fromkeys((*found, *side.footprints)))
+            write("--keep", keep / f"{name}.json", json.dumps(to_json(side, kept, utc=utc), indent=1) + "\n")
+    plain: dict[str, Any] = {
+        "kind": "gpumem explanation",
+        "schema": 1,
+        "datetime": utc,
+        "base": sides[0].name,
+        "head": sides[1].name,
+        "device": sides[1].facts.key,
+        "simulated": sides[1].facts.simulated,
+        "notes": notes,
+        "explanations": [explanation_to_json(key, one) for key, one in found.items()],
+        "memory": [{"key": key, "changes": lines} for key, lines in memory.items()],
+    }
+    write_json(file, plain)
 
 
 def explanations(base: SideEvidence, head: SideEvidence) -> dict[str, Explanation]:
     """The explanation of each measurement that both sides have, by row key.
-    Raises `ExplainError`: the sides are of different devices, or have nothing in common.
+    Raises `UserError`: the sides are of different devices, or have nothing in common.
     """
     from pytest_gpumem.explain.causes import explain as why
     from pytest_gpumem.explain.causes import slow_down
-    from pytest_gpumem.explain.evidence import ExplainError
 
     if base.facts.key != head.facts.key:
-        raise ExplainError(f"base is of {base.facts.key}, head of {head.facts.key}: results of different devices explain nothing")
+        raise UserError(f"base is of {base.facts.key}, head of {head.facts.key}: results of different devices explain nothing")
     common = [key for key in head.measured if key in base.measured]
     if not common and not head.footprints.keys() & base.footprints.keys():
         had, has = (", ".join(side.measured) or "nothing" for side in (base, head))
-        raise ExplainError(f"base measured {had}, head {has}: no measurement in common")
+        raise UserError(f"base measured {had}, head {has}: no measurement in common")
     return {key: why(base.evidence(key), head.evidence(key), slow_down([base.measured[key]], head.measured[key])) for key in common}
 
 
@@ -166,8 +151,7 @@ def _deepest(folder: Path) -> Path:
 
 
 def _check_tools(counters: bool | None, traces: bool | None) -> None:
-    """Refuse a requested tool that is missing, before anything is measured. Raises `ExplainError`: the tool, and the remedy."""
-    from pytest_gpumem.explain.evidence import ExplainError
+    """Refuse a requested tool that is missing, before anything is measured. Raises `UserError`: the tool, and the remedy."""
     from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, find
 
     for requested, tool in ((counters, NCU), (traces, NSYS)):
@@ -175,15 +159,14 @@ def _check_tools(counters: bool | None, traces: bool | None) -> None:
             try:
                 find(tool, os.environ)
             except ToolMissing as error:
-                raise ExplainError(f"--{tool.program}: {error}") from None
+                raise UserError(f"--{tool.program}: {error}") from None
 
 
 def _measured(
     base: str, tests: tuple[str, ...], arguments: tuple[str, ...], pairs: int, counters: bool, traces: bool | None
 ) -> tuple[SideEvidence, SideEvidence]:
-    from pytest_gpumem.explain.evidence import ExplainError, load
+    from pytest_gpumem.explain.evidence import load
     from pytest_gpumem.explain.processes import ExplainRequest, measure_head, measure_sides
-    from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.workers import check_arguments
     from pytest_gpumem.runs.worktree import Side as Tree
     from pytest_gpumem.runs.worktree import two_sides
@@ -194,24 +177,9 @@ def _measured(
         # Explanations go to standard output, the output of pytest and the tools to standard error.
         click.echo(printable(line), err=True)
 
-    try:
-        check_arguments(arguments)  # before a side is prepared, which may install a project
-        if base.endswith(".json"):
-            here = Path.cwd()
-            return load(base), measure_head(Tree("working tree", "", here, here, sys.executable, str), request, os.environ, echo)
-        with two_sides(base, None, Path.cwd()) as (base_tree, head_tree):
-            return measure_sides(base_tree, head_tree, request, os.environ, echo)
-    except DuetError as error:
-        raise ExplainError(str(error)) from None
-
-
-def rules_text() -> str:
-    """The rules as a Markdown table."""
-    from pytest_gpumem.explain.causes import RULES
-
-    lines = ["| rule | looks at | from | accounts for | evidence |", "|---|---|---|---|---|"]
-    for rule in RULES:
-        threshold = f"{100 * rule.threshold:.3g} % {rule.means}" if rule.threshold else rule.means
-        needs = " and ".join(need.words for need in rule.needs) or "the record"
-        lines.append(f"| {rule.name} | {rule.looks_at} | {threshold} | {rule.estimate} | {needs} |")
-    return "\n".join(lines)
+    check_arguments(arguments)  # before a side is prepared, which may install a project
+    if base.endswith(".json"):
+        here = Path.cwd()
+        return load(base), measure_head(Tree("working tree", "", here, here, sys.executable, str), request, os.environ, echo)
+    with two_sides(base, None, Path.cwd()) as (base_tree, head_tree):
+        return measure_sides(base_tree, head_tree, request, os.environ, echo)

@@ -32,12 +32,9 @@ def export(format: str, results: Path) -> None:
     github-action-benchmark is the format of that action's tool customSmallerIsBetter: their names end with the device, so that charts do
     not mix cards.
     """
-    from pytest_gpumem.result_files import ResultsError, load_results
+    from pytest_gpumem.result_files import load_results
 
-    try:
-        document = load_results(results).document
-    except ResultsError as error:
-        raise click.ClickException(str(error)) from None
+    document = load_results(results).document
     click.echo(FORMATS[format](document.rows, document.device), nl=False)
 
 

@@ -28,7 +28,7 @@ from pytest_gpumem.commands.merge import (
     say_files,
     write_outputs,
 )
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.settings import Role, of_role
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: 
         suites = ElementTree.parse(output / JUNIT).getroot().iter("testsuite")
         failures = sum(int(suite.get(kind, "0")) for suite in suites for kind in ("failures", "errors"))
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
-        raise click.ClickException(f"the screen's results in {output} cannot be read: {error}") from None
+        raise UserError(f"the screen's results in {output} cannot be read: {error}") from None
     return Screened(code, failures, document)
 
 
@@ -194,7 +194,7 @@ def _check_measured(options: Mapping[str, object]) -> None:
 
 def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:
     """The results of shards as those of a screen.
-    Raises `click.ClickException`: they are not all shards of one run, of other code than is checked out, or were compared with all runs.
+    Raises `UserError`: they are not all shards of one run, of other code than is checked out, or were compared with all runs.
     """
     from pytest_gpumem.revisions import DIRTY, head
 
@@ -202,9 +202,9 @@ def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:
     compared, revision = found.document.settings.get("baseline_of"), head(Path.cwd())
     if compared != base:
         what = "all runs" if compared is None else f"the history of {compared}"
-        raise click.ClickException(f"--shards: compared with {what}; measure them with --gpumem-baseline-of={base}")
+        raise UserError(f"--shards: compared with {what}; measure them with --gpumem-baseline-of={base}")
     if revision is not None and (found.revision or "").removesuffix(DIRTY) != revision.removesuffix(DIRTY):
-        raise click.ClickException(f"--shards: of the code of {found.revision or 'no revision'}, and {revision} is checked out")
+        raise UserError(f"--shards: of the code of {found.revision or 'no revision'}, and {revision} is checked out")
     for remark in found.remarks:
         _say(remark)
     return Screened(found.code, found.failures, found.document)
@@ -232,14 +232,14 @@ def _tell(output: Path, document: Document, decision: Decision) -> None:
     from pytest_gpumem.baselines.storage import storage
     from pytest_gpumem.commands.report import earlier
     from pytest_gpumem.reporting.run import Run
-    from pytest_gpumem.result_files import ResultsError, load_results
+    from pytest_gpumem.result_files import load_results
 
     shown = load_results(output / RESULTS)
     run = Run(decision.rows, document.device, document.settings, shown.utc, shown.revision, sweeps=shown.sweeps, remarks=decision.remarks)
     run = replace(run, places=_places(output, document))
     # The screen has brought the copy of a URL up to date.
     history = storage(str(document.settings.get("baseline") or FOLDER), offline=True)
-    with suppress(ResultsError):  # there is no history yet
+    with suppress(UserError):  # there is no history yet
         before = earlier(history.folder, document.device.key, document.rows, output / RESULTS)
         run = replace(run, past=before.past, footprints=before.footprints)
     write_outputs(output, run)

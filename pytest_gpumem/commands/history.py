@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_gpumem.commands import examples, file_option, say, terminal, write
-from pytest_gpumem.commands.baseline import one_line
+from pytest_gpumem.commands.baseline import gpu_option
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import Columns, Line
 
@@ -45,7 +46,7 @@ def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> date
 def _files(command: Callable[..., None]) -> Callable[..., None]:
     """The options of the files that are written."""
     for name, text in reversed(FILES.items()):
-        command = file_option(f"--{name}", text, name)(command)
+        command = file_option(f"--{name}", text)(command)
     return command
 
 
@@ -58,33 +59,25 @@ def _files(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("where", metavar="WHERE")
 @click.option("--since", callback=_time, metavar="TIME", help=f"List changes since then: days, or a date. Default: {DAYS} days.")
 @click.option("--test", metavar="TEST", help="Only of this test, file or class, or of a row by its name.")
-@click.option("--card", metavar="KEY", help="Only on this GPU, by the name of its folder. Default: every GPU.")
+@gpu_option
 @_files
-def history(where: str, since: datetime, test: str | None, card: str | None, **files: Path | None) -> None:
+def history(where: str, since: datetime, test: str | None, gpu: str | None, **files: Path | None) -> None:
     """List the lasting changes of the tests in WHERE, the folder or URL of --gpumem-record, of a baseline, or of both.
 
     Changes for the worse that nobody accepted come first, then accepted ones with who and why, then changes for the better. A change lies
     between the two commits that are named. Every change of a count or of bytes is listed; that of a time from 0.5 % on, if it lasts.
 
-    The files hold all runs of these tests and cards, also those before --since.
+    The files hold all runs of these tests and GPUs, also those before --since.
     """
     from pytest_gpumem.history import query
-    from pytest_gpumem.history.data import MissingLibrary
 
-    try:
-        with one_line():
-            found = query.history(where, card=card, test=test)
-    except MissingLibrary as error:
-        raise click.ClickException(str(error)) from None
+    found = query.history(where, card=gpu, test=test)
     if not found.series:
-        of = "".join(f" of {name}" for name in (test, card) if name is not None)
-        raise click.ClickException(f"{where}: there are no runs{of}; pytest --gpumem --gpumem-record {where} keeps one")
-    try:
-        for name, path in files.items():
-            if path is not None:
-                write(f"--{name}", path, _content(name, found, since))
-    except MissingLibrary as error:
-        raise click.ClickException(f"--{name}: {error}") from None
+        of = "".join(f" of {name}" for name in (test, gpu) if name is not None)
+        raise UserError(f"{where}: there are no runs{of}; pytest --gpumem --gpumem-record {where} keeps one")
+    for name, path in files.items():
+        if path is not None:
+            write(f"--{name}", path, _content(name, found, since))
     changes = query.recent(found, since)
     slower = [change for change in changes if change.worse]
     open_ = [change for change in slower if not change.accepted]

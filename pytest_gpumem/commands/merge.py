@@ -15,7 +15,7 @@ import click
 from pytest_gpumem.commands import examples, terminal, write
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.settings import Role, of_role
 
@@ -56,11 +56,11 @@ def prepare(output: Path) -> None:
         for name in FILES:
             (output / name).unlink(missing_ok=True)
     except OSError as error:
-        raise click.ClickException(f"--output: cannot write {output}: {error.strerror or error}") from None
+        raise UserError(f"--output: cannot write {output}: {error.strerror or error}") from None
 
 
 def write_outputs(output: Path, run: Run) -> None:
-    """Write the outputs of a run into the folder. Raises `click.ClickException`: a file cannot be written."""
+    """Write the outputs of a run into the folder. Raises `UserError`: a file cannot be written."""
     from pytest_gpumem.reporting.outputs import OUTPUTS
 
     try:
@@ -68,7 +68,7 @@ def write_outputs(output: Path, run: Run) -> None:
             if (text := OUTPUTS[name](run)) is not None:
                 write_whole(output / file, text)
     except OSError as error:
-        raise click.ClickException(f"--output: cannot write {error.filename}: {error.strerror or error}") from None
+        raise UserError(f"--output: cannot write {error.filename}: {error.strerror or error}") from None
 
 
 def announce(run: Run) -> None:
@@ -93,17 +93,13 @@ def merged_into(output: Path, written: Sequence[str]) -> tuple[Merged, Run]:
     """Merge the results of shards, and write the folder's files of them.
     `output`: the folder; files of an earlier gate are replaced once the shards are read.
     `written`: the files, or patterns of them.
-    Raises `click.ClickException`: the shards are not those of one run; nothing is written.
+    Raises `UserError`: the shards are not those of one run; nothing is written.
     """
     from pytest_gpumem.reporting.run import Run
     from pytest_gpumem.reporting.terminal import missing_lines
-    from pytest_gpumem.result_files import ResultsError
     from pytest_gpumem.runs.shards import junit, merged
 
-    try:
-        found = merged(_paths(written))
-    except ResultsError as error:
-        raise click.ClickException(str(error)) from None
+    found = merged(_paths(written))
     prepare(output)
     document = found.document
     write("--output", output / RESULTS, json.dumps(found.value, indent=4, allow_nan=False))
@@ -116,14 +112,13 @@ def merged_into(output: Path, written: Sequence[str]) -> tuple[Merged, Run]:
 
 def _paths(written: Sequence[str]) -> list[Path]:
     """The files that are named, or that a quoted pattern finds."""
-    from pytest_gpumem.result_files import ResultsError
 
     found: list[Path] = []
     for one in written:
         path = Path(os.path.expanduser(one))
         names = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
         if not names:
-            raise ResultsError(f"{one}: no such file or pattern")
+            raise UserError(f"{one}: no such file or pattern")
         found += (name for name in names if name not in found)
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pytest_gpumem.commands import examples, file_option, pytest_arguments, terminal, write
+from pytest_gpumem.commands import examples, json_option, pytest_arguments, terminal, write_json
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 
@@ -89,20 +88,18 @@ def ncu(tests: tuple[str, ...], file: Path | None, overwrite: bool, pytest_argum
 
 
 @click.command(short_help="List the NVTX ranges of tests.", epilog=examples("gpumem ranges -- tests/test_a.py"))
-@click.option("--json", "as_json", is_flag=True, help="Write them as JSON.")
+@json_option("Write them as JSON.")
 @pytest_arguments
-def ranges(as_json: bool, pytest_arguments: tuple[str, ...]) -> None:
+def ranges(file: Path | None, pytest_arguments: tuple[str, ...]) -> None:
     """List each test's NVTX range, and the options of nsys and ncu that select it.
 
     Collects the tests that pytest would run, and runs none: no device is needed.
     """
-    from pytest_gpumem.nsight.profile import CallError, listing, select, to_json
+    from pytest_gpumem.nsight.profile import listing, select, to_json
 
-    try:
-        found = select(pytest_arguments, (), os.environ, _echo)
-    except CallError as error:
-        raise click.UsageError(f"{error}.") from None
-    click.echo(json.dumps(to_json(found), indent=1) if as_json else listing(found))
+    found = select(pytest_arguments, (), os.environ, _echo)
+    click.echo(listing(found))
+    write_json(file, to_json(found))
 
 
 def _echo(line: str) -> None:
@@ -111,17 +108,11 @@ def _echo(line: str) -> None:
 
 
 def _profiled(request: ProfileRequest) -> int:
-    from pytest_gpumem.nsight.profile import CallError, profiled
-    from pytest_gpumem.nsight.tools import NothingRecorded, opening
+    from pytest_gpumem.nsight.profile import profiled
+    from pytest_gpumem.nsight.tools import opening
     from pytest_gpumem.runs.child import ending
 
-    try:
-        report = profiled(request, os.environ, _echo)
-    except CallError as error:
-        raise click.UsageError(f"{error}.") from None
-    except NothingRecorded as error:
-        click.echo(printable(f"gpumem: {error}"), err=True)
-        return Exit.NO_VERDICT
+    report = profiled(request, os.environ, _echo)
     count = len(report.tests)
     of = f"{count} tests" if count > 1 else report.tests[0].nodeid
     click.echo(printable(f"wrote {report.file}: {of}, by {report.program} {report.version}"))
@@ -151,7 +142,7 @@ def _ranges_call(request: ProfileRequest) -> str:
     epilog=examples("gpumem traffic --test tests/test_a.py::test_triad", "gpumem traffic --json traffic.json -- -k 'not slow'"),
 )
 @click.option("--test", "tests", multiple=True, metavar="NODEID", help="Count this test only; may be given several times.")
-@file_option("--json", "Write the counts; --gpumem-counted reads them.")
+@json_option("Write the counts as JSON.")
 @pytest_arguments
 def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[str, ...]) -> int:
     """Compare the bytes that tests declare with those that Nsight Compute counts.
@@ -165,21 +156,12 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     from pytest_gpumem.reporting.table import traffic_table
 
     now = datetime.now(timezone.utc)
-    try:
-        # Results go to standard output, the output of pytest to standard error.
-        found = counting.count(pytest_arguments, tests, os.environ, lambda line: click.echo(line, err=True), day=now.date().isoformat())
-    except counting.CallError as error:
-        raise click.UsageError(str(error)) from None
-    except counting.NothingRecorded as error:
-        click.echo(printable(f"gpumem: {error}"), err=True)
-        return Exit.NO_VERDICT
+    found = counting.count(pytest_arguments, tests, os.environ, _echo, day=now.date().isoformat())
     width, colour = terminal()
     click.echo(traffic_table(found.rows, found.facts, width=width, colour=colour))
     if failed := sum(row.failed for row in found.rows):
         click.echo(f"{failed} of {len(found.rows)} rows are of tests that failed in this run, whose times a profiler changes")
-    if file is not None:
-        write("--json", file, json.dumps(counting.to_json(found, utc=now.isoformat(timespec="seconds")), indent=1) + "\n")
-        click.echo(printable(f"wrote {file}"))
+    write_json(file, counting.to_json(found, utc=now.isoformat(timespec="seconds")))
     beyond = [
         printable(f"{row.key}: {finding.sentence}")
         for row in found.rows

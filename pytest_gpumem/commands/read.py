@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pytest_gpumem.commands import examples
+from pytest_gpumem.commands import examples, json_option, write_json
 from pytest_gpumem.nsight.recording import Recording
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.profile import Besides, TestProfile
 from pytest_gpumem.records.uses import CopyUse, KernelUse
@@ -102,8 +101,8 @@ def _shape(size: tuple[int, int, int]) -> str:
 )
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
 @click.option("--results", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The --benchmark-json of the same run.")
-@click.option("--json", "as_json", is_flag=True, help="Write profiles as JSON.")
-def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
+@json_option("Write profiles as JSON.")
+def read(files: tuple[Path, ...], results: Path | None, file: Path | None) -> int:
     """List the figures of each test in reports of Nsight Systems or Nsight Compute.
 
     A FILE is a .nsys-rep or its SQLite export, a .ncu-rep, or the output of `ncu --csv --page raw`. Listed are kernels with times and
@@ -114,27 +113,25 @@ def read(files: tuple[Path, ...], results: Path | None, as_json: bool) -> int:
     from pytest_gpumem.nsight.recording import BadReport
     from pytest_gpumem.nsight.tools import ToolMissing
     from pytest_gpumem.records.schema import profiles_to_json
-    from pytest_gpumem.result_files import FileError, content, document_in, parsed
+    from pytest_gpumem.result_files import load_results
 
     rows: tuple[Row, ...] = ()
     if results is not None:
         try:
-            rows = document_in(parsed(content(results))).rows
-        except FileError as error:
-            raise click.UsageError(f"--results: {results}: {error}.") from None
+            rows = load_results(results).document.rows
+        except UserError as error:
+            raise UserError(f"--results: {error}") from None
     read_ones, broken = [], False
-    for file in files:
+    for path in files:
         try:
-            found = reading.read(file, os.environ)
+            found = reading.read(path, os.environ)
         except (BadReport, ToolMissing) as error:
             click.echo(printable(f"gpumem: {error}"), err=True)
             broken = True
             continue
-        read_ones.append((file, replace(found, profiles=reading.with_results(found.profiles, rows))))
-    if as_json:
-        click.echo(json.dumps(profiles_to_json(profile for _, found in read_ones for profile in found.profiles), indent=2))
-    else:
-        for number, (file, found) in enumerate(read_ones):
-            version = f" {found.tool_version}" if found.tool_version else ""
-            click.echo(f"{'' if not number else chr(10)}{printable(f'{file} ({found.tool}{version})')}\n\n{text(found)}")
+        read_ones.append((path, replace(found, profiles=reading.with_results(found.profiles, rows))))
+    for number, (path, found) in enumerate(read_ones):
+        version = f" {found.tool_version}" if found.tool_version else ""
+        click.echo(f"{'' if not number else chr(10)}{printable(f'{path} ({found.tool}{version})')}\n\n{text(found)}")
+    write_json(file, profiles_to_json(profile for _, found in read_ones for profile in found.profiles))
     return Exit.NO_VERDICT if broken else Exit.FINE

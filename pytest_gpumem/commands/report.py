@@ -18,13 +18,14 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.layout import read
 from pytest_gpumem.commands import examples, write
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.record import is_time
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.schema import SchemaError, footprint_from_json
 from pytest_gpumem.reporting.plots.runs import Past
-from pytest_gpumem.result_files import FileError, ResultsError, content, parsed, revision_of, time_of
+from pytest_gpumem.result_files import FileError, content, parsed, revision_of, time_of
 
 MOST = 60  # newest files and processes of a row that are shown
 
@@ -90,7 +91,7 @@ def earlier(folder: Path, key: str, rows: Sequence[Row], own: Path) -> Earlier:
     `key`: of the device; files of other devices are left out.
     `rows`: only measurements in the mode of these rows count.
     `own`: the file of these rows, which is no history.
-    Raises `ResultsError`: there are no files, or one is damaged.
+    Raises `UserError`: there are no files, or one is damaged.
     """
     modes = {printable(row.key): row.measurement.mode for row in rows if row.measurement is not None}
     found: dict[str, list[Past]] = {}
@@ -125,17 +126,17 @@ def _footprint(found: _Found) -> Footprint:
     try:
         return printable(footprint_from_json(msgspec.json.decode(found.footprint)))
     except SchemaError as error:
-        raise ResultsError(f"the footprint of {found.key}: {error}") from None
+        raise UserError(f"the footprint of {found.key}: {error}") from None
 
 
 def _paths(folder: Path) -> list[Path]:
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
-        raise ResultsError(f"{folder}: no such file or folder")
+        raise UserError(f"{folder}: no such file or folder")
     found = sorted(path for path in folder.rglob("*.json") if path.is_file())
     if not found:
-        raise ResultsError(f"{folder}: a folder without a .json file")
+        raise UserError(f"{folder}: a folder without a .json file")
     return found
 
 
@@ -154,13 +155,13 @@ def _rows(path: Path) -> tuple[str, Iterable[_Found]] | None:
         if file.schema is not None and not bytes(file.benchmarks):
             return _of_baseline(text)
     except msgspec.ValidationError as error:
-        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     except msgspec.DecodeError as error:  # a number that is not finite
-        raise ResultsError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
     except FileError as error:
-        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise ResultsError(f"{path}: nested too deeply") from None
+        raise UserError(f"{path}: nested too deeply") from None
     return None
 
 
@@ -198,13 +199,9 @@ def _against(base: str, results: Path, key: str, rows: Sequence[Row]) -> tuple[l
     """The rows of a run, judged against other results, and the footprints of these; rows that only the other results have come last."""
     from pytest_gpumem.baselines.compare import compare_sides
     from pytest_gpumem.baselines.result_sets import side
-    from pytest_gpumem.units import QuantityError
 
-    try:
-        other = side(base)
-        compared = compare_sides(other, side(str(results)), None, force=False)
-    except (ResultsError, QuantityError) as error:
-        raise click.ClickException(f"--base: {error}") from None
+    other = side(base)
+    compared = compare_sides(other, side(str(results)), None, force=False)
     judged = {row.key: row for row in compared.rows}
     own = [replace(row, verdict=judged[row.key].verdict) if row.key in judged and not row.failed else row for row in rows]
     footprints: dict[str, Footprint] = {}
@@ -232,21 +229,19 @@ def report(results: Path, output: Path | None, history: Path | None, base: str |
     from pytest_gpumem.files import unwritable
     from pytest_gpumem.reporting.html import page
     from pytest_gpumem.reporting.run import Run
-    from pytest_gpumem.result_files import ResultsError, load_results
+    from pytest_gpumem.result_files import load_results
+    from pytest_gpumem.units import QuantityError
 
     if results.is_dir():
-        raise click.ClickException(f"{results}: a folder; accepted is a --benchmark-json file of a session with --gpumem")
+        raise UserError(f"{results}: a folder; accepted is a --benchmark-json file of a session with --gpumem")
     path = output if output is not None else results.with_suffix(".html")
     if path.resolve() == results.resolve():
         raise click.UsageError(f"-o {path}: is RESULTS itself.")
     if (why := unwritable(path)) is not None:
-        raise click.ClickException(f"-o: cannot write {path}: {why}")
-    try:
-        shown = load_results(results)
-        document = shown.document
-        found = earlier(history, document.device.key, document.rows, results) if history is not None else None
-    except ResultsError as error:
-        raise click.ClickException(str(error)) from None
+        raise UserError(f"-o: cannot write {path}: {why}")
+    shown = load_results(results)
+    document = shown.document
+    found = earlier(history, document.device.key, document.rows, results) if history is not None else None
     run = Run(document.rows, document.device, document.settings, shown.utc, shown.revision, sweeps=shown.sweeps)
     if found is not None:
         run = dataclasses.replace(run, past=found.past, footprints=found.footprints)
@@ -254,8 +249,8 @@ def report(results: Path, output: Path | None, history: Path | None, base: str |
         if base is not None:
             rows, footprints = _against(base, results, document.device.key, document.rows)
             run = dataclasses.replace(run, rows=rows, footprints=footprints)
-    except ResultsError as error:
-        raise click.ClickException(f"--base: {error}") from None
+    except (UserError, QuantityError) as error:
+        raise UserError(f"--base: {error}") from None
     write("-o", path, page(run))
     if found is not None:
         click.echo(printable("; ".join([f"history of {counted(found.files, 'file')} from {history}", *found.left_out])))

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.result_sets import merged, side
 from pytest_gpumem.explain.pairing import Kernels
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Window
@@ -26,7 +26,6 @@ from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import SchemaError, document, document_from_json, profiles_from_json, profiles_to_json
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
-from pytest_gpumem.result_files import ResultsError
 
 
 @dataclass(frozen=True)
@@ -130,14 +129,6 @@ def _copy_of_launch(copy: CopyUse, launches: int) -> CopyUse:
     return CopyUse(copy.kind, copy.source, copy.destination, count, nbytes, nanoseconds)
 
 
-class ExplainError(Exception):
-    """A call that cannot be carried out: one line with the value and what is accepted."""
-
-
-class NothingMeasured(Exception):
-    """A side measured nothing, so there is nothing to explain: one line with the cause."""
-
-
 @dataclass(frozen=True)
 class SideEvidence:
     """All evidence of one side."""
@@ -180,12 +171,9 @@ def load(given: str) -> SideEvidence:
     """The evidence in a file, a folder of files or a quoted pattern, as for `gpumem compare`.
 
     Of a single file all rows count, also throttled ones and those of failed tests: their fault may be the cause.
-    Raises `ExplainError`: there is no file, or one that cannot be used.
+    Raises `UserError`: there is no file, or one that cannot be used.
     """
-    try:
-        found = side(given)
-    except ResultsError as error:
-        raise ExplainError(str(error)) from None
+    found = side(given)
     profiles = [one for file in found.files for one in _profiles(file.path)]
     counted, traced = ({one.key: one for one in profiles if (one.tool == "nsys") is traced} for traced in (False, True))
     if len(found.files) == 1 and "gpumem" in (plain := json.loads(found.files[0].path.read_bytes())):
@@ -195,7 +183,7 @@ def load(given: str) -> SideEvidence:
         tests = {row.key: (row.nodeid, row.label) for row in results.rows}
         return SideEvidence(given, results.device, measured, tests, counted, traced, footprints=footprints_of(results.rows))
     if len(found.devices) != 1:
-        raise ExplainError(f"{given}: holds results of {len(found.devices)} devices; accepted are those of one")
+        raise UserError(f"{given}: holds results of {len(found.devices)} devices; accepted are those of one")
     (facts,) = found.devices.values()
     measured = {key: merged(rows) for key, rows in found.rows.items()}
     tests = {key: (rows[-1].nodeid, rows[-1].label) for key, rows in found.rows.items()}
@@ -214,7 +202,7 @@ def _profiles(path: Path) -> tuple[TestProfile, ...]:
     try:
         return profiles_from_json(plain["profiles"])
     except SchemaError as error:
-        raise ExplainError(f"{path}: $.profiles{str(error).removeprefix('$')}") from None
+        raise UserError(f"{path}: $.profiles{str(error).removeprefix('$')}") from None
 
 
 def to_json(one: SideEvidence, keys: Sequence[str], *, utc: str) -> dict[str, Any]:

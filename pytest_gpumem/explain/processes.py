@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from pytest_gpumem.explain.evidence import ExplainError, NothingMeasured, SideEvidence, footprints_of, together
+from pytest_gpumem.explain.evidence import SideEvidence, footprints_of, together
 from pytest_gpumem.nsight import tools
 from pytest_gpumem.nsight.counting import under_ncu
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS
 from pytest_gpumem.nsight.profile import results_of, under_tool
 from pytest_gpumem.nsight.reading import by_row, read
 from pytest_gpumem.nsight.recording import BadReport
+from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.runs import DuetError, child
+from pytest_gpumem.runs import child
 from pytest_gpumem.runs.workers import BASE, HEAD, Workers, environment_of, turns, with_medians
 from pytest_gpumem.runs.worktree import Side as Tree
 
@@ -57,7 +58,7 @@ def trace_needed(measured: Iterable[Measurement]) -> bool:
 
 def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]:
     """Run one side under Nsight Systems: kernels and copies of its measured launches, by row key.
-    Raises `NothingRecorded`: nsys is missing, or wrote no report that can be read.
+    Raises `NoAnswer`: nsys is missing, or wrote no report that can be read.
     """
     program = tools.find(tools.NSYS, run.environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
@@ -71,16 +72,16 @@ def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]
         try:
             found = by_row(read(report, run.environment), rows)
         except BadReport as error:
-            raise tools.NothingRecorded(problem or str(error)) from None
+            raise NoAnswer(problem or str(error)) from None
     if not found:
-        raise tools.NothingRecorded(problem or "nsys recorded nothing in a measured launch of these tests")
+        raise NoAnswer(problem or "nsys recorded nothing in a measured launch of these tests")
     return found
 
 
 def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> Mapping[str, TestProfile]:
     """Run one side under Nsight Compute: counters of its measured launches, by row key.
     `hot`: all of them are measured hot.
-    Raises `NothingRecorded`: ncu is missing, may not count, or saw no kernel.
+    Raises `NoAnswer`: ncu is missing, may not count, or saw no kernel.
     """
     metrics = [metric for metric in PROFILE_METRICS if metric not in tools.TRAFFIC_METRICS]
     # If ncu refuses the metrics of accesses, sectors per request alone tell the access pattern.
@@ -104,7 +105,6 @@ class ExplainRequest:
     pairs: int  # processes of each side
     counters: bool  # run both sides under ncu too
     traces: bool | None = None  # run both sides under nsys too; None: if CUPTI could not watch
-    seed: int = 0  # of the order of base and head
     tree: Tree | None = None  # as of `Workers`
 
 
@@ -112,14 +112,11 @@ def measure_sides(
     base: Tree, head: Tree, request: ExplainRequest, environment: Mapping[str, str], echo: Echo
 ) -> tuple[SideEvidence, SideEvidence]:
     """Measure both sides.
-    Raises `ExplainError`: pytest did not accept its arguments or the device.
-    Raises `NothingMeasured`: a side measured none of the tests.
+    Raises `UserError`: pytest did not accept its arguments or the device.
+    Raises `NoAnswer`: a side measured none of the tests.
     """
     trees = {BASE: base, HEAD: head}
-    try:
-        rows, facts = _processes(trees, request, environment, echo)
-    except DuetError as error:
-        raise ExplainError(str(error)) from None
+    rows, facts = _processes(trees, request, environment, echo)
 
     def side(name: str, other: str) -> SideEvidence:
         return _side(trees[name], trees[other], request, rows[name], facts[name], environment, echo)
@@ -137,15 +134,15 @@ def _processes(
     rows: dict[str, list[Row]] = {BASE: [], HEAD: []}
     outcomes: dict[str, Mapping[str, tuple[str, str]]] = {}
     facts: dict[str, DeviceFacts] = {}
-    schedule = list(islice(turns(request.seed), 2 * request.pairs))
+    schedule = list(islice(turns(0), 2 * request.pairs))
     try:
         for number, turn in enumerate(schedule):
             process = workers.run(schedule[number:], request.tests or None, 1)
             if process.error is not None:
-                raise NothingMeasured(f"{turn.side} ({trees[turn.side].title}) crashed: {process.error}")
+                raise NoAnswer(f"{turn.side} ({trees[turn.side].title}) crashed: {process.error}")
             if not process.rows and not process.outcomes:
                 # The next processes of this side would find no more.
-                raise NothingMeasured(f"{turn.side} ({trees[turn.side].title}) measured nothing: {_no_tests(request.tests)}")
+                raise NoAnswer(f"{turn.side} ({trees[turn.side].title}) measured nothing: {_no_tests(request.tests)}")
             if process.device is not None:
                 facts[turn.side] = process.device
             rows[turn.side] += process.rows
@@ -166,9 +163,7 @@ def _check_first_pair(
     without = [side for side in (BASE, HEAD) if all(row.measurement is None and row.footprint is None for row in rows[side])]
     if without:
         names = " and ".join(f"{side} ({trees[side].title})" for side in without)
-        raise NothingMeasured(
-            f"{names} measured nothing: {_summary(outcomes[side] for side in without) or 'no test reached a measurement'}"
-        )
+        raise NoAnswer(f"{names} measured nothing: {_summary(outcomes[side] for side in without) or 'no test reached a measurement'}")
 
 
 def _summary(outcomes: Iterator[Mapping[str, tuple[str, str]]]) -> str:
@@ -195,7 +190,7 @@ def _no_tests(tests: Sequence[str]) -> str:
 
 
 def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, str], echo: Echo) -> SideEvidence:
-    """Measure head alone, for a base that was measured before. Raises `NothingMeasured`: it measured none of the tests."""
+    """Measure head alone, for a base that was measured before. Raises `NoAnswer`: it measured none of the tests."""
     rows: list[Row] = []
     run = SideRun(tree, tree, (*WATCH, *request.arguments), request.tests, environment)
     for number in range(request.pairs):
@@ -204,12 +199,12 @@ def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, 
             finished = child.run(run.command(results), run.variables, echo, folder=tree.folder)
             try:
                 found = results_of(results, finished)
-            except tools.NothingRecorded as reason:
-                raise NothingMeasured(f"{HEAD}: {reason}") from None
+            except NoAnswer as reason:
+                raise NoAnswer(f"{HEAD}: {reason}") from None
         rows += [with_medians(row) for row in found.rows if row.measurement is not None or row.footprint is not None]
         echo(f"gpumem: process {number + 1} of {request.pairs}, {HEAD}")
         if not rows:
-            raise NothingMeasured(f"{HEAD} ({tree.title}) measured nothing: its tests skipped or failed; the output of pytest is above")
+            raise NoAnswer(f"{HEAD} ({tree.title}) measured nothing: its tests skipped or failed; the output of pytest is above")
     return _side(tree, tree, request, rows, found.device, environment, echo)
 
 
@@ -229,12 +224,12 @@ def _side(
     try:
         if request.counters and not facts.simulated:
             profiles = count(run, echo, hot=all(one.mode == "hot" for one in measured.values()))
-    except tools.NothingRecorded as reason:
+    except NoAnswer as reason:
         notes.append(str(reason))
     try:
         if request.traces or (request.traces is None and not facts.simulated and trace_needed(measured.values())):
             traces = trace(run, echo)
-    except tools.NothingRecorded as reason:
+    except NoAnswer as reason:
         notes.append(str(reason))
     tests = {row.key: (row.nodeid, row.label) for row in rows}
     return SideEvidence(tree.title, facts, measured, tests, profiles, traces, tuple(notes), footprints_of(rows))

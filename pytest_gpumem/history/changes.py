@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_gpumem.history.data import MissingLibrary
+from pytest_gpumem.outcomes import UserError
 
 Floats = NDArray[np.float64]
 
@@ -91,7 +91,7 @@ def steps(runs: Sequence[NDArray[np.int32]], values: Sequence[Floats], count: in
         For each test its changes, in order.
 
     Raises:
-        MissingLibrary: there are tests to look at closely, and ruptures is not installed.
+        UserError: there are tests to look at closely, and ruptures is not installed.
     """
     if not count:
         return [[] for _ in runs]
@@ -304,5 +304,5 @@ def _library() -> Any:
     try:
         import ruptures
     except ImportError:
-        raise MissingLibrary("change points need ruptures; pip install 'pytest-gpumem[history]' brings it") from None
+        raise UserError("change points need ruptures; pip install 'pytest-gpumem[history]' brings it") from None
     return ruptures

@@ -65,7 +65,3 @@ class History:
     runs: tuple[Run, ...]  # oldest first
     series: tuple[Series, ...]
     changes: tuple[Change, ...]  # by series, then by run
-
-
-class MissingLibrary(Exception):
-    """A package of an extra is not installed; the message has its name, and the command that installs it."""

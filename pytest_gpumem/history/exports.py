@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pytest_gpumem.history.data import Change, History, MissingLibrary, Run, Series
+from pytest_gpumem.history.data import Change, History, Run, Series
+from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.exports import bmf as bmf_text
 from pytest_gpumem.reporting.exports import written
@@ -50,12 +51,12 @@ def _changes(history: History) -> Mapping[int, list[Change]]:
 
 
 def parquet(history: History) -> memoryview:
-    """The same lines as an Apache Parquet file. Raises `MissingLibrary`: pyarrow is not installed."""
+    """The same lines as an Apache Parquet file. Raises `UserError`: pyarrow is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise MissingLibrary("Parquet needs pyarrow; pip install 'pytest-gpumem[parquet]' brings it") from None
+        raise UserError("Parquet needs pyarrow; pip install 'pytest-gpumem[parquet]' brings it") from None
     text, flag = pyarrow.dictionary(pyarrow.int32(), pyarrow.string()), pyarrow.bool_()
     kinds = {"time": pyarrow.timestamp("s", "UTC"), "simulated": flag, "accepted": flag, "value": pyarrow.float64()}
     kinds |= {"change": pyarrow.float64(), "change_accepted": flag}

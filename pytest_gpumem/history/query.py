@@ -33,7 +33,7 @@ def history(where: str | Path | Storage, *, card: str | None = None, test: str |
 
     Raises:
         BaselineError: the place cannot be reached, or a file of it cannot be read.
-        MissingLibrary: there may be changes, and ruptures is not installed.
+        UserError: there may be changes, and ruptures is not installed.
     """
     place = storage(where)
     keys = sorted({*place.devices(), *place.recorded().devices()})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpumem import units
+from pytest_gpumem.outcomes import UserError
 
 TABLE = "tool.gpumem.code"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")  # compiled for by default: of A100, H100 and H200, and B200
@@ -17,7 +18,7 @@ FIGURES = ("registers", "spill", "shared", "code", "sectors")
 IN_BYTES = ("spill", "shared", "code")  # those in bytes
 
 
-class BadDeclaration(ValueError):
+class BadDeclaration(UserError):
     """The declaration cannot be used. The message is one line with the place, the value and what is accepted."""
 
 

@@ -14,13 +14,11 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.traffic import account
 from pytest_gpumem.nsight.ncu import L2_HIT_RATE, SECTORS_PER_LOAD, read_csv
-from pytest_gpumem.nsight.profile import CallError as CallError
 from pytest_gpumem.nsight.profile import gpu, named_device, results_of, under_tool
 from pytest_gpumem.nsight.reading import by_row
 from pytest_gpumem.nsight.recording import BadReport
 from pytest_gpumem.nsight.tools import NCU, NO_KERNEL, counting_command, find, lacks_metric, ncu_trouble
-from pytest_gpumem.nsight.tools import NothingRecorded as NothingRecorded
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
 from pytest_gpumem.records.profile import TestProfile
@@ -63,7 +61,7 @@ def under_ncu(
     `optional`: further metrics, which are left out if ncu refuses one because this GPU does not have it.
     `hot`: leave the caches alone. Otherwise ncu empties them before every kernel.
     Raises `ToolMissing`: Nsight Compute is not installed.
-    Raises `NothingRecorded`: it ran and counted nothing.
+    Raises `NoAnswer`: it ran and counted nothing.
     """
     program = find(NCU, environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
@@ -80,15 +78,15 @@ def under_ncu(
         problem = ncu_trouble(page) or ncu_trouble(finished.output)
         document = results_of(results, finished, problem=problem, under=NCU.program)
     if document.device.simulated:
-        raise NothingRecorded(f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU")
+        raise NoAnswer(f"{document.device.name} is a simulated device: it has no counters, so there is nothing to count; use a GPU")
     if not any(row.measurement is not None for row in document.rows):
-        raise NothingRecorded(problem or "pytest measured nothing; its output is above")
+        raise NoAnswer(problem or "pytest measured nothing; its output is above")
     try:
         profiles = by_row(read_csv(page), document.rows) if '"ID"' in page else {}
     except BadReport as error:
-        raise NothingRecorded(problem or str(error)) from None
+        raise NoAnswer(problem or str(error)) from None
     if not profiles:
-        raise NothingRecorded(problem or NO_KERNEL)
+        raise NoAnswer(problem or NO_KERNEL)
     return CountedRun(document.device, document.rows, profiles, command)
 
 
@@ -97,9 +95,9 @@ def count(
 ) -> CountedRun:
     """Run pytest under Nsight Compute; the rows of measurements with kernels have their `counted`.
     `tests`: node ids; empty for all tests that the arguments select.
-    Raises `CallError`: --benchmark-json, the simulated device, or arguments that pytest does not accept.
+    Raises `UserError`: --benchmark-json, the simulated device, or arguments that pytest does not accept.
     Raises `ToolMissing`: Nsight Compute is not installed.
-    Raises `NothingRecorded`: it ran and counted nothing, or no DRAM bytes of a kernel.
+    Raises `NoAnswer`: it ran and counted nothing, or no DRAM bytes of a kernel.
     """
     _check(arguments, environment)
 
@@ -110,7 +108,7 @@ def count(
         echo(f"gpumem: {child.shown(command)}")
         finished = under_tool(command, child.for_a_part(environment), echo)
         if finished.exit_code == Exit.USAGE:
-            raise CallError("pytest did not accept its arguments or the device; its output is above")
+            raise UserError("pytest did not accept its arguments or the device; its output is above")
         return finished
 
     found = under_ncu(pytest_command, environment, run, metrics=(L2_HIT_RATE, SECTORS_PER_LOAD))
@@ -123,9 +121,9 @@ def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     # A device in an ini file gives way to a GPU; one that the call names does not.
     device, written = named_device(arguments, environment) or ("cuda", "")
     if device.startswith("sim"):
-        raise CallError(f"{written}: the simulated device has no counters, so there is nothing to count; use a GPU")
+        raise UserError(f"{written}: the simulated device has no counters, so there is nothing to count; use a GPU")
     if any(argument.partition("=")[0] == "--benchmark-json" for argument in arguments):
-        raise CallError("--benchmark-json among pytest's arguments: gpumem traffic needs this option itself; --json FILE writes the counts")
+        raise UserError("--benchmark-json among pytest's arguments: gpumem traffic needs this option itself; --json FILE writes the counts")
 
 
 def _with_count(row: Row, profile: TestProfile | None, source: str) -> Row:
@@ -138,7 +136,7 @@ def _with_count(row: Row, profile: TestProfile | None, source: str) -> Row:
 def counted(profile: TestProfile, source: str) -> Counted:
     """The traffic of one launch: the mean over several, of any kernels each.
     `source`: the tool and the day.
-    Raises `NothingRecorded`: a kernel's DRAM bytes are missing.
+    Raises `NoAnswer`: a kernel's DRAM bytes are missing.
     """
     kernels, launches = profile.kernels, profile.launches or 1
 
@@ -151,7 +149,7 @@ def counted(profile: TestProfile, source: str) -> Counted:
 
     for kernel in kernels:
         if kernel.dram_read is None or kernel.dram_written is None:
-            raise NothingRecorded(f"ncu counted no DRAM bytes of {kernel.name}: this GPU has no such counter, or another tool holds it")
+            raise NoAnswer(f"ncu counted no DRAM bytes of {kernel.name}: this GPU has no such counter, or another tool holds it")
     return Counted(
         reads=mean("dram_read") or 0,
         writes=mean("dram_written") or 0,

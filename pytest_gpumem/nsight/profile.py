@@ -13,17 +13,13 @@ from typing import Any
 
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.nsight import tools
-from pytest_gpumem.outcomes import Exit
+from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.schema import Document
 from pytest_gpumem.result_files import FileError, load
 from pytest_gpumem.runs import child
 
 WHOLE_RUN = "gpumem"  # default name of a report of several tests
-
-
-class CallError(Exception):
-    """A call that cannot be carried out: one line with its fault."""
 
 
 # The tests
@@ -44,11 +40,11 @@ def select(
 ) -> tuple[SelectedTest, ...]:
     """The tests that pytest would run, in its order. A process of its own collects them, without a device.
     `tests`: node ids, as on its command line; empty for all that the arguments select.
-    Raises `CallError`: pytest does not accept its arguments, a module cannot be imported, or no test is selected.
+    Raises `UserError`: pytest does not accept its arguments, a module cannot be imported, or no test is selected.
     """
     for test in tests:
         if test.startswith("-"):
-            raise CallError(f"--test takes a pytest node id such as tests/test_table.py::test_lookup, not {test!r}")
+            raise UserError(f"--test takes a pytest node id such as tests/test_table.py::test_lookup, not {test!r}")
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         file = Path(folder, "ranges.json")
         command = child.pytest_command(arguments, options=["--collect-only", "-q", f"--gpumem-ranges-file={file}"], tests=tests)
@@ -57,11 +53,11 @@ def select(
     if done.exit_code not in (Exit.FINE, Exit.NO_TESTS):
         for line in done.output.splitlines():
             echo(line)
-        raise CallError(f"pytest could not collect the tests ({done.how}); its output is above")
+        raise UserError(f"pytest could not collect the tests ({done.how}); its output is above")
     found = tuple(SelectedTest(**one) for one in plain)
     if not found:
         chosen = " ".join([*arguments, *tests])
-        raise CallError(f"no test is selected by {chosen!r}" if chosen else "no test is selected: pytest found none here")
+        raise UserError(f"no test is selected by {chosen!r}" if chosen else "no test is selected: pytest found none here")
     return found
 
 
@@ -106,25 +102,25 @@ def gpu(environment: Mapping[str, str]) -> list[str]:
 def under_tool(
     command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], folder: Path | None = None
 ) -> child.Finished:
-    """Run pytest under a tool. Raises `NothingRecorded`: it cannot be started."""
+    """Run pytest under a tool. Raises `NoAnswer`: it cannot be started."""
     try:
         return child.run(command, environment, echo, folder=folder)
     except OSError as error:
-        raise tools.NothingRecorded(f"{command[0]} cannot be started: {error}") from None
+        raise NoAnswer(f"{command[0]} cannot be started: {error}") from None
 
 
 def results_of(results: Path, finished: child.Finished, *, problem: str | None = None, under: str = "") -> Document:
-    """The results of a child, whose file is `results`. Raises `NothingRecorded`: there are none.
+    """The results of a child, whose file is `results`. Raises `NoAnswer`: there are none.
     `problem`: the cause in the tool's output, if there is one.
     `under`: the tool, for the message; empty without one.
     """
     try:
         found = load(results) if results.exists() else None
     except FileError as error:
-        raise tools.NothingRecorded(problem or f"pytest's results cannot be read: {error}") from None
+        raise NoAnswer(problem or f"pytest's results cannot be read: {error}") from None
     if found is None:
         where = f" under {under}" if under else ""
-        raise tools.NothingRecorded(problem or f"pytest measured nothing{where} ({finished.how}); its output is above")
+        raise NoAnswer(problem or f"pytest measured nothing{where} ({finished.how}); its output is above")
     return found
 
 
@@ -161,9 +157,9 @@ class ProfileReport:
 def profiled(request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object]) -> ProfileReport:
     """Trace a test run with Nsight Systems: the range of a single selected test, else the whole run. Or profile its measured launches
     with Nsight Compute.
-    Raises `CallError`: the run cannot be profiled, or the report exists.
+    Raises `UserError`: the run cannot be profiled, or the report exists.
     Raises `ToolMissing`: the tool is not installed or too old.
-    Raises `NothingRecorded`: it ran and wrote no report.
+    Raises `NoAnswer`: it ran and wrote no report.
     """
     tool = request.tool
     _check(request, environment)
@@ -187,7 +183,7 @@ def profiled(request: ProfileRequest, environment: Mapping[str, str], echo: Call
     echo(f"gpumem: {child.shown(command)}")
     finished = under_tool(command, child.for_a_part(environment), echo)
     if finished.exit_code == Exit.USAGE:
-        raise CallError("pytest did not accept its arguments or the device; its output is above")
+        raise UserError("pytest did not accept its arguments or the device; its output is above")
     if written.anew and not file.stat().st_size:
         file.unlink()  # so that the next call need not replace it
     if not written.anew:
@@ -196,7 +192,7 @@ def profiled(request: ProfileRequest, environment: Mapping[str, str], echo: Call
             cause = tools.nsys_trouble(output, file, only, collected=collected.anew)
         else:
             cause = tools.ncu_trouble(output) or (tools.NO_KERNEL if "No kernels were profiled" in output else None)
-        raise tools.NothingRecorded(cause or f"{tool.program} wrote no report ({finished.how}); its output is above")
+        raise NoAnswer(cause or f"{tool.program} wrote no report ({finished.how}); its output is above")
     return ProfileReport(file, program, version, tuple(command), tests, finished.exit_code)
 
 
@@ -206,9 +202,9 @@ def _with_ending(file: Path, ending: str) -> Path:
 
 def _check_file(file: Path, overwrite: bool) -> None:
     if (why := unwritable(file)) is not None:
-        raise CallError(f"-o: {file}: {why}")
+        raise UserError(f"-o: {file}: {why}")
     if file.exists() and not overwrite:
-        raise CallError(f"{file} exists already; --force-overwrite replaces it, -o FILE writes another")
+        raise UserError(f"{file} exists already; --force-overwrite replaces it, -o FILE writes another")
 
 
 class _Watched:
@@ -235,14 +231,14 @@ def _check(request: ProfileRequest, environment: Mapping[str, str]) -> None:
     """Refuse calls that cannot give a report, before anything runs."""
     for argument in request.arguments:
         if argument in ("--collect-only", "--co"):
-            raise CallError(f"{argument} among pytest's arguments: no test would run; `gpumem ranges` only collects")
+            raise UserError(f"{argument} among pytest's arguments: no test would run; `gpumem ranges` only collects")
     # A device in an ini file gives way to a GPU; one that the call names does not.
     device, written = named_device(request.arguments, environment) or ("cuda", "")
     if device.startswith("sim"):
-        raise CallError(f"{written}: Nsight sees nothing of the simulated device; use a GPU")
+        raise UserError(f"{written}: Nsight sees nothing of the simulated device; use a GPU")
     if written.startswith("--") and not device.startswith("cuda"):
-        raise CallError(f"{written}: Nsight needs a GPU; accepted are cuda and cuda:N")
+        raise UserError(f"{written}: Nsight needs a GPU; accepted are cuda and cuda:N")
     if importlib.util.find_spec("nvtx") is None:
-        raise CallError(f"the package nvtx is not installed for {sys.executable}: the tests would have no ranges; pip install nvtx")
+        raise UserError(f"the package nvtx is not installed for {sys.executable}: the tests would have no ranges; pip install nvtx")
     if environment.get("NVTX_DISABLE"):
-        raise CallError(f"NVTX_DISABLE={environment['NVTX_DISABLE']!r} is set: the tests would have no ranges; unset it")
+        raise UserError(f"NVTX_DISABLE={environment['NVTX_DISABLE']!r} is set: the tests would have no ranges; unset it")

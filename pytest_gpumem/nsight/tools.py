@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.ranges import DOMAIN, MEASURE, phase
 
 NCU_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*")
@@ -29,11 +30,7 @@ NSYS_FOLDERS = (
 ANSWER_LIMIT = 60.0  # seconds that a tool has to print its version
 
 
-class NothingRecorded(Exception):
-    """A tool, or pytest under it, recorded nothing: one line with the cause and the remedy."""
-
-
-class ToolMissing(NothingRecorded):
+class ToolMissing(NoAnswer):
     """A tool is not installed, too old, or not where a variable says: one line with the remedy."""
 
 

@@ -199,7 +199,6 @@ class Asked:
     journal: Path  # folder
     environment: Mapping[str, str]
     rounds_max: int  # pairs of a duet at most
-    seed: int
     identity: Mapping[str, Any]  # a journal that was measured under other values is refused
 
 
@@ -304,8 +303,6 @@ class Commits:
         stem = f"{name}{self._line[base].short}-{self._line[head].short}"
         with self._journal(stem) as journal, self._progress() as show:
             try:
-                # Another order of base and head in every duet.
-                seed = self._asked.seed + int(self._line[head].id[:6], 16)
                 duet = Duet(
                     sides,
                     workers,
@@ -313,7 +310,7 @@ class Commits:
                     wanted,
                     max_regression=max_regression,
                     rounds_max=self._asked.rounds_max,
-                    seed=seed,
+                    seed=int(self._line[head].id[:6], 16),  # another order of base and head in every duet
                     on_progress=show,
                     judge=judge,
                 )

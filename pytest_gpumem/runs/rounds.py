@@ -120,13 +120,14 @@ class Duet:
         *,
         max_regression: str | None,
         rounds_max: int,
-        seed: int,
+        seed: int = 0,
         on_progress: Callable[[Progress], object],
         judge: Judge = judge_pairs,
     ) -> None:
         """Nothing is run yet.
         `journal`: gives finished processes and gets new ones.
         `max_regression`: allowed slow-down of all of them, as written; None: each test's own, else 1 %.
+        `seed`: of the order of base and head.
         `judge`: judges the pairs after every round.
         Raises `DuetError`: the journal cannot be read.
         """

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.screen import Family
-from pytest_gpumem.outcomes import Exit, Outcome
+from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.records.row import LOST, Missing, Row, Verdict
 from pytest_gpumem.records.schema import SWEEPS_KEY, Document, SchemaError, document, from_plain
 from pytest_gpumem.reporting.concerns import Place
 from pytest_gpumem.reporting.row_facts import failure_text
-from pytest_gpumem.result_files import Results, ResultsError, load_results
+from pytest_gpumem.result_files import Results, load_results
 from pytest_gpumem.settings import Role, of_role
 
 KEY = "gpumem_shard"  # key of a shard in the file of its results
@@ -101,7 +101,7 @@ class Merged:
 
 def merged(paths: Sequence[Path]) -> Merged:
     """Read the results of all shards of one run, and judge its rows as those of one suite.
-    Raises `ResultsError`: a file cannot be read or is of no shard; a shard is missing or there twice; the shards are of different code,
+    Raises `UserError`: a file cannot be read or is of no shard; a shard is missing or there twice; the shards are of different code,
     cards, settings or tests.
     """
     files = sorted((_read(path) for path in paths), key=lambda one: one.shard.index)
@@ -181,22 +181,22 @@ class _File(NamedTuple):
 def _read(path: Path) -> _File:
     results = load_results(path)
     if not isinstance(results.value.get(KEY), dict):
-        raise ResultsError(f"{path}: of no shard; pytest --gpumem --gpumem-shard I/N --benchmark-json=FILE writes them")
+        raise UserError(f"{path}: of no shard; pytest --gpumem --gpumem-shard I/N --benchmark-json=FILE writes them")
     try:
         return _File(results, from_plain(results.value[KEY], Shard, f"$.{KEY}"))
     except (SchemaError, RecursionError) as error:
-        raise ResultsError(f"{path}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
 
 
 def _refuse_others(files: Sequence[_File]) -> None:
-    """Raises `ResultsError`: they are not all the shards of one run."""
+    """Raises `UserError`: they are not all the shards of one run."""
     if not files:
-        raise ResultsError("there are no results of shards")
+        raise UserError("there are no results of shards")
     first = files[0]
     seen: dict[int, _File] = {}
     for one in files:
         if one.shard.index in seen:
-            raise ResultsError(f"{one.results.path}: shard {one.shard.index}, as {seen[one.shard.index].results.path} is")
+            raise UserError(f"{one.results.path}: shard {one.shard.index}, as {seen[one.shard.index].results.path} is")
         seen[one.shard.index] = one
         for what, mine, theirs in (
             ("shards", one.shard.count, first.shard.count),
@@ -205,14 +205,14 @@ def _refuse_others(files: Sequence[_File]) -> None:
             *((f"--gpumem-{name.replace('_', '-')}", *pair) for name, pair in _settings(one, first).items()),
         ):
             if mine != theirs:
-                raise ResultsError(
+                raise UserError(
                     f"{one.results.path}: {what} {mine}, {first.results.path}: {what} {theirs}; the shards of one run have the same"
                 )
     if missing := [str(index) for index in range(1, first.shard.count + 1) if index not in seen]:
-        raise ResultsError(f"shard {', '.join(missing)} of {first.shard.count} is missing; nothing can be said of its tests")
+        raise UserError(f"shard {', '.join(missing)} of {first.shard.count} is missing; nothing can be said of its tests")
     names = [test.nodeid for one in files for test in one.shard.tests]
     if len(names) != len(set(names)) or any(one.shard.collected != digest(names) for one in files):
-        raise ResultsError(
+        raise UserError(
             "the shards do not make up one suite: they collected other tests, or their baseline changed while they began; "
             "run all of them again"
         )
@@ -230,7 +230,7 @@ def _withheld(files: Sequence[_File]) -> dict[str, Verdict]:
             try:
                 found[key] = from_plain(verdict, Verdict, f"$.{KEY}.withheld")
             except SchemaError as error:
-                raise ResultsError(f"{one.results.path}: {error}") from None
+                raise UserError(f"{one.results.path}: {error}") from None
     return found
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("free_gpu")
 
 
 def test_a_card_of_a_data_centre_is_within_its_datasheet_and_healthy(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "card", "--device", "cuda:0", "--json"]
+    command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "card", "--device", "cuda:0", "--json", "-"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode in (Exit.FINE, Exit.FAILED), done.stderr
     report = json.loads(done.stdout)

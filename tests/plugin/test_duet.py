@@ -165,8 +165,8 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     # A journal that is complete gives its verdict again; that of other arguments is refused.
     again = project.duet(*asked)
     assert "16 of them from the journal" in again.stdout
-    other = project.duet(*asked[:-2], "--seed", "1")
-    assert f"journal {journal} is of other arguments: seed was 0 and is now 1" in complaint(other)
+    other = project.duet(*asked[:-2], "--max-regression", "3%")
+    assert f'journal {journal} is of other arguments: max_regression was missing and is now "3%"' in complaint(other)
     project.write("kern.py", "NBYTES = 1 << 20\n")
     assert "of other arguments: head was" in complaint(project.duet(*asked))
 
@@ -211,8 +211,8 @@ def test_what_cannot_be_played_is_one_line(project: Project) -> None:
     assert "-n4 among pytest's arguments: a duet measures one process at a time" in complaint(refused("main", "--", "-n4"))
     assert "--benchmark-json=x among" in complaint(refused("main", "--", "--benchmark-json=x"))
     assert "--json: none/x: there is no folder" in complaint(refused("main", "--json", "none/x"))
-    assert "--flagged none: No such file" in complaint(refused("main", "--flagged", "none"))
-    assert "--flagged pytest.ini: " in complaint(refused("main", "--flagged", "pytest.ini"))
+    assert "--flagged: none: No such file" in complaint(refused("main", "--flagged", "none"))
+    assert "--flagged: pytest.ini: " in complaint(refused("main", "--flagged", "pytest.ini"))
     assert "pytest ended with 4: " in complaint(project.duet("main", "--", "--no-such-option"))
     assert (project.worktrees, project.left()) == (1, [])
 

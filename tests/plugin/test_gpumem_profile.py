@@ -77,7 +77,7 @@ def test_one_test_is_recorded_by_its_range_and_no_other_runs(gpumem_command: Run
     assert "1 passed, 2 deselected" in done.stderr
     again = gpumem_command("profile", "nsys", "-o", "test_copy_2.nsys-rep")
     assert again.returncode == 4
-    assert again.stderr.startswith("gpumem: test_copy_2.nsys-rep exists already; --force-overwrite replaces it, -o FILE writes another.")
+    assert again.stderr.startswith("gpumem: test_copy_2.nsys-rep exists already; --force-overwrite replaces it, -o FILE writes another")
 
 
 def test_ncu_is_shown_the_measured_launches_of_the_chosen_tests(gpumem_command: Run, pytester: pytest.Pytester) -> None:
@@ -98,7 +98,7 @@ def test_ncu_is_shown_the_measured_launches_of_the_chosen_tests(gpumem_command: 
 
 
 def test_ranges_are_said_without_a_device(gpumem_command: Run) -> None:
-    done = gpumem_command("ranges", "--json", "--", "-k", "2 or other", "--gpumem-device", "cuda", CUDA_VISIBLE_DEVICES="")
+    done = gpumem_command("ranges", "--json", "-", "--", "-k", "2 or other", "--gpumem-device", "cuda", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     found = {one["nodeid"]: one for one in json.loads(done.stdout)}
     assert list(found) == ["test_suite.py::test_copy[2]", "test_suite.py::test_other"]
@@ -107,4 +107,4 @@ def test_ranges_are_said_without_a_device(gpumem_command: Run) -> None:
     assert "--nvtx-capture=test_other@gpumem" in found["test_suite.py::test_other"]["filters"]["nsys"]
     none = gpumem_command("ranges", "--", "-k", "nothing")
     assert none.returncode == 4
-    assert none.stderr.startswith("gpumem: no test is selected by '-k nothing'.")
+    assert none.stderr.startswith("gpumem: no test is selected by '-k nothing'")

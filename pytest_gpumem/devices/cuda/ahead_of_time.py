@@ -12,13 +12,14 @@ from typing import Any
 
 from pytest_gpumem.kernels.cubin import Cubin
 from pytest_gpumem.kernels.warp_requests import Requests, requests
+from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.records.what_ran import CompiledKernel
 
 _NEEDS = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime, or pytest-gpumem[cuda13]"
 _NONE = Requests(None, 0)
 
 
-class CompilerMissing(Exception):
+class CompilerMissing(NoAnswer):
     """NVRTC or Triton is not installed, or cannot be loaded. The message is one line with the remedy."""
 
 

@@ -58,7 +58,7 @@ def findings(result: Result) -> dict[str, str]:
 
 
 def test_a_sound_card_is_healthy_and_its_figures_are_those_of_its_datasheet(card: Card) -> None:
-    result = card("--json")
+    result = card("--json", "-")
     assert result.exit_code == Exit.FINE
     assert findings(result) == {}
     report = json.loads(result.output)
@@ -112,7 +112,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_and_nothing_else(card: Card, fault: str) -> None:
     sheet, check, words = FAULTS[fault]
-    result = card("--json", "--quick", sheet=sheet)
+    result = card("--json", "-", "--quick", sheet=sheet)
     assert result.exit_code == Exit.FAILED
     found = findings(result)
     assert list(found) == [check]
@@ -134,10 +134,10 @@ def save(place: Path, sheet: Datasheet, uuid: str | None) -> None:
 def test_a_card_that_became_slower_than_its_own_runs_ages(card: Card, tmp_path: Path) -> None:
     for _ in range(3):
         save(tmp_path / "store", SOUND, None)
-    sound = card("--json", "--quick", "--baseline", "store")
+    sound = card("--json", "-", "--quick", "--baseline", "store")
     assert findings(sound) == {}
     assert "3 earlier processes" in sound.output or "1 earlier process" in sound.output
-    found = findings(card("--json", "--quick", "--baseline", "store", sheet=SLOW_DRAM))
+    found = findings(card("--json", "-", "--quick", "--baseline", "store", sheet=SLOW_DRAM))
     assert "its own history" in found["ageing"]
     assert "a read of DRAM" in found["ageing"]
 
@@ -145,8 +145,8 @@ def test_a_card_that_became_slower_than_its_own_runs_ages(card: Card, tmp_path: 
 def test_runs_of_other_cards_in_the_store_are_others_of_the_model(card: Card, tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "store", SOUND, f"GPU-{number}")
-    assert findings(card("--json", "--quick", "--baseline", "store")) == {}
-    found = findings(card("--json", "--quick", "--baseline", "store", sheet=SLOW_DRAM))
+    assert findings(card("--json", "-", "--quick", "--baseline", "store")) == {}
+    found = findings(card("--json", "-", "--quick", "--baseline", "store", sheet=SLOW_DRAM))
     assert list(found) == ["like its model"]
     assert "other cards of the store" in found["like its model"]
 

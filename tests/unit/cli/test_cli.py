@@ -27,7 +27,7 @@ def test_doctor_on_a_simulated_only_machine_exits_with_0_and_says_so() -> None:
 
 
 def test_doctor_as_json() -> None:
-    result = CliRunner().invoke(main, ["doctor", "--json"])
+    result = CliRunner().invoke(main, ["doctor", "--json", "-"])
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
         "schema": 2,

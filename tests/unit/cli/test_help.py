@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from pytest_gpumem.baselines.storage import BaselineError
 from pytest_gpumem.cli import TASKS, main
 from pytest_gpumem.commands.doctor import VARIABLE
+from pytest_gpumem.outcomes import NoAnswer, UserError
+from pytest_gpumem.revisions import RevisionError
+from pytest_gpumem.units import QuantityError
 
 
 def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -93,13 +99,24 @@ def test_the_scripts_are_ones_that_the_shell_reads() -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_an_error_is_one_line_whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("error", "code"), [(UserError, 4), (QuantityError, 4), (RevisionError, 4), (BaselineError, 4), (NoAnswer, 6)])
+def test_an_error_is_one_line_whatever_it_says(monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: int) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise click.ClickException("first\nsecond")
+        raise error("first\nsecond \x1b[2J")
 
     monkeypatch.setattr(main.commands["schema"], "callback", fail)
     result = CliRunner().invoke(main, ["schema"])
-    assert (result.exit_code, result.stderr) == (4, "gpumem: first second\n")
+    assert (result.exit_code, result.stderr) == (code, "gpumem: first second \\x1b[2J\n")
+
+
+def test_a_dash_puts_one_file_on_standard_output_in_place_of_the_text(tmp_path: Path) -> None:
+    text = CliRunner().invoke(main, ["doctor", "--json", str(tmp_path / "machine.json")])
+    assert text.stdout.splitlines()[-1] == f"wrote {tmp_path / 'machine.json'}"
+    alone = CliRunner().invoke(main, ["doctor", "--json", "-"])
+    assert json.loads(alone.stdout).keys() == json.loads((tmp_path / "machine.json").read_text()).keys()
+    both = CliRunner().invoke(main, ["diff", "a.json", "b.json", "--json", "-", "--csv=-"])
+    assert (both.exit_code, both.stdout) == (4, "")
+    assert "another file goes to standard output already" in both.stderr
 
 
 def test_a_usage_error_ends_its_sentence() -> None:

@@ -35,7 +35,7 @@ def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 def test_list(baseline: Command) -> None:
-    found = json.loads(baseline("list", "--format", "json", "--gpu", H100.key).output)
+    found = json.loads(baseline("list", "--json", "-", "--gpu", H100.key).output)
     assert [(one["revision"], len(one["rows"]), len(one["resets"])) for one in found] == [
         *(("one", 1, 0), ("two", 1, 0), ("two", 0, 1), ("three", 1, 0))
     ]
@@ -47,7 +47,7 @@ def test_list(baseline: Command) -> None:
 
 
 def test_show(baseline: Command) -> None:
-    found = json.loads(baseline("show", "tests/test_a.py", "--format", "json").output)
+    found = json.loads(baseline("show", "tests/test_a.py", "--json", "-").output)
     assert [(one["revision"], one.get("latency_s"), one.get("accepted_by")) for one in found] == [
         *(("one", 1e-3, None), ("two", 1e-3, None), ("two", None, "ada"), ("three", 1e-3, None))
     ]

@@ -54,7 +54,7 @@ def test_rows_of_another_model_than_the_files_are_left_out(folder: Folder, compa
     for of, slower in (("base", 1.0), ("head", 2.0)):
         theirs = [folder.row(268e-6 * slower, device=A100), folder.row(268e-6, "test_other", device=A100)]
         folder.write(f"{of}.json", [folder.row(), *theirs])
-    result = compare("base.json", "head.json", "--max-regression", "50%", "--format", "json")
+    result = compare("base.json", "head.json", "--max-regression", "50%", "--json", "-")
     rows = {row["test"].partition("::")[2]: row for row in json.loads(result.stdout)["rows"]}
     assert rows["test_triad"]["outcome"] != "FAIL"
     assert rows["test_triad"]["head_s"] == pytest.approx(268e-6, rel=0.01)
@@ -99,7 +99,7 @@ def test_the_times_are_those_that_the_change_is_of(folder: Folder, compare: Comp
     base = folder.runs("base", 3)
     for index, slower in enumerate((1.0, 1.0, 1.03)):
         folder.write(f"head-{index}.json", [folder.row(268e-6 * slower)])
-    (row,) = json.loads(compare(base, "head-*.json", "--format", "json").stdout)["rows"]
+    (row,) = json.loads(compare(base, "head-*.json", "--json", "-").stdout)["rows"]
     assert row["head_s"] / row["base_s"] - 1 == pytest.approx(row["delta"], abs=1e-9)
 
 
@@ -452,11 +452,11 @@ def test_what_fails_comes_first_and_programs_read_the_same(folder: Folder, compa
     result = compare("base-*.json", "head-*.json", "--max-regression", "1%")
     rows = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("test_")]
     assert rows == ["test_c", "test_a", "test_b"]
-    plain = compare("base-*.json", "head-*.json", "--max-regression", "1%", "--format", "json")
+    plain = compare("base-*.json", "head-*.json", "--max-regression", "1%", "--json", "-")
     document = json.loads(plain.stdout)
     assert (plain.exit_code, document["exit"]) == (1, 1)
     assert [(row["test"][-6:], row["outcome"]) for row in document["rows"]] == [("test_c", "FAIL"), ("test_a", "PASS"), ("test_b", "PASS")]
-    lines = list(csv.DictReader(compare("base-*.json", "head-*.json", "--format", "csv").stdout.splitlines()))
+    lines = list(csv.DictReader(compare("base-*.json", "head-*.json", "--csv", "-").stdout.splitlines()))
     assert float(lines[0]["delta"]) == pytest.approx(document["rows"][0]["delta"])
 
 

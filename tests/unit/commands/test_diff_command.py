@@ -39,7 +39,7 @@ def with_peak(row: Row, nbytes: int) -> Row:
 
 
 def figures(diff: Diff) -> dict[str, dict[str, tuple[Any, Any]]]:
-    rows = json.loads(diff("--format", "json").stdout)["rows"]
+    rows = json.loads(diff("--json", "-").stdout)["rows"]
     return {row["row"]: {name: (one["base"], one["head"]) for name, one in row["figures"].items()} for row in rows}
 
 
@@ -87,7 +87,7 @@ def test_what_a_side_did_not_watch_is_no_difference(folder: Folder, diff: Diff) 
     folder.write("head.json", [with_steps(row, not_watched="cupti-python is not installed")])
     (found,) = figures(diff).values()
     assert (found["kernels"], found["copies"]) == ((1, None), (1, None))
-    assert json.loads(diff("--format", "json").stdout)["rows"][0]["ran_differently"] == []
+    assert json.loads(diff("--json", "-").stdout)["rows"][0]["ran_differently"] == []
     unknown = replace(KERNEL, code=None)
     folder.write("head.json", [with_steps(row, unknown, COPY, not_watched="the machine code of triad")])
     assert diff().stdout.splitlines()[-1] == "1 row on both sides, 1 with the same counts, bytes and code"
@@ -97,7 +97,7 @@ def test_csv_has_a_line_for_each_figure(folder: Folder, diff: Diff) -> None:
     row = folder.row(label="=big")
     folder.write("base.json", [with_steps(row, KERNEL)])
     folder.write("head.json", [with_steps(row, KERNEL, KERNEL), folder.row(name="test_new")])
-    lines = list(csv.DictReader(diff("--format", "csv").stdout.splitlines()))
+    lines = list(csv.DictReader(diff("--csv", "-").stdout.splitlines()))
     by_figure = {line["figure"]: (line["base"], line["head"]) for line in lines if line["row"] == row.key}
     assert by_figure["kernels"] == ("1", "2")
     assert float(by_figure["latency_s"][0]) == pytest.approx(268e-6, rel=0.01)

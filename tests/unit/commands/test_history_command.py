@@ -95,7 +95,7 @@ def test_one_test(command: Command) -> None:
     [
         (("--since", "soon"), "'soon' is no time; accepted is a number of days, or a date"),
         (("--test", "tests/none.py"), "there are no runs of tests/none.py"),
-        (("--card", "none"), "there are no runs of none"),
+        (("--gpu", "none"), "there are no runs of none"),
     ],
 )
 def test_errors(command: Command, arguments: tuple[str, ...], words: str) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.explain import processes
-from pytest_gpumem.explain.evidence import NothingMeasured
 from pytest_gpumem.explain.processes import ExplainRequest, measure_head, measure_sides
+from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.runs.workers import HEAD
 
 BOTH = "base (revision main) and head (working tree)"
@@ -54,7 +54,7 @@ def test_the_reason_is_said(
 ) -> None:
     workers = Workers(outcomes)
     monkeypatch.setattr(processes, "Workers", lambda *given, **named: workers)
-    with pytest.raises(NothingMeasured, match=re.escape(said) + "$" if "it has no" not in said else said):
+    with pytest.raises(NoAnswer, match=re.escape(said) + "$" if "it has no" not in said else said):
         measure_sides(*TREES, ExplainRequest(tests=tests, arguments=(), pairs=2, counters=False), {}, lambda line: None)
     assert (workers.runs, workers.closed) == (runs, True)
 
@@ -68,7 +68,7 @@ def test_one_side_that_skips_is_enough_to_end(monkeypatch: pytest.MonkeyPatch) -
     measured = SimpleNamespace(key="t.py::test_a", measurement=object())
     workers = OneSide({"t.py::test_a": ("skipped", "no library")})
     monkeypatch.setattr(processes, "Workers", lambda *given, **named: workers)
-    with pytest.raises(NothingMeasured, match=r"^head \(working tree\) measured nothing: t.py::test_a skipped: no library$"):
+    with pytest.raises(NoAnswer, match=r"^head \(working tree\) measured nothing: t.py::test_a skipped: no library$"):
         measure_sides(*TREES, ExplainRequest(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None)
     assert workers.runs == 2
 
@@ -80,6 +80,6 @@ def test_a_head_that_is_measured_alone_is_asked_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         processes, "results_of", lambda *given: SimpleNamespace(device=None, rows=(SimpleNamespace(measurement=None, footprint=None),))
     )
-    with pytest.raises(NothingMeasured, match=r"^head \(working tree\) measured nothing: its tests skipped or failed; "):
+    with pytest.raises(NoAnswer, match=r"^head \(working tree\) measured nothing: its tests skipped or failed; "):
         measure_head(tree, ExplainRequest(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None)
     assert len(runs) == 1

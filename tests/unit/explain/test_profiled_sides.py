@@ -19,7 +19,7 @@ from nsys_sqlite import Export
 from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.explain.processes import SideRun, count, trace, trace_needed
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS
-from pytest_gpumem.nsight.tools import NothingRecorded
+from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.records.uses import Activity, CopyUse
 from pytest_gpumem.runs.worktree import Side
@@ -126,7 +126,7 @@ def test_metrics_that_this_gpu_lacks_are_left_out() -> None:
     ],
 )
 def test_what_keeps_counters_away_is_one_line(table: str, why: str) -> None:
-    with pytest.raises(NothingRecorded) as refused:
+    with pytest.raises(NoAnswer) as refused:
         count(counting(table=table), print)
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -135,7 +135,7 @@ def test_what_keeps_counters_away_is_one_line(table: str, why: str) -> None:
 def test_without_ncu_the_remedy_is_told() -> None:
     one = counting()
     Path("ncu").unlink()
-    with pytest.raises(NothingRecorded, match="GPUMEM_NCU"):
+    with pytest.raises(NoAnswer, match="GPUMEM_NCU"):
         count(one, print)
 
 
@@ -170,7 +170,7 @@ def test_a_trace_has_copies_by_row_key_and_is_evidence_where_nothing_was_watched
 
 
 def test_a_report_that_was_not_written_is_told_in_one_line() -> None:
-    with pytest.raises(NothingRecorded, match=r"^nsys wrote no report$"):
+    with pytest.raises(NoAnswer, match=r"^nsys wrote no report$"):
         trace(tracing(writes=False), print)
 
 

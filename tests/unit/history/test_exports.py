@@ -14,8 +14,9 @@ import pytest
 from histories import CARD, DEVICE, NEWEST, change, one_slower, runs, series
 
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.history.data import History, MissingLibrary
+from pytest_gpumem.history.data import History
 from pytest_gpumem.history.exports import COLUMNS, bmf, csv, openmetrics, parquet
+from pytest_gpumem.outcomes import UserError
 
 HOSTILE = '=1+1,"x"\\\n\x1b{}'
 
@@ -82,7 +83,7 @@ def test_parquet_has_the_lines_of_csv(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line["change"] for line in lines[:6]] == [None, None, pytest.approx(1.0)] * 2
     assert len(parquet(History((), (), ()))) > 0
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingLibrary, match=r"pyarrow; pip install 'pytest-gpumem\[parquet\]'"):
+    with pytest.raises(UserError, match=r"pyarrow; pip install 'pytest-gpumem\[parquet\]'"):
         parquet(two_cards())
 
 

@@ -51,7 +51,7 @@ def test_without_pyarrow_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     result = run("--parquet", "a.parquet")
     assert result.exit_code == 4
-    assert result.stderr == "gpumem: --parquet: Parquet needs pyarrow; pip install 'pytest-gpumem[parquet]' brings it\n"
+    assert result.stderr == "gpumem: Parquet needs pyarrow; pip install 'pytest-gpumem[parquet]' brings it\n"
     assert not Path("a.parquet").exists()
 
 

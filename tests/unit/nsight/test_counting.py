@@ -12,11 +12,11 @@ from measurements import TRIAD, measurement
 from msgspec.structs import replace
 from ncu_csv import HEADING, UNITS, line, log, stack
 
-from pytest_gpumem.nsight.counting import BadFile, CallError, CountedRun, count, counted, load, to_json
+from pytest_gpumem.nsight.counting import BadFile, CountedRun, count, counted, load, to_json
 from pytest_gpumem.nsight.ncu import L2_HIT_RATE, SECTORS_PER_LOAD, read_csv
 from pytest_gpumem.nsight.reading import by_row
-from pytest_gpumem.nsight.tools import NothingRecorded, ToolMissing
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.nsight.tools import ToolMissing
+from pytest_gpumem.outcomes import NoAnswer, Outcome, UserError
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.measurement import Counted, Limits
 from pytest_gpumem.records.profile import TestProfile
@@ -85,7 +85,7 @@ def test_what_one_kernel_lacks_is_not_counted_for_the_launch() -> None:
     found = counted(profile(kernel(), kernel("other", l2_read=None, l2_written=None), launches=1), "ncu")
     assert (found.l2_reads, found.l2_writes) == (None, None)
     assert found.reads == 2000
-    with pytest.raises(NothingRecorded, match="ncu counted no DRAM bytes of other"):
+    with pytest.raises(NoAnswer, match="ncu counted no DRAM bytes of other"):
         counted(profile(kernel(), kernel("other", dram_written=None)), "ncu")
 
 
@@ -158,13 +158,13 @@ def test_what_cannot_be_counted_is_refused_before_anything_runs(arguments: list[
     def run(_line: str) -> None:
         raise AssertionError("nothing may run")
 
-    with pytest.raises(CallError, match=named):
+    with pytest.raises(UserError, match=named):
         count(arguments, [], {"PATH": ""}, run, day="2026-11-21")
 
 
 def test_a_simulated_device_is_said_before_a_missing_tool() -> None:
     environment = {"GPUMEM_DEVICE": "sim:h200", "GPUMEM_NCU": "nowhere"}
-    with pytest.raises(CallError, match="GPUMEM_DEVICE=sim:h200: the simulated device has no counters"):
+    with pytest.raises(UserError, match="GPUMEM_DEVICE=sim:h200: the simulated device has no counters"):
         count((), (), environment, print, day="2026-11-21")
     # The command line wins.
     with pytest.raises(ToolMissing):

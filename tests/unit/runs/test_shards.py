@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from known_devices import H100
 from processes import measured
 
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Comparison, Row, Verdict
 from pytest_gpumem.records.schema import document, to_plain
-from pytest_gpumem.result_files import ResultsError
 from pytest_gpumem.runs.shards import KEY, Ended, Shard, digest, divided, junit, merged
 
 costs = st.dictionaries(st.text("abc", min_size=1, max_size=4), st.none() | st.floats(0.01, 100))
@@ -111,7 +110,7 @@ def test_shards_of_other_code_or_another_card(tmp_path: Path) -> None:
     ):
         other = tmp_path / "other.json"
         other.write_text(json.dumps({**json.loads(paths[1].read_text()), **change}))
-        with pytest.raises(ResultsError, match=words):
+        with pytest.raises(UserError, match=words):
             merged([paths[0], other])
 
 
