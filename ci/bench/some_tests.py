@@ -28,7 +28,6 @@ WATCHED = (
     ("devices.footprints", "Footprints", "look"),
     ("devices.footprints", "_Watch", "read"),
     ("devices.footprints", "_Watch", "settle"),
-    ("devices.cuda.counters", "CudaCounters", "deliver"),
     ("devices.cuda.driver_memory", "DriverMemory", "figures"),
     ("devices.cuda.driver_memory", "DriverMemory", "_called"),
     ("devices.cuda.guests.cupy_memory", "CupyMemory", "figures"),

@@ -229,6 +229,25 @@ def test_driver_keeps_ordered(driver):
     done(driver.cudaDeviceSynchronize())
 
 
+def test_driver_pitched(driver):
+    a, pitch = driver.cudaMallocPitch(1000, 64)[1:]
+    assert pitch == 1024
+    done(driver.cudaFree(a))
+
+
+def test_driver_captured(driver):
+    """What a graph allocates and frees in each launch is the graph's."""
+    stream = done(driver.cudaStreamCreate())
+    done(driver.cudaStreamBeginCapture(stream, driver.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal))
+    done(driver.cudaFreeAsync(done(driver.cudaMallocAsync(4 * MIB, stream)), stream))
+    graph = done(driver.cudaStreamEndCapture(stream))
+    launched = done(driver.cudaGraphInstantiate(graph, 0))
+    done(driver.cudaGraphLaunch(launched, stream))
+    done(driver.cudaStreamSynchronize(stream))
+    done(driver.cudaGraphExecDestroy(launched))
+    done(driver.cudaGraphDestroy(graph))
+
+
 def test_numba_pattern(numba):
     import numpy
 
@@ -354,6 +373,8 @@ FOUND: dict[str, dict[str, Any]] = {
     "driver_keeps_pinned": {"kept": 4096},
     "driver_ordered": {"peak": 4 * MIB, "kept": 0},
     "driver_keeps_ordered": {"peak": 4096, "kept": 4096},
+    "driver_pitched": {"peak": 64 * 1024, "kept": 0},
+    "driver_captured": {"kept": 0, "peak": 0},
     "numba_pattern": {"peak": 6 * MIB, "kept": 0},
     "numba_keeps": {"kept": 4096},
     "rmm_pattern": {"peak": 6 * MIB, "kept": 0, "reserved": 0, "RMM device": {"allocations": 3}},

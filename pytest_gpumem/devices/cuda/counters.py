@@ -7,7 +7,7 @@ Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,8 +73,6 @@ class CudaCounters:
         self._failed: Exception | None = None
         self._receive: Callable[[Any, Any], None] | None = None
         self._others = 0  # records of other kinds that were delivered
-        self._listeners: dict[int, Callable[[Any, Any], None]] = {}
-        """By kind of record: who gets them until `unlisten`."""
 
     def pages(self, work: Callable[[], None]) -> PageCounts:
         """Count while `work` runs. `work` waits for the work that it queues.
@@ -158,38 +156,6 @@ class CudaCounters:
         finally:
             self._receive = None
         self._refuse_losses(cupti)
-
-    def listen(self, kind: str, receive: Callable[[Any, Any], None]) -> Any:
-        """Have CUPTI's records of one kind delivered from now on, in CUPTI's own thread; gives the module.
-        Raises `NotCounted`: as `watch`.
-        """
-        cupti = self._load()
-        number = getattr(cupti.ActivityKind, kind)
-        try:
-            cupti.activity_enable(number)
-        except self._errors as error:
-            raise self._refusal(f"records of {kind}", error) from error
-        self._listeners[int(number)] = receive
-        return cupti
-
-    def deliver(self) -> None:
-        """Have the records delivered that there are. Raises `NotCounted` if one could not be read, or was dropped."""
-        cupti = self._load()
-        try:
-            self._flush(cupti)
-        except self._errors as error:
-            raise self._refusal("to deliver records", error) from error
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise NotCounted(f"a record of CUPTI could not be read: {failed}")
-        self._refuse_losses(cupti)
-
-    def unlisten(self, kind: str) -> None:
-        """End `listen`; records that were not delivered are lost."""
-        number = getattr(self._cupti.ActivityKind, kind)
-        if self._listeners.pop(int(number), None) is not None:
-            with suppress(*self._errors):  # such as after the loss of the context: nothing is recorded then
-                self._cupti.activity_disable(number)
 
     def _record(self, cupti: Any, work: Callable[[], None]) -> bool:
         """One pass, its records in `_events`; gives whether mappings were among the counters."""
@@ -287,9 +253,6 @@ class CudaCounters:
                 if kind == int(self._cupti.ActivityKind.UNIFIED_MEMORY_COUNTER):
                     if (one := event(self._cupti, activity)) is not None:
                         self._events.append(one)
-                elif (listener := self._listeners.get(kind)) is not None:
-                    self._others += 1
-                    listener(self._cupti, activity)
                 elif self._receive is not None:
                     self._others += 1
                     self._receive(self._cupti, activity)

@@ -107,7 +107,7 @@ class CudaDevice:
         self._beacon = Beacon(index)
         self.counters = CudaCounters(index, self._beacon)
         libraries = (CupyMemory(index), TorchMemory(index), NumbaMemory(), RmmMemory(index), JaxMemory(index))
-        self.footprints = Footprints(DriverMemory(index, self.counters), libraries, free_bytes)
+        self.footprints = Footprints(DriverMemory(index), libraries, free_bytes)
         self.conditions = ConditionReader(facts).read
 
     def now(self) -> float:

@@ -1,4 +1,4 @@
-"""The driver's records as events, the handles of cuBLAS among them, and the Python stacks of the calls that made them."""
+"""The driver's calls as events, the handles of cuBLAS among them, and the Python stacks of the calls that made them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,8 @@ pytest.importorskip("cuda.bindings.runtime")
 
 from pytest_gpumem.devices.cuda import driver_memory
 from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
-from pytest_gpumem.devices.memory_events import Allocated, MemoryLog, account
+from pytest_gpumem.devices.memory_events import Allocated, MemoryLog
 from pytest_gpumem.devices.protocol import NotCounted
-
-
-class Kind(IntEnum):
-    PINNED = 2
-    DEVICE = 3
-    MANAGED = 5
-    DEVICE_STATIC = 6
 
 
 class Site(IntEnum):
@@ -34,75 +27,26 @@ class Site(IntEnum):
 
 
 KEPT = (Allocated(0.0, ("CUDA", "device"), "driver", 1, 100),)
-
-
-class Operation(IntEnum):
-    ALLOCATION = 1
-    RELEASE = 2
-
-
 NAMES = (
-    *("cuMemAlloc_v2", "cuMemFree_v2", "cuMemcpyHtoD_v2", "cuArrayCreate_v2", "cuArray3DCreate_v2", "cuMemHostGetFlags"),
-    *("cuMemHostAlloc", "cuMemAllocHost_v2", "cuMemFreeHost"),
+    *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemAllocHost_v2", "cuMemHostRegister_v2"),
+    *("cuMemAllocAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister", "cuMemFreeAsync"),
+    *("cuMemcpyHtoD_v2", "cuGraphLaunch"),
 )
-CUPTI = SimpleNamespace(
-    ApiCallbackSite=Site,
-    ActivityMemoryKind=Kind,
-    ActivityMemoryOperationType=Operation,
-    get_timestamp=lambda: 0,
-    driver_api_trace_cbid=SimpleNamespace(**{name: number for number, name in enumerate(NAMES)}),
+Number = IntEnum("Number", NAMES)  # type: ignore[misc]
+CUPTI = SimpleNamespace(ApiCallbackSite=Site, driver_api_trace_cbid=Number)
+DATA = np.dtype(
+    {
+        "names": ["callback_site", "function_params", "function_return_value", "correlation_id"],
+        "formats": ["i4", "i8", "i8", "u4"],
+        "offsets": [0, 16, 24, 64],
+        "itemsize": 72,
+    }
 )
-
-
-class Counters:
-    """CUPTI delivers what was recorded when it is asked to."""
-
-    def __init__(self, calls: Calls) -> None:
-        self.records: list[Any] = []
-        self.calls = calls
-        self.delivered = 0
-
-    def listen(self, kind: str, receive: Callable[[Any, Any], None]) -> Any:
-        self.receive = receive
-        return CUPTI
-
-    def deliver(self) -> None:
-        self.delivered += 1
-        for record in self.records:
-            self.receive(CUPTI, record)
-        self.records.clear()
-
-    def unlisten(self, kind: str) -> None: ...
-
-    def record(
-        self,
-        address: int,
-        nbytes: int,
-        kind: Kind = Kind.DEVICE,
-        *,
-        allocates: bool = True,
-        device: int = 0,
-        correlation: int = 0,
-        context: int | None = None,
-    ) -> None:
-        """`context`: of a call whose parameters can be read; None: they cannot."""
-        operation = Operation.ALLOCATION if allocates else Operation.RELEASE
-        name = "cuMemAlloc_v2" if allocates else "cuMemFree_v2"
-        if context is None:
-            self.calls.call(name, correlation)
-        else:
-            self.calls.plain(name, correlation, address, nbytes, context=context)
-        self.records.append(
-            SimpleNamespace(
-                memory_kind=kind,
-                memory_operation_type=operation,
-                device_id=device,
-                timestamp=len(self.records),
-                bytes=nbytes,
-                address=address,
-                correlation_id=correlation,
-            )
-        )
+"""As `cupti.CallbackData` has it."""
+OTHERS = 0xB000
+"""Device memory from here on is another GPU's."""
+CAPTURED = 9
+"""A stream that is captured."""
 
 
 class Calls:
@@ -110,80 +54,114 @@ class Calls:
 
     def __init__(self) -> None:
         self.receivers: list[tuple[Any, Callable[[int, Any], None]]] = []
+        self.number = 0
 
     def add(self, domain: str, names: Any, receive: Callable[[int, Any], None]) -> Callable[[], None]:
         assert domain == "DRIVER_API"
         self.receivers.append((names, receive))
         return lambda: self.receivers.remove((names, receive))
 
-    def call(self, name: str, correlation: int = 0, **plain: int) -> None:
-        for site in Site:
+    def __call__(self, name: str, *parameters: int, result: int = 0, repeats: int = 1) -> None:
+        """A call as CUPTI shows it, with its parameters in memory. `repeats`: the call and those within it."""
+        self.number += 1
+        values, returned = (ctypes.c_uint64 * len(parameters))(*parameters), ctypes.c_int(result)
+        for site in [Site.API_ENTER] * repeats + [Site.API_EXIT] * repeats:
+            data = np.zeros(1, DATA)
+            data[0] = site, ctypes.addressof(values), ctypes.addressof(returned), self.number
             for names, receive in self.receivers:
                 if name in names:
-                    data = {key: np.int64(value) for key, value in plain.items()} | {"callback_site": np.int32(site)}
-                    receive(NAMES.index(name), SimpleNamespace(callback_site=site, correlation_id=correlation, _data=data))
+                    receive(int(Number[name]), SimpleNamespace(_data=data))
 
-    def plain(self, name: str, correlation: int, address: int, nbytes: int = 0, *, context: int = 1, result: int = 0) -> None:
-        """A call as CUPTI shows it, with its parameters in memory."""
-        pointer, returned = ctypes.c_uint64(address), ctypes.c_int(result)
-        first = ctypes.addressof(pointer) if "Alloc" in name else address
-        parameters = (ctypes.c_uint64 * 2)(first, nbytes)
-        self.call(
-            name,
-            correlation,
-            function_params=ctypes.addressof(parameters),
-            function_return_value=ctypes.addressof(returned),
-            context_uid=context,
-            correlation_id=correlation,
-        )
+    def allocates(self, name: str, address: int, *others: int, **options: int) -> None:
+        """A call that returns an address."""
+        pointer = ctypes.c_uint64(address)
+        self(name, ctypes.addressof(pointer), *others, **options)
 
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
     monkeypatch.setattr(driver_memory, "CALLBACKS", made)
+    monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=CUPTI))  # type: ignore[arg-type]
+    driver = SimpleNamespace(
+        cuPointerGetAttribute=lambda _attribute, address: (0, int(address >= OTHERS)),
+        cuStreamIsCapturing=lambda stream: (0, int(stream == CAPTURED)),
+    )
+    monkeypatch.setattr(driver_memory, "D", driver)
     return made
 
 
 @pytest.fixture
-def counters(calls: Calls) -> Counters:
-    return Counters(calls)
+def source() -> DriverMemory:
+    return DriverMemory(0)
 
 
-@pytest.fixture
-def source(counters: Counters) -> DriverMemory:
-    return DriverMemory(0, counters)  # type: ignore[arg-type]
-
-
-def test_records_become_events_by_kind(counters: Counters, source: DriverMemory) -> None:
+def test_calls_become_events_by_kind(calls: Calls, source: DriverMemory) -> None:
     log = MemoryLog()
     assert source.start(log, stacks=False) is None
-    counters.record(1, 100)
-    counters.record(2, 200, Kind.MANAGED)
-    counters.record(3, 300, Kind.PINNED, device=7)  # of no GPU
-    counters.record(4, 400, Kind.DEVICE_STATIC)  # a module's
-    counters.record(5, 500, device=1)  # another GPU's
-    counters.record(1, 100, allocates=False)
+    pitch = ctypes.c_uint64(512)
+    calls.allocates("cuMemAlloc_v2", 0xA000, 100)
+    calls.allocates("cuMemAllocPitch_v2", 0xA100, ctypes.addressof(pitch), 500, 4, 16)
+    calls.allocates("cuMemAllocManaged", 0xB100, 300, 1)
+    calls.allocates("cuMemHostAlloc", 0xB200, 64, 0)
+    calls.allocates("cuMemAllocHost_v2", 0xB300, 32, repeats=2)
+    calls("cuMemHostRegister_v2", 0xB400, 16, 0)
+    calls.allocates("cuMemAllocAsync", 0xA200, 40, 5)
+    calls.allocates("cuMemAllocFromPoolAsync_ptsz", 0xA300, 50, 77, 5)
+    calls.allocates("cuMemAlloc_v2", OTHERS, 500)  # another GPU's
+    calls.allocates("cuMemAlloc_v2", 0xA400, 1 << 40, result=2)  # out of memory
+    calls.allocates("cuMemAllocAsync", 0xA500, 60, CAPTURED)
     source.drain()
     log.settle()
-    kept = {kind: use.kept for (_, kind), use in account(*log.since(), 0).uses.items()}
-    assert kept == {"device": 0, "managed": 200, "pinned": 300}
+    living = {(one.address, one.kind): one.nbytes for one in log.of_driver()}
+    assert living == {
+        (0xA000, "device"): 100,
+        (0xA100, "device"): 512 * 4,
+        (0xB100, "managed"): 300,
+        (0xB200, "pinned"): 64,
+        (0xB300, "pinned"): 32,
+        (0xB400, "pinned"): 16,
+        (0xA200, "device"): 40,
+        (0xA300, "device"): 50,
+    }
+    assert len(log.since()[0]) == len(living)
+    for name, address in (("cuMemFree_v2", 0xA000), ("cuMemFree_v2", 0xA100), ("cuMemFree_v2", 0xB100), ("cuMemFreeHost", 0xB200)):
+        calls(name, address)
+    for name, address in (("cuMemFreeHost", 0xB300), ("cuMemHostUnregister", 0xB400)):
+        calls(name, address)
+    calls("cuMemFreeAsync", 0xA200, 5)
+    calls("cuMemFreeAsync", 0xA300, 5)
+    calls("cuMemFree_v2", 0)
+    calls("cuMemFree_v2", OTHERS)
+    log.settle()
+    assert log.of_driver() == []
+    assert len(log.since()[0]) == 2 * len(living)
+
+
+def test_memory_that_is_allocated_again_at_once_counts_again(calls: Calls, source: DriverMemory) -> None:
+    log = MemoryLog()
+    source.start(log, stacks=False)
+    for _ in range(2):
+        calls.allocates("cuMemAlloc_v2", 0xA000, 100)
+        calls("cuMemFree_v2", 0xA000)
+    log.settle()
+    assert [change for _, change, _ in log.since()[0]] == [100, -100, 100, -100]
 
 
 def test_a_handle_of_cublas_is_looked_at_once_and_counts_for_nothing(
-    counters: Counters, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
+    calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
 
     def create() -> int:
         made.append("handle")
-        counters.record(10, 1024)
-        counters.record(11, 4096)
+        calls.allocates("cuMemAlloc_v2", 0xA010, 1024)
+        calls.allocates("cuMemAlloc_v2", 0xA011, 4096)
         return 5
 
     def destroy(handle: int) -> None:
-        counters.record(10, 1024, allocates=False)
-        counters.record(11, 4096, allocates=False)
+        calls("cuMemFree_v2", 0xA010)
+        calls("cuMemFree_v2", 0xA011)
 
     libraries = SimpleNamespace(cublas=SimpleNamespace(create=create, destroy=destroy))
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", libraries)  # type: ignore[arg-type]
@@ -193,7 +171,7 @@ def test_a_handle_of_cublas_is_looked_at_once_and_counts_for_nothing(
     source.settle(KEPT)
     assert (made, source.handles()) == ([], {})
     monkeypatch.setattr(driver_memory, "is_loaded", lambda library: True)
-    counters.record(1, 100)
+    calls.allocates("cuMemAlloc_v2", 1, 100)
     source.settle(())  # nothing that could be a handle's
     assert made == []
     source.settle(KEPT)
@@ -203,92 +181,38 @@ def test_a_handle_of_cublas_is_looked_at_once_and_counts_for_nothing(
     assert [change for _, change, _ in log.since()[0]] == [100]
 
 
-def test_without_records_the_reason_is_given(counters: Counters, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(kind: str, receive: Any) -> Any:
+def test_without_callbacks_the_reason_is_given(calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> Any:
         raise NotCounted("another tool holds CUPTI")
 
-    monkeypatch.setattr(counters, "listen", refuses)
+    monkeypatch.setattr(calls, "add", refuses)
     assert source.start(MemoryLog(), stacks=False) == "another tool holds CUPTI"
     source.drain()
     source.settle(KEPT)
     source.stop()
+    monkeypatch.setitem(sys.modules, "cupti", None)
+    assert "cupti-python cannot be imported" in (source.start(MemoryLog(), stacks=False) or "")
 
 
-def test_records_are_delivered_only_after_a_call_that_makes_some(calls: Calls, counters: Counters, source: DriverMemory) -> None:
+def test_a_call_that_cannot_be_read_is_told_once(calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     source.start(MemoryLog(), stacks=False)
-    source.drain()
-    for name in ("cuMemcpyHtoD_v2", "cuMemHostGetFlags"):
-        calls.call(name)
-    source.drain()
-    assert counters.delivered == 1
-    for number, name in enumerate(("cuMemAlloc_v2", "cuMemFree_v2", "cuArray3DCreate_v2"), start=2):
-        calls.call(name)
+    monkeypatch.setattr(driver_memory.D, "cuPointerGetAttribute", lambda *_: 1 / 0)
+    calls.allocates("cuMemAlloc_v2", 0xA000, 100)
+    with pytest.raises(NotCounted, match="division by zero"):
         source.drain()
-        source.drain()
-        assert counters.delivered == number
-
-
-def test_what_cudamalloc_and_cudafree_do_needs_no_record(calls: Calls, counters: Counters, source: DriverMemory) -> None:
-    """Once a record has told the device of a context. The records of calls that were read come late, and count for nothing."""
-    log = MemoryLog()
-    source.start(log, stacks=False)
-    counters.record(0xA000, 100, correlation=1, context=1)
-    counters.record(0xB000, 200, correlation=2, context=2, device=1)  # another GPU's
     source.drain()
-    for number in range(3):
-        counters.record(0xC000 + number, 4096, correlation=10 + number, context=1)
-        source.drain()
-    counters.record(0xA000, 100, allocates=False, correlation=20, context=1)
-    counters.record(0xD000, 300, correlation=21, context=2, device=1)
-    calls.plain("cuMemAlloc_v2", 22, 0xE000, 1 << 40, result=2)  # out of memory
-    calls.plain("cuMemFree_v2", 23, 0)
-    calls.plain("cuMemHostAlloc", 24, 0xF000, 64, context=7)
-    calls.plain("cuMemAllocHost_v2", 25, 0xF100, 32, context=7)
-    calls.plain("cuMemFreeHost", 26, 0xF000, context=7)
-    source.drain()
-    assert counters.delivered == 1
-    log.settle()
-    living = {(one.address, one.kind): one.nbytes for one in log.of_driver()}
-    assert living == {(0xC000, "device"): 4096, (0xC001, "device"): 4096, (0xC002, "device"): 4096, (0xF100, "pinned"): 32}
-    steps = len(log.since()[0])
-    calls.call("cuArrayCreate_v2")
-    source.drain()
-    log.settle()
-    assert (counters.delivered, len(log.since()[0])) == (2, steps)
-    assert source._read == {24, 25, 26}  # which have no record here
 
 
-def test_a_call_that_is_read_has_its_stack(counters: Counters, source: DriverMemory) -> None:
+def test_an_allocation_has_the_stack_of_its_call(calls: Calls, source: DriverMemory) -> None:
     log = MemoryLog()
     source.start(log, stacks=True)
-    counters.record(1, 100, correlation=1, context=1)
-    source.drain()
 
-    def allocates() -> None:
-        counters.record(2, 100, correlation=2, context=1)
+    def takes_memory() -> None:
+        calls.allocates("cuMemAlloc_v2", 0xA000, 100)
 
-    allocates()
-    source.drain()
+    takes_memory()
     log.settle()
-    assert [name for _, _, name in log.of_driver()[-1].stack if name == "allocates"] == ["allocates"]
-
-
-def test_a_record_has_the_stack_of_its_call(calls: Calls, counters: Counters, source: DriverMemory) -> None:
-    log = MemoryLog()
-    assert source.start(log, stacks=True) is None
-
-    def allocates() -> None:
-        for correlation in (11, 12):
-            counters.record(0xA000 + correlation, 4096, correlation=correlation)
-
-    allocates()
-    source._stacks.pop(12)
-    source.drain()
-    log.settle()
-    first, second = log.of_driver()
-    assert [name for _, _, name in first.stack if name == "allocates"] == ["allocates"]
-    assert second.stack == ()
-    assert not source._stacks
+    assert [name for _, _, name in log.of_driver()[-1].stack if name == "takes_memory"] == ["takes_memory"]
     source.stop()
     assert not calls.receivers
 
@@ -325,26 +249,12 @@ def test_pools_and_graphs_are_asked_only_while_they_may_hold_something(
 
     source.start(MemoryLog(), stacks=False)
     assert [is_asked(), is_asked()] == [True, False]
-    calls.plain("cuMemAlloc_v2", 1, 0xA000, 100)
+    calls.allocates("cuMemAlloc_v2", 0xA000, 100)
     assert not is_asked()
-    calls.call("cuArrayCreate_v2")
+    calls("cuGraphLaunch", 1, 2)
     held[0] = 7
     assert [is_asked(), is_asked()] == [True, True]
     held[0] = 0
     assert [is_asked(), is_asked()] == [True, False]
     source.stop()
     assert [is_asked(), is_asked()] == [True, True]
-
-
-def test_where_another_tool_has_the_callbacks_each_look_delivers_records_without_stacks(
-    calls: Calls, counters: Counters, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise NotCounted("another tool")
-
-    monkeypatch.setattr(calls, "add", refuse)
-    assert source.start(MemoryLog(), stacks=True) is None
-    for delivered in (1, 2):
-        source.drain()
-        assert counters.delivered == delivered
-    assert not source._stacks
