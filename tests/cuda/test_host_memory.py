@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import time
 from typing import Any
 
 import numpy as np
@@ -118,15 +117,16 @@ def test_a_thousand_cycles_leave_nothing(gpu_device: Any, kind: str) -> None:
             arena.close()
 
     cycle([0])  # what the first use loads is no leak
-    free, locked, process = state(gpu_device)
+    _, locked, process = state(gpu_device)
     held: list[int | None] = []
-    for _ in range(CYCLES):
-        cycle(held)
-    after = state(gpu_device)
-    end = time.monotonic() + 10
-    while after[0] < free and time.monotonic() < end:  # the driver takes back freed managed memory in the background
+    # The driver keeps some freed chunks of managed memory, now more and now fewer: a leak takes as much in the second thousand.
+    free = []
+    for _ in range(2):
+        for _ in range(CYCLES):
+            cycle(held)
         after = state(gpu_device)
-    assert after[0] >= free
+        free.append(after[0])
+    assert free[0] - free[1] < (CYCLES * NBYTES / 2 if kind == "managed" else 1)
     assert after[1] == locked
     if held[0]:  # where the driver books what it locks on the process
         assert after[2] == process
