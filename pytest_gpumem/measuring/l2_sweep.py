@@ -17,16 +17,14 @@ Measure = Callable[[int, float], tuple[float, "float | None"]]
 
 HIT_RATIOS = (0.2, 0.4, 0.6, 0.8, 1.0)  # hit ratios of the full grid
 GRID_SHARE = 0.25  # largest share of the full grid's settings that a search measures
-APART = 0.05  # hit ratios that differ by less count as the same
-ROOM = 0.85  # share of a set-aside that a setting with room fills: lines of the same sets evict each other before it is full
-ROOMY = (0.75, 0.92)
-"""Shares that count as room: a hit ratio of the grid that fills as much is preferred. Above, the set-aside counts as full."""
+ROOM = (0.75, 0.92)
+"""Shares of a set-aside that a setting with room fills: lines of the same sets evict each other before it is full."""
 COARSE = (8, 4, 2)
 """Steps of L2/16 in the coarse map: half, a quarter, an eighth of L2. A saturated H200 lost by jumps beyond half and beyond a quarter."""
 ALIKE = 0.003
 """Latencies that differ by at most this share, and by no more than their noise, are the same: the smaller set-aside is then better."""
 NEAR = 2
-"""Steps over which a comparison of full and with room holds: next to it, the search follows the better one before it tries the other."""
+"""Steps over which a comparison of full and with room holds: so near to one, a full setting is not tried with room."""
 CLOSE = 0.03  # share by which the second-best may be slower than the best and still be refined in turn with it; otherwise it comes after
 ROUNDS = 4  # fresh measurements of each setting that the search confirms
 LEAST_ROUNDS = 3  # fewest of them, where the time is up: with two, Student's quantile makes every interval useless
@@ -168,23 +166,17 @@ class _Search:
         return _fitted(steps * self._step, self._nbytes)
 
     def _room(self, steps: int) -> Setting:
-        """A hit ratio that leaves room; one of the grid where possible, because the search then reaches its neighbours."""
+        """The largest hit ratio of the grid that leaves room; a full set-aside if none does."""
         set_aside = steps * self._step
-        roomy = (ratio for ratio in HIT_RATIOS if ROOMY[0] <= ratio * self._nbytes / set_aside <= ROOMY[1])
-        return Setting(set_aside, max(roomy, default=fit_hit_ratio(round(ROOM * set_aside), self._nbytes)))
-
-    def _overfills(self, set_aside: int) -> bool:
-        """True if the whole window leaves too little room in a set-aside."""
-        return self._nbytes > ROOMY[1] * set_aside
+        with_room = (ratio for ratio in HIT_RATIOS if ROOM[0] <= ratio * self._nbytes / set_aside <= ROOM[1])
+        return Setting(set_aside, max(with_room, default=fit_hit_ratio(set_aside, self._nbytes)))
 
     def _coarse(self) -> Iterator[Setting]:
         """Off, the fitted setting, the maximum with room; then fractions of L2, and ratio 1 at half the fitted set-aside."""
         yield OFF
         yield self._full(self._fit)
         yield self._room(self._steps)
-        half, quarter, eighth = COARSE
-        # Where the fitted set-aside is about a quarter of L2, the gap to the half is halved instead.
-        for steps in (half, (half + quarter) // 2 if quarter - 1 <= self._fit <= quarter else quarter, eighth):
+        for steps in COARSE:
             yield self._full(min(steps, self._steps))
         # If the kernel uses only a part of its window, a smaller set-aside at ratio 1 holds all of that part.
         if self._fit > 1:
@@ -200,56 +192,31 @@ class _Search:
         other = [] if rival is None else [*self._around(rival.setting)]
         if rival is not None and rival.latency <= (1 + CLOSE) * ranked[0].latency:
             order = [setting for pair in zip_longest(order, other) for setting in pair]
-        order += [*self._ratios(first), *other, *([] if rival is None else self._ratios(rival.setting))]
+        order += [*self._ratios(first), *other]
         yield from (setting for setting in order if setting is not None and setting not in self.points)
 
     def _around(self, setting: Setting) -> Iterator[Setting]:
-        """Neighbours of a setting: full rather than with room or the reverse, and one step of set-aside less and more."""
+        """Neighbours of a setting: one step of set-aside less and more; with room if it is full, with more room if it has some."""
         steps = setting.set_aside // self._step
-        filled = self._filled(setting)
-        known = any(self._compared(other) for other in range(max(1, steps - NEAR), steps + NEAR + 1))
-        if not known:
-            yield from filled
+        nearby = range(max(1, steps - NEAR), steps + NEAR + 1)
+        compared = any(self._full(other) in self.points and self._room(other) in self.points for other in nearby)
+        if setting == self._full(steps) and not compared:
+            yield self._room(steps)
         yield from (self._as_full(setting, other) for other in (steps - 1, steps + 1) if 1 <= other <= self._steps)
-        if known:
-            yield from filled
         if setting == self._room(steps) and steps < self._steps:
-            # Even more room.
             yield Setting(setting.set_aside + self._step, setting.hit_ratio)
 
-    def _filled(self, setting: Setting) -> list[Setting]:
-        """The same set-aside with room if the setting is full, or full if it has room; nothing where the window does not overfill it."""
-        steps = setting.set_aside // self._step
-        if not self._overfills(setting.set_aside):
-            return []
-        if setting == self._room(steps):
-            return [self._full(steps)]
-        if setting != self._full(steps):
-            return []
-        # Where the whole window just fits, a part of it may do better in one step less.
-        return [self._room(steps), *([self._room(steps - 1)] if setting.hit_ratio == 1 and steps > 1 else [])]
-
-    def _compared(self, steps: int) -> bool:
-        """True if a set-aside was measured both full and with room."""
-        full, room = self._full(steps), self._room(steps)
-        return full != room and full in self.points and room in self.points
-
     def _as_full(self, setting: Setting, steps: int) -> Setting:
-        """Another set-aside, as full as that of `setting`."""
+        """Another set-aside, full or with room as that of `setting`, else at the same hit ratio."""
         own = setting.set_aside // self._step
         if setting == self._full(own):
             return self._full(steps)
         if setting == self._room(own):
             return self._room(steps)
-        # Ratio 1 stays: it is for a kernel that uses a part of its window.
-        return Setting(steps * self._step, 1.0 if setting.hit_ratio == 1 else min(1.0, setting.hit_ratio * steps / own))
+        return Setting(steps * self._step, setting.hit_ratio)
 
     def _ratios(self, setting: Setting) -> Iterator[Setting]:
-        """The grid's next hit ratio above and below at the same set-aside, unless one between was measured."""
-        known = [p.setting.hit_ratio for p in self.points.values() if p.setting.set_aside == setting.set_aside]
-        ratio = setting.hit_ratio
-        higher = [r for r in HIT_RATIOS if r - ratio >= APART]
-        lower = [r for r in HIT_RATIOS if ratio - r >= APART]
-        for other in (*higher[:1], *lower[-1:]):
-            if not any(min(ratio, other) <= r <= max(ratio, other) and r != ratio for r in known):
-                yield Setting(setting.set_aside, other)
+        """The grid's next hit ratio above and below at the same set-aside."""
+        higher = [ratio for ratio in HIT_RATIOS if ratio > setting.hit_ratio]
+        lower = [ratio for ratio in HIT_RATIOS if ratio < setting.hit_ratio]
+        yield from (Setting(setting.set_aside, ratio) for ratio in (*higher[:1], *lower[-1:]))
