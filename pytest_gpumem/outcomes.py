@@ -104,8 +104,8 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     "gate": {
         Exit.FAILED: "a test fails or is slower, or a measurement of the baseline is lost",
         Exit.USAGE: "the run could not start, such as without a GPU in CI",
-        Exit.NO_VERDICT: "nothing was measured, or a row that BASE may have was compared with nothing; with --strict: a row is not a PASS "
-        "of a real GPU",
+        Exit.NO_VERDICT: "nothing was measured, no row has a limit, or a row that BASE may have was compared with nothing; with --strict: "
+        "a row is not a PASS of a real GPU",
     },
     "l2-sweep": {Exit.NO_VERDICT: "nothing was swept; the other codes are pytest's"},
     "merge": {

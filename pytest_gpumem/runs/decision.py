@@ -188,6 +188,8 @@ def decide(
         causes += [f"{counted(len(in_themselves), 'test')} failed by an assertion or an error of its own"] if in_themselves else []
         causes += [f"{counted(others, 'failure')} that no row accounts for"] if others else []
         return Decision(Exit.FAILED, after, (*remarks, f"red: {'; '.join(causes)}"))
+    if all(getattr(row.limits, name) is None for row in after for name in LIMITS):
+        return Decision(Exit.NO_VERDICT, after, (*remarks, "no verdict: no row has a limit; --max-regression sets one for all"))
     if all(row.verdict.code is Code.CONDITIONS for row in after):
         return Decision(Exit.NO_VERDICT, after, (*remarks, "no verdict: the conditions let no row be judged"))
     if unjudged := [row for row in after if _unjudged(row, duet)]:

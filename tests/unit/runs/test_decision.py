@@ -88,7 +88,9 @@ def test_what_nobody_compared_is_not_green_unless_it_is_new_or_accepted() -> Non
     accepted = row(Code.ACCEPTED, delta=None)
     assert decided(accepted).remarks == ("a change of it was accepted: t.py::a", "green: 1 row, 1 of them accepted")
     # A limit that nobody set is not broken either.
-    assert "1 of 1 rows have no max_regression" in decided(replace(row(), limits=Limits())).remarks[0]
+    unlimited = replace(row(), limits=Limits())
+    assert "1 of 2 rows have no max_regression" in decided(unlimited, row(name="b")).remarks[0]
+    assert decided(unlimited).code == Exit.NO_VERDICT
 
 
 def test_conditions_are_not_a_pass_of_a_limit_that_nobody_judged() -> None:
