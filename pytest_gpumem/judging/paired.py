@@ -47,6 +47,7 @@ GROSS_RARE = 0.01
 """Share of pairs of unchanged code that may look like a gross change: none of 2475 measurements was off by more than 3 %
 (ci/records/nvidia-h200/gate_validation_short.json)."""
 SETTLED = ", and the same machine code ran"
+EXACT = 200  # pairs up to which the interval is exact: counting all sums takes a second, and their number grows as 2 ** pairs
 SHOWN = 0.99  # confidence of the interval that is shown, two-sided; a verdict does not depend on it
 
 
@@ -198,7 +199,7 @@ def centre(values: Sequence[float]) -> float:
 
 
 def interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
-    """The interval of the centre by the exact signed-rank test (Wilcoxon 1945); infinite with too few values."""
+    """The interval of the centre by the signed-rank test (Wilcoxon 1945), exact up to `EXACT` values; infinite with too few values."""
     cut = _cut(len(values), (1 - confidence) / 2)
     if not cut:
         return -math.inf, math.inf
@@ -209,6 +210,9 @@ def interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
 @cache
 def _cut(count: int, error: float) -> int:
     """Number of the smallest rank sums whose probabilities add up to `error` at most, among `count` ranks with random signs."""
+    if count > EXACT:  # by the normal distribution, which gives a slightly smaller number
+        mean, variance = count * (count + 1) / 4, count * (count + 1) * (2 * count + 1) / 24
+        return math.floor(statistics.NormalDist(mean, math.sqrt(variance)).inv_cdf(error) + 0.5)
     ways = [1]  # number of subsets of the ranks with each sum
     for rank in range(1, count + 1):
         ways = [a + b for a, b in zip(ways + [0] * rank, [0] * rank + ways, strict=True)]

@@ -221,6 +221,15 @@ def test_the_interval_is_where_the_signed_rank_test_turns(count: int) -> None:
     assert interval(list(values[:7]), 0.99) == (-math.inf, math.inf)
 
 
+def test_the_interval_of_more_pairs_than_powers_of_two_fit_into_a_float() -> None:
+    """`--rounds-max` allows 10,000."""
+    values = np.random.default_rng(1).normal(0, 1, 1100)
+    low, high = interval(list(values), 0.99)
+    # Of a normal sample, the signed-rank test needs pi / 3 times as many values as the t-test.
+    assert high - low == pytest.approx(2 * 2.576 * math.sqrt(math.pi / 3 / 1100), rel=0.1)
+    assert low < values.mean() < high
+
+
 def test_the_sentence() -> None:
     noise = [0.001 * step for step in (1, -1, 0) * 4]
     assert judged(noise).sentence == "+0 % over 12 pairs of processes, between -0.100 % and +0.100 %: within max_regression 1.00 %"
