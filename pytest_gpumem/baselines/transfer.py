@@ -47,16 +47,16 @@ class Remote:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return [name for name, below in zip(found, pool.map(self.folders, found), strict=True) if subfolder in below]
 
-    def sizes(self, under: str) -> dict[str, int]:
-        """Bytes of each JSON file of a folder, by name."""
+    def sizes(self, under: str) -> dict[str, int | None]:
+        """Bytes of each JSON file of a folder, by name; None where the store does not tell, as a web server."""
         found = {_last(one["name"]): one["size"] for one in self._list(under) if one["type"] == "file"}
         return {name: size for name, size in found.items() if name.endswith(SUFFIX) and not name.startswith(".")}
 
-    def read(self, under: str, name: str, size: int) -> bytes:
-        """The bytes of a file. Raises `OSError`: it is shorter than `size` each time."""
+    def read(self, under: str, name: str, size: int | None) -> bytes:
+        """The bytes of a file. Raises `OSError`: it is shorter than `size`, if that is known, each time."""
         for _ in range(TRIES):
             data: bytes = self._fs.cat_file(self._path(under, name))
-            if len(data) == size:
+            if size in (None, len(data)):
                 return data
         raise OSError(f"{name}: the answer ends after {len(data)} of {size} bytes")
 
@@ -135,7 +135,7 @@ def explain(error: BaseException) -> str:
         return f"{text or 'a package is missing'}; pip install 'pytest-gpumem[remote]' brings fsspec and s3fs"
     if isinstance(error, PermissionError):
         return f"permission denied ({text})" if text else "permission denied"
-    return text if isinstance(error, (OSError, ValueError)) and text else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, (OSError, ValueError)) and text else ": ".join(filter(None, (type(error).__name__, text)))
 
 
 def answer(request: Mapping[str, Any], tell: Callable[[object], object]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,20 @@ def test_what_is_saved_is_loaded_elsewhere(place: Place, monkeypatch: pytest.Mon
     assert store.storage.shown(store.folder / first.name) == f"{place()}/{H100.key}/gpumem/{first.name}"
     # Another card sees that there is a baseline, and that it is none of its own.
     assert f"there are baselines of {H100.key}" in str(Store(place(), A100).load().note)
+
+
+def test_a_web_server_that_lists_a_folder_is_read_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lists have no sizes."""
+    pytest.importorskip("aiohttp", reason="fsspec reads no HTTP without it")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    saved(Storage(tmp_path / "store"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = RemoteStorage(f"http://127.0.0.1:{server.server_port}/store")
+        assert Store(place, H100).load().processes == 1
+        with pytest.raises(BaselineError, match=r"NotImplementedError; what it did not take is in"):
+            saved(place)
+        server.shutdown()
 
 
 def test_only_new_files_are_read_and_removed_ones_leave(local: Place) -> None:
