@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.runtime")
@@ -18,7 +19,8 @@ pytest.importorskip("cuda.bindings.runtime")
 from pytest_gpumem.devices.cuda import allocations
 from pytest_gpumem.devices.cuda.allocations import CudaMemory, needed_bytes, scattered
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import OutOfMemory
+from pytest_gpumem.devices.protocol import PLENTY, OutOfMemory
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB, MiB
 
 PAGE = 2 * MiB
@@ -127,6 +129,16 @@ def test_a_freed_region_stays_while_memory_is_free(memory: CudaMemory, driver: D
     assert memory.make_room(unless_free=0.99)
     assert driver.held == {}
     assert not memory.make_room()
+
+
+@pytest.mark.parametrize("gib", [24, 40, 79, 140])
+def test_a_freed_region_of_small_buffers_stays_beside_code_of_other_libraries(gib: int, driver: Driver, h100: DeviceFacts) -> None:
+    driver.memory = gib * GiB
+    memory = CudaMemory(0, replace(h100, memory_bytes=driver.memory))
+    driver.malloc(GiB)  # the context, and buffers of the test
+    for part in memory.scatter([32 * MiB] * 3, seed=1):
+        memory.free(part)
+    assert not memory.make_room(unless_free=PLENTY)
 
 
 def test_a_freed_region_is_used_again(memory: CudaMemory, driver: Driver) -> None:
