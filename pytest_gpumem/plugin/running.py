@@ -18,7 +18,7 @@ from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
-from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured, why_text
+from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, tell, unmeasured, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, KERNELS_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, CARD_ATTRIBUTE, ROWS_ATTRIBUTE, broken_limits, failure_texts, short_texts
@@ -136,6 +136,8 @@ class RunningHooks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        if with_end := call.when == "teardown" and any(row.footprint is not None for row in item.stash.get(ROWS, [])):
+            tell(item, self._session)  # what the test keeps is known now
         shown = yield
         if self._session.of_another_model:
             setattr(shown, CARD_ATTRIBUTE, self._session.facts.key)
@@ -160,7 +162,7 @@ class RunningHooks:
             test.replay.excuse()
         if shown.when == "setup" and shown.failed and uses(item, BENCHMARK_FIXTURE):
             item.stash[ROWS] = [unmeasured(item, self._session, call.excinfo.value if call.excinfo is not None else None)]
-        if ended or (shown.when == "teardown" and any(row.footprint is not None for row in item.stash.get(ROWS, []))):
+        if ended or with_end:
             rows = item.stash.get(ROWS, [])
             if self._session.reports_elsewhere:
                 rows = [replace(row, device=self._session.facts) for row in rows] if self._session.of_another_model else rows

@@ -78,8 +78,9 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
     if row.extra:
         found["extra"] = row.extra
     if (footprint := row.footprint) is not None and footprint.watched:
-        found |= {"peak_bytes": footprint.peak, "kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
-        found["allocations"] = footprint.allocations
+        found |= {"peak_bytes": footprint.peak, "allocations": footprint.allocations}
+        if footprint.ended:  # until then nothing is kept, only in use
+            found |= {"kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
     if comparison is not None:
         found |= {"delta": comparison.delta, "delta_low": comparison.low, "delta_high": comparison.high, "catches": comparison.catches}
     return found | {name: value for name, value in known.items() if value is not None}

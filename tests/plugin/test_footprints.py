@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from sessions import Run, rows_in
@@ -130,6 +131,23 @@ def test_what_is_kept_is_judged_after_the_teardown(pytester: pytest.Pytester, gp
     assert "4 KiB kept (gpumem 4 KiB), above max_kept 0 B (marker)" in verdict["reason"]
     assert [row["footprint"]["kept"] for row in found.values()] == [4096, 4096, *[0] * 20]
     assert result.ret == 1
+
+
+def test_figures_of_other_programs_are_those_of_the_tests_end(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """At the end of the body the buffers are still in use: they are not kept, and no limit on what is kept is judged yet."""
+    measures = """
+@pytest.mark.gpumem(max_kept="4 KiB")
+def test_measures(gpu_benchmark, gpu_kernels, device_buffer, leaking):
+    leaking(4096)
+    gpu_benchmark(gpu_kernels.copy, device_buffer("1 MiB"), device_buffer("1 MiB"))
+"""
+    pytester.makepyfile(test_it=KEEPS + measures)
+    gpumem("--junitxml=junit.xml", "--benchmark-json=out.json", "-k", "test_keeps or measures").assert_outcomes(passed=2, errors=1)
+    (benchmark,) = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
+    assert benchmark["extra_info"]["gpumem"]["kept_bytes"] == 4096
+    properties = ElementTree.parse(pytester.path / "junit.xml").iter("property")
+    found = [json.loads(one.attrib["value"]) for one in properties if one.attrib["name"] == "gpumem"]
+    assert [(one["kept_bytes"], one["verdict"], one["failed"]) for one in found] == [(4096, "FAIL", True), (4096, "PASS", False)]
 
 
 def test_workers_of_xdist_report_what_was_kept(pytester: pytest.Pytester, gpumem: Run) -> None:
