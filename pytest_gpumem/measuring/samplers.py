@@ -243,6 +243,9 @@ class Choice:
     fallback: bool  # True if the host's clock may take over; not if the user asked for this sampler
 
 
+_ONE_AT_A_TIME = "each launch is queued while the stream is blocked"
+
+
 def choose(requested: str, target: Target, mode: str, *, profiled: bool) -> Choice:
     """Choose a sampler.
     `requested`: "auto" or a sampler's name.
@@ -261,11 +264,9 @@ def choose(requested: str, target: Target, mode: str, *, profiled: bool) -> Choi
     if target.waits:
         return Choice("host", "the host takes part (a copy of pageable memory): wall-clock time, launch latency included", fallback=False)
     if pages_move:
-        return Choice("blocked", "managed pages are put back before every sample, which a graph cannot do", fallback=True)
+        return Choice("blocked", "managed pages are put back before every sample", fallback=True)
     if mode == "hot" and not target.restores:
         return Choice("batched", "hot launches follow each other", fallback=True)
     if target.foreign:
-        return Choice(
-            "blocked", "what a foreign callable does on the host is unknown, and a hold that expires shows that it waits", fallback=True
-        )
-    return Choice("blocked", "one launch at a time behind a held stream reads the steadiest", fallback=True)
+        return Choice("blocked", f"{_ONE_AT_A_TIME}; a callable that waits for the device is timed by the host's clock", fallback=True)
+    return Choice("blocked", f"{_ONE_AT_A_TIME}, which varies least", fallback=True)

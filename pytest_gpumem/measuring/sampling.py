@@ -277,10 +277,8 @@ class Sampling:
             self.notes.append(f"{len(self.placements)} of {wanted} placements")
         medians, width = self._counting(self.medians), self.half_width
         if width is not None and not stopping.precise(medians, self._plan.precision):
-            share = format_share(width / float(np.mean(medians)))
-            self.notes.append(
-                f"not as precise as wanted: {len(medians)} placements leave a half-width of {share} > {format_share(self._plan.precision)}"
-            )
+            noise, wanted_noise = (format_share(share) for share in (width / float(np.mean(medians)), self._plan.precision))
+            self.notes.append(f"less precise than --gpumem-precision {wanted_noise}: noise {noise} after {len(medians)} placements")
 
     # Samplers
 

@@ -259,7 +259,6 @@ def _measured(measurement: Measurement, device: DeviceFacts, account: Account | 
     if account is not None:
         yield "traffic", account.sentence
     if measurement.migrations is not None:
-        yield "kernel", kernel_formula(measurement)
         for sentence in migrations_text(measurement.migrations):
             yield "pages", sentence
     if pattern := sectors_text(measurement):
@@ -274,7 +273,7 @@ def _measured(measurement: Measurement, device: DeviceFacts, account: Account | 
     yield "medians", ", ".join(format_time(median) for median in measurement.medians[:_MEDIANS]) + more
     if modes := modes_text(measurement):
         yield "modes", modes
-    yield "method", f"{measurement.mode}, {measurement.sampler} ({measurement.sampler_reason})"
+    yield "method", f"{measurement.mode}, sampler {measurement.sampler} ({measurement.sampler_reason})"
     if measurement.overlap is not None and (hidden := measurement.overlap.hidden(measurement.latency)) is not None:
         yield "overlap", f"{format_share(hidden)} of what can be hidden, {measurement.overlap.streams} streams"
     yield from _conditions(measurement)
@@ -297,29 +296,14 @@ def modes_text(measurement: Measurement) -> str | None:
 
 
 def _conditions(measurement: Measurement) -> Iterator[tuple[str, str]]:
-    """Conditions before, during and after the samples; equal ones share a line."""
+    """Conditions before, during and after the samples; a line for all where they did not change."""
     before, after = measurement.conditions
     moments: dict[str, list[str]] = {}
     for moment, conditions in (("before", before), ("worst", measurement.during), ("after", after)):
         if conditions is not None and (text := conditions_text(conditions)):
             moments.setdefault(text, []).append(moment)
     for text, names in moments.items():
-        yield ", ".join(names), text
-
-
-def kernel_formula(measurement: Measurement) -> str:
-    """Bandwidth of the kernel: bytes that it reads and writes over its time, page faults included.
-
-    Source: Unified memory, 2.7.1: bandwidth = bytes / seconds, for three operations on each element.
-    """
-    traffic, bandwidth, time = measurement.traffic, measurement.bandwidth, format_time(measurement.latency)
-    if traffic is None or bandwidth is None:
-        return f"{time}; its bytes are unknown (give `moved=`)"
-    if traffic.declared is not None:
-        moved = f"{format_bytes(traffic.declared)} moved"
-    else:
-        moved = f"({format_bytes(traffic.reads)} read + {format_bytes(traffic.writes)} written)"
-    return f"{moved} / {time} = {format_rate(bandwidth)}"
+        yield "conditions" if len(moments) == 1 else ", ".join(names), text
 
 
 def migrations_text(migrations: Migrations) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
 from pytest_gpumem.reporting.groups import by_function, ordered
 from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, interval_text, names_of, row_facts, sectors_text
-from pytest_gpumem.reporting.summary import since_the_baseline
+from pytest_gpumem.reporting.summary import remedies, since_the_baseline
 from pytest_gpumem.units import format_share
 
 _SIMULATED, _BARS, _INTERVALS = "(simulated)", "bars", "intervals"
@@ -29,6 +30,7 @@ _LEFT_OUT = (
 """Parts of the table that are left out one after the other, each if names have less than so many columns."""
 _BAR = 10  # characters of the bar of a whole share of the peak
 _INDENT = "  "
+_FIGURE = re.compile(r"\d[\d.]*( [num]?s\b| [KMGT]?i?B\b)?")
 
 
 @dataclass(frozen=True)
@@ -156,25 +158,26 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
         text.append(f"catches slow-downs from {span}")
     text += since_the_baseline(rows)
     for row in rows:
-        # The first run of a suite has no baseline: one line below covers all NEW rows, unless notes are wanted.
-        if row.verdict.outcome is not Outcome.PASS and (notes or row.verdict.outcome is not Outcome.NEW):
+        # pytest shows the reason of a FAIL, unless the test failed by another error too.
+        if row.verdict.outcome is Outcome.UNDECIDED or (row.verdict.outcome is Outcome.FAIL and row.test_error is True):
             text.append(f"{row.verdict.outcome.value} {row.unique_key}: {row.verdict.reason}")
-    noted = list[str]()
+    noted: dict[str, list[str]] = {}  # many rows may have the same note with other figures
     for one in shown:
         account = one.account
-        terms = ("note", "kernel", "pages", *(["traffic"] if account is not None and account.notable else []))
+        terms = ("note", "pages", *(["traffic"] if account is not None and account.notable else []))
         for term, fact in one.facts():
-            if term in terms:
-                # A wrong declaration makes the bandwidth in the table wrong, so it is always shown.
-                always = term == "traffic" and account is not None and account.finding is Agreement.WRONG
-                (text if always else noted).append(f"{term} {one.name}: {fact}")
+            # A wrong declaration makes the bandwidth in the table wrong, so it is always shown.
+            if term == "traffic" and account is not None and account.finding is Agreement.WRONG:
+                text.append(f"{term} {one.name}: {fact}")
+            elif term in terms:
+                told = f"{term} {one.name}: {fact}"
+                noted.setdefault(_FIGURE.sub("", fact) if term == "note" else told, []).append(told)
     if notes:
-        text += noted
+        for first, *more in noted.values():
+            text.append(first + (f" ({counted(len(more), 'row')} more with such a note)" if more else ""))
     elif noted:
         text.append(f"{counted(len(noted), 'note')} on how it was measured; -v shows {'them' if len(noted) > 1 else 'it'}")
-    if without := sum(row.verdict.outcome is Outcome.NEW for row in rows):
-        text.append(f"NEW: {without} of {len(rows)} have nothing to compare with; --gpumem-save accepts this run's rows into the baseline")
-    return text
+    return [*text, *remedies([row for row in rows if row.verdict.outcome is Outcome.NEW])]
 
 
 _NOT_COUNTED = "not counted"

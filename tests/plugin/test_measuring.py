@@ -43,7 +43,7 @@ def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) 
             a, b = device_buffer(1 << 20), device_buffer(1 << 20)
             cold = gpu_benchmark(gpu_kernels.copy, a, b, label="cold")
             assert (cold.sampler, cold.checked) == ("blocked", True)
-            assert cold.sampler_reason == "one launch at a time behind a held stream reads the steadiest"
+            assert cold.sampler_reason == "each launch is queued while the stream is blocked, which varies least"
             assert len(cold.placements) >= 8
             assert 0 < cold.noise < 0.05
             assert cold.measurement.overhead > cold.measurement.floor

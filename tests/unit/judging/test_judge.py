@@ -82,7 +82,7 @@ def test_two_broken_limits_are_both_told(bench: Any, h100: DeviceFacts) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"footprint": 199 * MiB, "traffic": Traffic(10**8, 10**8)}, "its footprint of 199 MiB is below 4 x L2 (50 MiB)"),
+        ({"footprint": 199 * MiB, "traffic": Traffic(10**8, 10**8)}, "its footprint of 199 MiB is below 200 MiB, 4 x L2"),
         ({"mode": "hot"}, "in hot mode"),
         ({"footprint": None}, "its footprint is unknown"),
         ({"traffic": Traffic(GiB, GiB, link=True)}, "cross the host link"),

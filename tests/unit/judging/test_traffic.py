@@ -92,7 +92,7 @@ def test_more_than_the_compulsory_bytes_is_excess_and_says_where() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"footprint": 4 * L2 - 1}, "below 4 x L2"),
+        ({"footprint": 4 * L2 - 1}, "4 x L2"),
         ({"mode": "hot"}, "hot"),
         ({"traffic": Traffic(768 * MiB, 768 * MiB, link=True)}, "link"),
         ({"footprint": None}, "footprint is unknown"),

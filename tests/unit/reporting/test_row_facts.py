@@ -57,7 +57,7 @@ def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
         "  bandwidth     3002 GB/s for 805.3 MB (536.9 MB read, 268.4 MB written), 89.5 % of peak",
         "  window        8 MiB at hit ratio 0.5 and a set-aside of 9.375 MiB",
         "  samples       6 samples on 2 placements, spread between placements 0 %, 2 discarded under throttling",
-        "  method        clean-cold, graph (it can be captured)",
+        "  method        clean-cold, sampler graph (it can be captured)",
         "  before        SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled",
         "  worst, after  SM 1410 MHz, THROTTLED: sw_power_cap, 1 OTHER PROCESS",
         "  note          only 2 of 16 placements: the budget was spent",
