@@ -25,7 +25,8 @@ def no_share_text(measurement: Measurement, facts: DeviceFacts) -> str | None:
 def reason_text(reason: NoShare | None, measurement: Measurement, facts: DeviceFacts) -> str | None:
     """A reason as a clause; None for none."""
     if reason is NoShare.SMALL_FOOTPRINT:
-        return f"its footprint of {format_bytes(measurement.footprint or 0)} is below {format_bytes(L2_MULTIPLES * facts.l2_bytes)}, {L2_MULTIPLES} x L2"
+        least = format_bytes(L2_MULTIPLES * facts.l2_bytes)
+        return f"its footprint of {format_bytes(measurement.footprint or 0)} is below {least}, {L2_MULTIPLES} x L2"
     return None if reason is None else _CLAUSES[reason]
 
 

@@ -61,7 +61,7 @@ class Conductor:
         *,
         arena: Arena,
         stream: PersistingStream | None = None,
-        moved: int | None = None,
+        moved: int | str | None = None,
     ) -> Target:
         """Describe what the short form measures: a kernel of the catalogue, work or any callable, with its arguments.
         Raises `BadCall`: the arguments do not fit, `function` cannot be called, or `moved` is given for a kernel whose traffic is known.
@@ -94,7 +94,9 @@ class Conductor:
         `persisting`: arguments of the persisting stream that a case with a window runs on; default: everything fitted.
         """
         if not callable(build):
-            raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {build!r}")
+            raise BadCall(
+                f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not an object of type {type(build).__name__}"
+            )
         with self.device.current():
             self.device.memory.make_room(unless_free=PLENTY)
             return CasePlacements(build, arena, arena.stream, persisting or {}).target

@@ -13,7 +13,7 @@ from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside
 from pytest_gpumem.records.measurement import Traffic
-from pytest_gpumem.units import GiB, MiB
+from pytest_gpumem.units import GiB, MiB, parse_bytes
 
 
 class WrongResult(AssertionError):
@@ -80,11 +80,14 @@ class Target:
 def declared_bytes(name: str, moved: object) -> int | None:
     """The compulsory bytes that a user declares for one launch, or None.
     Raises `BadCall`: `moved`, which the user gave as `name`, is no positive integer.
+    Raises `QuantityError`: it is a text, and no size.
     """
     if moved is None:
         return None
+    if isinstance(moved, str):
+        moved = parse_bytes(moved)
     if isinstance(moved, bool) or not isinstance(moved, (int, np.integer)) or moved <= 0:
-        raise BadCall(f"{name}={moved!r}; it is the compulsory bytes of one launch, a positive integer")
+        raise BadCall(f'{name}={moved!r}; it is the compulsory bytes of one launch, a positive integer or a size such as "64 MiB"')
     return int(moved)
 
 

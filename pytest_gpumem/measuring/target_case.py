@@ -44,8 +44,8 @@ class Case:
     """Arrays or buffers that a launch writes, whole; poisoned before a check, unless they are also read."""
     window: Any = None
     """Buffer, or array of one, that is made persisting in L2."""
-    moved: int | None = None
-    """Compulsory bytes of one launch, where `reads` and `writes` do not give them."""
+    moved: int | str | None = None
+    """Compulsory bytes of one launch, in bytes or as "64 MiB", where `reads` and `writes` do not give them."""
     reference: Callable[[], object] | None = None
     """Does on the host what `launch` does on a GPU, through the buffers' `view()`; the simulated device runs it."""
     name: str = ""
@@ -188,8 +188,15 @@ class CasePlacements:
             result = built.case.check()
         except AssertionError as error:
             raise WrongResult(f"{self._name}: the result of one launch is wrong: {str(error) or 'its check failed'}") from error
-        # Libraries answer with their own kinds of False: numpy.bool, or an array or tensor of one element.
-        if result is not None and not result:
+        try:
+            # Libraries answer with their own kinds of False: numpy.bool, or an array or tensor of one element.
+            right = result is None or bool(result)
+        except (ValueError, RuntimeError) as error:  # NumPy's and CuPy's, PyTorch's
+            raise BadCall(
+                f"Case.check returned a value of type {type(result).__name__} that is neither true nor false ({error}); return one truth "
+                "value, such as that of (y == wanted).all(), or raise an AssertionError"
+            ) from error
+        if not right:
             raise WrongResult(f"{self._name}: its check returned {result} after one launch")
         for buffer in target.managed:
             buffer.put_home(target.stream)
@@ -213,14 +220,14 @@ class _Built:
 
 
 def _by_buffers(case: Case, arena: Arena) -> Case:
-    """The case with the buffers that its arrays lie in: not every library's array knows its bytes."""
+    """The case with the buffers that its arrays lie in, as not every library's array knows its bytes; and with its declared bytes."""
 
     def known(arrays: Sequence[Any]) -> Sequence[Any]:
         if not isinstance(arrays, (list, tuple)):
             return arrays
         return [array if (buffer := arena.find(array)) is None else buffer for array in arrays]
 
-    return replace(case, reads=known(case.reads), writes=known(case.writes))
+    return replace(case, reads=known(case.reads), writes=known(case.writes), moved=declared_bytes("Case.moved", case.moved))
 
 
 def _check_fields(case: Case) -> None:
@@ -234,7 +241,6 @@ def _check_fields(case: Case) -> None:
         for array in arrays:
             if not hasattr(array, "nbytes"):
                 raise BadCall(f"Case.{field} takes arrays or buffers; {array!r} has no nbytes")
-    declared_bytes("Case.moved", case.moved)
 
 
 def _traffic(case: Case) -> Traffic | None:

@@ -24,7 +24,6 @@ from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import imposed, loosened, marker_limits, merge_limits
-from pytest_gpumem.units import parse_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -126,8 +125,7 @@ class GpuBenchmark:
                 raise BadCall(f"gpu_benchmark() has no keyword {name!r}; did you mean {near[0]!r}?")
         label = self._check_label(label)
         limits = self._limits(given)
-        nbytes = None if moved is None else parse_bytes(moved)
-        target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=nbytes)
+        target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=moved)
         result = self._measure(target, label, limits, mode, count_pages, function if isinstance(function, Work) else None)
         if test.session.settings.l2_sweep and stream is not None and not isinstance(function, Work):
             self._sweeps.later(stream, function, args, kwargs, mode)

@@ -69,11 +69,12 @@ def declared(notes: tuple[str, ...]) -> list[str]:
     [
         (None, []),
         (2 * MiB, []),
+        ("2 MiB", []),
         (1 * MiB, ["moved= says 1.049 MB, less than the 2.097 MB of reads= and writes= (1.049 MB + 1.049 MB); moved= counts"]),
         (3 * MiB, ["moved= says 3.146 MB, more than the 2.097 MB of reads= and writes= (1.049 MB + 1.049 MB); moved= counts"]),
     ],
 )
-def test_a_case_that_declares_twice_says_so_once(bench: Bench, moved: int | None, said: list[str]) -> None:
+def test_a_case_that_declares_twice_says_so_once(bench: Bench, moved: int | str | None, said: list[str]) -> None:
     def build(memory: Memory) -> Case:
         x, y = memory.device(1 * MiB), memory.device(1 * MiB)
         return Case(lambda: None, reference=lambda: None, reads=[x], writes=[y], moved=moved)

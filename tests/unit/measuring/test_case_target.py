@@ -220,15 +220,20 @@ def test_a_window_that_cannot_be_leaves_nothing(bench: Bench) -> None:
         (lambda memory: scaling(memory, writes=memory.device(64)), r"Case\.writes is a list of arrays or buffers, not Buffer"),
         (with_(reads=[3.5]), r"Case\.reads takes arrays or buffers; 3\.5 has no nbytes"),
         (with_(moved=0), r"Case\.moved=0; it is the compulsory bytes of one launch, a positive integer"),
-        (with_(moved="1 MiB"), r"Case\.moved='1 MiB'"),
+        (with_(moved="0 MiB"), r"Case\.moved=0"),
         (with_(moved=True), r"Case\.moved=True"),
-        (Case(lambda: None), r"gpu_benchmark\.case\(\) takes a function .*, not Case\("),
+        (Case(lambda: None), r"gpu_benchmark\.case\(\) takes a function .*, not an object of type Case"),
     ],
 )
 def test_what_is_no_case(bench: Bench, build: Any, message: str) -> None:
     with pytest.raises(BadCall, match=message):
         bench.case(build)
     assert bench.device.live == []
+
+
+def test_a_check_that_returns_an_array_is_a_mistake(bench: Bench) -> None:
+    with pytest.raises(BadCall, match=r"Case\.check returned a value of type ndarray that is neither true nor false"):
+        bench.case(with_(check=lambda: np.array([True, True])))
 
 
 @pytest.mark.parametrize("fails", [1, 2, 3])
