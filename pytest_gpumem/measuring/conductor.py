@@ -94,9 +94,8 @@ class Conductor:
         `persisting`: arguments of the persisting stream that a case with a window runs on; default: everything fitted.
         """
         if not callable(build):
-            raise BadCall(
-                f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not an object of type {type(build).__name__}"
-            )
+            given = f"an object of type {type(build).__name__}"
+            raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {given}")
         with self.device.current():
             self.device.memory.make_room(unless_free=PLENTY)
             return CasePlacements(build, arena, arena.stream, persisting or {}).target

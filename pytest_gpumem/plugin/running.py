@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,17 +34,33 @@ from pytest_gpumem.units import QuantityError
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def where(traceback: TracebackType | None, test_file: Path, root: Path) -> str:
-    """`file:line: ` of the user's own line that led to an error; empty if there is none."""
-    found = ""
+def _frames(traceback: TracebackType | None, test_file: Path, root: Path) -> Iterator[tuple[TracebackType, Path, bool]]:
+    """The frames of a traceback from the outermost one, with their files, and whether the code is the user's own."""
     while traceback is not None:
         file = Path(traceback.tb_frame.f_code.co_filename)
         theirs = file.is_relative_to(root) and "site-packages" not in file.parts and not file.is_relative_to(_PACKAGE)
-        if file == test_file or theirs:
-            shown = file.relative_to(root) if file.is_relative_to(root) else file
-            found = f"{shown}:{traceback.tb_lineno}: "
+        yield traceback, file, theirs or file == test_file
         traceback = traceback.tb_next
+
+
+def where(traceback: TracebackType | None, test_file: Path, root: Path) -> str:
+    """`file:line: ` of the user's own line that led to an error; empty if there is none."""
+    found = ""
+    for frame, file, theirs in _frames(traceback, test_file, root):
+        if theirs:
+            found = f"{file.relative_to(root) if file.is_relative_to(root) else file}:{frame.tb_lineno}: "
     return found
+
+
+def theirs_alone(traceback: TracebackType | None, test_file: Path, root: Path) -> TracebackType | None:
+    """A traceback without the frames of this package through which the user's code was called; those that the user's code called stay."""
+    kept: TracebackType | None = None
+    called = False  # True outside of the user's innermost frame
+    for frame, file, theirs in reversed([*_frames(traceback, test_file, root)]):
+        called = called or theirs
+        if not called or not file.is_relative_to(_PACKAGE):
+            kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return kept
 
 
 MISTAKES = (BadCall, NoSuchKernel, BadBuffer, BadWindow, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
@@ -86,8 +102,8 @@ class RunningHooks:
                 return (yield)
             except Exception as error:
                 replaced = _replaced(error, item)
-                if replaced is None:
-                    raise
+                if replaced is error:
+                    raise error  # not `raise`: before Python 3.11 that has the whole traceback
                 raise replaced from None
 
     @pytest.hookimpl(wrapper=True)
@@ -100,15 +116,15 @@ class RunningHooks:
         except (KeyboardInterrupt, pytest.exit.Exception):
             raise
         except BaseException as error:  # pytest's own outcomes are no Exceptions
-            replaced = _replaced(error, item) or error
+            replaced = _replaced(error, item)
             try:
                 self._wait(item)
             except DeviceError as left:
                 if isinstance(replaced, pytest.skip.Exception):  # any other failure is the test's already
-                    replaced = _replaced(left, item) or left
+                    replaced = _replaced(left, item)
             judge_test(item, self._session, replaced)
             if replaced is error:
-                raise
+                raise error
             raise replaced from None
         failing = judge_test(item, self._session, None)
         if failing and self._session.further_reports is None:
@@ -172,14 +188,18 @@ class RunningHooks:
         return shown
 
 
-def _replaced(error: BaseException, item: pytest.Item) -> BaseException | None:
-    """The exception that replaces an error of ours: a skip, or a failure of one line with the place; None for other errors."""
+def _replaced(error: BaseException, item: pytest.Item) -> BaseException:
+    """The exception that replaces an error of ours: a skip, or a failure of one line with the place. Other errors stay, and lose the frames
+    of this package through which the user's code was called.
+    """
     if isinstance(error, Unsupported):
         return pytest.skip.Exception(str(error), _use_item_location=True)
     if isinstance(error, (WrongResult, *MISTAKES)):
         place = printable(where(error.__traceback__, item.path, item.config.rootpath))
         return pytest.fail.Exception(f"{place}{type(error).__name__}: {error}", pytrace=False)
-    return None
+    if not item.config.getoption("fulltrace"):
+        error.__traceback__ = theirs_alone(error.__traceback__, item.path, item.config.rootpath)
+    return error
 
 
 _ENDS = (KeyboardInterrupt, pytest.exit.Exception)  # exceptions that end the session; no other may replace them

@@ -198,6 +198,7 @@ def test_mistakes_are_told_with_the_users_line(pytester: pytest.Pytester, gpumem
 
 
 def test_a_users_own_exception_keeps_its_traceback(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """Without the frames of this package between the test and the function that it gave; `--full-trace` shows all."""
     pytester.makepyfile(
         """
         def test_it(gpu_benchmark):
@@ -209,6 +210,8 @@ def test_a_users_own_exception_keeps_its_traceback(pytester: pytest.Pytester, gp
     result = gpumem()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([">*raise ZeroDivisionError*", "E*ZeroDivisionError: the user's own"])
+    assert "target_case.py" not in result.stdout.str()
+    gpumem("--full-trace").stdout.fnmatch_lines(["*target_case.py*", "E*ZeroDivisionError: the user's own"])
 
 
 def test_a_wrong_result_fails_before_any_speed(pytester: pytest.Pytester, gpumem: Run) -> None:
