@@ -49,7 +49,11 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
     device = document.device
     head = f"{device.name}, driver {device.driver}, {run['datetime'][:10]}"
     rows = [row for row in document.rows if which is None or row.nodeid.startswith(nodeid) == (which == "of")]
-    drawn = summary(rows, device, width=WIDTH, colour=False) if short else table(rows, device, width=WIDTH, colour=False, notes=False)
+    drawn = (
+        summary(rows, device, width=WIDTH, colour=False, in_session=True)
+        if short
+        else table(rows, device, width=WIDTH, colour=False, notes=False)
+    )
     return f"{head}\n\n{drawn}"
 
 

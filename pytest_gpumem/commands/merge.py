@@ -140,7 +140,7 @@ def merge(output: Path, results: tuple[str, ...]) -> int:
     found, run = merged_into(output, results)
     if run.rows:
         width, colour = terminal()
-        click.echo(summary(run.rows, run.facts, width=width, colour=colour))
+        click.echo(summary(run.rows, run.facts, width=width, colour=colour, in_session=False))
     for line in (*run.remarks, *found.remarks):
         click.echo(printable(line))
     counts = Counter(test.outcome or "not run" for test in found.tests)

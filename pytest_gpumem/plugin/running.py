@@ -157,10 +157,13 @@ class RunningHooks:
         shown = yield
         if self._session.of_another_model:
             setattr(shown, CARD_ATTRIBUTE, self._session.facts.key)
+        crash = getattr(shown.longrepr, "reprcrash", None)
+        if crash is not None and Path(crash.path).is_relative_to(_PACKAGE):
+            crash.path, crash.lineno = str(item.path), (item.location[1] or 0) + 1  # --tb=line shows it
         if call.excinfo is not None and hasattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE):
-            setattr(shown, BY_LIMITS_ATTRIBUTE, True)
-            if (crash := getattr(shown.longrepr, "reprcrash", None)) is not None:
+            if crash is not None:
                 crash.message = getattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE)  # pytest's begins with "Failed: "
+            setattr(shown, BY_LIMITS_ATTRIBUTE, True)
         ours = uses(item, TEST_FIXTURE) or item.stash.get(TEST, None) is not None
         if ours and shown.skipped and not hasattr(shown, "wasxfail") and self._session.settings.strict:
             shown.outcome = "failed"

@@ -219,13 +219,18 @@ class TerminalHooks(SummaryHooks):
         from pytest_gpumem.reporting.table import table
 
         session, width, colour = self._session, writer._tw.fullwidth, writer._tw.hasmarkup
+        measured = [row for row in rows if row.measured_something]
+        memory = session.settings.footprint in ("on", "trace")
         if writer.verbosity > 0:
-            drawn = [table(rows, session.facts, width=width, colour=colour), *wrapped(counts_text(rows), width)]
+            drawn = [table(measured, session.facts, width=width, colour=colour, memory=memory), *wrapped(counts_text(rows), width)]
         elif writer.verbosity == 0:
-            drawn = [summary(rows, session.facts, width=width, colour=colour)]
+            drawn = [summary(rows, session.facts, in_session=True, width=width, colour=colour, memory=memory)]
         else:
-            shown = [row for row in rows if row.failed or is_failure(row.verdict, True)]
-            drawn = [table(shown, session.facts, width=width, colour=colour, notes=False), *wrapped(counts_text(rows), width)]
+            shown = [row for row in measured if row.failed or is_failure(row.verdict, True)]
+            drawn = [
+                table(shown, session.facts, notes=False, width=width, colour=colour, memory=memory),
+                *wrapped(counts_text(rows), width),
+            ]
         return "\n".join([*filter(None, drawn), *self._loosened(rows, width)])
 
     def _loosened(self, rows: Iterable[Row], width: int) -> Iterator[str]:

@@ -77,6 +77,11 @@ class Row(Record, frozen=True):
         return device if self.device is UNSET else self.device
 
     @property
+    def measured_something(self) -> bool:
+        """False if the test failed before."""
+        return self.measurement is not None or self.footprint is not None
+
+    @property
     def key(self) -> str:
         """`nodeid[label]`, or the node id alone for an unlabelled measurement; `key_of` escapes brackets in either."""
         return key_of(self.nodeid, self.label)

@@ -56,8 +56,10 @@ def _needed(footprint: Footprint) -> int:
 
 
 def _of_uses(total: int, footprint: Footprint, name: str, kind: str | None = None) -> str:
-    """A total, and the libraries that it is made of where there are several or one of another kind."""
+    """A total, and the libraries that it is made of; with the part of each where there are several."""
     uses = [use for use in footprint.uses if getattr(use, name) > 0 and kind in (None, use.kind)]
+    if len(uses) == 1:
+        return f"{short_bytes(total)} ({_library(uses[0])})"
     parts = ", ".join(f"{_library(use)} {short_bytes(getattr(use, name))}" for use in sorted(uses, key=lambda use: -getattr(use, name)))
     return short_bytes(total) + (f" ({parts})" if parts else "")
 

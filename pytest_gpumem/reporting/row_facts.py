@@ -49,6 +49,7 @@ class RowFacts:
     apart: str
     """Parameters and label, such as "4, pinned", and the GPU of several: what tells the rows of one test function apart; may be empty."""
     card: str = ""  # name of the GPU where the rows are of several
+    memory: bool = False  # every peak is a figure, not only where it is limited or nothing else was measured
 
     @property
     def outcome(self) -> Outcome:
@@ -76,7 +77,7 @@ class RowFacts:
         measurement, comparison = self.row.measurement, self.row.verdict.comparison
         change = _change(comparison) if comparison is not None else Figure()
         if measurement is None:
-            return Figure(), Figure(), Figure(), Figure(), *_memory(self.row), change
+            return Figure(), Figure(), Figure(), Figure(), *_memory(self.row, self.memory), change
         # Bytes that are asked for repeatedly count once in a bandwidth and its share of the peak, so L2 would look slow.
         share = measurement.share_of_peak(self.device) if measurement.asked_bandwidth is None else None
         return (
@@ -84,7 +85,7 @@ class RowFacts:
             _bandwidth(measurement),
             Figure(f"{share * 100:.1f} %", share) if share is not None else Figure(),
             Figure(_noise(measurement.noise), measurement.noise) if measurement.noise is not None else Figure(),
-            *_memory(self.row),
+            *_memory(self.row, self.memory),
             change,
         )
 
@@ -118,8 +119,8 @@ class RowFacts:
             yield from footprint_facts(row.footprint)
 
 
-def row_facts(rows: Sequence[Row], device: DeviceFacts) -> list[RowFacts]:
-    """The rows of one report as text."""
+def row_facts(rows: Sequence[Row], device: DeviceFacts, *, memory: bool = False) -> list[RowFacts]:
+    """The rows of one report as text. `memory`: as `RowFacts.memory`."""
     found = []
     several = any(row.measured_on(device) != device for row in rows)
     for row, name in zip(rows, names_of(rows), strict=True):
@@ -127,12 +128,14 @@ def row_facts(rows: Sequence[Row], device: DeviceFacts) -> list[RowFacts]:
         parameters = row.nodeid[len(function_of(row)) :]
         label = f"[{row.label}]" if row.label else ""
         inside = parameters.removeprefix("[").removesuffix("]")
-        if f"{row.label}, ".startswith(f"{inside}, "):
+        if parameters and not inside.strip():
+            inside = parameters  # an empty id
+        elif f"{row.label}, ".startswith(f"{inside}, "):
             inside = ""  # the label repeats it
         card = own.name if several else ""
         apart = ", ".join(part for part in (inside, row.label, card) if part)
         shown = f"{name} on {card}" if card else name
-        found.append(RowFacts(row, own, shown, name.removesuffix(parameters + label), apart, card))
+        found.append(RowFacts(row, own, shown, name.removesuffix(parameters + label), apart, card, memory))
     return found
 
 
@@ -223,13 +226,13 @@ def _bandwidth(measurement: Measurement) -> Figure:
     return Figure(format_rate(measurement.bandwidth), measurement.bandwidth)
 
 
-def _memory(row: Row) -> tuple[Figure, Figure]:
-    """Peak and kept memory: where they are limited, where nothing else was measured, and what is kept in any case."""
+def _memory(row: Row, asked: bool) -> tuple[Figure, Figure]:
+    """Peak and kept memory: where they are asked for or limited, where nothing else was measured, and what is kept in any case."""
     footprint, limits = row.footprint, row.limits
     if footprint is None or not footprint.watched:
         return Figure(), Figure()
-    limited = limits.max_peak is not None or limits.max_peak_regression is not None
-    peak = Figure(short_bytes(footprint.peak), float(footprint.peak)) if limited or row.measurement is None else Figure()
+    asked = asked or limits.max_peak is not None or limits.max_peak_regression is not None
+    peak = Figure(short_bytes(footprint.peak), float(footprint.peak)) if asked or row.measurement is None else Figure()
     ends = footprint.ended and (footprint.kept > 0 or limits.max_kept is not None)
     return peak, Figure(short_bytes(footprint.kept), float(footprint.kept)) if ends else Figure()
 

@@ -29,25 +29,27 @@ _LEFT_OUT = (("noise", 30), ("of peak", 30), ("bandwidth", 24), (_INTERVALS, 20)
 _Part = tuple[str, list[RowFacts]]  # a line of the table: its name and its rows
 
 
-def summary(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) -> str:
+def summary(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, in_session: bool, memory: bool = False) -> str:
     """The table, what decides the undecided rows, and the counts; without a trailing line break.
 
     Rows that fail come first, then rows of tests that failed otherwise, then undecided rows, each on its own line. All other rows of a
     test share a line with the span of their figures. The table never cuts figures, and leaves out columns in a narrow terminal.
+    `in_session`: pytest itself has reported the tests that failed before they measured anything, and -v lists every row.
+    `memory`: as `RowFacts.memory`.
     """
     rows, facts = printable(list(rows)), printable(facts)
-    shown = row_facts(rows, facts)
+    shown = row_facts([row for row in rows if row.measured_something or not in_session], facts, memory=memory)
     parts = list(_parts(shown, facts))
     lines = [_drawn(parts, width, colour)] if parts else []
     folded = any(len(of) > 1 for _, of in parts)
-    sentences = [*_sentences(shown), counts_text(rows) + ("; -v lists every row" if folded else "")]
+    sentences = [*_sentences(shown), counts_text(rows) + ("; -v lists every row" if folded and in_session else "")]
     return "\n".join([*lines, *(line for sentence in sentences for line in wrapped(sentence, width))])
 
 
 def counts_text(rows: Sequence[Row]) -> str:
     """Such as "9 measured (simulated): 1 FAIL, 8 PASS (2 by the same code, 6 held to no limit); 1 test failed before it measured
     anything"."""
-    measured = [row for row in rows if row.measurement is not None or row.footprint is not None]
+    measured = [row for row in rows if row.measured_something]
     simulated = " (simulated)" if any(row.verdict.simulated for row in rows) else ""
     counts = Counter(row.verdict.outcome for row in measured)
     outcomes = []
@@ -60,7 +62,7 @@ def counts_text(rows: Sequence[Row]) -> str:
     parts = [f"{len(measured)} measured{simulated}{': ' if outcomes else ''}{', '.join(outcomes)}"]
     if otherwise := {row.nodeid for row in measured if row.test_error is True}:
         parts.append(f"{counted(len(otherwise), 'test')} failed by an assertion or an error")
-    if nothing := {row.nodeid for row in rows if row.measurement is None and row.footprint is None}:
+    if nothing := {row.nodeid for row in rows if not row.measured_something}:
         parts.append(f"{counted(len(nothing), 'test')} failed before {'it' if len(nothing) == 1 else 'they'} measured anything")
     return "; ".join(parts)
 

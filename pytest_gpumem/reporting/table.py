@@ -43,7 +43,7 @@ class _Shown:
     alone: bool  # True if it is the only row of its test, so that its name is not under a heading
 
 
-def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True) -> str:
+def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True, memory: bool = False) -> str:
     """The table and the sentences under it, without a trailing line break.
 
     Rows are grouped by kind of test; what got worse is first, then the slowest. The rows of one test are under its name. Columns without
@@ -52,13 +52,14 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     parameters, then loses words in its middle.
     `notes`: show each measurement's notes, sectors of requests that are not coalesced, and intervals of latencies per access; if False,
     only the number of notes.
+    `memory`: as `RowFacts.memory`.
     """
     if not rows:
         return ""
     rows, facts = printable(rows), printable(facts)
     usual = _usual_way(rows)
     groups = ordered(rows, facts)
-    facts_of = {id(one.row): one for one in row_facts(rows, facts)}
+    facts_of = {id(one.row): one for one in row_facts(rows, facts, memory=memory)}
     lines: list[_Shown | Text] = []
     for kind, of in groups:
         if len(groups) > 1:

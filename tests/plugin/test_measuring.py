@@ -195,6 +195,7 @@ def test_mistakes_are_told_with_the_users_line(pytester: pytest.Pytester, gpumem
             f"{name}:15: NoTraffic: *moved=*",
         ]
     )
+    gpumem("--tb=line", "-k", "limit").stdout.fnmatch_lines([f"*{name}:7: Failed: {name}:8: SettingsError: *"])
 
 
 def test_a_users_own_exception_keeps_its_traceback(pytester: pytest.Pytester, gpumem: Run) -> None:

@@ -87,12 +87,12 @@ def test_bars_of_the_largest_tests() -> None:
 def test_facts_name_libraries_and_what_was_not_seen() -> None:
     found = dict(footprint_facts(FOOTPRINT))
     assert found["peak memory"] == "1.062 GiB (PyTorch 1 GiB, CUDA 64 MiB)"
-    assert found["peak, pinned"] == "1 MiB (CUDA pinned 1 MiB)"
-    assert found["kept"] == "4 KiB (PyTorch 4 KiB)"
+    assert found["peak, pinned"] == "1 MiB (CUDA pinned)"
+    assert found["kept"] == "4 KiB (PyTorch)"
     assert "from the driver" not in found
     assert "from the driver" not in dict(footprint_facts(replace(FOOTPRINT, driver_peak=0)))  # all from an earlier test's pool
     assert dict(footprint_facts(replace(FOOTPRINT, driver_peak=2 * GiB)))["from the driver"].startswith("2 GiB at most")
-    assert found["reserved"].startswith("2 MiB (PyTorch 2 MiB)")
+    assert found["reserved"].startswith("2 MiB (PyTorch)")
     assert found["allocations"] == "5, the largest 512 MiB"
     assert found["not watched"] == "JAX: it is not in use"
     assert "kept" not in dict(footprint_facts(Footprint(0, not_watched=("CUPTI: not installed",))))
@@ -124,10 +124,12 @@ def test_columns_are_of_rows_that_are_limited_or_keep_memory(make_row: MakeRow, 
     assert shown(replace(timed, footprint=small, limits=Limits(max_peak="1 GiB"))) == ["4 MiB", ""]
     assert shown(replace(timed, footprint=small, limits=Limits(max_kept="0 B"))) == ["", "0 B"]
     assert shown(replace(timed, footprint=leaks, measurement=None)) == ["4 MiB", "4 KiB"]
-    drawn = summary([timed, replace(timed, nodeid="a.py::test_leaks", footprint=leaks)], facts, width=120, colour=False)
+    drawn = summary([timed, replace(timed, nodeid="a.py::test_leaks", footprint=leaks)], facts, width=120, colour=False, in_session=True)
     assert re.search(r"test_leaks +268.3 us .* 4 KiB +PASS", drawn)
     assert "kept (1 test of 1): 4 KiB by a.py::test_leaks" in drawn
-    assert "memory" not in summary([replace(timed, footprint=small)], facts, width=120, colour=False)
+    for asked in (False, True):
+        drawn = summary([replace(timed, footprint=small)], facts, width=120, colour=False, in_session=True, memory=asked)
+        assert ("4 MiB" in drawn) == ("memory" in drawn) == asked
 
 
 def test_the_page_has_the_plot_the_lines_and_the_totals(make_row: MakeRow, facts: DeviceFacts) -> None:

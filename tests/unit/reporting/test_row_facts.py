@@ -83,10 +83,12 @@ def test_the_text_of_a_test_that_measured_nothing(facts: DeviceFacts) -> None:
 
 def test_names_are_split_into_the_function_and_what_tells_its_rows_apart(make_row: Make, facts: DeviceFacts) -> None:
     rows = [make_row("a/t.py::test_b[4-pinned]"), make_row("a/t.py::test_b[near]", label="near, 4 MiB"), make_row("a/t.py::test_c")]
+    rows.append(make_row("a/t.py::test_d[]"))
     assert [(one.name, one.function, one.apart) for one in row_facts(rows, facts)] == [
         ("test_b[4-pinned]", "test_b", "4-pinned"),
         ("test_b[near][near, 4 MiB]", "test_b", "near, 4 MiB"),
         ("test_c", "test_c", ""),
+        ("test_d[]", "test_d", "[]"),
     ]
 
 

@@ -17,7 +17,7 @@ UP = Comparison(delta=0.1234, low=0.1201, high=0.1266, catches=0.008, processes=
 
 
 def draw(rows: list[Row], facts: DeviceFacts, width: int = 100) -> list[str]:
-    return summary(rows, facts, width=width, colour=False).splitlines()
+    return summary(rows, facts, width=width, colour=False, in_session=True).splitlines()
 
 
 def names(lines: list[str]) -> list[str]:
@@ -99,6 +99,14 @@ def test_the_counts_are_of_what_was_measured(facts: DeviceFacts, make_row: MakeR
     )
     assert counts_text([make_row(simulated=True)]) == "1 measured (simulated): 1 PASS (1 held to no limit)"
     assert counts_text(rows[-1:]) == "0 measured; 1 test failed before it measured anything"
+
+
+@pytest.mark.parametrize("in_session", [True, False])
+def test_tests_that_measured_nothing_are_named_where_pytest_has_not(in_session: bool, facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row("t.py::test_a[1]"), make_row("t.py::test_a[2]"), make_row("t.py::test_e", Outcome.FAIL, measured=False)]
+    drawn = summary(rows, facts, width=200, colour=False, in_session=in_session)
+    assert ("test_e" not in drawn) == ("-v lists every row" in drawn) == in_session
+    assert "1 test failed before it measured anything" in drawn
 
 
 def test_undecided_rows_are_grouped_by_what_decides_them(make_row: MakeRow) -> None:
