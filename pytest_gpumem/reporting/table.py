@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.traffic import Account, Agreement, account, size
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
@@ -159,8 +159,9 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
         text.append(f"catches slow-downs from {span}")
     text += since_the_baseline(rows)
     for row in rows:
-        # pytest shows the reason of a FAIL, unless the test failed by another error too.
-        if row.verdict.outcome is Outcome.UNDECIDED or (row.verdict.outcome is Outcome.FAIL and row.test_error is True):
+        # pytest shows the reason of a FAIL, unless the test failed by another error too. The rest of NEW rows have one in common.
+        own = row.verdict.outcome is Outcome.UNDECIDED or row.verdict.code is Code.ACCEPTED
+        if own or (row.verdict.outcome is Outcome.FAIL and row.test_error is True):
             text.append(f"{row.verdict.outcome.value} {row.unique_key}: {row.verdict.reason}")
     noted: dict[str, list[str]] = {}  # many rows may have the same note with other figures
     for one in shown:
