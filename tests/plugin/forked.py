@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import multiprocessing.util
 import os
 import runpy
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.config import default_plugins
 from execnet.gateway_io import Popen2IO, Popen2IOMaster
 
 from pytest_gpumem.runs import child
@@ -23,7 +25,9 @@ from pytest_gpumem.runs.child import Background
 SERVER = multiprocessing.get_context("forkserver")
 # Nothing whose assertions pytest rewrites, such as its plugins.
 SERVER.set_forkserver_preload(
-    ["pytest", "rich.text", *(f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary"))]
+    ["pytest", "execnet.gateway_io", "numpy.ma", "scipy.special", "rich.console", "rich.text", "email.parser", "unittest", "pdb"]
+    + [f"_pytest.{name}" for name in default_plugins if name != "pytester_assertions"]
+    + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table")]
     + [f"pytest_gpumem.plugin.{name}" for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")]
 )
 # Before a test moves the temporary folder: the path of a socket has 107 characters at most.
@@ -76,6 +80,8 @@ def _become(
     words: list[str], environment: dict[str, str], folder: str, descriptors: Mapping[Any, int], own_group: bool, ready: Connection
 ) -> None:
     """Do what `python WORDS` does in this folder."""
+    gc.freeze()  # what is imported by now stays
+    gc.set_threshold(20_000, 20, 20)
     if own_group:
         os.setsid()
     moved = [(fcntl.fcntl(one.detach(), fcntl.F_DUPFD, HIGH), number) for one, number in descriptors.items()]
