@@ -51,11 +51,11 @@ def as_a_gpu(results: dict[str, object]) -> dict[str, object]:
 
 def table(trace: Trace, figures: dict[str, list[int]]) -> str:
     """The CSV: a kernel for each measured launch and each flush, with the figures of the innermost range that has some."""
-    lines = []
+    lines: list[tuple[object, ...]] = []
     for path in trace.ranges():
         names = path.split("/")
         if names[-1].endswith((".launch", ".flush")) and (found := [figures[name] for name in names if name in figures]):
-            lines.append(line(len(lines), "work(float *)", stack(*names), tuple(found[-1])))  # type: ignore[arg-type]
+            lines.append(line(len(lines), "work(float *)", stack(*names), tuple(found[-1])))
     return log(*lines) if lines else "==WARNING== No kernels were profiled.\n"
 
 

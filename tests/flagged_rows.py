@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from measurements import measurement
 
 from pytest_gpumem.outcomes import Code, Outcome
@@ -15,7 +17,7 @@ OUTCOMES = {
 """Of codes that are not UNDECIDED."""
 
 
-def row(verdict: Code | Outcome = Outcome.PASS, name: str = "a", delta: float | None = 0.03, label: str = "", **limits: str) -> Row:
+def row(verdict: Code | Outcome = Outcome.PASS, name: str = "a", delta: float | None = 0.03, label: str = "", **limits: Any) -> Row:
     made = measurement(label=label, placements=((1e-3, 1e-3), (1e-3, 1e-3)), half_width=1e-9)
     outcome, code = (verdict, None) if isinstance(verdict, Outcome) else (OUTCOMES.get(verdict, Outcome.UNDECIDED), verdict)
     comparison = None if delta is None else Comparison(delta, delta, delta, 0.01, 3)

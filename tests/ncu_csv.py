@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 
 HEADING = (
     "ID",
@@ -28,8 +29,6 @@ HEADING = (
 UNITS = (*[""] * 13, "byte", "byte", "ns", "sector", "sector")
 TRIAD = "void triad<float, 2>(T1 *, const T1 *, const T1 *, T1, unsigned long long)"
 
-Figures = tuple[object, object, object, object, object]
-
 
 def stack(*names: str) -> str:
     """The cell of a kernel's push/pop ranges, outermost first."""
@@ -42,12 +41,12 @@ def measured(test: str, label: str = "") -> str:
     return stack(test, *([label] if label else []), f"{test}.measure", f"{test}.launch")
 
 
-def line(identity: int, kernel: str, ranges: str, figures: Figures) -> tuple[object, ...]:
+def line(identity: int, kernel: str, ranges: str, figures: Sequence[object]) -> tuple[object, ...]:
     where = ("1", "7", "(256, 1, 1)", "(1056, 1, 1)", "0", "9.0", ranges, "")
     return (identity, "4242", "python3.12", "127.0.0.1", kernel, *where, *figures)
 
 
-def log(*lines: tuple[object, ...], heading: tuple[str, ...] = HEADING, units: tuple[str, ...] = UNITS) -> str:
+def log(*lines: Sequence[object], heading: tuple[str, ...] = HEADING, units: tuple[str, ...] = UNITS) -> str:
     """A whole log: what ncu says about the process, the table, what it says at the end."""
     out = io.StringIO()
     csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([heading, units, *lines])
@@ -56,4 +55,4 @@ def log(*lines: tuple[object, ...], heading: tuple[str, ...] = HEADING, units: t
 
 
 # Figures of the triad in ci/records/nvidia-h200/nvtx_filter.json; sectors are of whole lines read and written once.
-H200: Figures = ("1073762048", "519266304", "367264", "33554432", "16777216")
+H200 = ("1073762048", "519266304", "367264", "33554432", "16777216")

@@ -239,7 +239,7 @@ class Background:
 
 def shown(command: Sequence[str]) -> str:
     """A command as a shell takes it."""
-    return shlex.join(os.fspath(part) for part in command)
+    return shlex.join(command)
 
 
 def recorded(command: Sequence[str], root: Path | None = None) -> str:

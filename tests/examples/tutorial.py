@@ -44,7 +44,7 @@ def steps() -> dict[str, Step]:
 
 def change(name: str) -> str:
     """A change that the page makes, as a diff."""
-    return dict(CHANGE.findall(PAGE.read_text(encoding="utf-8")))[name]
+    return str(dict(CHANGE.findall(PAGE.read_text(encoding="utf-8")))[name])
 
 
 def missing(shown: tuple[str, ...], output: str) -> list[str]:

@@ -62,7 +62,7 @@ class Project:
         (self.folder / "kern.py").write_text(f"NBYTES = {nbytes}\n")
         self.git("commit", "-qam", "change")
 
-    def run(self, script: str, variables: dict[str, str], **more: str) -> Done[str]:
+    def run(self, script: str, variables: dict[str, str], /, **more: str) -> Done[str]:
         """A script as a runner runs it, in a CI that has no GPU."""
         own = {"CI": "true", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(self.folder.parent), "PYTHONDONTWRITEBYTECODE": "1"}
         environment = {**os.environ, **own, **variables, **more}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ HIGH = 200
 """A number above those of all descriptors."""
 
 
-class Forked(SERVER.Process):
+class Forked(ForkServerProcess):
     """As a `subprocess.Popen` of this interpreter, as far as one is needed."""
 
     def __init__(
@@ -119,7 +120,7 @@ def start(self: Background, command: Sequence[str], environment: Mapping[str, st
     self._has_group = own_group
     log = self._log.fileno()
     descriptors = {self.reads: self.reads, self.writes: self.writes, 1: log, 2: os.dup(log)}
-    self._process = Forked(command[1:], environment, folder, descriptors, own_group=own_group)
+    self._process = Forked(command[1:], environment, folder, descriptors, own_group=own_group)  # type: ignore[assignment]
     for descriptor in (self.reads, self.writes, descriptors[2]):
         os.close(descriptor)
 

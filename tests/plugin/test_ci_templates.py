@@ -325,8 +325,7 @@ def test_a_slow_down_is_accepted_with_its_reason(project: Project) -> None:
     assert project.run(*step("save", "Save"), **SIMULATED).returncode == 0
     event = {"GITHUB_EVENT_NAME": "workflow_dispatch", "GITHUB_ACTOR": "octo", "CI_COMMIT_SHA": "abc"}
     upstream = str(project.folder.parent / "upstream")
-    for job in (lambda: step("accept", "Accept"), lambda: gitlab("gpumem:accept")):
-        script, variables = job()
+    for script, variables in (step("accept", "Accept"), gitlab("gpumem:accept")):
         own = {"BASELINE_PUSH_URL": upstream, "ACCEPT_TEST": "test_it.py::test_copy", "ACCEPT_REASON": "$(touch planted) why"}
         given = {**variables, **event, **own, "TEST": own["ACCEPT_TEST"], "REASON": own["ACCEPT_REASON"]}
         if "BASELINE_BRANCH" in variables:

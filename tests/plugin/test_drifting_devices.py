@@ -211,7 +211,7 @@ def half_way(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyP
         result = gpumem("--benchmark-json=out.json", *options)
         rows = rows_in(pytester.path)
         found = [(row["verdict"]["outcome"], row["verdict"]["code"]) for row in rows]
-        return [*(" ".join(filter(None, one)) for one in found), result.ret.name]
+        return [*(" ".join(filter(None, one)) for one in found), pytest.ExitCode(result.ret).name]
 
     return run
 

@@ -128,7 +128,7 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     asked = ("main", *ROUNDS, "--flagged", "run.json", "--journal", str(journal), "--json", "out.json")
     stages: list[Callable[[], bool]] = [
         lambda: project.worktrees == 2,
-        *(lambda count=count: lines(journal) >= count for count in (2, 6)),  # type: ignore[misc]
+        *(lambda count=count: lines(journal) >= count for count in (2, 6)),
     ]
     before, told = b"", ""
     for reached in stages:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ci_project import make_three
@@ -30,7 +31,7 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
 """
 
 
-def rows_of(folder: Path) -> dict[str, dict]:
+def rows_of(folder: Path) -> dict[str, dict[str, Any]]:
     """Rows of a JSON document by test name and label."""
     rows = rows_in(folder)
     return {row["nodeid"].split("::")[1] + (f"[{row['label']}]" if row["label"] else ""): row for row in rows}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -60,8 +61,8 @@ def end(session: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture
-def start(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Callable[..., subprocess.Popen[bytes]]:
-    def run(culprit: str, *arguments: str) -> subprocess.Popen[bytes]:
+def start(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    def run(culprit: str, *arguments: str) -> Any:
         pytester.makepyfile(test_it=MODULE.format(culprit=culprit))
         own = ("--benchmark-json=out.json", "--junitxml=out.xml", "--gpumem-save", "--gpumem-baseline=baseline")
         command = [sys.executable, "-m", "pytest", *SIMULATED, *own, *arguments]

@@ -134,7 +134,9 @@ def test_all_of_them_may_be_lost(baseline: Any, pytester: pytest.Pytester) -> No
     ],
     ids=["one test", "-k", "deselect the lost one", "deselect another", "elsewhere", "ignore"],
 )
-def test_what_was_not_asked_for_is_not_lost(baseline: Any, pytester: pytest.Pytester, arguments: tuple[str, ...], found: dict) -> None:
+def test_what_was_not_asked_for_is_not_lost(
+    baseline: Any, pytester: pytest.Pytester, arguments: tuple[str, ...], found: dict[str, str]
+) -> None:
     (pytester.mkdir("elsewhere") / "test_b.py").write_text("def test_b(): pass")
     _, said = baseline("remove", *arguments)
     assert said == found

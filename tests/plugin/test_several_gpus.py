@@ -97,7 +97,7 @@ class Seen:
         """Forget what the sessions so far saw."""
         (self._runtime / "seen.jsonl").unlink()
 
-    def lines(self) -> list[tuple[str, str, str, list[str]]]:
+    def lines(self) -> list[Any]:
         """Test, worker, CUDA_VISIBLE_DEVICES, and the GPUs whose lock it holds."""
         return [tuple(json.loads(line)) for line in (self._runtime / "seen.jsonl").read_text().splitlines()]
 

@@ -207,8 +207,8 @@ def nothing_hits_twice(patch: Patch) -> None:
 
 def l2_is_three_times_its_size(patch: Patch) -> None:
     """L2 holds more than the device says that it has, a table beside a stream too."""
-    capacity = L2.capacity.fget
-    patch.setattr(L2, "capacity", property(lambda self: 3 * capacity(self)))
+    capacity: Any = vars(L2)["capacity"]
+    patch.setattr(L2, "capacity", property(lambda self: 3 * capacity.fget(self)))
 
 
 def l2_keeps_nothing(patch: Patch) -> None:

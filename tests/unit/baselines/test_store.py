@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone, tzinfo
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,10 @@ def test_one_process_counts_once(tmp_path: Path) -> None:
     assert saved.refused[0][1] == "another row of this run has the same key"
 
 
+def measured_in(mode: str, past: Measurement) -> bool:
+    return past.mode == mode
+
+
 def test_only_comparable_measurements_are_compared_with(tmp_path: Path) -> None:
     """Where none is, the others are handed out: the judge says how they differ."""
     store = Store(tmp_path, H100)
@@ -328,7 +333,7 @@ def test_only_comparable_measurements_are_compared_with(tmp_path: Path) -> None:
     baseline = store.load()
     key = row().key
     for mode, found in (("hot", ["hot"]), ("clean-cold", ["clean-cold"]), ("dirty-cold", ["clean-cold", "hot"])):
-        history = baseline.history(key, lambda past, mode=mode: past.mode == mode)
+        history = baseline.history(key, partial(measured_in, mode))
         assert [m.mode for m in history.measurements] == found
     unknown = baseline.history("tests/test_a.py::test_new", every)
     assert (unknown.measurements, unknown.reason) == ((), "none of the 2 accepted processes holds tests/test_a.py::test_new")

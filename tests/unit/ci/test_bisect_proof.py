@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import bisect_proof
@@ -63,7 +64,12 @@ def test_simulated_searches_end_as_planted() -> None:
 
 def test_the_change_is_never_beside_a_commit_that_cannot_be_measured(monkeypatch: Any) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(bisect_proof, "search", lambda _folder, _options, **given: asked.append(given) or {})
+
+    def search(_folder: Path, _options: Any, **given: Any) -> dict[str, Any]:
+        asked.append(given)
+        return {}
+
+    monkeypatch.setattr(bisect_proof, "search", search)
     options = type("Options", (), {"commits": 16})
     for seed in range(50):
         bisect_proof.searches("trouble", seed, options, None)  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def test_the_table_shows_misses() -> None:
 
 def test_what_was_said_is_kept_without_the_folder_that_it_was_said_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = f"base: folder {tmp_path / 'base'}; head: folder {tmp_path / 'head'}; GPU"
-    monkeypatch.setattr(explain_proof.subprocess, "run", lambda *given, **named: subprocess.CompletedProcess(given, 0, said))
+    monkeypatch.setattr(subprocess, "run", lambda *given, **named: subprocess.CompletedProcess(given, 0, said))
     asked = argparse.Namespace(pairs=1, device="sim", budget="1 s")
     found = explain_proof.explain(tmp_path, ["test_planted.py::test_a"], asked, counters=False)
     assert found["text"] == "base: folder base; head: folder head; GPU"

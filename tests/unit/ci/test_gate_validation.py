@@ -187,7 +187,7 @@ def test_bounds_count_runs_and_baselines_and_never_verdicts(record: dict[str, An
 
 def test_runs_of_a_users_project_count_as_sessions_too(record: dict[str, Any]) -> None:
     passed, failed = ({"rows": [{"outcome": outcome}] * 15} for outcome in ("PASS", "FAIL"))
-    projects = [
+    projects: list[dict[str, Any]] = [
         {"parts": {"unchanged": [passed, passed], "gate": [{**passed, "changes": "comment"}, {**failed, "changes": "wait"}]}},
         {"parts": {"unchanged": [passed, {"error": "ended"}, failed]}},
     ]

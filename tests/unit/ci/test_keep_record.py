@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from keep_record import kept
 
 
 def test_samples_stay_where_the_rows_have_them_and_only_there() -> None:
-    rows = [{"key": "test_a[one]", "measurement": {"placements": [[1.0592000000000003e-05, 2.0]]}}, {"key": "test_c", "measurement": None}]
+    rows: list[dict[str, Any]] = [
+        {"key": "test_a[one]", "measurement": {"placements": [[1.0592000000000003e-05, 2.0]]}},
+        {"key": "test_c", "measurement": None},
+    ]
     benchmarks = [{"fullname": name, "stats": {"mean": 1.5, "data": [1.0, 2.0]}} for name in ("test_a[one]", "test_b", "test_c")]
-    run = {"version": "5.2.3", "benchmarks": benchmarks, "gpumem": {"rows": rows}}
+    run: dict[str, Any] = {"version": "5.2.3", "benchmarks": benchmarks, "gpumem": {"rows": rows}}
     record = kept(run)
     assert [("data" in one["stats"]) for one in record["benchmarks"]] == [False, True, True]
     assert all(one["stats"]["mean"] == 1.5 for one in record["benchmarks"])

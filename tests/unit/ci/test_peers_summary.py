@@ -24,7 +24,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(n: int) -> None:
     held = {"chi-square": 0, "F": 0, "Welch": 0}
     tries = 1000
     for _ in range(tries):
-        ours, theirs = random.normal(10, 0.1, n), random.normal(10, 0.2, n)
+        ours, theirs = random.normal(10, 0.1, n).tolist(), random.normal(10, 0.2, n).tolist()
         spread = peers_summary.spread_interval(ours)
         ratio = peers_summary.spread_ratio(ours, theirs)
         difference = peers_summary.mean_difference(ours, theirs)

@@ -159,7 +159,7 @@ THROTTLED = (Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
     ],
 )
 @pytest.mark.parametrize("bad", ["a.json", "b.json"])
-def test_what_says_nothing_is_not_compared(folder: Folder, compare: Compare, bad: str, changes: dict[str, object], why: str) -> None:
+def test_what_says_nothing_is_not_compared(folder: Folder, compare: Compare, bad: str, changes: dict[str, Any], why: str) -> None:
     for name in ("a.json", "b.json"):
         folder.write(name, [folder.row(**(changes if name == bad else {})), folder.row(name="test_other")])
     result = compare("a.json", "b.json", "--max-regression", "10%", "--strict")

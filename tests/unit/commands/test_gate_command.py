@@ -106,11 +106,13 @@ def test_a_noisy_row_of_the_same_code_has_a_duet_only_in_a_strict_gate(run: Run,
         "g": (Code.CONDITIONS, {"same_code": True, "delta": 0.004, "low": -0.01, "high": 0.012}),
         "f": (Code.LOOKS_SLOWER, {"same_code": False, "delta": 0.015, "low": -0.01, "high": 0.035}),
     }
-    rows = [
-        structs.replace(one, verdict=structs.replace(one.verdict, comparison=structs.replace(one.verdict.comparison, **change)))
-        for name, (code, change) in doubts.items()
-        for one in [row(code, name)]
-    ]
+    rows = []
+    for name, (code, change) in doubts.items():
+        one = row(code, name)
+        assert one.verdict.comparison is not None
+        rows.append(
+            structs.replace(one, verdict=structs.replace(one.verdict, comparison=structs.replace(one.verdict.comparison, **change)))
+        )
     duet = {f"t.py::{name}": "PASS" for name in "acdf"}
     result = run(rows=tuple(rows), duet=duet)
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == list(duet)

@@ -408,7 +408,7 @@ def test_allocations_have_stacks_and_referrers_if_asked_for() -> None:
     watch = footprints.watch()
     footprints.took(MemoryKind.DEVICE, MIB)
     array, other = [1], [2]
-    library.arrays = lambda: [(0xA000, array), (0xB000, other)]  # type: ignore[attr-defined]
+    library.arrays = lambda: [(0xA000, array), (0xB000, other)]  # type: ignore[method-assign]
     watch.read()
     (one,) = watch.accounts().kept
     assert one.stack[-2][2] == "test_allocations_have_stacks_and_referrers_if_asked_for"
@@ -431,7 +431,7 @@ def test_an_object_that_cannot_be_looked_at_costs_the_referrers_alone() -> None:
     footprints.start(driver=True, stacks=True)
     array = [1]
     hostile = Hostile(array)
-    library.arrays = lambda: [(0xA000, array)]  # type: ignore[attr-defined]
+    library.arrays = lambda: [(0xA000, array)]  # type: ignore[method-assign]
     footprints.watch()
     assert isinstance(footprints.referrers()(Allocated(0.0, ("CuPy", "device"), "use", 0xA000, MIB)), tuple)
     del hostile

@@ -88,7 +88,8 @@ def test_it_is_taken(where: str, line: str, pytestconfig: pytest.Config) -> None
         text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         assert all(re.search(rf"^{extra} = \[", text, re.MULTILINE) for one in extras for extra in one.split(","))
     elif program in ("python", "python3"):
-        assert arguments[:2] == ["-m", "venv"] or check_script(arguments) is None
+        if arguments[:2] != ["-m", "venv"]:
+            check_script(arguments)
     else:
         assert program in TAKEN_AS_READ, f"{where}: {program} is not known here"
 

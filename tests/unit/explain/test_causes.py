@@ -310,7 +310,7 @@ def test_sectors_that_l1_keeps_in_part_cost_what_l2_is_asked_for() -> None:
     (cause,) = why(side(), side(440e-6, (records,))).causes
     assert cause.rule == "access pattern"
     assert "stride 7; L1 keeps a part from L2, which is asked for 16.7 % more" in sentence(cause)
-    assert cause.figures["asked_of_l2"] == (800_000_000, pytest.approx(800_000_000 * 7 / 6))
+    assert cause.figures["asked_of_l2"] == pytest.approx((800_000_000, 800_000_000 * 7 / 6))
 
 
 def test_wider_data_in_a_worse_pattern_is_more_bytes_where_loads_were_counted() -> None:

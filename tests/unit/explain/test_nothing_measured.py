@@ -12,6 +12,7 @@ import pytest
 from pytest_gpumem.explain import processes
 from pytest_gpumem.explain.processes import ExplainRequest, measure_head, measure_sides
 from pytest_gpumem.outcomes import NoAnswer
+from pytest_gpumem.runs import child
 from pytest_gpumem.runs.workers import HEAD
 
 BOTH = "base (revision main) and head (working tree)"
@@ -55,7 +56,7 @@ def test_the_reason_is_said(
     workers = Workers(outcomes)
     monkeypatch.setattr(processes, "Workers", lambda *given, **named: workers)
     with pytest.raises(NoAnswer, match=re.escape(said) + "$" if "it has no" not in said else said):
-        measure_sides(*TREES, ExplainRequest(tests=tests, arguments=(), pairs=2, counters=False), {}, lambda line: None)
+        measure_sides(TREES[0], TREES[1], ExplainRequest(tests=tests, arguments=(), pairs=2, counters=False), {}, lambda line: None)
     assert (workers.runs, workers.closed) == (runs, True)
 
 
@@ -69,14 +70,14 @@ def test_one_side_that_skips_is_enough_to_end(monkeypatch: pytest.MonkeyPatch) -
     workers = OneSide({"t.py::test_a": ("skipped", "no library")})
     monkeypatch.setattr(processes, "Workers", lambda *given, **named: workers)
     with pytest.raises(NoAnswer, match=r"^head \(working tree\) measured nothing: t.py::test_a skipped: no library$"):
-        measure_sides(*TREES, ExplainRequest(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None)
+        measure_sides(TREES[0], TREES[1], ExplainRequest(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None)
     assert workers.runs == 2
 
 
 def test_a_head_that_is_measured_alone_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runs: list[object] = []
     tree: Any = SimpleNamespace(title="working tree", folder=tmp_path, root=tmp_path, python="python")
-    monkeypatch.setattr(processes.child, "run", lambda *given, **named: runs.append(given))
+    monkeypatch.setattr(child, "run", lambda *given, **named: runs.append(given))
     monkeypatch.setattr(
         processes, "results_of", lambda *given: SimpleNamespace(device=None, rows=(SimpleNamespace(measurement=None, footprint=None),))
     )

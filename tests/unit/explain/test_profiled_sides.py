@@ -28,7 +28,7 @@ SAMPLES, NBYTES = 5, 1 << 20
 FIGURES = ("2097152", "1048576", "1000", "65536", "32768", "97.5", "100", "50", "65536", "65536")
 HEAD = (*HEADING, "lts__t_sector_hit_rate.pct", *ACCESS_METRICS)
 TABLE = log(
-    *(line(i, "triad", measured("test_triad"), FIGURES) for i in range(SAMPLES)),  # type: ignore[arg-type]
+    *(line(i, "triad", measured("test_triad"), FIGURES) for i in range(SAMPLES)),
     heading=HEAD,
     units=(*UNITS, "%", "%", "%", "sector", "sector"),
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from pytest_gpumem.history.data import Change, History, Run, Series
 
@@ -21,10 +21,11 @@ def runs(count: int, *, card: str = CARD, device: str = DEVICE, simulated: bool 
 
 
 def series(
-    test: str, values: Sequence[float], *, metric: str = "latency", unit: str = "s", card: str = CARD, variant: str | None = None
+    test: str, values: ArrayLike, *, metric: str = "latency", unit: str = "s", card: str = CARD, variant: str | None = None
 ) -> Series:
     """A value in each of the first runs."""
-    return Series(test, metric, unit, card, variant, np.arange(len(values), dtype=np.int32), np.array(values, float))
+    of_runs = np.array(values, float)
+    return Series(test, metric, unit, card, variant, np.arange(of_runs.size, dtype=np.int32), of_runs)
 
 
 def change(series: int, at: int, before: float, after: float, *, who: str = "", why: str = "", width: int = 1) -> Change:

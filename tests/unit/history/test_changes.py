@@ -21,7 +21,7 @@ def suite(seed: int = 1, *, tests: int = TESTS, runs: int = RUNS) -> Floats:
     day = np.zeros(runs)
     for run in range(1, runs):
         day[run] = 0.7 * day[run - 1] + random.normal(0, 0.004)
-    return np.log(1e-4) + day + SCATTER * random.standard_normal((tests, runs))
+    return np.asarray(np.log(1e-4) + day + SCATTER * random.standard_normal((tests, runs)))
 
 
 def found(logs: Floats, present: np.ndarray | None = None) -> list[list[Step]]:

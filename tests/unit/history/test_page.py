@@ -36,7 +36,7 @@ def unpacked(text: str) -> list[list[float]]:
     packed = base64.b64decode(re.findall(r'id="values">(.*?)</script>', text, re.DOTALL)[0])
     for *_, index, packing, scale in lines["lines"]:
         count = lines["sets"][index][0]
-        kind = {0: np.uint8, 1: np.dtype("<u2"), 2: np.dtype("<f4")}[packing]
+        kind: Any = {0: np.uint8, 1: np.dtype("<u2"), 2: np.dtype("<f4")}[packing]
         if packing == 0 and len(scale) == 1:
             found.append(scale * count)
             continue

@@ -199,5 +199,5 @@ def test_a_record_is_no_baseline(tmp_path: Path, cache: Path) -> None:
         ({"measurement": None, "footprint": Footprint(peak=1)}, 1),
     ],
 )
-def test_what_is_recorded(tmp_path: Path, changes: dict[str, object], kept: int) -> None:
+def test_what_is_recorded(tmp_path: Path, changes: dict[str, Any], kept: int) -> None:
     assert record(Storage(tmp_path), H100, [row(**changes)], None, {}, "1")[1] == kept

@@ -107,7 +107,7 @@ def test_it_says_whether_this_card_drifted_or_others_differ(
         ({"max_kernels": "0", "max_regression": "1%"}, Outcome.FAIL),
     ],
 )
-def test_counts_of_a_launch_are_judged_on_a_changed_device(bench: Any, h100: DeviceFacts, limits: dict[str, str], outcome: Outcome) -> None:
+def test_counts_of_a_launch_are_judged_on_a_changed_device(bench: Any, h100: DeviceFacts, limits: dict[str, Any], outcome: Outcome) -> None:
     ran = what_ran([Step(StepKind.KERNEL, "triad", code="a")], {})
     history = [controlled(run, 60e-6) for run in bench.baseline(8)]
     now = controlled(bench.run(268e-6, day=20, what_ran=ran), 63e-6)
@@ -120,6 +120,7 @@ def test_other_control_kernels_do_not_compare(bench: Any, h100: DeviceFacts) -> 
 
 def test_rows_bound_by_dram_or_l2_follow_a_control(bench: Any, h100: DeviceFacts) -> None:
     bound: Measurement = bench.measurement(268e-6)
+    assert bound.traffic is not None
     assert control_of(bound, h100) == "dram"
     assert control_of(replace(bound, mode="hot", footprint=h100.l2_bytes // 4), h100) == "l2"
     for other in (

@@ -18,7 +18,7 @@ def footprint(peak: int = 0, *uses: MemoryUse, **fields: Any) -> Footprint:
     return Footprint(peak, uses, watched=("CUPTI",), driver_peak=0, **fields)
 
 
-def judged(now: Footprint, past: list[PastFootprint] | None = None, **limits: str) -> list[tuple[Outcome, Code | None, str]]:
+def judged(now: Footprint, past: list[PastFootprint] | None = None, /, **limits: Any) -> list[tuple[Outcome, Code | None, str]]:
     found = judge_footprint(now, Limits(**limits, origin=dict.fromkeys(limits, "marker")), past or [], tuple(RULES))
     return [(one.outcome, one.code, one.sentence) for one in found]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -210,10 +211,13 @@ def test_the_change_is_the_median_of_walsh_averages() -> None:
     assert judged([LIMIT] * 3).change == pytest.approx(DELTA)
 
 
+SIDES: tuple[Literal["greater", "less"], ...] = ("greater", "less")
+
+
 @pytest.mark.parametrize("count", [8, 9, 20])
 def test_the_interval_is_where_the_signed_rank_test_turns(count: int) -> None:
     values = np.random.default_rng(count).normal(0, 1, count)
-    for end, side, inward in zip(interval(list(values), 0.99), ("greater", "less"), (1, -1), strict=True):
+    for end, side, inward in zip(interval(list(values), 0.99), SIDES, (1, -1), strict=True):
         outside, inside = (
             stats.wilcoxon(values - (end + step * inward), alternative=side, method="exact").pvalue for step in (-1e-9, 1e-9)
         )

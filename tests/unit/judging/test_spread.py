@@ -169,7 +169,7 @@ def test_intervals_hold_what_they_promise(runs: int, bench: Any) -> None:
     rng = np.random.default_rng(2)
     scale = (session_spread(SHORT), process_spread(SHORT), placement_spread(SHORT))
 
-    def drawn(day: int) -> Measurement:
+    def drawn(day: int) -> Any:
         centre = rng.normal(0, scale[0]) + rng.normal(0, scale[1])
         medians = SHORT * np.exp(centre + rng.normal(0, scale[2], 8))
         return replace(

@@ -62,7 +62,7 @@ def test_a_limit_over_the_baseline_is_held_against_its_newest_count(
     before = what_ran([COPY, replace(TRIAD, registers=32, local=8)], {})
     past = [bench.measurement(what_ran=one) for one in (SOME, before, WhatRan(not_watched="no CUPTI"), None)]
     for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
-        limits = Limits(**{limit: LIMITS[limit].parse(written)})
+        limits = replace(Limits(), **{limit: LIMITS[limit].parse(written)})
         assert judge(bench.measurement(what_ran=SOME), limits, h100, past, strict=False).outcome is outcome
         alone = judge(bench.measurement(what_ran=SOME), limits, h100, past[2:], strict=False)
         assert (alone.outcome, alone.code) == (Outcome.NEW, Code.NO_BASELINE)
@@ -80,7 +80,7 @@ def test_pages_have_limits_over_the_baseline_too(limit: str, bench: Any, h100: D
     then, now = (Migrations(launch=PageCounts(gpu_faults=count, to_device=count)) for count in (100, 110))
     past = [bench.measurement(migrations=then)]
     for written, outcome in (("baseline + 10%", Outcome.PASS), ("baseline + 9%", Outcome.FAIL)):
-        assert judge(bench.measurement(migrations=now), Limits(**{limit: written}), h100, past, strict=False).outcome is outcome
+        assert judge(bench.measurement(migrations=now), replace(Limits(), **{limit: written}), h100, past, strict=False).outcome is outcome
 
 
 @pytest.mark.parametrize("written", ["baseline +", "baseline - 1", "baseline + 1 + 2", "baseline + 64 KiB", "baselines", "2 x baseline"])
@@ -92,7 +92,7 @@ def test_what_is_no_growth_over_the_baseline_is_refused(written: str) -> None:
 @pytest.mark.parametrize("ran", [None, WhatRan(not_watched="cupti-python cannot be imported")])
 @pytest.mark.parametrize("limit", ["max_kernels", "max_syncs", "max_spill", "same_kernels"])
 def test_what_was_not_watched_is_undecided(limit: str, ran: WhatRan | None, bench: Any, h100: DeviceFacts) -> None:
-    verdict = judge(bench.measurement(what_ran=ran), Limits(**{limit: "0"}), h100, [], strict=False)
+    verdict = judge(bench.measurement(what_ran=ran), replace(Limits(), **{limit: "0"}), h100, [], strict=False)
     assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
 
 
@@ -137,7 +137,7 @@ def test_limits_on_counters_are_judged_where_they_were_read(
 ) -> None:
     counts = Counted(2 * 2**20, 2**20, None, None, 5, "ncu", 8.0, 0.75)
     for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
-        limits = Limits(**{limit: written})
+        limits = replace(Limits(), **{limit: written})
         now = bench.measurement(counted=counts, traffic=None)
         verdict = judge(now, limits, h100, [], strict=False)
         assert verdict.outcome is outcome
@@ -151,7 +151,7 @@ def test_limits_on_counters_are_judged_where_they_were_read(
 @pytest.mark.parametrize("limit", ["max_sectors_per_request", "min_l2_hit_rate"])
 def test_a_counter_that_was_not_read_is_undecided(limit: str, bench: Any, h100: DeviceFacts) -> None:
     now = bench.measurement(counted=Counted(1, 1, None, None, 5, "ncu"), traffic=None)
-    assert judge(now, Limits(**{limit: "50%" if "rate" in limit else "4"}), h100, [], strict=False).outcome is Outcome.UNDECIDED
+    assert judge(now, replace(Limits(), **{limit: "50%" if "rate" in limit else "4"}), h100, [], strict=False).outcome is Outcome.UNDECIDED
 
 
 # Page faults and migrations

@@ -16,8 +16,10 @@ from pytest_gpumem.units import MB, MiB
 L2 = H100.l2_bytes  # 50 MiB
 
 
-def measured(traffic: Traffic | None, reads: int, writes: int, l2: tuple[int, int] | None = None, **changes: Any) -> Measurement:
-    counted = Counted(reads, writes, *(l2 or (None, None)), 5, "ncu")
+def measured(
+    traffic: Traffic | None, reads: int, writes: int, l2: tuple[int | None, int | None] = (None, None), **changes: Any
+) -> Measurement:
+    counted = Counted(reads, writes, l2[0], l2[1], 5, "ncu")
     return measurement(**{"traffic": traffic, "footprint": 768 * MiB, "counted": counted, **changes})
 
 

@@ -45,7 +45,7 @@ def call_of(kernel: Kernel, arrays: Mapping[str, np.ndarray[Any, Any]], blocks: 
     """The call of a kernel on these arrays, defaults filled in."""
     facts = {name: ArrayFacts(a.size, a.dtype.str[1:], a.itemsize) for name, a in arrays.items()}
     scalars = {**fitting(kernel.name, arrays), **scalars}
-    given = {p.name: scalars.get(p.name, p.default) for p in kernel.parameters if p.role is Role.SCALAR}
+    given: dict[str, Any] = {p.name: scalars.get(p.name, p.default) for p in kernel.parameters if p.role is Role.SCALAR}
     return Call(facts, given, blocks)
 
 

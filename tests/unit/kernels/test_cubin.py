@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* a, int n) {
 KERNELS = ("calls", "plain", "shares", "spills")
 
 
-def called(result):
+def called(result: Any) -> Any:
     status, *value = result
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
     return value[0] if value else None
@@ -67,21 +68,21 @@ def figures(log: str) -> dict[str, tuple[int, int, int]]:
     found = {}
     for part in log.split("Compiling entry function '")[1:]:
         name = part.split("'", 1)[0]
-        used = re.search(r"Used (\d+) registers.*", part)
-        stack = re.search(r"Function properties for (\w+)\n.*? (\d+) bytes stack frame", part)
+        used: Any = re.search(r"Used (\d+) registers.*", part)
+        stack: Any = re.search(r"Function properties for (\w+)\n.*? (\d+) bytes stack frame", part)
         shared = re.search(r"(\d+) bytes smem", used[0])
         assert stack[1] == name
         found[name] = (int(used[1]), int(stack[2]), int(shared[1]) if shared else 0)
     return found
 
 
-def test_figures_are_those_of_ptxas_for_every_architecture():
+def test_figures_are_those_of_ptxas_for_every_architecture() -> None:
     for arch in architectures():
         content, log = compiled(arch=arch)
         cubin = Cubin(content)
         assert f"sm_{cubin.capability}" == arch
         assert cubin.names == KERNELS
-        read = {one.name: (one.registers, one.local_bytes, one.shared_bytes) for one in map(cubin.kernel, cubin.names)}
+        read: dict[str, Any] = {one.name: (one.registers, one.local_bytes, one.shared_bytes) for one in map(cubin.kernel, cubin.names)}
         assert read == figures(log), arch
         assert read["spills"][1] > 0
         assert read["shares"][2] == 400
@@ -108,7 +109,7 @@ def base() -> dict[str, str]:
     ],
     ids=["path", "comment", "line information", "unused macro"],
 )
-def test_digest_stays(base, same):
+def test_digest_stays(base: dict[str, str], same: Any) -> None:
     assert digests(same.get("source", SOURCE), *filter(None, [same.get("option")]), name=same.get("name", "t.cu")) == base
 
 
@@ -123,7 +124,7 @@ def test_digest_stays(base, same):
     ],
     ids=["constant", "index", "called function", "constant memory"],
 )
-def test_digest_changes_with_the_code(base, change, changed):
+def test_digest_changes_with_the_code(base: dict[str, str], change: Any, changed: Any) -> None:
     source = SOURCE
     for old, new in change:
         assert old in source
@@ -132,12 +133,12 @@ def test_digest_changes_with_the_code(base, change, changed):
     assert {name for name in KERNELS if now[name] != base[name]} == changed
 
 
-def test_digest_changes_with_an_option(base):
+def test_digest_changes_with_an_option(base: dict[str, str]) -> None:
     source = SOURCE.replace("a[threadIdx.x] = 1", "a[threadIdx.x] = __fdividef(a[0], 3) + a[1] / a[2]")
     assert digests(source)["plain"] != digests(source, "--use_fast_math")["plain"]
 
 
-def test_digest_tells_variables_apart_that_only_relocations_name():
+def test_digest_tells_variables_apart_that_only_relocations_name() -> None:
     """The code loads an address from a table; which variable it is stands in the relocations alone."""
     architectures()
     source = """__device__ float %s;
@@ -146,7 +147,7 @@ def test_digest_tells_variables_apart_that_only_relocations_name():
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
-def test_a_file_that_is_cut_off_is_refused_or_read_whole(arch):
+def test_a_file_that_is_cut_off_is_refused_or_read_whole(arch: str) -> None:
     assert arch in architectures()
     content, _ = compiled(arch=arch)
     whole = [Cubin(content).kernel(name) for name in KERNELS]
@@ -160,7 +161,7 @@ def test_a_file_that_is_cut_off_is_refused_or_read_whole(arch):
     assert refused > 100
 
 
-def test_damaged_bytes_never_end_otherwise():
+def test_damaged_bytes_never_end_otherwise() -> None:
     architectures()
     content = bytearray(compiled()[0])
     for at in range(0, len(content), 97):
@@ -174,7 +175,7 @@ def test_damaged_bytes_never_end_otherwise():
             pass
 
 
-def test_no_such_kernel_and_other_files():
+def test_no_such_kernel_and_other_files() -> None:
     architectures()
     with pytest.raises(NoSuchKernel, match="other"):
         Cubin(compiled()[0]).kernel("other")

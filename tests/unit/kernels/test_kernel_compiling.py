@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from kernel_calls import vector_counts
@@ -35,14 +37,14 @@ def one_of_each(source: str) -> list[str]:
     return list({expression.partition("<")[0]: expression for expression in expressions(source)}.values())
 
 
-def called(result):
+def called(result: Any) -> Any:
     """The values of an NVRTC call, whose first is an error code."""
     status, *values = result
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
     return values[0] if values else None
 
 
-def compiled(source: str, architecture: str, instances: list[str]):
+def compiled(source: str, architecture: str, instances: list[str]) -> Any:
     """A compiled program with these instances of a source's kernels. Raises AssertionError with the compiler's log."""
     program = called(nvrtc.nvrtcCreateProgram(sources.read(source).encode(), source.encode(), 0, [], []))
     for expression in instances:
@@ -59,7 +61,7 @@ def compiled(source: str, architecture: str, instances: list[str]):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nvrtc():
+def _nvrtc() -> None:
     try:
         called(nvrtc.nvrtcVersion())
     except RuntimeError as missing:  # the bindings are there, the library is not
@@ -68,7 +70,7 @@ def _nvrtc():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES)
-def test_compiles_without_a_warning(source, architecture):
+def test_compiles_without_a_warning(source: str, architecture: str) -> None:
     # All instances for the newest; the others differ in no language feature that one of each would not show.
     instances = expressions(source) if architecture == ARCHITECTURES[-1] else one_of_each(source)
     program = compiled(source, architecture, instances)
@@ -91,9 +93,9 @@ def accesses(body: str, kind: str) -> list[str]:
     return re.findall(rf"\b{kind}\.global[\w.]*", body)
 
 
-def test_stream_accesses_are_128_bits_wide():
+def test_stream_accesses_are_128_bits_wide() -> None:
     for expression, body in ptx("stream.cu").items():
-        name, cpp, vectors = re.fullmatch(r"(\w+)<(\w+), (?:512, )?(\d)>", expression).groups()
+        ((name, cpp, vectors),) = re.findall(r"^(\w+)<(\w+), (?:512, )?(\d)>$", expression)
         sources_of = sum(p.role.value == "read" for p in CATALOGUE[name].parameters)
         vector = r"\.v2\." if cpp == "double" else r"\.v4\."
         wide = [a for a in accesses(body, "ld") if re.search(vector, a)]
@@ -108,13 +110,13 @@ def test_stream_accesses_are_128_bits_wide():
             assert CATALOGUE[name].loads_in_flight == sources_of * int(vectors) == 8
 
 
-def test_the_texts_patterns_stay_one_word_wide():
+def test_the_texts_patterns_stay_one_word_wide() -> None:
     for source in ("l2_persistence.cu", "unified_memory.cu", "access_pattern.cu", "transpose.cu", "transfers.cu"):
         for expression, body in ptx(source).items():
             assert not any(".v2." in a or ".v4." in a for a in accesses(body, "ld") + accesses(body, "st")), expression
 
 
-def test_a_table_in_shared_memory_is_read_from_there():
+def test_a_table_in_shared_memory_is_read_from_there() -> None:
     bodies = {expression.split("<")[0]: body for expression, body in ptx("l2_persistence.cu").items()}
     loads = {name: (len(accesses(body, "ld")) > 0, "ld.shared" in body, "bar.sync" in body) for name, body in bodies.items()}
     assert loads == {"reset_data": (True, False, False), "reset_data_shared": (True, True, True), "sliding_window": (True, False, False)}
@@ -123,19 +125,19 @@ def test_a_table_in_shared_memory_is_read_from_there():
     assert accesses(stream, "st")
 
 
-def test_only_the_chase_through_l1_looks_there():
+def test_only_the_chase_through_l1_looks_there() -> None:
     for expression, body in ptx("latency.cu").items():
         through = "ca" if expression.startswith("chase_l1<") else "cg"
         assert set(accesses(body, "ld")) == {f"ld.global.{through}.s32"}, expression
 
 
-def test_l2_reads_bypass_l1_by_eight_wide_loads():
+def test_l2_reads_bypass_l1_by_eight_wide_loads() -> None:
     (body,) = ptx("l2_bandwidth.cu").values()
     assert accesses(body, "ld") == ["ld.global.cg.v4.s32"] * CATALOGUE["l2_read"].loads_in_flight
     assert CATALOGUE["l2_read"].load_bytes == 16
 
 
-def test_a_tiles_loads_come_before_its_first_write():
+def test_a_tiles_loads_come_before_its_first_write() -> None:
     for expression, body in ptx("transpose.cu").items():
         order = re.findall(r"\b(?:ld\.global|st\.global|st\.shared|ld\.shared)", body)
         in_flight = CATALOGUE["transpose"].loads_in_flight
@@ -145,7 +147,7 @@ def test_a_tiles_loads_come_before_its_first_write():
         assert order.count("st.shared") == order.count("ld.shared") == turned, expression
 
 
-def test_only_the_padded_tile_has_a_word_more_in_each_row():
+def test_only_the_padded_tile_has_a_word_more_in_each_row() -> None:
     shared = {e: re.findall(r"\.shared[^\n]*\[(\d+)\];", body) for e, body in ptx("transpose.cu").items()}
     assert shared["transpose_tiled<float, 64, 64>"] == [str(64 * 64 * 4)]
     assert shared["transpose_tiled<float, 64, 65>"] == [str(64 * 65 * 4)]
@@ -154,7 +156,7 @@ def test_only_the_padded_tile_has_a_word_more_in_each_row():
     assert CATALOGUE["transpose_padded"].entry.endswith(", 64, 65>")
 
 
-def test_nvcc_takes_the_sources_too(tmp_path):
+def test_nvcc_takes_the_sources_too(tmp_path: Path) -> None:
     nvcc = shutil.which("nvcc")
     if nvcc is None or sys.platform != "linux":
         pytest.skip("no nvcc on this machine")

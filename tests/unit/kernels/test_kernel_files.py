@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import pytest
 from installing import ROOT
@@ -23,35 +24,35 @@ NAMES = {
 }
 
 
-def test_every_source_is_used_and_every_used_one_is_there():
+def test_every_source_is_used_and_every_used_one_is_there() -> None:
     assert {k.source for k in CATALOGUE.values() if k.source} == NAMES
     # The control kernels are nobody's to measure.
     assert {p.name for p in (ROOT / "kernels").glob("*.cu")} == NAMES | {CONTROLS}
 
 
-def test_sources_need_no_header():
+def test_sources_need_no_header() -> None:
     for name in NAMES:
         assert "#include" not in sources.read(name)
 
 
-def test_fingerprint_is_the_texts_sha256():
+def test_fingerprint_is_the_texts_sha256() -> None:
     assert sources.fingerprint("stream.cu") == hashlib.sha256((ROOT / "kernels" / "stream.cu").read_bytes()).hexdigest()
 
 
-def test_a_missing_source_says_where_it_looked_and_what_there_is():
+def test_a_missing_source_says_where_it_looked_and_what_there_is() -> None:
     with pytest.raises(
         sources.SourceMissing, match=r"no kernel source 'strem\.cu' in .*; there are access_pattern\.cu, .*unified_memory\.cu"
     ):
         sources.read("strem.cu")
 
 
-def test_an_incomplete_installation_is_said(tmp_path, monkeypatch):
+def test_an_incomplete_installation_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_PACKAGE", tmp_path / "site" / "pytest_gpumem" / "kernels")
     with pytest.raises(sources.SourceMissing, match=r"no CUDA sources in .*cu \(installed\) nor in .*kernels \(checkout\)"):
         sources.read("stream.cu")
 
 
-def test_the_shipped_copy_comes_first(tmp_path, monkeypatch):
+def test_the_shipped_copy_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "pytest_gpumem" / "kernels"
     for folder, text in ((package / "cu", "shipped"), (tmp_path / "kernels", "checkout")):
         folder.mkdir(parents=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,13 +26,13 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, dtype="f4")
 
 
-def result(name, scalars=None, /, **arrays):
-    kernel = CATALOGUE[name]
+def result(name: str, scalars: dict[str, Any] | None = None, /, **arrays: Any) -> Any:
+    kernel: Any = CATALOGUE[name]
     call = call_of(kernel, arrays, **(scalars or {}))
     return kernel.reference(arrays, call.scalars)
 
 
-def test_stream_by_hand():
+def test_stream_by_hand() -> None:
     a, b, c = floats(1, 2, 3), floats(10, 20, 30), floats(0.5, 0.25, 4)
     out = floats(0, 0, 0)
     assert result("copy", c=out, a=a)["c"].tolist() == [1, 2, 3]
@@ -40,17 +42,17 @@ def test_stream_by_hand():
     assert result("write", {"value": 1.5}, a=out)["a"].tolist() == [1.5, 1.5, 1.5]
 
 
-def test_triad_scales_by_three_unless_told():
+def test_triad_scales_by_three_unless_told() -> None:
     assert result("triad", a=floats(0), b=floats(1), c=floats(2))["a"].tolist() == [7]
 
 
-def test_integers_wrap_around():
+def test_integers_wrap_around() -> None:
     near = 2**31 - 1
     assert result("triad", {"s": 3}, a=ints(0), b=ints(5), c=ints(near))["a"].tolist() == [wrapped(3 * near + 5)]
     assert result("stream_add", c=ints(0), a=ints(near), b=ints(near))["c"].tolist() == [-2]
 
 
-def test_reset_data_repeats_the_table():
+def test_reset_data_repeats_the_table() -> None:
     # The example of the text: [5, 2, 1, 4] repeated.
     table = ints(5, 2, 1, 4)
     data = ints(*[0] * 11)
@@ -58,14 +60,14 @@ def test_reset_data_repeats_the_table():
     assert result("reset_data", data_streaming=ints(0, 0), lut_persistent=table)["data_streaming"].tolist() == [5, 2]
 
 
-def test_managed_memory_by_hand():
+def test_managed_memory_by_hand() -> None:
     # The values of the text: x = 1, y = 2, y = x + y = 3.
     assert result("init", x=floats(9, 9))["x"].tolist() == [1, 1]
     assert result("init_warp_per_page", {"value": 2.0}, x=floats(9, 9))["x"].tolist() == [2, 2]
     assert result("add", x=floats(1, 1), y=floats(2, 2)) == {"y": pytest.approx([3, 3])}
 
 
-def test_chase_refuses_what_is_no_cycle():
+def test_chase_refuses_what_is_no_cycle() -> None:
     nodes = cycle(np.random.default_rng(0), 8)
     nodes[0] = 8
     with pytest.raises(ValueError, match=r"no cycle: indices from \d to 8, 8 nodes"):
@@ -75,7 +77,7 @@ def test_chase_refuses_what_is_no_cycle():
 
 
 @pytest.mark.parametrize("name", ["transpose", "transpose_tiled", "transpose_padded"])
-def test_transpose_by_hand(name):
+def test_transpose_by_hand(name: str) -> None:
     # 1 2 3      1 4
     # 4 5 6  ->  2 5
     #            3 6
@@ -83,18 +85,18 @@ def test_transpose_by_hand(name):
     assert result(name, {"width": 3, "height": 2}, odata=ints(*[0] * 6), idata=source)["odata"].tolist() == [1, 4, 2, 5, 3, 6]
 
 
-def test_a_prefix_of_a_matrix_decides_the_start_of_its_transposes_first_row():
-    kernel, matrix = CATALOGUE["transpose"], np.arange(70, dtype="i4")
-    part = kernel.reference({"odata": matrix[:33], "idata": matrix[:33]}, {"width": 10, "height": 7})
+def test_a_prefix_of_a_matrix_decides_the_start_of_its_transposes_first_row() -> None:
+    matrix = np.arange(70, dtype="i4")
+    part = result("transpose", {"width": 10, "height": 7}, odata=matrix[:33], idata=matrix[:33])
     assert part["odata"].tolist() == [0, 10, 20]
 
 
-def test_rereading_at_a_stride_brings_each_rows_first_elements_first():
+def test_rereading_at_a_stride_brings_each_rows_first_elements_first() -> None:
     x = np.arange(12, dtype="i4")
     assert result("reread", {"times": 2, "stride": 3}, y=np.zeros(12, "i4"), x=x)["y"].tolist() == [0, 3, 6, 9]
 
 
-def test_elementwise_stays_random():
+def test_elementwise_stays_random() -> None:
     x = np.random.default_rng(0).random(4096).astype("f4")
     got = result("elementwise", {"rounds": 2000}, x=x)["x"]
     assert got.min() >= 0
@@ -116,11 +118,11 @@ SCALARS = {
 
 
 @pytest.mark.parametrize(("name", "dtype"), ALL)
-def test_reference_gives_what_is_written_and_changes_nothing(name, dtype):
+def test_reference_gives_what_is_written_and_changes_nothing(name: str, dtype: str) -> None:
     kernel = CATALOGUE[name]
     arrays = arguments_of(name, 1000, dtype, np.random.default_rng(1))
     before = {key: array.copy() for key, array in arrays.items()}
-    got = kernel.reference(arrays, call_of(kernel, arrays, **SCALARS.get(name, {})).scalars)
+    got = result(name, SCALARS.get(name), **arrays)
     assert set(got) == {p.name for p in kernel.parameters if p.role.value in ("write", "update")}
     for key, array in arrays.items():
         np.testing.assert_array_equal(array, before[key])
@@ -133,10 +135,10 @@ def test_reference_gives_what_is_written_and_changes_nothing(name, dtype):
 @pytest.mark.parametrize("name", sorted(name for name in CATALOGUE if not name.startswith("chase")))
 @settings(max_examples=40)
 @given(size=st.integers(100, 6000), cut=st.integers(40, 6000), amount=st.integers(1, 33))
-def test_a_prefix_gives_the_prefix_of_the_result(name, size, cut, amount):
-    kernel = CATALOGUE[name]
+def test_a_prefix_gives_the_prefix_of_the_result(name: str, size: int, cut: int, amount: int) -> None:
+    kernel: Any = CATALOGUE[name]
     arrays = arguments_of(name, size, kernel.dtypes[0], np.random.default_rng(size))
-    scalars = call_of(kernel, arrays, offset=amount, stride=amount).scalars | ({"rounds": 2} if name == "elementwise" else {})
+    scalars = {**call_of(kernel, arrays, offset=amount, stride=amount).scalars, **({"rounds": 2} if name == "elementwise" else {})}
     full = kernel.reference(arrays, scalars)
     part = kernel.reference({key: array[:cut] for key, array in arrays.items()}, scalars)
     period = arrays["lut_persistent"].size if name.startswith("reset_data") else 0

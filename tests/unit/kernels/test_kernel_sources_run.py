@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from kernel_calls import arguments_of, call_of, vector_counts
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import LaunchShape, Role
+from pytest_gpumem.records.device import DeviceFacts
 
 C_TYPES = {"f4": ("float", ctypes.c_float), "f8": ("double", ctypes.c_double), "i4": ("int", ctypes.c_int)}
 COMPILED = [(k.name, dtype) for k in CATALOGUE.values() if k.source for dtype in k.dtypes]
@@ -35,7 +37,7 @@ def entry_points() -> str:
     rng = np.random.default_rng(0)
     text = []
     for name, dtype in COMPILED:
-        kernel = CATALOGUE[name]
+        kernel: Any = CATALOGUE[name]
         arrays = arguments_of(name, 64, dtype, rng)
         order = kernel.launch_arguments(call_of(kernel, arrays, steps=1))
         c_type = C_TYPES[dtype][0]
@@ -111,8 +113,8 @@ SIZES = (35, 4096, 4099, 33001)
 
 @pytest.mark.parametrize("blocks", [None, 1, 3])
 @pytest.mark.parametrize(("name", "dtype"), COMPILED)
-def test_source_gives_the_references_result(name, dtype, blocks, library, h100):
-    kernel = CATALOGUE[name]
+def test_source_gives_the_references_result(name: str, dtype: str, blocks: int | None, library: ctypes.CDLL, h100: DeviceFacts) -> None:
+    kernel: Any = CATALOGUE[name]
     rng = np.random.default_rng(7)
     for size in SIZES:
         if name.startswith("chase") and (size < 48 or blocks == 3):
@@ -146,7 +148,7 @@ def test_source_gives_the_references_result(name, dtype, blocks, library, h100):
 
 @pytest.mark.parametrize("name", ["transpose", "transpose_tiled", "transpose_padded"])
 @pytest.mark.parametrize(("width", "height"), [(128, 192), (1, 70), (70, 1), (64, 64), (65, 63)])
-def test_matrices_of_any_shape_are_transposed(name, width, height, library, h100):
+def test_matrices_of_any_shape_are_transposed(name: str, width: int, height: int, library: ctypes.CDLL, h100: DeviceFacts) -> None:
     kernel = CATALOGUE[name]
     idata = np.arange(width * height, dtype="i4")
     call = call_of(kernel, {"odata": idata, "idata": idata}, width=width, height=height)
@@ -158,7 +160,9 @@ def test_matrices_of_any_shape_are_transposed(name, width, height, library, h100
 
 @pytest.mark.parametrize("stride", [1, 2, 32, 1000])
 @pytest.mark.parametrize("blocks", [None, 1, 3])
-def test_rereading_goes_through_every_element_whatever_the_stride(stride, blocks, library, h100):
+def test_rereading_goes_through_every_element_whatever_the_stride(
+    stride: int, blocks: int | None, library: ctypes.CDLL, h100: DeviceFacts
+) -> None:
     kernel, x = CATALOGUE["reread"], np.arange(32_000, dtype="i4")
     call = call_of(kernel, {"y": x, "x": x}, blocks, times=2, stride=stride)
     assert kernel.problem(call) is None
@@ -169,7 +173,7 @@ def test_rereading_goes_through_every_element_whatever_the_stride(stride, blocks
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-def test_every_pass_reads_every_tile_whatever_the_grid(blocks, library, h100):
+def test_every_pass_reads_every_tile_whatever_the_grid(blocks: int | None, library: ctypes.CDLL, h100: DeviceFacts) -> None:
     # 8, 16 and 40 warps on 8 tiles: as many as tiles, a multiple of them, and five times as many.
     kernel, a = CATALOGUE["l2_read"], np.arange(8 * 1024, dtype="i4")
     arrays = {"a": a, "sums": np.full(8 * 11, -1, dtype="i4")}
@@ -180,7 +184,7 @@ def test_every_pass_reads_every_tile_whatever_the_grid(blocks, library, h100):
     np.testing.assert_array_equal(guarded["sums"].array, a.reshape(8, 1024).sum(axis=1, dtype="i4").repeat(11))
 
 
-def test_a_walk_goes_on_where_the_last_one_ended(library, h100):
+def test_a_walk_goes_on_where_the_last_one_ended(library: ctypes.CDLL, h100: DeviceFacts) -> None:
     kernel, rng = CATALOGUE["chase_onward"], np.random.default_rng(11)
     arrays = arguments_of("chase_onward", 16 * 100, "i4", rng)
     arrays["out"][:] = -3  # as a random start may be: taken modulo the nodes, unsigned
@@ -194,8 +198,8 @@ def test_a_walk_goes_on_where_the_last_one_ended(library, h100):
         assert guarded["out"].array.tolist() == [node]
 
 
-def run(library, shape: LaunchShape, kernel, dtype, call, guarded) -> None:
-    arguments = []
+def run(library: ctypes.CDLL, shape: LaunchShape, kernel: Any, dtype: str, call: Any, guarded: Any) -> None:
+    arguments: list[Any] = []
     for item in kernel.launch_arguments(call):
         if isinstance(item, int):
             arguments.append(ctypes.c_ulonglong(item))

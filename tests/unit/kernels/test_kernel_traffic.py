@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from kernel_calls import GiB, KiB, MiB, sized
 from msgspec.structs import replace
@@ -10,13 +13,14 @@ from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, Role
 from pytest_gpumem.kernels.stream import map_shape
+from pytest_gpumem.records.device import DeviceFacts
 
 N = 128 * MiB  # elements: 512 MiB of f4
 NODES = sized("i4", nodes=160, out=1)
 ONE_STEP = {"steps": 1, "start": 0}
 
 
-def traffic(name, arrays, **scalars):
+def traffic(name: str, arrays: Mapping[str, ArrayFacts], **scalars: Any) -> tuple[int, int]:
     got = CATALOGUE[name].traffic(Call(arrays, {"width": 1024, "height": N // 1024, "times": 1, "stride": 1} | scalars))
     return got.reads, got.writes
 
@@ -48,11 +52,11 @@ def traffic(name, arrays, **scalars):
         ("transpose_padded", sized(odata=N, idata=N), 512 * MiB, 512 * MiB),
     ],
 )
-def test_compulsory_bytes(name, arrays, reads, writes):
+def test_compulsory_bytes(name: str, arrays: dict[str, ArrayFacts], reads: int, writes: int) -> None:
     assert traffic(name, arrays) == (reads, writes)
 
 
-def test_rereading_asks_again_and_moves_whole_sectors():
+def test_rereading_asks_again_and_moves_whole_sectors() -> None:
     kernel, arrays = CATALOGUE["reread"], sized(y=1024, x=1024)
     read, write = kernel.accesses(Call(arrays, {"times": 3, "stride": 1}))
     assert (read.footprint, read.requested, read.sectors_per_request) == (4096, 3 * 4096, 4)
@@ -62,7 +66,7 @@ def test_rereading_asks_again_and_moves_whole_sectors():
     assert kernel.problem(Call(arrays, {"times": 0, "stride": 1})) == "times is 0; a whole number of at least 1 is needed"
 
 
-def test_copies_count_the_words_they_copy():
+def test_copies_count_the_words_they_copy() -> None:
     arrays = sized(odata=1000, idata=1000)
     assert traffic("offset_copy", arrays, offset=0) == (4000, 4000)
     assert traffic("offset_copy", arrays, offset=32) == (3872, 3872)
@@ -70,48 +74,48 @@ def test_copies_count_the_words_they_copy():
     assert traffic("stride_copy", arrays, stride=32) == (128, 128)  # words 0, 32, ..., 992
 
 
-def test_a_copy_over_the_link_counts_once():
+def test_a_copy_over_the_link_counts_once() -> None:
     host = ArrayFacts(MiB, "f4", 4, on_host=True)
     got = CATALOGUE["memcpy"].traffic(Call({"destination": ArrayFacts(MiB, "f4", 4), "source": host}))
     assert got.total == 4 * MiB
 
 
-def sectors(name, **scalars):
+def sectors(name: str, **scalars: Any) -> set[float]:
     return {a.sectors_per_request for a in CATALOGUE[name].accesses(Call(sized(odata=4096, idata=4096), scalars))}
 
 
-def test_sectors_of_the_access_patterns():
+def test_sectors_of_the_access_patterns() -> None:
     # Best Practices Guide 9.2.1: four when aligned, five when not; four more for each step of the stride, up to one for each thread.
     assert [sectors("offset_copy", offset=o) for o in (0, 1, 7, 8, 9, 32)] == [{4}, {5}, {5}, {4}, {5}, {4}]
     assert [sectors("stride_copy", stride=s) for s in (1, 2, 3, 8, 9, 32)] == [{4}, {8}, {12}, {32}, {32}, {32}]
     assert sectors("permuted_copy") == {4}
 
 
-def test_reads_and_writes_count_by_what_they_ask_for():
+def test_reads_and_writes_count_by_what_they_ask_for() -> None:
     coalesced, scattered = Access("a", "read", 300, 300), Access("b", "write", 100, 100, sectors_per_request=32)
     assert sectors_per_request([coalesced, scattered]) == (300 * 4 + 100 * 32) / 400
 
 
-def test_repeats_are_asked_for_again():
+def test_repeats_are_asked_for_again() -> None:
     table = Access("table", "read", 100, 1000)
     assert requested_bytes([table, Access("b", "write", 50, 50)]) == 1050
     assert sectors_per_request([table, Access("b", "write", 100, 100, sectors_per_request=15)]) == 5
 
 
-def test_nothing_asked_for_has_no_sectors():
+def test_nothing_asked_for_has_no_sectors() -> None:
     with pytest.raises(ValueError, match="no access asks for a byte"):
         sectors_per_request([])
 
 
-def test_the_table_is_asked_for_again_and_again():
+def test_the_table_is_asked_for_again_and_again() -> None:
     table, data = CATALOGUE["reset_data"].accesses(Call(sized("i4", data_streaming=1000, lut_persistent=10)))
     assert (table.argument, table.footprint, table.requested) == ("lut_persistent", 40, 4000)
     assert (data.argument, data.footprint, data.requested) == ("data_streaming", 4000, 4000)
 
 
-def test_each_block_reads_the_table_into_shared_memory_once():
+def test_each_block_reads_the_table_into_shared_memory_once() -> None:
     arrays = sized("i4", data_streaming=1000, lut_persistent=10)
-    kernel = CATALOGUE["reset_data_shared"]
+    kernel: Any = CATALOGUE["reset_data_shared"]
     for blocks, read in ((None, 40), (7, 280)):
         call = Call(arrays, {}, blocks)
         table, data = kernel.accesses(call)
@@ -130,7 +134,7 @@ def test_each_block_reads_the_table_into_shared_memory_once():
         (57 * KiB, 132),  # more than there is, which the device refuses
     ],
 )
-def test_no_more_blocks_than_the_sms_hold_with_their_tables(h100, table, blocks):
+def test_no_more_blocks_than_the_sms_hold_with_their_tables(h100: DeviceFacts, table: int, blocks: int | None) -> None:
     call = Call(sized("i4", data_streaming=256 * MiB, lut_persistent=table))
     got = CATALOGUE["reset_data_shared"].shape(h100, call)
     assert (got.blocks, got.threads, got.shared_bytes) == (blocks, 1024, 4 * table)
@@ -138,17 +142,17 @@ def test_no_more_blocks_than_the_sms_hold_with_their_tables(h100, table, blocks)
     assert unknown.blocks == 2 * 132
 
 
-def test_no_block_reads_a_table_without_anything_to_write(h100):
+def test_no_block_reads_a_table_without_anything_to_write(h100: DeviceFacts) -> None:
     call = Call(sized("i4", data_streaming=3 * 1024 + 1, lut_persistent=10))
     assert CATALOGUE["reset_data_shared"].shape(h100, call).blocks == 4
 
 
-def test_a_table_that_is_not_used_up_counts_what_is_read():
+def test_a_table_that_is_not_used_up_counts_what_is_read() -> None:
     assert traffic("reset_data", sized("i4", data_streaming=10, lut_persistent=1000)) == (40, 40)
 
 
-def test_chase_reads_one_index_a_node():
-    kernel = CATALOGUE["chase"]
+def test_chase_reads_one_index_a_node() -> None:
+    kernel: Any = CATALOGUE["chase"]
     nodes = sized("i4", nodes=16 * 1000, out=1)
     for steps, visited in ((10, 10), (1000, 1000), (5000, 1000)):
         call = Call(nodes, {"steps": steps, "start": 0})
@@ -160,21 +164,21 @@ def test_chase_reads_one_index_a_node():
         assert kernel.accesses_per_launch(call) == steps
 
 
-def test_a_walk_that_goes_on_says_so_and_reads_its_start():
+def test_a_walk_that_goes_on_says_so_and_reads_its_start() -> None:
     walk, start, last = CATALOGUE["chase_onward"].accesses(Call(sized("i4", nodes=16 * 1000, out=1), {"steps": 10}))
     assert (walk.footprint, walk.dependent, walk.onward) == (40, True, True)
     assert [(a.argument, a.direction, a.footprint) for a in (start, last)] == [("out", "read", 4), ("out", "write", 4)]
     assert not CATALOGUE["chase"].accesses(Call(NODES, ONE_STEP))[0].onward
 
 
-def test_a_footprint_counts_once_however_often_it_is_read():
+def test_a_footprint_counts_once_however_often_it_is_read() -> None:
     # 1 MiB in 256 tiles, 100 passes: one sum for each tile and pass
     call = Call(sized("i4", a=MiB // 4, sums=25600), {"repeats": 100})
     assert traffic("l2_read", call.arrays, repeats=100) == (MiB, 4 * 25600)
     assert requested_bytes(CATALOGUE["l2_read"].accesses(call)) == 100 * MiB + 4 * 25600
 
 
-def test_a_transpose_scatters_its_writes_unless_a_tile_turns_them():
+def test_a_transpose_scatters_its_writes_unless_a_tile_turns_them() -> None:
     call = Call(sized(odata=N, idata=N), {"width": 1024, "height": N // 1024})
     scattered = {name: [(a.sectors_per_request, a.nearby) for a in CATALOGUE[name].accesses(call)] for name in CATALOGUE if "trans" in name}
     assert scattered == {
@@ -183,25 +187,26 @@ def test_a_transpose_scatters_its_writes_unless_a_tile_turns_them():
         "transpose_padded": [(4, False), (4, False)],
     }
     # a line for the read, then 32 lines; a column in one bank; or a column in 32 banks, each between two coalesced requests
-    assert [CATALOGUE[name].on_chip_cycles(call) / (N / 32) for name in scattered] == [33, 35, 4]
+    kernels: list[Any] = [CATALOGUE[name] for name in scattered]
+    assert [kernel.on_chip_cycles(call) / (N / 32) for kernel in kernels] == [33, 35, 4]
 
 
-def test_the_page_of_a_warp_is_the_callers():
-    kernel = CATALOGUE["init_warp_per_page"]
+def test_the_page_of_a_warp_is_the_callers() -> None:
+    kernel: Any = CATALOGUE["init_warp_per_page"]
     for page in (4096, 65536, 2 * MiB):
         call = Call(sized("f8", x=MiB), {"value": 1.0, "page": page})
         assert kernel.problem(call) is None
         assert kernel.launch_arguments(call) == ("x", "value", page // 8, MiB)
-    for page in (0, 2048, 4 * MiB, 65537, 4096.5, 3 * 4096):
-        assert "a power of two from 4096 to 2097152 bytes" in kernel.problem(Call(sized(x=MiB), {"value": 1.0, "page": page}))
+    for wrong in (0, 2048, 4 * MiB, 65537, 4096.5, 3 * 4096):
+        assert "a power of two from 4096 to 2097152 bytes" in kernel.problem(Call(sized(x=MiB), {"value": 1.0, "page": wrong}))
 
 
-def shape(name, facts, arrays, blocks=None, **scalars):
+def shape(name: str, facts: DeviceFacts, arrays: dict[str, ArrayFacts], blocks: int | None = None, **scalars: Any) -> tuple[int, int]:
     got = CATALOGUE[name].shape(facts, Call(arrays, scalars, blocks))
     return got.blocks, got.threads
 
 
-def test_launch_shapes(h100):
+def test_launch_shapes(h100: DeviceFacts) -> None:
     # one vector of 16 bytes a thread and array: tiles of 16 KiB, or of 4 KiB; two where nothing is read
     assert shape("triad", h100, sized(a=N, b=N, c=N)) == (32768, 1024)
     assert shape("triad", h100, sized(a=1, b=1, c=1)) == (1, 1024)
@@ -244,7 +249,9 @@ def test_launch_shapes(h100):
         (4.7e12, 1536, (256, 2), (512, 1)),
     ],
 )
-def test_threads_take_more_vectors_where_full_sms_cannot_keep_the_memory_busy(h100, peak, threads, copy, triad):
+def test_threads_take_more_vectors_where_full_sms_cannot_keep_the_memory_busy(
+    h100: DeviceFacts, peak: float, threads: int, copy: tuple[int, int], triad: tuple[int, int]
+) -> None:
     facts = replace(h100, peak_bandwidth=peak, max_threads_per_sm=threads)
     assert (map_shape(facts, 0), map_shape(facts, 1), map_shape(facts, 2)) == ((512, 2), copy, triad)
     got = CATALOGUE["copy"].shape(facts, Call(sized(c=N, a=N)))
@@ -280,18 +287,20 @@ EIGHT, TWELVE = (sized(odata=n, idata=n) for n in (8, 12))
         ("l2_read", sized("i4", a=2048, sums=5), {"repeats": 3}, "l2_read gives 3 sums for each 4096 bytes of a: sums needs 6 elements"),
     ],
 )
-def test_a_call_that_does_not_fit_is_refused_in_one_sentence(name, arrays, scalars, problem):
-    assert CATALOGUE[name].problem(Call(arrays, scalars)).startswith(problem)
+def test_a_call_that_does_not_fit_is_refused_in_one_sentence(
+    name: str, arrays: dict[str, ArrayFacts], scalars: dict[str, float], problem: str
+) -> None:
+    assert str(CATALOGUE[name].problem(Call(arrays, scalars))).startswith(problem)
 
 
-def test_a_grid_that_cannot_be_is_refused():
+def test_a_grid_that_cannot_be_is_refused() -> None:
     assert CATALOGUE["copy"].problem(Call(sized(c=8, a=8), {}, 0)) == "a grid of 0 blocks launches nothing; at least 1 is needed"
     assert CATALOGUE["chase"].problem(Call(NODES, ONE_STEP, 2)) == "one thread follows the cycle; a grid of 2 blocks is not possible"
     copied = Call(sized(destination=8, source=8), {}, 4)
     assert CATALOGUE["memcpy"].problem(copied) == "a copy by the copy engine has no grid; 4 blocks were asked for"
 
 
-def test_the_catalogue_is_complete():
+def test_the_catalogue_is_complete() -> None:
     for name, kernel in CATALOGUE.items():
         assert kernel.name == name
         assert kernel.section
@@ -300,7 +309,7 @@ def test_the_catalogue_is_complete():
         assert len({p.name for p in kernel.parameters}) == len(kernel.parameters)
 
 
-def test_updated_arguments_are_those_whose_old_content_matters():
+def test_updated_arguments_are_those_whose_old_content_matters() -> None:
     updated = {(k.name, p.name) for k in CATALOGUE.values() for p in k.parameters if p.role is Role.UPDATE}
     assert updated == {
         ("sliding_window", "data_persistent"),

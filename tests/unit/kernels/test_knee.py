@@ -16,37 +16,37 @@ def falling(at: float, plateau: float, end: float, width: float = 1.0) -> list[f
 
 
 @pytest.mark.parametrize(("at", "last"), [(13, 12), (20, 16), (30, 24), (40, 32), (100, 64)])
-def test_the_last_footprint_before_the_fall(at, last):
+def test_the_last_footprint_before_the_fall(at: float, last: int) -> None:
     assert knee(SIZES, falling(at, 5.5, 3.0)) == last
 
 
-def test_a_dram_nearly_as_fast_has_a_knee_too():
+def test_a_dram_nearly_as_fast_has_a_knee_too() -> None:
     assert knee(SIZES, falling(30, 5.5, 5.0)) == 24
 
 
-def test_small_footprints_below_the_plateau_do_not_count():
+def test_small_footprints_below_the_plateau_do_not_count() -> None:
     curve = falling(30, 5.5, 3.0)
     curve[0], curve[1] = 2.0, 3.5
     assert knee(SIZES, curve) == 24
 
 
-def test_what_rises_again_after_the_fall_is_noise():
+def test_what_rises_again_after_the_fall_is_noise() -> None:
     curve = falling(20, 5.5, 3.0)
     curve[6] = 5.0
     assert knee(SIZES, curve) == 16
 
 
-def test_noise_on_the_plateau_moves_nothing():
+def test_noise_on_the_plateau_moves_nothing() -> None:
     rng = np.random.default_rng(1)
     for _ in range(200):
         assert knee(SIZES, (np.array(falling(30, 5.5, 3.0)) * rng.normal(1, 0.02, len(SIZES))).tolist()) == 24
 
 
-def test_a_plateau_of_one_point():
+def test_a_plateau_of_one_point() -> None:
     assert knee([1, 2, 3], [5.0, 1.0, 1.0]) == 1
 
 
-def test_the_plateau_is_what_most_of_it_holds():
+def test_the_plateau_is_what_most_of_it_holds() -> None:
     assert plateau([1.0, 5.0, 5.2, 5.1, 9.0, 3.0, 2.9]) == pytest.approx(9.0)  # one point far above the rest is what it falls from
     assert plateau([4.0, 5.0, 5.2, 5.1, 6.0, 3.0, 2.9]) == pytest.approx(5.15)
     assert plateau(falling(30, 5.5, 3.0)) == pytest.approx(5.5, rel=1e-3)
@@ -62,6 +62,6 @@ def test_the_plateau_is_what_most_of_it_holds():
         ([1, 2, 4], [1.0, 2.0, 3.0], "no fall"),
     ],
 )
-def test_what_has_no_knee_is_refused(sizes, bandwidths, problem):
+def test_what_has_no_knee_is_refused(sizes: list[int], bandwidths: list[float], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         knee(sizes, bandwidths)

@@ -18,7 +18,7 @@ from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.measurement import Measurement
 
-QUICK = {"placements": 2, "precision": 0.5, "budget": 0.02}
+QUICK: dict[str, Any] = {"placements": 2, "precision": 0.5, "budget": 0.02}
 """Plan of a measurement whose precision does not matter."""
 
 

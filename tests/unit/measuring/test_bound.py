@@ -98,7 +98,7 @@ def test_defaults_and_keywords(bench: Bench) -> None:
 def test_a_chosen_grid_is_launched(bench: Bench) -> None:
     a, b = bench.buffers(2, 4096)
     kernel = bench.kernels.copy
-    kernel.with_grid(np.int64(7))(a, b)
+    kernel.with_grid(np.int64(7))(a, b)  # type: ignore[arg-type]
     kernel(a, b)
     assert bench.device.launched[0].shape.blocks == 7
     assert bench.device.launched[1].shape.blocks != 7

@@ -175,7 +175,7 @@ def test_the_garbage_collector_is_off_while_samples_are_taken(bench: Bench, samp
     assert seen.count(False) >= (39 - 4 if enabled else 40)
 
 
-def case(function: Callable[[], object], buffer: Any) -> Any:
+def case(function: Callable[[], object], buffer: Any) -> Case:
     return Case(launch=function, reference=function, reads=[buffer])
 
 

@@ -84,7 +84,7 @@ def test_a_slower_device_reads_slower(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_launches_that_wait_are_read_without_a_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with CUDA_LAUNCH_BLOCKING: the first hold expires, and no other is tried."""
     device = choose("sim").open()
-    hold, synchronize, held = device.streams.hold, device.streams.synchronize, []
+    hold, synchronize, held = device.streams.hold, device.streams.synchronize, list[Any]()
 
     def holding(stream: Stream, timeout: float) -> Any:
         held.append(stream)

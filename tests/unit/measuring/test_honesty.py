@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def test_lines_that_persist_are_not_reset_on_a_mig_instance_which_has_none() -> 
         bench = Bench(CountedDevice())
         bench.device.machine.facts = replace(bench.device.facts, mig_profile=mig_profile)
         calls: list[None] = []
-        bench.device.l2.reset_persisting = lambda calls=calls: calls.append(None)  # type: ignore[method-assign]
+        bench.device.before("l2.reset_persisting", partial(calls.append, None))
         bench.measure("copy", *bench.buffers(2))
         assert len(calls) == resets
 

@@ -18,7 +18,7 @@ from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.measuring import l2_sweep
 from pytest_gpumem.measuring.l2_sweep import HIT_RATIOS, grid, sweep
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.l2_sweep import OFF, Setting
+from pytest_gpumem.records.l2_sweep import OFF, Setting, Sweep
 from pytest_gpumem.reporting.l2_sweep import sweep_sentence
 from pytest_gpumem.units import MiB
 
@@ -43,12 +43,12 @@ def noisy(landscape: Landscape, seed: int, noise: float) -> l2_sweep.Measure:
     return measure
 
 
-def recommended(found: l2_sweep.Sweep) -> Setting:
+def recommended(found: Sweep) -> Setting:
     told = found.recommend()
     return OFF if told["set_aside"] == "off" else Setting(int(told["set_aside"]), float(told["hit_ratio"]))
 
 
-def check(found: l2_sweep.Sweep, facts: DeviceFacts, landscape: Landscape, within: float = 1.02) -> None:
+def check(found: Sweep, facts: DeviceFacts, landscape: Landscape, within: float = 1.02) -> None:
     """What the issue asks of a sweep: a quarter of the grid, 2 % of its best, never 2 % slower than off."""
     assert len(found.points) <= len(grid(facts)) / 4
     told = landscape(*recommended(found))
@@ -69,7 +69,7 @@ def table(facts: DeviceFacts, nbytes: int, *, gain: float, busy: float, used: fl
         room = min(1.0, set_aside / (hit_ratio * nbytes * used))
         held = hit_ratio * room ** (1 + thrash)
         share = set_aside / facts.l2_bytes
-        return 1.0 - gain * held + 0.1 * busy * share + busy * max(0.0, share - knee)
+        return float(1.0 - gain * held + 0.1 * busy * share + busy * max(0.0, share - knee))
 
     return latency
 
@@ -181,7 +181,7 @@ def test_the_gain_is_of_fresh_samples_and_says_how_sure_it_is() -> None:
     found = sweep(searched, H100, 8 * MiB, target="table", again=again)
     assert found.gain.low < 0.25 < found.gain.high
     assert 0 < found.gain.high - found.gain.low < 0.03
-    assert (found.off.latency, found.best.latency) == (pytest.approx(1.0, rel=0.01), pytest.approx(0.8, rel=0.01))
+    assert (found.off.latency, found.best.latency) == pytest.approx((1.0, 0.8), rel=0.01)
     assert found.best.half_width is not None
     assert {point.latency for point in found.points} == {0.2, 1.0}
 
@@ -339,7 +339,7 @@ def test_mixtures_of_recorded_maps_are_seldom_lost() -> None:
 
         def latency(set_aside: int, hit_ratio: float, share: float = share, maps: Any = (first[0], second[0])) -> float:
             one, other = (landscape(set_aside, hit_ratio) / landscape(*OFF) for landscape in maps)
-            return share * one + (1 - share) * other
+            return float(share * one + (1 - share) * other)
 
         best = sweep(noisy(latency, seed, 0.001), H200, first[1], target="both").best.setting
         losses.append(latency(*best) / min(latency(*setting) for setting in grid(H200)[1:]) - 1)

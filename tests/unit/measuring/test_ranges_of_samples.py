@@ -13,7 +13,7 @@ from pytest_gpumem.measuring.sampling import category_of
 from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.records.measurement import Traffic
 
-SAMPLERS = {
+SAMPLERS: dict[str, dict[str, Any]] = {
     "blocked": {"mode": "clean-cold", "sampler": "blocked"},
     "batched": {"mode": "hot", "sampler": "batched"},
     "host": {"mode": "clean-cold", "sampler": "host"},

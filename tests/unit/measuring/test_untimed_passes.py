@@ -188,7 +188,7 @@ def test_two_processes_agree_and_each_change_shows() -> None:
 def test_a_value_that_a_case_finds_outside_is_part_of_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as whether its launch waits for the device, which the simulated device does not run."""
 
-    def digest(waits: bool) -> str | None:
+    def digest(waits: bool) -> Any:
         monkeypatch.setitem(globals(), "WAITS", waits if where == "module" else False)
 
         def build(memory: Any) -> Case:
@@ -243,7 +243,7 @@ def answers(*digests: str | None) -> Callable[..., WhatRan]:
     return answer
 
 
-def case(bench: Bench) -> WhatRan:
+def case(bench: Bench) -> Any:
     taken = bench.case(lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(N)]), passes=RAN)
     return found(taken.what_ran)
 

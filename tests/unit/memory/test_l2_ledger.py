@@ -72,7 +72,7 @@ def test_a_fitted_ratio_is_made_from_what_a_fixed_one_leaves(device: CountedDevi
     fixed, fitted = arena.buffer(20 * MiB), arena.buffer(20 * MiB)
     with persisting(device, fixed, hit_ratio=1.0) as outer, persisting(device, fitted) as inner:
         assert device.l2.set_aside() == 25 * MiB
-        assert (outer.hit_ratio, inner.hit_ratio) == (1.0, pytest.approx(0.25))
+        assert (outer.hit_ratio, inner.hit_ratio) == pytest.approx((1.0, 0.25))
         assert inner.thrashing is None
 
 
@@ -118,11 +118,11 @@ def test_thrashing_can_be_wanted(device: CountedDevice, arena: Arena) -> None:
 def test_off_stands_alone(device: CountedDevice, arena: Arena) -> None:
     one, other = arena.buffer(8 * MiB), arena.buffer(8 * MiB)
     for outer, inner in (("off", "fit"), ("fit", "off")):
-        with persisting(device, one, set_aside=outer) as stream:  # type: ignore[arg-type]
+        with persisting(device, one, set_aside=outer) as stream:
             before = device.l2.set_aside()
             with (
                 pytest.raises(BadWindow, match=r'is still open, and the device has one set-aside: set_aside="off" cannot'),
-                persisting(device, other, set_aside=inner),  # type: ignore[arg-type]
+                persisting(device, other, set_aside=inner),
             ):
                 pytest.fail("entered")
             assert device.l2.set_aside() == before == stream.set_aside
@@ -152,7 +152,7 @@ def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(device: CountedDe
     with persisting(device, buffer, hit_ratio=0) as stream:
         assert stream.notes == ("12.5 MiB of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain",)
     with persisting(device, buffer) as stream:
-        assert stream.notes == ()
+        assert not stream.notes
         assert idle_set_aside(device) == (
             "12.5 MiB of L2 are set aside for a persisting stream that is open, and this measurement has no window in them: "
             "a cost without a gain"
@@ -162,7 +162,7 @@ def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(device: CountedDe
         stream.reset("window")
         assert stream.notes == ("12.5 MiB of L2 are set aside, but under a window that was reset nothing persists: a cost without a gain",)
         stream.renew()
-        assert stream.notes == ()
+        assert not stream.notes
     assert idle_set_aside(device) is None
 
 

@@ -171,7 +171,10 @@ def test_what_lives_on_keeps_what_it_changed(device: CountedDevice, watch: Watch
     assert "12.5 MiB (found: 31.25 MiB)" in said
     assert "no window on" in said
     assert (device.l2.set_aside(), device.l2.window(stream)) == (MOST, WINDOW)
-    end(device, watch, living, lambda: (device.l2.request_set_aside(FOUND), device.l2.set_window(stream, None)))
+    watch.ending(living)
+    device.l2.request_set_aside(FOUND)
+    device.l2.set_window(stream, None)
+    watch.ended(living)
     assert watch.settle() is None
     watch.fresh()
     assert resets[-1:] == ["reset"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -154,7 +155,7 @@ def test_discarded_content_does_not_move(device: Advising, memory: Memory) -> No
         assert buffer.goes_home
         buffer.put_home(memory.arena.stream)
         device.streams.synchronize()
-        moved[discard] = device.counters.pages(lambda b=buffer: Kernels(device).init(b)).to_device
+        moved[discard] = device.counters.pages(partial(Kernels(device).init, buffer)).to_device
     assert moved == {False: N, True: 0}
     with pytest.raises(BadBuffer, match="discard=True goes with"):
         memory.managed(N, first_touch="none", discard=True)

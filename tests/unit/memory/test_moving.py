@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from counted_device import CountedDevice, failing
@@ -9,7 +11,7 @@ from counted_device import CountedDevice, failing
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import DeviceError, OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
-from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import GiB, MiB
 
@@ -74,10 +76,13 @@ def prefetches(device: CountedDevice) -> list[tuple[int, str]]:
     return sent
 
 
-def managed(memory: Memory, home: str) -> Buffer:
+FIRST_TOUCH: dict[str, Any] = {"as left": "none", "host": "host", "device": "device"}
+
+
+def managed(memory: Memory, home: str) -> Any:
     if home == "prefetched":
         return memory.prefetched(4 * MiB)
-    return memory.managed(4 * MiB, first_touch={"as left": "none"}.get(home, home))
+    return memory.managed(4 * MiB, first_touch=FIRST_TOUCH[home])
 
 
 @pytest.mark.parametrize(

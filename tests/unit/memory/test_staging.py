@@ -10,7 +10,7 @@ from counted_device import CountedDevice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpumem.devices.protocol import Unsupported
+from pytest_gpumem.devices.protocol import Device, Unsupported
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
@@ -44,7 +44,7 @@ def launched(memory: Memory, name: str, *arguments: Any, **scalars: Any) -> Laun
     return Works(memory).kernel(bound(memory, name), *arguments, **scalars)
 
 
-def took(device: CountedDevice, work: Work) -> float:
+def took(device: Device, work: Work) -> float:
     """Seconds of one run between events, after a first one."""
     stream, start, end = device.streams.create(), device.streams.event(), device.streams.event()
     work.queue(stream)
@@ -58,7 +58,7 @@ def took(device: CountedDevice, work: Work) -> float:
     return device.streams.elapsed(start, end)
 
 
-def checked(device: CountedDevice, work: Work) -> None:
+def checked(device: Device, work: Work) -> None:
     stream = device.streams.create()
     work.poison(stream)
     work.queue(stream)
@@ -118,8 +118,8 @@ def test_a_chunk_that_is_left_out_is_seen(memory: Memory, monkeypatch: pytest.Mo
         work.verify()
 
 
-def test_chunks_go_round_the_streams_and_the_next_work_waits_for_all(memory: Memory) -> None:
-    device, work = memory.arena.device, staged(memory, "64 MiB", 4, 8)
+def test_chunks_go_round_the_streams_and_the_next_work_waits_for_all(memory: Memory, device: CountedDevice) -> None:
+    work = staged(memory, "64 MiB", 4, 8)
     stream, start, end = device.streams.create(), device.streams.event(), device.streams.event()
     lanes: list[Any] = []
     device.before("content.copy", lambda destination, source, nbytes, stream: lanes.append(stream))
@@ -266,7 +266,7 @@ def test_an_allocation_is_work_of_the_host(memory: Memory) -> None:
             "must have the same size and type",
         ),
         (lambda m, d: Works(m).copy(5, m.pinned(512)), "'destination' is a buffer from a fixture or a NumPy array, not int"),
-        (lambda m, d: Works(m).after(print, Works(m).busy(1e-3)), "is no work; gpu_work makes it"),
+        (lambda m, d: Works(m).after(print, Works(m).busy(1e-3)), "is no work; gpu_work makes it"),  # type: ignore[arg-type]
     ],
 )
 def test_work_that_cannot_be(memory: Memory, make: Any, said: str) -> None:

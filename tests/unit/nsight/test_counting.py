@@ -72,13 +72,13 @@ def test_sectors_and_hit_rate_are_means_over_launches_of_the_worst_kernel() -> N
     cell = stack("test_a", "test_a.measure")
     figures = [("triad", "4", "90"), ("triad", "6", "70"), ("other", "n/a", "85")]
     page = log(
-        *(line(i, name, cell, (1, 1, 1, 100, 0, sectors, hits)) for i, (name, sectors, hits) in enumerate(figures)),  # type: ignore[arg-type]
+        *(line(i, name, cell, (1, 1, 1, 100, 0, sectors, hits)) for i, (name, sectors, hits) in enumerate(figures)),
         heading=(*HEADING, SECTORS_PER_LOAD, L2_HIT_RATE),
         units=(*UNITS, "", "%"),
     )
     (one,) = by_row(read_csv(page), [row("test_a", launches=2)]).values()
     found = counted(one, "ncu")
-    assert (found.sectors_per_request, found.l2_hit_rate) == (5, pytest.approx(0.8))
+    assert (found.sectors_per_request, found.l2_hit_rate) == pytest.approx((5, 0.8))
 
 
 def test_what_one_kernel_lacks_is_not_counted_for_the_launch() -> None:

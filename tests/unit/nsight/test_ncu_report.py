@@ -87,7 +87,7 @@ def test_a_page_becomes_a_profile_for_each_measurement() -> None:
 def test_a_log_of_counts_is_read() -> None:
     foreign = ncu_csv.stack("<default domain>:gpumem", "torch:test_a.measure", "not_gpumem:test_b.measure", "test_c", "test_c.measure")
     lines = [(ncu_csv.measured("test_triad"), ncu_csv.H200), (foreign, ("1,024", "0", "1,280", "n/a", ""))]
-    found = read_csv(ncu_csv.log(*(ncu_csv.line(i, "triad", *one) for i, one in enumerate(lines))))  # type: ignore[arg-type]
+    found = read_csv(ncu_csv.log(*(ncu_csv.line(i, "triad", *one) for i, one in enumerate(lines))))
     assert [one.name for one in found.profiles] == ["test_triad", "test_c"]  # other domains have no tests
     first, second = (one.kernels[0] for one in found.profiles)
     assert (first.dram_read, first.dram_written, first.nanoseconds) == (1073762048, 519266304, 367264)

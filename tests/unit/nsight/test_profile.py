@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Callable
@@ -155,7 +156,7 @@ def test_without_ranges_nothing_is_run(gpumem: Call, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NVTX_DISABLE", "1")
     assert "NVTX_DISABLE='1' is set: the tests would have no ranges; unset it" in complaint(gpumem("nsys"), 4)
     monkeypatch.delenv("NVTX_DISABLE")
-    monkeypatch.setattr(profile.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert "the package nvtx is not installed for" in complaint(gpumem("nsys"), 4)
 
 

@@ -20,19 +20,19 @@ def test_run_passes_on_each_line_and_keeps_both_streams() -> None:
 
 
 def test_how_a_command_ended_names_the_signal() -> None:
-    killed = child.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"], {}, [].append)
+    killed = child.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 15)"], {}, print)
     assert [killed.how, child.ending(7), child.ending(-63)] == ["ended by SIGTERM", "exit code 7", "ended by signal 63"]
 
 
 def test_a_command_runs_in_the_folder_that_is_given_and_one_that_is_none_is_an_error(tmp_path: Path) -> None:
     where = [sys.executable, "-c", "import os; print(os.getcwd())"]
-    assert Path(child.run(where, {}, [].append, folder=tmp_path).output.strip()) == tmp_path.resolve()
+    assert Path(child.run(where, {}, print, folder=tmp_path).output.strip()) == tmp_path.resolve()
     with pytest.raises(OSError, match="absent"):
-        child.run([str(tmp_path / "absent")], {}, [].append)
+        child.run([str(tmp_path / "absent")], {}, print)
 
 
 def test_a_command_is_shown_as_a_shell_takes_it() -> None:
-    assert child.shown(["ncu", Path("a b"), "x=(1)"]) == "ncu 'a b' 'x=(1)'"
+    assert child.shown(["ncu", "a b", "x=(1)"]) == "ncu 'a b' 'x=(1)'"
 
 
 def test_a_command_is_recorded_without_paths_of_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def test_a_figure_that_one_launch_lacks_is_not_known_of_all() -> None:
     (both,) = kernels_together([full, ONE])
     assert (both.dram_read, both.occupancy, both.sm_clock_hz) == (None, None, None)
     (both,) = kernels_together([full, replace(full, nanoseconds=30, occupancy=0.9)])
-    assert (both.dram_read, both.occupancy) == (200, pytest.approx(0.8))
+    assert (both.dram_read, both.occupancy) == pytest.approx((200, 0.8))
 
 
 def test_copies_between_other_memories_stay_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
@@ -68,7 +69,7 @@ def test_what_pytest_writes_never_meets_the_line() -> None:
 @pytest.mark.parametrize(("file", "option"), [(io.StringIO(), {}), (Terminal(), {"capture": "no"}), (Terminal(), {"usepdb": True})])
 def test_elsewhere_a_plain_line_now_and_then(file: io.StringIO, option: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     hooks, _ = made(file, **option)
     run(hooks.pytest_runtest_logstart("t.py::a"), file, "")
     assert file.getvalue() == ""

@@ -86,7 +86,7 @@ def test_the_figure_is_what_all_rows_have(one: Callable[..., Family]) -> None:
     point = one(labels).series[0].points[0]
     # 805 306 368 bytes in 268.3 us, whose interval is 0.1 % to both sides.
     assert point.y == pytest.approx(3001.5e9, rel=1e-4)
-    assert (point.low, point.high) == (pytest.approx(point.y / 1.001), pytest.approx(point.y / 0.999))
+    assert (point.low, point.high) == pytest.approx((point.y / 1.001, point.y / 0.999))
 
 
 def test_ceilings(one: Callable[..., Family], facts: DeviceFacts) -> None:

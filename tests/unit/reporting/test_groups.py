@@ -74,7 +74,7 @@ def test_a_test_whose_memory_alone_is_watched_is_of_its_own_kind(make_row: Calla
 
 
 def test_counting_pages_moves_no_row_to_managed_memory() -> None:
-    def kind(**counts: int) -> Behaviour:
+    def kind(**counts: Any) -> Behaviour:
         return behaviour_of(measurement(**TRIAD, migrations=Migrations(PageCounts(), PageCounts(**counts), "CUPTI")), H100)
 
     assert kind() is Behaviour.DRAM

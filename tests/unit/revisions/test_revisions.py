@@ -82,7 +82,7 @@ def test_a_shallow_clone_knows_less(repository: Repository, tmp_path: Path) -> N
     first, second = repository.commit("first"), repository.commit("second")
     repository.git("clone", "-q", "--depth", "1", repository.folder.as_uri(), str(tmp_path / "shallow"))
     found = ancestry("main", {first, second}, tmp_path / "shallow")
-    assert (found.base, found.unknown) == ({second}, {first})
+    assert (found.base, found.unknown) == (frozenset({second}), frozenset({first}))
 
 
 def test_no_repository_and_no_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

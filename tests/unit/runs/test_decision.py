@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from flagged_rows import row
@@ -68,7 +69,7 @@ def test_what_the_screen_compared_with_nothing_is_for_the_duet_to_decide(code: C
 
 
 @pytest.mark.parametrize("limit", [{"same_kernels": "true"}, {"max_kernels": "baseline"}])
-def test_the_duet_leaves_counts_as_the_screen_compared_them(limit: dict[str, str]) -> None:
+def test_the_duet_leaves_counts_as_the_screen_compared_them(limit: dict[str, Any]) -> None:
     """The duet has no baseline: its rows would be new."""
     noisy = row(Code.NOISY, **limit)
     assert noisy.measurement is not None
@@ -191,7 +192,7 @@ def test_a_duet_clears_no_memory() -> None:
 
 def test_what_fails_whatever_a_duet_says_needs_none() -> None:
     """A limit of another kind, a stale baseline, a claim: red at once."""
-    limits = {"b": {"max_latency": "1 us"}, "c": {"min_bandwidth": "1 TB/s"}}
+    limits: dict[str, dict[str, Any]] = {"b": {"max_latency": "1 us"}, "c": {"min_bandwidth": "1 TB/s"}}
     lost = [
         *(row(Code.SLOWER, name, **given) for name, given in limits.items()),
         row(Code.FASTER, "d", delta=-0.2, fail_if_faster="5%"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def outcomes(result: Result) -> dict[str, Outcome | None]:
 
 
 def test_each_test_is_measured_until_it_is_decided(tmp_path: Path) -> None:
-    players, told = Players(plain), []
+    players, told = Players(plain), list[Progress]()
     result = play(tmp_path, plain, players, told=told)
     assert outcomes(result) == {B: Outcome.FAIL, A: Outcome.PASS}
     assert players.played[0][1] is None
@@ -102,7 +102,7 @@ def test_the_same_machine_code_on_both_sides_needs_fewer_pairs(
     tmp_path: Path, slower: float, head: dict[str, Any], outcome: Outcome, pairs: int, settled: bool
 ) -> None:
     def answer(turn: Turn, attempt: int) -> Sequence[Row]:
-        given = {"what_ran": ran("a"), "conditions": (CLOCKS, CLOCKS)}
+        given: dict[str, Any] = {"what_ran": ran("a"), "conditions": (CLOCKS, CLOCKS)}
         changes = dict(head)
         if turn.side == HEAD and turn.round >= changes.pop("from_round", 1):
             given |= changes
@@ -373,7 +373,7 @@ def test_what_head_measures_in_another_way_is_measured_as_base_is_or_red(tmp_pat
     players = Players(lambda turn, attempt: [])
 
     def answer(turn: Turn, attempt: int) -> Sequence[Row]:
-        own = {"sampler": "host"} if turn.side == HEAD else {}
+        own: Mapping[str, Any] = {"sampler": "host"} if turn.side == HEAD else {}
         own = players.ways.get(A, own) if obeys else own
         return [row(A, NOISE(turn, 1, 0.0 if own.get("sampler") == "host" else 2.0), **own), row(B, NOISE(turn, 2))]
 
@@ -392,7 +392,7 @@ def test_what_head_measures_in_another_way_is_measured_as_base_is_or_red(tmp_pat
 
 def test_other_work_is_said(tmp_path: Path) -> None:
     def answer(turn: Turn, attempt: int) -> Sequence[Row]:
-        return [row(A, NOISE(turn, 1), **({"traffic": Traffic(4, 2)} if turn.side == HEAD else {}))]
+        return [row(A, NOISE(turn, 1), traffic=Traffic(4, 2) if turn.side == HEAD else Traffic(2, 1))]
 
     (said,) = play(tmp_path, answer).verdicts
     assert said.outcome is Outcome.PASS

@@ -141,7 +141,7 @@ def test_mistakes_name_origin_value_and_what_is_accepted(name: str, value: str, 
         ({"ini": {option.key: value}}, f"{option.key} in pytest.ini"),
     ):
         with pytest.raises(SettingsError) as mistake:
-            settled(**where)  # type: ignore[arg-type]
+            settled(**where)
         message = str(mistake.value)
         assert message.startswith(f"{origin}: ")
         assert repr(value) in message

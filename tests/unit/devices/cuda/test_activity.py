@@ -84,7 +84,7 @@ def watched(cupti: FakeCupti, *records: Any) -> Activity:
         assert cupti.on == set(USE_KINDS)
         cupti.queued = list(records)
 
-    return CudaCounters(0, SimpleNamespace()).activity(work)  # type: ignore[arg-type]
+    return CudaCounters(0, SimpleNamespace()).activity(work)
 
 
 def test_kernels_of_one_name_and_shape_are_added_up(cupti: FakeCupti) -> None:
@@ -141,7 +141,7 @@ def test_a_record_that_cannot_be_read_is_told(cupti: FakeCupti) -> None:
 
 
 def test_cupti_is_asked_for_its_one_place_once(cupti: FakeCupti) -> None:
-    counters = CudaCounters(0, SimpleNamespace())  # type: ignore[arg-type]
+    counters = CudaCounters(0, SimpleNamespace())
     for _ in range(2):
         counters.activity(lambda: cupti.queued.append(kernel(cupti, "add", 0, 1)))
     assert cupti.registered == 1
@@ -150,5 +150,5 @@ def test_cupti_is_asked_for_its_one_place_once(cupti: FakeCupti) -> None:
 def test_nothing_delivered_is_no_launch_of_nothing(cupti: FakeCupti) -> None:
     passes: list[int] = []
     with pytest.raises(NotCounted, match="CUPTI told of no kernel, copy or memset in 2 passes"):
-        CudaCounters(0, SimpleNamespace()).activity(lambda: passes.append(1))  # type: ignore[arg-type]
+        CudaCounters(0, SimpleNamespace()).activity(lambda: passes.append(1))
     assert len(passes) == 2

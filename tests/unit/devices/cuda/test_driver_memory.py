@@ -82,7 +82,7 @@ class Calls:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
     monkeypatch.setattr(driver_memory, "CALLBACKS", made)
-    monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=CUPTI))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=CUPTI))
     driver = SimpleNamespace(
         cuPointerGetAttribute=lambda _attribute, address: (0, int(address >= OTHERS)),
         cuStreamIsCapturing=lambda stream: (0, int(stream == CAPTURED)),
@@ -164,7 +164,7 @@ def test_a_handle_of_cublas_is_looked_at_once_and_counts_for_nothing(
         calls("cuMemFree_v2", 0xA011)
 
     libraries = SimpleNamespace(cublas=SimpleNamespace(create=create, destroy=destroy))
-    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", libraries)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs", libraries)
     log = MemoryLog()
     source.start(log, stacks=False)
     monkeypatch.setattr(driver_memory, "is_loaded", lambda library: False)

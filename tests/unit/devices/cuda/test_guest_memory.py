@@ -127,8 +127,8 @@ def test_jax_is_read_by_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
         local_hardware_id=0,
         memory_stats=lambda: {"bytes_in_use": 100, "peak_bytes_in_use": 300, "pool_bytes": 1000, "num_allocs": 5},
     )
-    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(local_devices=lambda: [device]))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(backends_are_initialized=lambda: True))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(local_devices=lambda: [device]))
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(backends_are_initialized=lambda: True))
     assert JaxMemory(0).ready()
     assert JaxMemory(0).figures() == {("JAX", "device"): Figures(100, 900, 1000, 300, single=False, allocations=5)}
     assert not JaxMemory(1).ready()
@@ -140,7 +140,7 @@ def test_numba_frees_what_it_has_put_off(monkeypatch: pytest.MonkeyPatch) -> Non
         deallocations=SimpleNamespace(clear=pending[0].clear),
         memory_manager=SimpleNamespace(deallocations=SimpleNamespace(clear=pending[1].clear)),
     )
-    monkeypatch.setitem(sys.modules, "numba.cuda", SimpleNamespace(current_context=lambda: context))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "numba.cuda", SimpleNamespace(current_context=lambda: context))
     NumbaMemory().settle(())
     assert pending == [[], []]
 

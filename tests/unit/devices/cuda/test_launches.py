@@ -156,7 +156,7 @@ def test_a_launch_is_prepared_once(launched: list[Any]) -> None:
     launches = CudaKernels(0, H100, compiler)  # type: ignore[arg-type]
     one = launch(kernel())
     for _ in range(3):
-        launches.launch(one, FakeStream())  # type: ignore[arg-type]
+        launches.launch(one, FakeStream())
     assert compiler.compiled == [("scaled", "f4")]
     assert launched == [(0x1234, [4, 1, 1, 128, 1, 1], 0, 0x55, ARGUMENTS)] * 3
 
@@ -164,10 +164,10 @@ def test_a_launch_is_prepared_once(launched: list[Any]) -> None:
 def test_freed_memory_is_noticed_at_every_launch(launched: list[Any]) -> None:
     launches = CudaKernels(0, H100, FakeCompiler())  # type: ignore[arg-type]
     one = launch(kernel())
-    launches.launch(one, FakeStream())  # type: ignore[arg-type]
+    launches.launch(one, FakeStream())
     one.arrays["out"].freed = True
     with pytest.raises(DeviceError, match="memory of out was freed"):
-        launches.launch(one, FakeStream())  # type: ignore[arg-type]
+        launches.launch(one, FakeStream())
 
 
 def test_a_template_is_instantiated_and_a_function_left_alone() -> None:

@@ -55,7 +55,12 @@ class Process:
         """The interface of `Callbacks`."""
         keys = [f"{domain} {name}" for name in names]
         self._receivers |= dict.fromkeys(keys, receive)
-        return lambda: [self._receivers.pop(key) for key in keys] and None
+
+        def remove() -> None:
+            for key in keys:
+                del self._receivers[key]
+
+        return remove
 
     def loaded(self, content: str) -> int:
         """A module is loaded, inside or outside of a call."""

@@ -11,8 +11,9 @@ import pytest
 pynvml = pytest.importorskip("pynvml")
 
 from pytest_gpumem.devices import opening  # noqa: E402
-from pytest_gpumem.devices.cuda.nvml import LISTED, ConditionReader, Conditions, other_processes, read_card, reason_names  # noqa: E402
+from pytest_gpumem.devices.cuda.nvml import LISTED, ConditionReader, other_processes, read_card, reason_names  # noqa: E402
 from pytest_gpumem.records.device import Card, CardProcess  # noqa: E402
+from pytest_gpumem.records.measurement import Conditions  # noqa: E402
 
 FACTS: Any = SimpleNamespace(pci_bus_id="0000:18:00.0", mig_profile=None, uuid="GPU-1")
 
@@ -91,7 +92,7 @@ def test_everything_that_it_says_in_si_units(nvml: None) -> None:
         memory_clock_hz=1593e6,
         max_memory_clock_hz=2619e6,
         temperature_c=33.0,
-        power_w=pytest.approx(71.4),
+        power_w=71.4,
         power_limit_w=500.0,
         default_power_limit_w=700.0,
         throttle_reasons=("sw_power_cap",),
@@ -133,7 +134,7 @@ def test_a_card_that_is_not_there_is_named(nvml: None, monkeypatch: pytest.Monke
 def test_a_reading_in_si_units(nvml: None) -> None:
     now = ConditionReader(FACTS).read()
     assert (now.sm_clock_hz, now.memory_clock_hz) == (345e6, 1593e6)
-    assert (now.temperature_c, now.power_w) == (33.0, pytest.approx(71.4))
+    assert (now.temperature_c, now.power_w) == pytest.approx((33.0, 71.4))
     assert now.throttle_reasons == ("sw_power_cap",)
     assert now.other_processes == 2
 

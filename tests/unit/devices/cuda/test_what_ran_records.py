@@ -16,7 +16,7 @@ from pytest_gpumem.records.what_ran import StepKind, WhatRan
 
 KINDS = ["CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "MEMORY2", "SYNCHRONIZATION", "RUNTIME", "DRIVER", "STREAM"]
 CUPTI = SimpleNamespace(
-    ActivityKind=IntEnum("ActivityKind", KINDS),  # type: ignore[misc]
+    ActivityKind=IntEnum("ActivityKind", KINDS),
     ActivityMemcpyKind=IntEnum("ActivityMemcpyKind", ["HTOD", "DTOH"]),
     ActivityMemoryKind=IntEnum("ActivityMemoryKind", ["PAGEABLE", "PINNED", "DEVICE", "MANAGED"]),
     ActivityMemoryOperationType=IntEnum("ActivityMemoryOperationType", ["ALLOCATION", "RELEASE"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation
@@ -20,7 +21,7 @@ def test_the_state_and_the_sums_follow_every_change() -> None:
         share = chance.choice([0.0, chance.random()])
         l2.touch(one, normal=chance.random() * one.nbytes, persisting=share * one.nbytes, dirty=chance.random() * one.nbytes)
 
-    changes = {
+    changes: dict[str, Callable[[Allocation], object]] = {
         "touch": touch,
         "forget": l2.forget,
         "release": lambda one: l2.release(one, chance.random() * 40 * MiB),

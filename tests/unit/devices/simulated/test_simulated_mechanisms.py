@@ -6,6 +6,7 @@ import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from workbench import Workbench, lookup, overwrite, scale, scan
@@ -164,7 +165,7 @@ def test_sectors_that_neighbours_complete_cost_l2_not_dram(bench: Workbench) -> 
 
     def scattered(nearby: bool, sectors: float = 32.0) -> Kernel:
         kernel = scale()
-        write = {"footprint": x.nbytes, "requested": x.nbytes, "sectors_per_request": sectors, "nearby": nearby}
+        write: dict[str, Any] = {"footprint": x.nbytes, "requested": x.nbytes, "sectors_per_request": sectors, "nearby": nearby}
         return replace(
             kernel,
             accesses=lambda call: tuple(replace(a, **write) if a.direction == "write" else a for a in kernel.accesses(call)),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ def test_guest_is_numpy(bench: Workbench) -> None:
 
 
 def test_random_content_is_seeded(bench: Workbench) -> None:
-    def filled(dtype: str, seed: int) -> np.ndarray:
+    def filled(dtype: str, seed: int) -> Any:
         memory = bench.memory(65536)
         bench.device.content.fill_random(memory, dtype, seed, bench.stream)
         return bench.device.content.to_host(memory, dtype, 65536 // np.dtype(dtype).itemsize)

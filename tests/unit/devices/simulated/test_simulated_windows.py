@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -74,11 +75,12 @@ def test_a_graph_gives_the_window_of_each_of_its_kernels(table: Table) -> None:
 def test_windows_that_cannot_be_are_refused_everywhere(table: Table) -> None:
     device, stream = table.device, table.bench.stream
     wrong = replace(table.window, miss=AccessProperty.PERSISTING)
-    for queue in (
+    queues: tuple[Callable[[], object], ...] = (
         lambda: device.l2.set_window(stream, wrong),
         lambda: device.kernels.launch(table.launch, stream, window=wrong),
         lambda: device.graphs.capture(stream, table.plain, window=wrong),
-    ):
+    )
+    for queue in queues:
         with pytest.raises(DeviceError, match="a miss property of"):
             queue()
     graph = device.graphs.capture(stream, table.plain)
