@@ -1,10 +1,12 @@
 """Count the code and print the figures side by side for several checkouts of this repository.
 
     python ci/house.py ../before .                    # one column for each checkout; by default this one
-    python ci/house.py --functions 10 --seed 17       # besides, functions drawn at random: which room does each name suggest?
+    python ci/house.py --functions 10 --seed 17       # besides, functions drawn at random: the room that each name suggests, and its room
+    python ci/house.py --importers                    # besides, the modules with exactly one importer
 
 Only files that git tracks count. One simulated test runs by the Python of the checkout's `.venv`, or by this Python. It enters a module
-when it calls one of the module's functions; imports do not count.
+when it calls one of the module's functions; imports do not count. The files that an addition touches are those that
+docs/architecture.md lists. The room that a name suggests is the one whose other names have its words most often (naive Bayes).
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ import argparse
 import ast
 import inspect
 import json
+import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -94,7 +98,6 @@ def counted(root: Path) -> dict[str, int]:
     """Figures of the files as they are."""
     trees = modules(root)
     code = {name: tree for name, tree in trees.items() if has_code(tree)}
-    importers = Counter(target for name, tree in code.items() for target in imported(name, tree, trees))
     return {
         "modules with code": len(code),
         "rooms": len({room(name) for name in code if name.count(".") > 1}),
@@ -104,8 +107,53 @@ def counted(root: Path) -> dict[str, int]:
         "scripts in ci/bench": sum("__main__" in path.read_text() for path in tracked(root, "ci/bench/*.py")),
         "words of the README": total(str.split, root, "README.md"),
         "words of docs": total(str.split, root, "docs/**.md"),
-        "modules with exactly one importer": sum(importers[name] == 1 for name in code),
+        "modules with exactly one importer": len(single_importers(root)),
     }
+
+
+def single_importers(root: Path) -> dict[str, str]:
+    """The modules that exactly one module imports, with that one."""
+    trees = modules(root)
+    importers = defaultdict[str, list[str]](list)
+    for name, tree in trees.items():
+        for target in imported(name, tree, trees) if has_code(tree) else ():
+            importers[target].append(name)
+    return {name: importers[name][0] for name, tree in trees.items() if has_code(tree) and len(importers[name]) == 1}
+
+
+def additions(root: Path) -> dict[str, str]:
+    """By the headings "Add a ..." of docs/architecture.md, the files that their steps name; those that are needed in some cases apart."""
+    page = root / "docs" / "architecture.md"
+    found = {}
+    for heading, steps in re.findall(r"^## (Add [^\n]+)\n+((?:\d+\. .*\n)+)", page.read_text() if page.exists() else "", re.MULTILINE):
+        always, sometimes = 0, 0
+        for step in steps.splitlines():
+            files = max(1, len(re.findall(r"`[\w./]+\.(?:py|cu)`", step)) - step.count("` or `"))
+            always, sometimes = (always, sometimes + files) if ", if " in step else (always + files, sometimes)
+        found[f"files touched to {heading[0].lower()}{heading[1:]}"] = f"{always}" + (f" to {always + sometimes}" if sometimes else "")
+    return found
+
+
+def words(name: str) -> list[str]:
+    """The words of a qualified name: "CudaL2.set_window" has cuda, l2, set and window."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*", name)]
+
+
+def suggestions(every: Sequence[tuple[str, str]]) -> list[str]:
+    """For each function, given with its module, the room whose other modules most likely have a name of these words."""
+    of_modules, of_rooms = defaultdict[str, Counter[str]](Counter), defaultdict[str, Counter[str]](Counter)
+    for name, module in every:
+        of_modules[module].update(words(name))
+        of_rooms[room(module)].update(words(name))
+
+    vocabulary = len({word for known in of_rooms.values() for word in known})
+
+    def likelihood(one: str, name: str, module: str) -> float:
+        known, own = of_rooms[one], of_modules[module] if room(module) == one else Counter[str]()
+        total = known.total() - own.total() + vocabulary
+        return sum(math.log((known[word] - own[word] + 1) / total) for word in words(name))
+
+    return [max(sorted(of_rooms), key=lambda one: likelihood(one, name, module)) for name, module in every]
 
 
 class Entered:
@@ -180,19 +228,28 @@ def main() -> int:
     parser.add_argument("checkouts", nargs="*", type=Path, default=[Path(__file__).parents[1]], help="default: that of this script")
     parser.add_argument("--functions", type=int, default=0, metavar="N", help="draw N functions of each checkout")
     parser.add_argument("--seed", type=int, default=17, help="of the drawn functions (default 17)")
+    parser.add_argument("--importers", action="store_true", help="list the modules with exactly one importer")
     parser.add_argument("--trace", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.trace:
         return trace(asked.checkouts[0])
     roots = [path.resolve() for path in asked.checkouts]
-    columns = [counted(root) | traced(root) for root in roots]
-    for figure in columns[0]:
-        print(f"{figure:<48}", *(f"{column[figure]:>9,}" for column in columns))
+    columns = [{name: f"{value:,}" for name, value in (counted(root) | traced(root)).items()} | additions(root) for root in roots]
+    for figure in dict.fromkeys(figure for column in reversed(columns) for figure in column):
+        print(f"{figure:<48}", *(f"{column.get(figure, '-'):>9}" for column in columns))
+    for root in roots if asked.importers else ():
+        print(f"\n{root.name}\n{'module':<40}imported by")
+        for name, importer in single_importers(root).items():
+            print(f"{name.removeprefix(f'{PACKAGE}.'):<40}{importer.removeprefix(f'{PACKAGE}.')}")
     for root in roots if asked.functions else ():
-        every = sorted((name, module) for module, tree in modules(root).items() for name in functions(tree))
-        print(f"\n{root.name}: {asked.functions} of {len(every)} functions, seed {asked.seed}\n{'function':<44}{'room':<14}module")
-        for name, module in random.Random(asked.seed).sample(every, asked.functions):
-            print(f"{name:<44}{room(module):<14}{module.removeprefix(f'{PACKAGE}.')}")
+        every = sorted((name, module) for module, tree in modules(root).items() if module.count(".") > 1 for name in functions(tree))
+        found = [(name, suggests, module) for (name, module), suggests in zip(every, suggestions(every), strict=True)]
+        print(f"\n{root.name}: {asked.functions} of {len(every)} functions, seed {asked.seed}")
+        print(f"{'function':<44}{'suggests':<14}{'room':<14}module")
+        for name, suggests, module in random.Random(asked.seed).sample(found, asked.functions):
+            print(f"{name:<44}{suggests:<14}{room(module):<14}{module.removeprefix(f'{PACKAGE}.')}")
+        right = sum(suggests == room(module) for _, suggests, module in found)
+        print(f"{right / len(every):.0%} of all names suggest the room that they are in")
     return 0
 
 
