@@ -83,19 +83,27 @@ class ManagedBuffer(Buffer):
         return self._wanted
 
     def advise(self, *, read_mostly: bool = NOT_GIVEN, preferred_location: Place | None = NOT_GIVEN, accessed_by: Any = NOT_GIVEN) -> None:
-        """Set or unset advice, at once; what is not given stays.
-        `read_mostly`: readers get copies of their own; a write drops the others. False takes it back, which leaves one copy.
-        `preferred_location`: "device" or "host", where pages stay and from where they are mapped; None takes it back.
-        `accessed_by`: "device", "host" or both in a tuple: who has the pages mapped without a fault; None takes it back.
-        Raises `BadBuffer`: another place, or a `read_mostly` that is no bool.
-        Raises `Unsupported`: the device has no `concurrentManagedAccess`.
+        """Set or remove advice at once (`cudaMemAdvise`); what is not given stays.
+
+        Args:
+            read_mostly: readers get copies of their own; a write drops the others. False removes it, which leaves one copy.
+            preferred_location: "device" or "host", where pages stay and from where they are mapped; None removes it.
+            accessed_by: "device", "host" or both in a tuple: who has the pages mapped without a fault; None removes it.
+
+        Raises:
+            BadBuffer: another place, or a `read_mostly` that is no bool.
+            Unsupported: the device has no `concurrentManagedAccess`.
         """
         self._wanted = advised(self._wanted, read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
         self._arena.device.streams.synchronize()  # an advice is in no stream's order
         self._apply(self._wanted)
 
     def prefetch(self, place: Place) -> None:
-        """Move all pages to "device" or "host" now, and wait (`cudaMemPrefetchAsync`). Raises `BadBuffer`: another place."""
+        """Move all pages to "device" or "host" now, and wait (`cudaMemPrefetchAsync`).
+
+        Raises:
+            BadBuffer: another place.
+        """
         if place not in PLACES:
             raise BadBuffer(f'prefetch({place!r}); accepted are "device" and "host"')
         device, stream = self._arena.device, self._arena.stream
@@ -105,7 +113,9 @@ class ManagedBuffer(Buffer):
 
     def discard(self) -> None:
         """Drop the content now, and wait (`cudaMemDiscardBatchAsync`); what is read before the next write is undefined.
-        Raises `Unsupported`: driver or bindings are older than CUDA 13.
+
+        Raises:
+            Unsupported: driver or bindings are older than CUDA 13.
         """
         device, stream = self._arena.device, self._arena.stream
         device.streams.synchronize()
