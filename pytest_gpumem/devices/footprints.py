@@ -306,6 +306,7 @@ class _Watch:
         self._free = None if of.driver_is_watched else of._free_bytes()
         self._cached = self._cached_now()
         self._accounts = account((), {}, self._begin)
+        self._most: dict[Series, int] = {}  # by library: most bytes in use when it was read
         self._closed = False
 
     def read(self) -> Footprint:
@@ -345,7 +346,7 @@ class _Watch:
                 allocations = figures.allocations - (before.allocations or 0) - (nobodys.allocations or 0)
             if figures.used is not None:
                 kept = figures.used - (before.used or 0) - (nobodys.used or 0)
-                peak = max(peak, kept)
+                self._most[series] = peak = max(peak, kept, self._most.get(series, 0))
             # Where the library came into use meanwhile, not all of its allocations were seen.
             marked = figures.high is not None and (not figures.single or series not in {*self._figures, *of._since_ours})
             high = (figures.high or 0) - (before.used or 0) - (nobodys.used or 0)

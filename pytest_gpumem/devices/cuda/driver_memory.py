@@ -65,6 +65,7 @@ _POOLS = re.compile(
 """Calls after which pools and graphs may hold other amounts."""
 _DATA = struct.Struct("<i4x8xqq32xI")
 """Of a CUpti_CallbackData: the site, the addresses of the parameters and of the result, and the correlation id."""
+_NOTHING = Figures(0, 0)
 _ORDINAL = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
@@ -82,6 +83,7 @@ class DriverMemory(Source):
         self._default: Any = None  # the device's own stream-ordered pool
         self._nothing: Mapping[Series, Figures] | None = None
         """The figures while pools and graphs hold nothing, until a call may have changed that."""
+        self._trimmed: Figures | None = None  # of graphs, after memory that none of them uses was given back
         self._probed: list[int] | None = None
         """Bytes of each allocation while a handle is made to see what it allocates; None otherwise."""
         self._handles: dict[str, tuple[int, ...]] = {}
@@ -182,6 +184,20 @@ class DriverMemory(Source):
         return {(DRIVER, "device"): ordered, (GRAPHS, "device"): Figures(in_graphs, held - in_graphs)}
 
     def settle(self, kept: Sequence[Allocated]) -> bool:
+        trimmed = self._trim()
+        return self._try_handle(kept) or trimmed
+
+    def _trim(self) -> bool:
+        """Have the driver give back memory that no graph uses any more: it counts as used by graphs until then."""
+        before = self.figures()[GRAPHS, "device"]
+        if before in (_NOTHING, self._trimmed):
+            return False
+        R.cudaDeviceGraphMemTrim(self._index)
+        self._nothing = None
+        self._trimmed = self.figures()[GRAPHS, "device"]
+        return self._trimmed != before
+
+    def _try_handle(self, kept: Sequence[Allocated]) -> bool:
         """Find what a handle of cuBLAS allocates, once something has loaded cuBLAS: libraries make one at their first call, and keep it."""
         known = CUBLAS in self._handles or not any(one.kind == "device" for one in kept)
         if self._end is None or known or not is_loaded("libcublas.so"):

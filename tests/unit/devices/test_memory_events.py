@@ -287,6 +287,19 @@ def test_a_library_without_single_allocations_has_its_own_high_water_mark(librar
     assert any("below an earlier one" in why for why in found.not_watched)
 
 
+def test_memory_that_only_a_count_shows_had_a_peak_when_it_was_read(library: Library) -> None:
+    """Such as that of CUDA graphs, which the driver gives back only when it is asked to."""
+    library.single = False
+    footprints = Footprints(None, (library,), lambda: None)
+    footprints.start(driver=False)
+    watch = footprints.watch()
+    library.take(1, 6 * MIB)
+    assert watch.read().kept == 6 * MIB
+    library.free(1)
+    found = watch.read()
+    assert (found.peak, found.kept) == (6 * MIB, 0)
+
+
 def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use_it(library: Library) -> None:
     library.single, library.high, library.count = False, 0, 0
     footprints = Footprints(None, (library,), lambda: None)

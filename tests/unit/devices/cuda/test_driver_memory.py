@@ -17,7 +17,7 @@ pytest.importorskip("cuda.bindings.runtime")
 
 from pytest_gpumem.devices.cuda import driver_memory
 from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
-from pytest_gpumem.devices.memory_events import Allocated, MemoryLog
+from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryLog
 from pytest_gpumem.devices.protocol import NotCounted
 
 
@@ -76,6 +76,38 @@ class Calls:
         """A call that returns an address."""
         pointer = ctypes.c_uint64(address)
         self(name, ctypes.addressof(pointer), *others, **options)
+
+
+class Runtime:
+    """The counts of the driver's pool and of graphs. `living`: bytes of graphs that exist."""
+
+    cudaMemPoolAttr = SimpleNamespace(cudaMemPoolAttrUsedMemCurrent=1, cudaMemPoolAttrReservedMemCurrent=2, cudaMemPoolAttrUsedMemHigh=3)  # noqa: N815
+    cudaGraphMemAttributeType = SimpleNamespace(cudaGraphMemAttrUsedMemCurrent=4, cudaGraphMemAttrReservedMemCurrent=5)  # noqa: N815
+
+    def __init__(self) -> None:
+        self.asked = self.pool = self.graphs = self.living = 0
+
+    def cudaDeviceGetDefaultMemPool(self, index: int) -> tuple[int, int]:  # noqa: N802
+        return 0, 1
+
+    cudaDeviceGetMemPool = cudaDeviceGetDefaultMemPool  # noqa: N815
+
+    def cudaMemPoolGetAttribute(self, pool: int, attribute: int) -> tuple[int, int]:  # noqa: N802
+        self.asked += 1
+        return 0, self.pool if attribute == 2 else 0
+
+    def cudaDeviceGetGraphMemAttribute(self, index: int, attribute: int) -> tuple[int, int]:  # noqa: N802
+        return 0, self.graphs
+
+    def cudaDeviceGraphMemTrim(self, index: int) -> None:  # noqa: N802
+        self.graphs = self.living
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    made = Runtime()
+    monkeypatch.setattr(driver_memory, "R", made)
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -217,44 +249,30 @@ def test_an_allocation_has_the_stack_of_its_call(calls: Calls, source: DriverMem
     assert not calls.receivers
 
 
-def test_pools_and_graphs_are_asked_only_while_they_may_hold_something(
-    calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held, asked = [0], list[int]()
-
-    def answer(*_: Any) -> tuple[int, int]:
-        asked.append(held[0])
-        return 0, held[0]
-
-    names = ("cudaDeviceGetDefaultMemPool", "cudaDeviceGetMemPool", "cudaMemPoolGetAttribute", "cudaDeviceGetGraphMemAttribute")
-    attributes = SimpleNamespace(
-        cudaMemPoolAttrUsedMemCurrent=1,
-        cudaMemPoolAttrReservedMemCurrent=2,
-        cudaMemPoolAttrUsedMemHigh=5,
-        cudaGraphMemAttrUsedMemCurrent=3,
-        cudaGraphMemAttrReservedMemCurrent=4,
-    )
-    runtime = SimpleNamespace(
-        cudaError_t=SimpleNamespace(cudaSuccess=0),
-        cudaMemPoolAttr=attributes,
-        cudaGraphMemAttributeType=attributes,
-        **dict.fromkeys(names, answer),
-    )
-    monkeypatch.setattr(driver_memory, "R", runtime)
-
+def test_pools_and_graphs_are_asked_only_while_they_may_hold_something(calls: Calls, source: DriverMemory, runtime: Runtime) -> None:
     def is_asked() -> bool:
-        asked.clear()
+        runtime.asked = 0
         source.figures()
-        return bool(asked)
+        return runtime.asked > 0
 
     source.start(MemoryLog(), stacks=False)
     assert [is_asked(), is_asked()] == [True, False]
     calls.allocates("cuMemAlloc_v2", 0xA000, 100)
     assert not is_asked()
     calls("cuGraphLaunch", 1, 2)
-    held[0] = 7
+    runtime.pool = 7
     assert [is_asked(), is_asked()] == [True, True]
-    held[0] = 0
+    runtime.pool = 0
     assert [is_asked(), is_asked()] == [True, False]
     source.stop()
     assert [is_asked(), is_asked()] == [True, True]
+
+
+def test_memory_that_no_graph_uses_any_more_is_not_kept(calls: Calls, source: DriverMemory, runtime: Runtime) -> None:
+    source.start(MemoryLog(), stacks=False)
+    assert not source.settle(())
+    calls("cuGraphLaunch", 1, 2)
+    runtime.graphs, runtime.living = 96, 32
+    assert source.figures()["CUDA graphs", "device"] == Figures(96, 0)
+    assert [source.settle(()), source.settle(())] == [True, False]
+    assert source.figures()["CUDA graphs", "device"] == Figures(32, 0)
