@@ -28,25 +28,24 @@ FOOTPRINTS = ("auto", "on", "trace", "off")
 the place of each allocation, or in none."""
 DEFAULT_BUDGET = 1.0  # default budget of a measurement, in seconds
 DEFAULT_TIMEOUT = 120.0  # default time-out, in seconds
-FURTHER_PROCESS = "GPUMEM_FURTHER_PROCESS"
+COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS")  # environment variables that start with GPUMEM and are no options
+
+# Variables that a command or a run sets for its own processes. Their names start with _GPUMEM: another version of the plugin, which base
+# of a duet may have, refuses unknown variables that start with GPUMEM.
+FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"
 """Set in the further processes of a run: `READS_CONTROLS` if the run compares or saves, else any other value."""
 READS_CONTROLS = "controls"
-FURTHER_REPORTS = "GPUMEM_FURTHER_REPORTS"  # set in a further process of a run: the file for the reports of its tests
-COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS", FURTHER_PROCESS, FURTHER_REPORTS)
-"""Environment variables that start with GPUMEM and are no options."""
-
+FURTHER_REPORTS = "_GPUMEM_FURTHER_REPORTS"  # in a further process: the file for the reports of its tests
 FURTHER_TURN = "_GPUMEM_FURTHER_TURN"
-"""Variable of a further process: the descriptor of a pipe, from which it reads one line before it measures: a JSON list of the node ids to
-run; empty for all."""
+"""In a further process: the descriptor of a pipe, from which it reads one line before it measures: a JSON list of the node ids to run;
+empty for all."""
 FURTHER_TESTS = "_GPUMEM_FURTHER_TESTS"
-"""Variable of a further process: a JSON list of the node ids that it may be told to run; empty for all. It collects no other files."""
-SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"
-"""Variable that a command sets for the pytest that it runs: see `switch_off`. Other versions of the plugin ignore it: they refuse unknown
-variables that start with GPUMEM."""
+"""In a further process: a JSON list of the node ids that it may be told to run; empty for all. It collects no other files."""
+SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it runs: see `switch_off`
+DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"  # by a gate, for its screen: a duet decides what few processes leave undecided
+WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
-DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"  # variable that a gate sets for its screen: a duet decides what few processes leave undecided
-WAYS = "_GPUMEM_WAYS"  # variable that a duet sets for its processes: a JSON object; see `imposed`
 
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")

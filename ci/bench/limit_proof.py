@@ -104,7 +104,7 @@ def pytest_runtestloop():
 def pytest_sessionfinish():
     if "last" in clock and "{AGAIN}" in os.environ:
         duet = Path(sys.modules["__main__"].__file__).name == "duet_worker.py"
-        kind = "duet" if duet else "further" if "GPUMEM_FURTHER_PROCESS" in os.environ else "session"
+        kind = "duet" if duet else "further" if "_GPUMEM_FURTHER_PROCESS" in os.environ else "session"
         with open(os.environ["{AGAIN}"], "a") as file:
             file.write(json.dumps({{"kind": kind, **clock, "end": time.time()}}) + "\\n")
 '''

@@ -32,7 +32,7 @@ def seen(name):
 def test_copy(measure):
     seen("copy")
     measure(max_regression=os.environ.get("LIMIT", "2%"))
-    assert "GPUMEM_FURTHER_PROCESS" not in os.environ or "BROKEN" not in os.environ, "wrong result"
+    assert "_GPUMEM_FURTHER_PROCESS" not in os.environ or "BROKEN" not in os.environ, "wrong result"
     if "SKIP" in os.environ:
         pytest.skip("no torch")
 
@@ -111,7 +111,7 @@ WAITS = """
 import os
 import select
 
-if "GPUMEM_FURTHER_PROCESS" in os.environ:
+if "_GPUMEM_FURTHER_PROCESS" in os.environ:
     os.write(os.open("ready", os.O_WRONLY), b"!")
 else:
     READY = os.open("ready", os.O_RDONLY | os.O_NONBLOCK)
@@ -184,7 +184,7 @@ def test_a_row_that_stays_undecided_fails_a_strict_run_alone(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...], ended: dict[str, int]
 ) -> None:
     """The first process alone is slow, so that nothing is beyond doubt."""
-    pytester.makeconftest(slower('1 if "GPUMEM_FURTHER_PROCESS" in os.environ else 1.06'))
+    pytester.makeconftest(slower('1 if "_GPUMEM_FURTHER_PROCESS" in os.environ else 1.06'))
     monkeypatch.setattr(repeating, "LOOKS", (1, 3))
     result = run("-k", "copy", "--junitxml=junit.xml", *how)
     result.assert_outcomes(**ended, deselected=1)

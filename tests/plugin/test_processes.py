@@ -109,7 +109,7 @@ def test_a_failure_in_any_process_is_the_tests(pytester: pytest.Pytester, gpumem
     pytester.makepyfile(
         """
         import os, unittest, pytest
-        FURTHER = "GPUMEM_FURTHER_PROCESS" in os.environ
+        FURTHER = "_GPUMEM_FURTHER_PROCESS" in os.environ
 
         @pytest.fixture
         def measure(gpu_benchmark, device_buffer, gpu_kernels):
@@ -174,7 +174,7 @@ def test_a_crash_fails_what_the_process_did_not_report(pytester: pytest.Pytester
             measure(gpu_benchmark, device_buffer, gpu_kernels)
 
         def test_crashes(gpu_benchmark, device_buffer, gpu_kernels):
-            if "GPUMEM_FURTHER_PROCESS" in os.environ:
+            if "_GPUMEM_FURTHER_PROCESS" in os.environ:
                 os._exit(0)
             measure(gpu_benchmark, device_buffer, gpu_kernels)
 
@@ -193,7 +193,7 @@ def test_a_failure_of_a_test_that_only_another_process_runs_is_red(pytester: pyt
     pytester.makepyfile(
         COPY
         + """
-if "GPUMEM_FURTHER_PROCESS" in os.environ:
+if "_GPUMEM_FURTHER_PROCESS" in os.environ:
     def test_only_there():
         assert False, "wrong result"
 """
