@@ -327,15 +327,6 @@ def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
     command("read", str(path), *rng.choice(((), ("--json", "-"))))
 
 
-def read_counts(path: Path, seeds: Path, rng: random.Random) -> None:
-    from pytest_gpumem.nsight.counting import BadFile, load
-
-    try:
-        load(path)
-    except BadFile as error:
-        one_line(str(error))
-
-
 Damage = Callable[[bytes, random.Random], bytes]
 KINDS: tuple[tuple[str, tuple[Damage, ...], Callable[[Path, Path, random.Random], None], int], ...] = (
     ("results.json", (bytes_changed, results_changed, results_changed, results_changed, json_changed), read_results, 4),
@@ -343,7 +334,6 @@ KINDS: tuple[tuple[str, tuple[Damage, ...], Callable[[Path, Path, random.Random]
     ("journal.jsonl", (bytes_changed, lines_changed, lines_changed, lines_changed), read_journal, 3),
     ("nsys.sqlite", (bytes_changed, sqlite_changed, sqlite_changed), read_profile, 3),
     ("ncu.csv", (bytes_changed,), read_profile, 1),
-    ("counts.json", (bytes_changed, json_changed, json_changed), read_counts, 1),
 )
 """Of each kind of file: a seed's name, ways to damage it, its reader, and its share of the cases."""
 
@@ -361,9 +351,6 @@ def make_seeds(folder: Path) -> None:
     shutil.copy(saved, folder / "baseline.json")
     _journal(folder / "journal.jsonl")
     _profiles(folder)
-    counted = {"launches": 3, "reads": 1 << 26, "writes": 1 << 26, "l2_reads": 1 << 26, "l2_writes": 1 << 26}
-    rows = [{"key": "test_a.py::test_copy", "counted": counted}, {"key": "test_a.py::test_two[small]", "counted": None}]
-    (folder / "counts.json").write_text(json.dumps({"schema": 1, "device": {"key": "x"}, "rows": rows}))
 
 
 def _journal(path: Path) -> None:

@@ -362,13 +362,6 @@ OPTIONS: tuple[Option, ...] = (
         )
     ),
     Option(
-        "counted",
-        Role.JUDGING,
-        _path("file", "traffic.json"),
-        "Show the traffic that `gpumem traffic --json FILE` counted beside the declared one. Default: none.",
-        "FILE",
-    ),
-    Option(
         "l2_sweep",
         Role.SWEEP,
         _flag,
@@ -434,7 +427,6 @@ class Settings(NamedTuple):
     report: str | None = None
     markdown: str | None = None
     code_quality: str | None = None
-    counted: str | None = None
     l2_sweep: bool = False
     l2_sweep_map: str | None = None
     origins: Mapping[str, str] = MappingProxyType({})

@@ -282,7 +282,7 @@ def waits_for_counts(measurement: Measurement, limits: Limits) -> str | None:
     names = [name for name in COUNTERS if getattr(limits, name) is not None]
     if not names or measurement.counted is not None:
         return None
-    return f"{', '.join(names)}: judged by gpumem traffic, and where --gpumem-counted has its counts"
+    return f"{', '.join(names)}: judged by gpumem traffic"
 
 
 def counts_steps(limits: Limits) -> bool:

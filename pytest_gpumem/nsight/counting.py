@@ -23,15 +23,10 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SchemaError, device_to_json, from_plain
-from pytest_gpumem.result_files import FileError, content, parsed
+from pytest_gpumem.records.schema import device_to_json
 from pytest_gpumem.runs import child
 
-SCHEMA = 1  # version of the file's layout. A reader refuses any other.
-
-
-class BadFile(ValueError):
-    """A file that `gpumem traffic` has not written, or of another version: one line with the file and the place."""
+SCHEMA = 1  # version of the file's layout
 
 
 @dataclass(frozen=True)
@@ -196,37 +191,3 @@ def _row_to_json(row: Row, run: CountedRun) -> dict[str, Any]:
             "seconds_per_launch": sum(kernel.nanoseconds for kernel in kernels) / 1e9 / launches,
         }
     return plain
-
-
-class _Device(msgspec.Struct):
-    key: str
-
-
-class _Row(msgspec.Struct):
-    key: str
-    counted: Counted | None
-
-
-class _File(msgspec.Struct):
-    device: _Device
-    rows: list[_Row]
-
-
-@dataclass(frozen=True)
-class StoredCounts:
-    """The counts in a file of `gpumem traffic`."""
-
-    device: str  # key of the device
-    counts: Mapping[str, Counted]  # by `Row.key`
-
-
-def load(path: Path) -> StoredCounts:
-    """Read a file that `gpumem traffic --json` wrote. Raises `BadFile`: it cannot be read, or is another kind of file."""
-    try:
-        plain = parsed(content(path))
-        if not isinstance(plain, dict) or plain.get("schema") != SCHEMA:
-            raise FileError(f"no file of counts of schema {SCHEMA}")
-        file = from_plain(plain, _File)
-    except (FileError, SchemaError) as error:
-        raise BadFile(f"{path}: {error}; accepted is a file that `gpumem traffic --json` wrote") from None
-    return StoredCounts(file.device.key, {row.key: row.counted for row in file.rows if row.counted is not None})

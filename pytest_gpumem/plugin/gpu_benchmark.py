@@ -185,7 +185,6 @@ class GpuBenchmark:
                 measurement = structs.replace(measurement, overlap=overlap, notes=(*measurement.notes, *hides))
         measurement = structs.replace(
             measurement,
-            counted=test.session.counts.get(key_of(test.item.nodeid, label)),
             notes=(*measurement.notes, *loosened(limits, settings)),
             provenance=provenance,
         )

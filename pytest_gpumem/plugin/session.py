@@ -33,8 +33,6 @@ from pytest_gpumem.plugin.running import LeftoverHooks, RunningHooks
 from pytest_gpumem.plugin.state import SESSION, GpuSession, fail
 from pytest_gpumem.plugin.workers import is_controller, is_worker
 from pytest_gpumem.ranges import Names
-from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Counted
 from pytest_gpumem.records.row import ALLOWED, LOST, NOT_RUN, Missing, Status, key_of, selects
 from pytest_gpumem.records.schema import SWEEPS_KEY, device_to_json, document, row_from_json, sweeps_to_json
 from pytest_gpumem.reporting.concerns import Place
@@ -103,8 +101,6 @@ def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
     replay.leave_out_xdist_notice(config)
     session = GpuSession(config, settings, chosen, store, baseline)
     session.unfit = _unfit_worker(config, session)
-    if settings.counted is not None and not session.ranges.tool_attached():  # under a profiler they are counted anew
-        session.counts = _counts(config, settings, chosen.facts)
     config.stash[SESSION] = session
     config.pluginmanager.register(SessionHooks(session), SESSION_PLUGIN)
     config.pluginmanager.register(RunningHooks(session), "gpumem-running")
@@ -212,23 +208,6 @@ def _choose(settings: Settings, place: Storage, asked: Asked = None) -> Chosen:
             f"gpumem: no GPU ({chosen.fallback_reason}) under --gpumem-strict; choose --gpumem-device sim if the simulated device is meant"
         )
     return chosen
-
-
-def _counts(config: pytest.Config, settings: Settings, facts: DeviceFacts) -> Mapping[str, Counted]:
-    """The counts in the file of `--gpumem-counted`, by `Row.key`."""
-    from pytest_gpumem.nsight.counting import BadFile, load
-
-    origin = settings.origins["counted"]
-    try:
-        stored = load(_base(config, settings, "counted") / Path(str(settings.counted)).expanduser())
-    except BadFile as error:
-        raise pytest.UsageError(f"gpumem: {origin}: {error}") from None
-    if stored.device != facts.key:
-        raise pytest.UsageError(
-            f"gpumem: {origin}: {settings.counted} was counted on {stored.device}, this session's device is {facts.key}; "
-            "counts of another device say nothing of this one"
-        )
-    return stored.counts
 
 
 def _base(config: pytest.Config, settings: Settings, name: str) -> Path:

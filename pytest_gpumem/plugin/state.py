@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Container, Generator, Iterable, Iterator, Mapping
+from collections.abc import Container, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -49,7 +49,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.records.measurement import Controls, Counted, Limits, Measurement, Provenance
+from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
 from pytest_gpumem.records.row import Missing, Row, Verdict
 from pytest_gpumem.settings import (
     DEFAULT_BUDGET,
@@ -110,7 +110,6 @@ class GpuSession:
         self.chosen = chosen
         self.store = store
         self.baseline = baseline
-        self.counts: Mapping[str, Counted] = {}  # counted traffic by `Row.key`, from an earlier run
         self.missing: list[Missing] = []
         """Measurements that the baseline holds and the session lacks; filled at its end."""
         self.remarks: list[str] = []  # lines for the summary

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pytest_gpumem.judging.finding import basis, bounds, change, counted, window_text
-from pytest_gpumem.judging.traffic import Account, account, no_share_text, size
+from pytest_gpumem.judging.traffic import no_share_text, size
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
@@ -89,11 +89,6 @@ class RowFacts:
             change,
         )
 
-    @cached_property
-    def account(self) -> Account | None:
-        """Declared against counted traffic; None if nothing was counted."""
-        return account(self.row.measurement, self.device) if self.row.measurement is not None else None
-
     def facts(self) -> Iterator[tuple[str, str]]:
         """Terms and texts in reading order: limits, change, measurement, conditions, notes."""
         row = self.row
@@ -112,7 +107,7 @@ class RowFacts:
         for changed in row.changed:
             yield "changed since", changed
         if row.measurement is not None:
-            yield from _measured(row.measurement, self.device, self.account)
+            yield from _measured(row.measurement, self.device)
         for name, value in row.extra.items():
             yield "extra", f"{name} {value:.6g}"
         if row.footprint is not None:
@@ -248,7 +243,7 @@ def _change(comparison: Comparison) -> Figure:
     return Figure(short if low == high == delta else f"{delta} [{low}, {high}] %", comparison.delta, short)
 
 
-def _measured(measurement: Measurement, device: DeviceFacts, account: Account | None) -> Iterator[tuple[str, str]]:
+def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[str, str]]:
     noise = f" ± {format_share(measurement.noise)} (95 %)" if measurement.noise is not None else ""
     yield "latency", f"{format_time(measurement.latency)}{noise}, {measurement.target}"
     if interval := interval_text(measurement):
@@ -259,8 +254,6 @@ def _measured(measurement: Measurement, device: DeviceFacts, account: Account | 
         share = measurement.share_of_peak(device)
         peak = f", {format_share(share)} of peak" if share is not None else f"; no share of peak: {no_share_text(measurement, device)}"
         yield "bandwidth", f"{format_rate(bandwidth)} for {size(traffic.total)}{apart}{peak}"
-    if account is not None:
-        yield "traffic", account.sentence
     if measurement.migrations is not None:
         for sentence in migrations_text(measurement.migrations):
             yield "pages", sentence

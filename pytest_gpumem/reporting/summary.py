@@ -9,7 +9,6 @@ from types import MappingProxyType
 from rich.text import Text
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.traffic import Agreement
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
@@ -156,10 +155,6 @@ def _sentences(shown: Sequence[RowFacts]) -> Iterator[str]:
     yield from since_the_baseline(rows)
     if any(one.figures[HEADINGS.index(heading)].text for one in shown for heading in OF_MEMORY):
         yield from totals(rows)
-    for one in shown:
-        if (account := one.account) is not None and account.finding is Agreement.WRONG:
-            # A wrong declaration makes the bandwidth in the table wrong.
-            yield f"traffic {one.row.key}: {account.sentence}"
 
 
 def since_the_baseline(rows: Sequence[Row]) -> Iterator[str]:

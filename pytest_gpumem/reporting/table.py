@@ -165,13 +165,8 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
             text.append(f"{row.verdict.outcome.value} {row.unique_key}: {row.verdict.reason}")
     noted: dict[str, list[str]] = {}  # many rows may have the same note with other figures
     for one in shown:
-        account = one.account
-        terms = ("note", "pages", *(["traffic"] if account is not None and account.notable else []))
         for term, fact in one.facts():
-            # A wrong declaration makes the bandwidth in the table wrong, so it is always shown.
-            if term == "traffic" and account is not None and account.finding is Agreement.WRONG:
-                text.append(f"{term} {one.name}: {fact}")
-            elif term in terms:
+            if term in ("note", "pages"):
                 told = f"{term} {one.name}: {fact}"
                 noted.setdefault(_FIGURE.sub("", fact) if term == "note" else told, []).append(told)
     if notes:

@@ -25,7 +25,7 @@ from pytest_gpumem.settings import Role, of_role
 
 KEY = "gpumem_shard"  # key of a shard in the file of its results
 FAILED, ERROR, SKIPPED = "failed", "error", "skipped"  # ends of a test that JUnit tells from a pass
-_OF_ONE_MACHINE = ("baseline", "baseline_offline", "record", "counted", "device", "allow_lost")
+_OF_ONE_MACHINE = ("baseline", "baseline_offline", "record", "device", "allow_lost")
 """Settings in which shards may differ, besides those of a whole run."""
 WIDTH = 100  # columns of the text of a failure
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 from fake_ncu import L2_BYTES
 from nvtx_injection import Trace
-from sessions import results_in, rows_in
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.ranges import labelled
@@ -176,36 +175,3 @@ def test_without_ncu(pytester: pytest.Pytester) -> None:
     done = subprocess.run(command, cwd=pytester.path, env=environment, capture_output=True, text=True)
     assert done.returncode == 6
     assert "nowhere' is no program" in complaint(done)
-
-
-def counts_of(pytester: pytest.Pytester, device: str, key: str, reads: int) -> Path:
-    path = pytester.path / "traffic.json"
-    counted = {"reads": reads, "writes": MIB, "l2_reads": None, "l2_writes": None, "launches": 5, "source": "ncu on 2026-11-21"}
-    path.write_text(json.dumps({"schema": 1, "device": {"key": device}, "rows": [{"key": key, "counted": counted}]}))
-    return path
-
-
-def test_counts_come_back_into_later_runs(pytester: pytest.Pytester, gpumem: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUMEM_NCU", "/usr/bin/ncu")  # no setting, and no mistake either
-    monkeypatch.setenv("COLUMNS", "200")
-    pytester.makepyfile(test_counted=SUITE)
-    run = ["-k", "test_pair", "-v", "--benchmark-json=out.json"]
-    gpumem(*run)
-    device = results_in(pytester.path)["device"]["key"]
-    counts_of(pytester, device, "test_counted.py::test_pair[again]", 3 * MIB)
-    result = gpumem(*run, "--gpumem-counted", "traffic.json")
-    result.stdout.fnmatch_lines(["traffic test_pair?again?: declared 2.097 MB, counted 4.194 MB by ncu on 2026-11-21*"])
-    rows = rows_in(pytester.path)
-    assert [row["measurement"]["counted"] and row["measurement"]["counted"]["reads"] for row in rows] == [None, 3 * MIB]
-
-
-@pytest.mark.parametrize("what", ["another device", "no file"])
-def test_counts_that_cannot_be_used_are_a_usage_error(pytester: pytest.Pytester, gpumem: Session, what: str) -> None:
-    pytester.makepyfile(test_counted=SUITE)
-    if what == "another device":
-        counts_of(pytester, "NVIDIA-H100", "test_counted.py::test_triad", 1)
-    result = gpumem("--gpumem-counted=traffic.json")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = [line for line in result.stderr.lines if line.strip()]
-    assert line.startswith("ERROR: gpumem: --gpumem-counted: ")
-    assert ("was counted on NVIDIA-H100" if what == "another device" else "No such file") in line

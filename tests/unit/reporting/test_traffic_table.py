@@ -9,9 +9,6 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted, Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.html import page
-from pytest_gpumem.reporting.run import Run
-from pytest_gpumem.reporting.table import table as results
 from pytest_gpumem.reporting.table import traffic_table
 from pytest_gpumem.units import MiB
 
@@ -74,19 +71,3 @@ def test_plain_text_is_ascii(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [make_row(counted=HALF)]
     assert traffic_table(rows, facts, width=100, colour=False).isascii()
     assert "\x1b[1;31mdeclared too much" in traffic_table(rows, facts, width=100, colour=True)
-
-
-def test_the_results_always_say_a_wrong_declaration_and_the_rest_with_the_notes(facts: DeviceFacts, make_row: MakeRow) -> None:
-    wrong, more, right = make_row("t.py::test_a", counted=HALF), make_row("t.py::test_b", counted=TWICE), make_row(counted=RIGHT)
-    for notes in (True, False):
-        text = results([wrong, more, right], facts, width=1000, colour=False, notes=notes)
-        assert "traffic test_a: declared 805.3 MB, counted 536.9 MB by ncu (-33.3 %)" in text
-        assert ("traffic test_b: declared 805.3 MB, counted 1.342 GB by ncu (+66.7 %)" in text) is notes
-        assert "test_triad:" not in text
-    assert "1 note on how it was measured" in results([wrong, more], facts, width=1000, colour=False, notes=False)
-
-
-def test_the_page_shows_both_figures(facts: DeviceFacts, make_row: MakeRow) -> None:
-    text = page(Run([make_row(counted=RIGHT)], facts, {}, utc="2026-11-21T12:00:00+00:00"))
-    assert "declared 805.3 MB, counted 799.0 MB by ncu" in text
-    assert "counted" not in page(Run([make_row()], facts, {}, utc="2026-11-21T12:00:00+00:00"))
