@@ -79,7 +79,7 @@ Limits = Mapping[str, float]
 
 def _compiled(declared: Project, architectures: Sequence[str]) -> Iterator[tuple[Limits, CompiledKernel | str]]:
     """Each kernel for each architecture with its limits, or why a source does not compile."""
-    from pytest_gpumem.devices.cuda.ahead_of_time import DoesNotCompile
+    from pytest_gpumem.devices.cuda.nvrtc import DoesNotCompile
 
     for one in declared.sources:
         for architecture in architectures:
@@ -92,6 +92,7 @@ def _compiled(declared: Project, architectures: Sequence[str]) -> Iterator[tuple
 
 def _of_source(one: Declared, folder: Path, architecture: str) -> Sequence[CompiledKernel]:
     from pytest_gpumem.devices.cuda import ahead_of_time
+    from pytest_gpumem.devices.cuda.nvrtc import DoesNotCompile
 
     if one.triton is not None:
         return [ahead_of_time.from_triton(one.triton, one.signature, architecture, one.triton_options, folder)]
@@ -100,7 +101,7 @@ def _of_source(one: Declared, folder: Path, architecture: str) -> Sequence[Compi
     try:
         source = file.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
-        raise ahead_of_time.DoesNotCompile(f"{one.source}: {getattr(error, 'strerror', None) or error}") from None
+        raise DoesNotCompile(f"{one.source}: {getattr(error, 'strerror', None) or error}") from None
     return ahead_of_time.from_source(
         source, one.source, architecture, entries=one.entries, options=one.options, folder=file.parent.absolute()
     )

@@ -122,12 +122,13 @@ def _follow_modules() -> None:
 
 
 def _open_cuda(index: int, facts: DeviceFacts) -> Device:
+    from pytest_gpumem.devices.cuda.own_kernels import compiled_meanwhile
     from pytest_gpumem.devices.cuda.primary import made_meanwhile
 
-    with uncollected(), made_meanwhile(index):
+    with uncollected(), made_meanwhile(index), compiled_meanwhile(facts) as cache:
         from pytest_gpumem.devices.cuda.device import CudaDevice  # imports CuPy, which need not be installed to find no GPU
 
-        return CudaDevice(index, facts)
+        return CudaDevice(index, facts, cache)
 
 
 def _simulated(name: str, seed: int, fallback_reason: str | None) -> Chosen:

@@ -10,21 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_gpumem.devices.cuda.nvrtc import CompilerMissing, DoesNotCompile, compiled
 from pytest_gpumem.kernels.cubin import Cubin
 from pytest_gpumem.kernels.warp_requests import Requests, requests
-from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.records.what_ran import CompiledKernel
 
-_NEEDS = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime, or pytest-gpumem[cuda13]"
 _NONE = Requests(None, 0)
-
-
-class CompilerMissing(NoAnswer):
-    """NVRTC or Triton is not installed, or cannot be loaded. The message is one line with the remedy."""
-
-
-class DoesNotCompile(Exception):
-    """The source does not compile, or holds no such kernel. The message is one line."""
 
 
 def from_source(
@@ -39,27 +30,10 @@ def from_source(
     Raises `CompilerMissing`: NVRTC is not installed.
     Raises `DoesNotCompile`: with the compiler's first error.
     """
-    try:
-        from cuda.bindings import nvrtc
-    except ImportError as missing:
-        raise CompilerMissing(f"cuda-bindings cannot be imported ({missing}): {_NEEDS}") from None
-    try:
-        program = _value(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
-    except RuntimeError as missing:  # the library is not found
-        raise CompilerMissing(f"NVRTC cannot be loaded ({str(missing).splitlines()[0]}): {_NEEDS}") from None
-    try:
-        for entry in entries:
-            _value(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
-        given = [f"--gpu-architecture={architecture}", *(f"--include-path={one}" for one in _headers(folder)), *options]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(given), [one.encode() for one in given])
-        if int(status) != 0:
-            log = _text(nvrtc, program, "ProgramLog")
-            raise DoesNotCompile(f"{name} does not compile for {architecture}: {first_error(log) if log.strip() else status.name}")
-        cubin = Cubin(_bytes(nvrtc, program, "CUBIN"))
-        patterns = requests(_text(nvrtc, program, "PTX"))
-        mangled = {entry: _value(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode() for entry in entries}
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+    includes = [f"--include-path={one}" for one in _headers(folder)]
+    made = compiled(source, name, architecture, entries=entries, options=[*includes, *options])
+    cubin, patterns = Cubin(made.cubin), requests(made.ptx)
+    mangled = made.symbols
     if not mangled:
         mangled = {_plain(one): one for one in cubin.names}
     if not mangled:
@@ -114,12 +88,6 @@ def _compiled(
         sectors=pattern.worst,
         unknown=pattern.unknown,
     )
-
-
-def first_error(log: str) -> str:
-    """The first line of an NVRTC log that names an error, or the first line at all."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "the compiler gave no message")
 
 
 def _headers(folder: Path | None) -> Iterator[Path]:
@@ -187,21 +155,3 @@ def _constant(text: str) -> bool | int | float | None:
         except ValueError:
             continue
     return None
-
-
-def _bytes(nvrtc: Any, program: Any, what: str) -> bytes:
-    # Never a bytes object: NVRTC writes into it, and Python shares those of length 1.
-    content = bytearray(_value(getattr(nvrtc, f"nvrtcGet{what}Size")(program)))
-    _value(getattr(nvrtc, f"nvrtcGet{what}")(program, content))
-    return bytes(content)
-
-
-def _text(nvrtc: Any, program: Any, what: str) -> str:
-    return _bytes(nvrtc, program, what).decode(errors="replace").rstrip("\0")
-
-
-def _value(result: Any) -> Any:
-    status, *values = result
-    if int(status) != 0:
-        raise DoesNotCompile(f"NVRTC: {status.name}")
-    return values[0] if values else None

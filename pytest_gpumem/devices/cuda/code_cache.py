@@ -1,7 +1,7 @@
-"""Machine code of kernels on disk: each is compiled once, and later processes need no compiler.
+"""Machine code of kernels, on disk too: each is compiled once, and later processes need no compiler.
 
-CuPy keeps machine code too, but asks the compiler for its version first: to load NVRTC and to compile an empty program takes longer than
-everything else that this package does before a first launch.
+CuPy keeps machine code as well, but asks the compiler for its version first: to load NVRTC and to compile an empty program takes longer
+than everything else that this package does before a first launch.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 from platformdirs import user_cache_path
 
+from pytest_gpumem.devices.cuda.nvrtc import architecture_of, compiled
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.kernels.sources import COMPILE_OPTIONS
 
-_FORMAT = 1
+OPTIONS = (*COMPILE_OPTIONS, "-ftz=true")  # as CuPy compiles a user's kernels: denormal numbers are flushed to zero
+
+_FORMAT = 2
 _WHERE = ("CUDA_PATH", "CUDA_HOME", "CONDA_PREFIX", "LD_LIBRARY_PATH")
 """Variables that decide, beside the Python environment, which NVRTC is found."""
 _NVRTC = re.compile(r"/.*/libnvrtc\.so[.0-9]*$", re.MULTILINE)
@@ -54,33 +57,38 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes  # of both: a damaged file is compiled again
 
 
-Compile = Callable[[], MachineCode]
-
-
 class CodeCache:
-    """The cache of one user, for one kind of GPU and one version of CuPy.
-    `target`: names both; machine code for another is another entry.
+    """The machine code of one user's kernels for one kind of GPU.
+    `capability`: compute capability of the GPU.
     `folder`: default: the user's cache folder for this package.
     """
 
-    def __init__(self, target: str, folder: Path | None = None) -> None:
-        self._target = target
+    def __init__(self, capability: tuple[int, int], folder: Path | None = None) -> None:
+        self._capability = capability
         self._folder = folder or user_cache_path("pytest-gpumem") / "kernels"
+        self._got: dict[tuple[str, str], MachineCode] = {}
 
-    def get(self, source: str, entry: str, options: tuple[str, ...], compile: Compile, *, fresh: bool = False) -> MachineCode:
-        """The machine code of a kernel: from the cache, else compiled and kept.
+    def get(self, source: str, entry: str, *, fresh: bool = False) -> MachineCode:
+        """The machine code of a kernel: from this process, else from the folder, else compiled and kept in both.
 
-        Where the cache cannot be read or written, or the compiler's file is unknown, it is compiled each time.
-        `source`, `entry`, `options`: what is compiled.
+        Where the folder cannot be read or written, or the compiler's file is unknown, each process compiles it.
+        `source`, `entry`: what is compiled.
         `fresh`: compile it again, because the cached code cannot be loaded.
-        Raises `Exception`: whatever `compile` raises.
+        Raises `CompilerMissing` or `DoesNotCompile`, with the compiler's first error.
         """
+        found = None if fresh else self._got.get((source, entry))
+        if found is None:
+            found = self._got[source, entry] = self._read_or_compiled(source, entry, fresh=fresh)
+        return found
+
+    def _read_or_compiled(self, source: str, entry: str, *, fresh: bool) -> MachineCode:
         where = [os.environ.get(name, "") for name in _WHERE]
-        parts = [str(_FORMAT), self._target, sys.prefix, *where, *options, entry, source]
+        parts = [str(_FORMAT), str(self._capability), sys.prefix, *where, *OPTIONS, entry, source]
         path = self._folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}.cubin"
         if not fresh and (kept := _read(path)) is not None:
             return kept
-        code = compile()
+        made = compiled(source, entry, architecture_of(self._capability), entries=(entry,), options=OPTIONS)
+        code = MachineCode(made.cubin or made.ptx.encode(), made.symbols[entry])
         # Without a home folder its path is relative: nothing is written into the working directory.
         if path.is_absolute() and (compiler := loaded_nvrtc()) is not None:
             with suppress(OSError):

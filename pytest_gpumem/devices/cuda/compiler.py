@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import cupy
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 from cupy.cuda import driver
-from cupy.cuda.compiler import CompileException, compile_using_nvrtc
 from cupy.cuda.function import Module
 
-from pytest_gpumem.devices.cuda.ahead_of_time import first_error
 from pytest_gpumem.devices.cuda.code_cache import CodeCache, MachineCode
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, failure, translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
+from pytest_gpumem.devices.cuda.nvrtc import CompilerMissing, DoesNotCompile
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
 
-_OPTIONS = (*sources.COMPILE_OPTIONS, "-ftz=true")  # as CuPy compiles a user's kernels: denormal numbers are flushed to zero
 _DEFAULT_SHARED_BYTES = 48 * 1024  # above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)
 
 
@@ -66,10 +63,10 @@ class KernelCall:
 
 
 class Compiler:
-    """Compiled functions of one device, by source and instantiated entry. `capability`: compute capability of the device."""
+    """Compiled functions of one device, by source and instantiated entry. `cache`: has their machine code."""
 
-    def __init__(self, capability: tuple[int, int]) -> None:
-        self._cache = CodeCache(f"{capability[0]}.{capability[1]}, CuPy {cupy.__version__}")
+    def __init__(self, cache: CodeCache) -> None:
+        self._cache = cache
         self._functions: dict[tuple[str, str], Any] = {}
         self._largest_shared: dict[tuple[str, str], int] = {}
 
@@ -98,22 +95,14 @@ class Compiler:
             self._largest_shared[key] = nbytes
 
     def _load(self, source: str, entry: str, what: str) -> Any:
-        def compiled() -> MachineCode:
-            return _compiled(source, entry, what)
-
         with translated(f"loading {what}"):
             try:
-                return _function(self._cache.get(source, entry, _OPTIONS, compiled))
-            except CUPY_ERRORS:  # such as kept code that this driver refuses
-                return _function(self._cache.get(source, entry, _OPTIONS, compiled, fresh=True))
-
-
-def _compiled(source: str, entry: str, what: str) -> MachineCode:
-    try:
-        code, symbols = compile_using_nvrtc(source, _OPTIONS, name_expressions=(entry,), cache_in_memory=True)
-    except CompileException as error:
-        raise DeviceError(f"{what} does not compile: {first_error(str(error))}") from None
-    return MachineCode(bytes(code), symbols[entry])
+                try:
+                    return _function(self._cache.get(source, entry))
+                except CUPY_ERRORS:  # such as kept code that this driver refuses
+                    return _function(self._cache.get(source, entry, fresh=True))
+            except (CompilerMissing, DoesNotCompile) as error:
+                raise DeviceError(f"{what}: {error}") from None
 
 
 def _function(code: MachineCode) -> Any:

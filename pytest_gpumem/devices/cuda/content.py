@@ -18,85 +18,12 @@ from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.errors import translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
+from pytest_gpumem.devices.cuda.own_kernels import CONTENT_SOURCE, fill, mismatch
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Stream
 from pytest_gpumem.kernels.latency import random_cycle
 from pytest_gpumem.records.device import DeviceFacts
 
-SOURCE = r"""
-typedef unsigned long long u64;
-
-__device__ inline u64 mixed(u64 z) {
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-
-struct half_bits { unsigned short bits; };
-struct boolean { unsigned char value; };
-
-template <typename T> __device__ inline T value(u64 z) { return (T)z; }
-template <> __device__ inline float value<float>(u64 z) { return (float)(z >> 40) * 0x1p-24f; }
-template <> __device__ inline double value<double>(u64 z) { return (double)(z >> 11) * 0x1p-53; }
-template <> __device__ inline half_bits value<half_bits>(u64 z) {
-    half_bits h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"((float)(z >> 53) * 0x1p-11f));
-    return h;
-}
-template <> __device__ inline boolean value<boolean>(u64 z) { boolean b; b.value = z >> 63; return b; }
-
-__device__ inline double number(float x) { return x; }
-__device__ inline double number(double x) { return x; }
-__device__ inline double number(half_bits x) {
-    float f;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x.bits));
-    return f;
-}
-
-template <typename T> struct exact {
-    static __device__ bool differs(T a, T e, double) { return a != e; }
-};
-template <typename T> struct close {
-    // NaN fails both comparisons: it equals nothing. Equal infinities pass the first.
-    static __device__ bool differs(T a, T e, double tolerance) {
-        const double x = number(a), y = number(e);
-        return !(x == y || fabs(x - y) <= tolerance * fmax(fabs(y), 1e-30));
-    }
-};
-
-template <typename T> __global__ void gpumem_fill_random(T* out, long long n, u64 start) {
-    const long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-        out[i] = value<T>(mixed(start + (u64)(i + 1) * 0x9E3779B97F4A7C15ull));
-    }
-}
-
-template <typename T, typename Rule>
-__global__ void gpumem_mismatch(const T* actual, const T* expected, long long n, double tolerance, u64* result) {
-    u64 count = 0, first = ~0ull;
-    const long long step = (long long)gridDim.x * blockDim.x;
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-        if (Rule::differs(actual[i], expected[i], tolerance)) {
-            if (count++ == 0) first = i;
-        }
-    }
-    if (count) {
-        atomicAdd(&result[0], count);
-        atomicMin(&result[1], first);
-    }
-}
-"""
-
-CPP_TYPES = {
-    "f2": "half_bits",
-    "f4": "float",
-    "f8": "double",
-    "b1": "boolean",
-    "u1": "unsigned char",
-    "u2": "unsigned short",
-    "u4": "unsigned int",
-    "u8": "unsigned long long",
-}
 _THREADS = 256
 _FILL_BLOCKS_PER_SM = 32
 _MISMATCH_BLOCKS_PER_SM = 8
@@ -156,7 +83,7 @@ class CudaContent:
             _wait(stream)
             values.fill(host.array(allocation, element, size), seed)
             return
-        function = self._function(f"gpumem_fill_random<{CPP_TYPES[element]}>")
+        function = self._function(fill(element))
         arguments = (np.uint64(allocation.address), np.int64(size), np.uint64(values.start_of(seed)))
         with translated("filling memory"):
             function(self._blocks(_FILL_BLOCKS_PER_SM, size), (_THREADS,), arguments, stream=stream.cupy)
@@ -164,7 +91,7 @@ class CudaContent:
     def _function(self, entry: str) -> Any:
         found = self._functions.get(entry)
         if found is None:
-            found = self._functions[entry] = self._compiler.private(SOURCE, entry)
+            found = self._functions[entry] = self._compiler.private(CONTENT_SOURCE, entry)
         return found
 
     def _blocks(self, per_sm: int, size: int) -> tuple[int]:
@@ -246,7 +173,7 @@ class CudaContent:
 
     def _mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
         element, parts, rule = values.rule_of(actual.dtype)
-        function = self._function(f"gpumem_mismatch<{CPP_TYPES[element]}, {rule}<{CPP_TYPES[element]}>>")
+        function = self._function(mismatch(element, rule))
         result = cupy.asarray(np.array([0, _NONE], dtype=np.uint64))
         size = actual.size * parts
         addresses = [np.uint64(array.data.ptr) for array in (actual, expected, result)]

@@ -14,6 +14,7 @@ from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda import links
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
+from pytest_gpumem.devices.cuda.code_cache import CodeCache
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
 from pytest_gpumem.devices.cuda.counters import CudaCounters
@@ -85,7 +86,7 @@ def _chosen() -> int | None:
 class CudaDevice:
     """One GPU through CuPy and cuda-bindings. Opening it creates (or joins) the primary context and makes the device current."""
 
-    def __init__(self, index: int, facts: DeviceFacts) -> None:
+    def __init__(self, index: int, facts: DeviceFacts, cache: CodeCache) -> None:
         self._index = index
         self.facts = facts
         _check_same(index, facts)
@@ -96,7 +97,7 @@ class CudaDevice:
             runtime.free(0)  # creates the context now
         # cuda-bindings carries a runtime of its own; both share the primary context.
         check(R.cudaSetDevice(index), f"opening device {index}")
-        compiler = Compiler(facts.compute_capability)
+        compiler = Compiler(cache)
         self.memory = CudaMemory(index, facts)
         self.content = CudaContent(compiler, facts, self.memory)
         self.graphs = CudaGraphs(facts)

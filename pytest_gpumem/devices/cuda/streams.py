@@ -20,28 +20,10 @@ from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, translated
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
 from pytest_gpumem.devices.cuda.handles import CudaStream
+from pytest_gpumem.devices.cuda.own_kernels import HOLD, HOLD_SOURCE
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import DeviceError, Event, Hold, HoldExpired, Stream, Unsupported
 from pytest_gpumem.kernels.kernel import LaunchShape
-
-# %globaltimer counts nanoseconds; __nanosleep keeps the one thread from flooding the host link with reads.
-SOURCE = r"""
-extern "C" __global__ void gpumem_hold(volatile unsigned int* slot, unsigned long long timeout_ns) {
-    unsigned long long start, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-    unsigned int outcome = 1;
-    while (slot[0] == 0) {
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-        if (now - start > timeout_ns) {
-            outcome = 2;
-            break;
-        }
-        __nanosleep(100);
-    }
-    slot[1] = outcome;
-    __threadfence_system();
-}
-"""
 
 _SLOT_WORDS = 32  # 128 bytes: no two holds share a cache line
 _SLOTS = 64
@@ -184,7 +166,7 @@ class CudaStreams:
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
         if self._holds is None:
-            self._holds = Holds(self._compiler.private(SOURCE, "gpumem_hold"), self._memory)
+            self._holds = Holds(self._compiler.private(HOLD_SOURCE, HOLD), self._memory)
         return self._holds.hold(cast(CudaStream, stream), timeout)
 
     def close(self) -> None:

@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_gpumem.cli import main
-from pytest_gpumem.devices.cuda.ahead_of_time import CompilerMissing, from_source
+from pytest_gpumem.devices.cuda.ahead_of_time import from_source
+from pytest_gpumem.devices.cuda.nvrtc import CompilerMissing
 
 PROJECT = """
 [tool.gpumem.code]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.devices.cuda.ahead_of_time import CompilerMissing, from_source
+from pytest_gpumem.devices.cuda.ahead_of_time import from_source
+from pytest_gpumem.devices.cuda.nvrtc import CompilerMissing
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import LaunchShape

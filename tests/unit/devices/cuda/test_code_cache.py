@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_gpumem.devices.cuda import code_cache
 from pytest_gpumem.devices.cuda.code_cache import CodeCache, Library, MachineCode, loaded_nvrtc
+from pytest_gpumem.devices.cuda.nvrtc import Compiled
 
 CODE = MachineCode(b"\x7fELF", "_Z5triad")
 
@@ -25,29 +27,34 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Counted:
     """Gets kernels from the cache in a folder, and counts how many were compiled."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.compiled = 0
+        monkeypatch.setattr(code_cache, "compiled", self._compile)
+        monkeypatch.setattr(code_cache, "architecture_of", lambda capability: "sm_90")
 
-    def __call__(self, source: str = "s", entry: str = "e", target: str = "9.0", *, fresh: bool = False) -> int:
+    def __call__(self, source: str = "s", entry: str = "e", capability: tuple[int, int] = (9, 0), *, fresh: bool = False) -> int:
         """The number that this one call compiled. Each is by a cache of its own, as in another process."""
-        before = self.compiled
-        assert CodeCache(target, self.folder).get(source, entry, ("-ftz=true",), self._compile, fresh=fresh) == CODE
-        return self.compiled - before
+        before, cache = self.compiled, CodeCache(capability, self.folder)
+        assert cache.get(source, entry, fresh=fresh) == CODE
+        compiled = self.compiled - before
+        assert cache.get(source, entry) == CODE
+        assert self.compiled - before == compiled  # this process has it now
+        return compiled
 
-    def _compile(self) -> MachineCode:
+    def _compile(self, source: str, name: str, architecture: str, *, entries: tuple[str, ...], options: Any) -> Compiled:
         self.compiled += 1
-        return CODE
+        return Compiled(CODE.code, "", dict.fromkeys(entries, CODE.symbol))
 
 
 @pytest.fixture
-def counted(tmp_path: Path, compiler: Path) -> Counted:
-    return Counted(tmp_path / "kept" / "kernels")
+def counted(tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(tmp_path / "kept" / "kernels", monkeypatch)
 
 
 def test_a_kernel_is_compiled_once(counted: Counted) -> None:
     assert [counted() for _ in range(3)] == [1, 0, 0]
-    assert [counted("other"), counted("s", "other"), counted("s", "e", "10.0")] == [1, 1, 1]
+    assert [counted("other"), counted("s", "other"), counted("s", "e", (10, 0))] == [1, 1, 1]
     assert counted() == 0
 
 
@@ -82,9 +89,9 @@ def test_another_environment_has_entries_of_its_own(counted: Counted, monkeypatc
 
 def test_without_a_folder_it_is_compiled_each_time(tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("no folder")
-    assert [Counted(tmp_path / "file")() for _ in range(2)] == [1, 1]
+    assert [Counted(tmp_path / "file", monkeypatch)() for _ in range(2)] == [1, 1]
     monkeypatch.chdir(tmp_path)
-    assert [Counted(Path("~"))() for _ in range(2)] == [1, 1]
+    assert [Counted(Path("~"), monkeypatch)() for _ in range(2)] == [1, 1]
     assert not (tmp_path / "~").exists()
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("cupy")
-
-from pytest_gpumem.devices.cuda import content, streams
+from pytest_gpumem.devices.cuda.own_kernels import CONTENT_SOURCE, CPP_TYPES, HOLD, HOLD_SOURCE, fill, mismatch
 from pytest_gpumem.devices.values import rule_of
 
 
@@ -14,9 +12,8 @@ from pytest_gpumem.devices.values import rule_of
 def test_the_devices_own_kernels_compile(arch: str) -> None:
     core = pytest.importorskip("cuda.core")
     pytest.importorskip("nvidia.cu13")
-    fills = [f"gpumem_fill_random<{t}>" for t in content.CPP_TYPES.values()]
-    compares = [f"gpumem_mismatch<{t}, {rule_of(d)[2]}<{t}>>" for d, t in content.CPP_TYPES.items() if d != "b1"]
-    for source, entries in ((streams.SOURCE, ["gpumem_hold"]), (content.SOURCE, [*fills, *compares])):
+    own = [*map(fill, CPP_TYPES), *(mismatch(dtype, rule_of(dtype)[2]) for dtype in CPP_TYPES if dtype != "b1")]
+    for source, entries in ((HOLD_SOURCE, [HOLD]), (CONTENT_SOURCE, own)):
         program = core.Program(source, "c++", core.ProgramOptions(arch=arch, std="c++17"))
         code = program.compile("cubin", name_expressions=tuple(entries))
         assert sorted(code.symbol_mapping) == sorted(entries)

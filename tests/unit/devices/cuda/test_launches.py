@@ -16,9 +16,10 @@ from cuda.bindings import driver as D  # noqa: N812
 from cupy.cuda import driver
 from known_devices import H100
 
-from pytest_gpumem.devices.cuda.compiler import entry_for, first_error
+from pytest_gpumem.devices.cuda.compiler import entry_for
 from pytest_gpumem.devices.cuda.l2 import unpacked
 from pytest_gpumem.devices.cuda.launches import CudaKernels, packed_arguments
+from pytest_gpumem.devices.cuda.nvrtc import first_error
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, WindowSpec
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
