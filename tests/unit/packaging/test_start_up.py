@@ -87,6 +87,51 @@ def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_rem
     assert "pytest_gpumem.plugin.session" in modules_of_a_session(python, tmp_path, "--gpumem")
 
 
+MEASURES = """
+import sys
+from pytest_gpumem.measuring.samplers import BlockedSampler
+
+def test_it(gpu_benchmark, gpu_kernels, device_buffer, monkeypatch):
+    samples = BlockedSampler.samples
+
+    def first(*arguments):
+        print("imported:", *sys.modules)
+        monkeypatch.undo()
+        return samples(*arguments)
+
+    monkeypatch.setattr(BlockedSampler, "samples", first)
+    gpu_benchmark(gpu_kernels.copy, device_buffer(4096), device_buffer(4096))
+"""
+
+LATER = {
+    *("scipy", "jinja2", "rich", "matplotlib", "fsspec", "click", "concurrent.futures.thread", "asyncio", "unittest.mock"),
+    *(f"pytest_gpumem.{room}" for room in ("cli", "commands", "doctor", "explain", "history", "nsight")),
+    *("pytest_gpumem.kernels.warp_requests", "pytest_gpumem.kernels.declared", "pytest_gpumem.reporting.html"),
+}
+"""What no first sample needs: all of it together takes longer to import than everything else, and much longer to compile."""
+
+
+def test_little_is_imported_before_the_first_sample(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    pytester.makepyfile(MEASURES)
+    ran = pytester.runpytest_subprocess(
+        "-s", "-p", "benchmark", "-p", "gpumem", "--gpumem", "--gpumem-device=sim", "-p", "no:cacheprovider"
+    )
+    (line,) = (line for line in ran.outlines if "imported:" in line)
+    names = set(line.split())
+    assert "pytest_gpumem.measuring.conductor" in names
+    assert not names & {*LATER, "cupy", "cuda"}
+
+
+def test_a_gpu_is_opened_without_what_no_first_sample_needs() -> None:
+    pytest.importorskip("cupy")
+    program = "import sys, pytest_gpumem.devices.cuda.device; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    names = set(ran.stdout.split())
+    assert "cupy" in names
+    assert not names & {*LATER, "pytest_gpumem.devices.cuda.ahead_of_time", "cuda.bindings.nvrtc", "cuda.core", "pytest"}
+
+
 def test_assertions_of_tests_are_still_rewritten(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it():\n    left = 1\n    assert left == 2")
     pytester.runpytest_subprocess().stdout.fnmatch_lines(["E*assert 1 == 2"])
