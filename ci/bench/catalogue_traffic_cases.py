@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem import KiB, MiB
+from pytest_gpumem import GpuBenchmark, KiB, MiB
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.kernels.stream import tile_bytes
+from pytest_gpumem.measuring.bound import Kernels
 
 SIZE = int(os.environ.get("CATALOGUE_TRAFFIC_MIB", "256")) * MiB
 """Bytes of each large array."""
@@ -66,6 +67,6 @@ CALLS: dict[str, Callable[[Make], Call]] = {
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_kernel(name: str, gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
+def test_kernel(name: str, gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
     arguments, options = CALLS[name](device_buffer)
     gpu_benchmark(getattr(gpu_kernels, name), *arguments, **options)

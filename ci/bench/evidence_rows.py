@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytest_gpumem import GpuBenchmark
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.memory.spaces import Memory
+
 N = 2**20
 BLOCK = 256
 SOURCE = r"""
@@ -53,13 +57,13 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("change", COMPILED)
-def test_compiled(gpu_benchmark: Any, change: str) -> None:
+def test_compiled(gpu_benchmark: GpuBenchmark, change: str) -> None:
     cupy = pytest.importorskip("cupy")
     gpu_benchmark(launcher(cupy), label="base")
     gpu_benchmark(launcher(cupy, *COMPILED[change]), label=change)
 
 
-def test_another_stream(gpu_benchmark: Any) -> None:
+def test_another_stream(gpu_benchmark: GpuBenchmark) -> None:
     cupy = pytest.importorskip("cupy")
     first, second = launcher(cupy), launcher(cupy)
     beside = cupy.cuda.Stream(non_blocking=True)
@@ -80,7 +84,7 @@ def test_another_stream(gpu_benchmark: Any) -> None:
     gpu_benchmark(two_streams, label="another stream")
 
 
-def test_an_extra_synchronisation(gpu_benchmark: Any) -> None:
+def test_an_extra_synchronisation(gpu_benchmark: GpuBenchmark) -> None:
     cupy = pytest.importorskip("cupy")
     launch = launcher(cupy)
 
@@ -92,19 +96,21 @@ def test_an_extra_synchronisation(gpu_benchmark: Any) -> None:
     gpu_benchmark(waits, label="an extra synchronisation")
 
 
-def test_a_pageable_copy(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any, pinned_buffer: Any, pageable_buffer: Any) -> None:
+def test_a_pageable_copy(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any, pinned_buffer: Any, pageable_buffer: Any
+) -> None:
     gpu_benchmark(gpu_kernels.memcpy, device_buffer(4 * N), pinned_buffer(4 * N), label="base")
     gpu_benchmark(gpu_kernels.memcpy, device_buffer(4 * N), pageable_buffer(4 * N), label="a pageable copy")
 
 
-def test_a_removed_window(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any, persisting_stream: Any) -> None:
+def test_a_removed_window(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any, persisting_stream: Any) -> None:
     x, y = device_buffer(4 * N, "f4"), device_buffer(4 * N, "f4")
     with persisting_stream(x) as stream:
         gpu_benchmark(gpu_kernels.copy, y, x, stream=stream, label="base")
     gpu_benchmark(gpu_kernels.copy, y, x, label="a removed window")
 
 
-def test_removed_advice(gpu_benchmark: Any, gpu_kernels: Any, prefetched_buffer: Any) -> None:
+def test_removed_advice(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, prefetched_buffer: Any) -> None:
     x, y = prefetched_buffer(4 * N, "f4"), prefetched_buffer(4 * N, "f4")
     x.advise(read_mostly=True)
     gpu_benchmark(gpu_kernels.add, x, y, label="base")
@@ -112,7 +118,7 @@ def test_removed_advice(gpu_benchmark: Any, gpu_kernels: Any, prefetched_buffer:
     gpu_benchmark(gpu_kernels.add, x, y, label="removed advice")
 
 
-def test_cupy(gpu_benchmark: Any) -> None:
+def test_cupy(gpu_benchmark: GpuBenchmark) -> None:
     cupy = pytest.importorskip("cupy")
     x = cupy.ones(N, "f4")
     y = cupy.empty(N, "f4")
@@ -123,7 +129,7 @@ def test_cupy(gpu_benchmark: Any) -> None:
     gpu_benchmark(launcher(cupy), label="raw kernel")
 
 
-def test_torch(gpu_benchmark: Any) -> None:
+def test_torch(gpu_benchmark: GpuBenchmark) -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(1024, 1024, device="cuda")
     y = torch.empty_like(x)
@@ -140,7 +146,7 @@ def test_torch(gpu_benchmark: Any) -> None:
     gpu_benchmark(step, label="training step")
 
 
-def test_triton(gpu_benchmark: Any) -> None:
+def test_triton(gpu_benchmark: GpuBenchmark) -> None:
     torch, triton = pytest.importorskip("torch"), pytest.importorskip("triton")
     from evidence_triton import scale
 
@@ -156,7 +162,7 @@ def test_triton(gpu_benchmark: Any) -> None:
     gpu_benchmark(lambda: launch(8), label="num_warps")
 
 
-def test_numba(gpu_benchmark: Any) -> None:
+def test_numba(gpu_benchmark: GpuBenchmark) -> None:
     try:
         from numba import cuda
 
@@ -173,7 +179,7 @@ def test_numba(gpu_benchmark: Any) -> None:
     gpu_benchmark(lambda: add[N // 256, 256](x, x), label="numba")
 
 
-def test_cuda_core(gpu_benchmark: Any) -> None:
+def test_cuda_core(gpu_benchmark: GpuBenchmark) -> None:
     core = pytest.importorskip("cuda.core")
     device = core.Device()
     device.set_current()
@@ -187,7 +193,7 @@ def test_cuda_core(gpu_benchmark: Any) -> None:
         return core.Program(source.replace("FACTOR", factor), "c++", options=options).compile("cubin").get_kernel("work")
 
     def build(kernel: Any) -> Any:
-        def case(memory: Any) -> Case:
+        def case(memory: Memory) -> Case:
             x, y = memory.device(4 * N, "f4"), memory.device(4 * N, "f4")
             stream = device.create_stream(memory.stream)
             return Case(lambda: core.launch(stream, config, kernel, x.address, y.address), reads=[x], writes=[y])
@@ -200,7 +206,7 @@ def test_cuda_core(gpu_benchmark: Any) -> None:
     gpu_benchmark.case(build(three), label="another kernel of that name")
 
 
-def test_catalogue(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
+def test_catalogue(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
     a, b, c = (device_buffer(4 * N, "f4") for _ in range(3))
     gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0, label="triad")
     gpu_benchmark(gpu_kernels.copy, a, b, label="copy")
@@ -208,7 +214,7 @@ def test_catalogue(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> 
     gpu_benchmark(gpu_kernels.copy, a, b, mode="hot", label="copy, hot")
 
 
-def test_graph(gpu_benchmark: Any) -> None:
+def test_graph(gpu_benchmark: GpuBenchmark) -> None:
     cupy = pytest.importorskip("cupy")
     launch = launcher(cupy, name="in_graph")  # kernels of a graph are found by their names
     stream = cupy.cuda.Stream(non_blocking=True)

@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem import MiB
+from pytest_gpumem import GpuBenchmark, MiB
+from pytest_gpumem.devices.protocol import Device
 
 HERE = Path(__file__).resolve().parent
 HEAD = (HERE / "side.txt").is_file() and (HERE / "side.txt").read_text(encoding="utf-8").strip() == "head"
 LEAN_GRID = 32
 
 
-def of_l2(device: Any, share: float) -> int:
+def of_l2(device: Device, share: float) -> int:
     """Bytes: a share of L2, in whole MiB."""
     return max(1, int(share * device.facts.l2_bytes) // MiB) * MiB
 
 
-def lookup(gpu_benchmark: Any, kernel: Any, device_buffer: Any, persisting_stream: Any, nbytes: int, **options: Any) -> None:
+def lookup(gpu_benchmark: GpuBenchmark, kernel: Any, device_buffer: Any, persisting_stream: Any, nbytes: int, **options: Any) -> None:
     """A table that is read over and over beside a stream that is written once."""
     out, table = device_buffer(1024 * MiB, "i4"), device_buffer(nbytes, "i4")
     with persisting_stream(table, **options) as stream:

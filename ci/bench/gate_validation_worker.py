@@ -18,6 +18,9 @@ from typing import IO, Any
 
 import pytest
 
+from pytest_gpumem import GpuBenchmark
+from pytest_gpumem.measuring.bound import Kernels
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import GO, READY
@@ -34,7 +37,7 @@ Launch = Callable[[str, int], None]
 
 
 @pytest.fixture
-def launch(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> Launch:
+def launch(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> Launch:
     """Measure a kernel on arrays of a size, or a chase of so many steps."""
 
     def measure(kernel: str, work: int) -> None:

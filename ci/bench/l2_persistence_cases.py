@@ -16,7 +16,7 @@ from pytest_gpumem import MiB
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, NotCounted, Stream, WindowSpec
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
-from pytest_gpumem.measuring.bound import BoundKernel
+from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.harness import Flush
 from pytest_gpumem.measuring.l2_sweep import grid
 from pytest_gpumem.measuring.samplers import held
@@ -205,7 +205,7 @@ def gather(device: Device, out: Buffer, table: Buffer) -> Callable[[], Callable[
 
 
 @pytest.fixture
-def experiment(bench: Any, gpu_device: Any, device_buffer: Any, gpu_kernels: Any) -> Any:
+def experiment(bench: Any, gpu_device: Device, device_buffer: Any, gpu_kernels: Kernels) -> Any:
     """Makes the experiment of a case, with its kernel and buffers; skips where no time is left."""
     bench.begin(gpu_device)
     made = []
@@ -267,7 +267,7 @@ def test_carriers(bench: Any, carriers_case: dict[str, Any], experiment: Any) ->
     compared(bench, "carriers", carriers_case, experiment, named, CARRIER_ROUNDS)
 
 
-def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any, gpu_device: Any) -> None:
+def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any, gpu_device: Device) -> None:
     """Off, the smallest set-aside that holds the table, and one and two granules more, on common placements."""
     facts = gpu_device.facts
     timed, _, _, window = experiment(placements_case)
@@ -292,7 +292,7 @@ def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any
     )
 
 
-def test_resets(bench: Any, resets_case: dict[str, Any], gpu_device: Any, device_buffer: Any, gpu_kernels: Any) -> None:
+def test_resets(bench: Any, resets_case: dict[str, Any], gpu_device: Device, device_buffer: Any, gpu_kernels: Kernels) -> None:
     """Kernel C after A: with A's lines still persisting, after each reset, and where nothing has persisted; its first launches in turn."""
     bench.begin(gpu_device)
     device, case = gpu_device, resets_case
@@ -308,7 +308,7 @@ def test_resets(bench: Any, resets_case: dict[str, Any], gpu_device: Any, device
     samples, plain = HeldSamples(device, IN_A_ROW), device.streams.create()
     found: dict[str, list[list[int]]] = {how: [] for how in ("never", "none", "window", "context")}
     with ExitStack() as stack:
-        whole = {"set_aside": facts.persisting_l2_max_bytes, "hit_ratio": 1.0, "allow_thrash": True}
+        whole: dict[str, Any] = {"set_aside": facts.persisting_l2_max_bytes, "hit_ratio": 1.0, "allow_thrash": True}
         stream = stack.enter_context(persisting(device, data, **whole))
         own = stack.enter_context(persisting(device, read, **whole)).stream if case["window"] else plain
         kernel_c(own)  # loads it
@@ -334,7 +334,7 @@ LANES: dict[str, dict[str, Any]] = {"off": {"set_aside": "off"}, "1": {"hit_rati
 """Settings of each stream's table."""
 
 
-def test_streams(bench: Any, streams_case: dict[str, Any], gpu_device: Any, device_buffer: Any, gpu_kernels: Any) -> None:
+def test_streams(bench: Any, streams_case: dict[str, Any], gpu_device: Device, device_buffer: Any, gpu_kernels: Kernels) -> None:
     """Two kernels at once, each on a persisting stream of its own: hit ratio 1 against 0.5, and alone."""
     bench.begin(gpu_device)
     device, case = gpu_device, streams_case
@@ -395,7 +395,7 @@ def overlap(device: Device, work: Callable[[], object]) -> list[list[int]] | str
     return [[start - seen[0][0], end - seen[0][0]] for start, end in seen]
 
 
-def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gpu_device: Any, l2_sweep: Any) -> None:
+def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gpu_device: Device, l2_sweep: Any) -> None:
     """Sweep it as a user does, measure the full grid, and compare: off, default, maximum, fitted, swept, the grid's best."""
     facts = gpu_device.facts
     before = asdict(gpu_device.conditions())

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem import MiB
+from pytest_gpumem import GpuBenchmark, MiB, Result
+from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.plugin.state import SESSION
 
 HERE = Path(__file__).parent
@@ -47,6 +48,6 @@ def free_gpu(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture
-def scaled(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> Callable[[], Any]:
+def scaled(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> Callable[[], Result]:
     """Measures b = 2 c of the catalogue on 64 MiB arrays: what the same work by another library is compared with."""
     return lambda: gpu_benchmark(gpu_kernels.mul, device_buffer(NBYTES), device_buffer(NBYTES), 2.0, label="catalogue")

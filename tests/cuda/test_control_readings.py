@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from pytest_gpumem import GpuBenchmark
 from pytest_gpumem.judging.drift import APART, LIMITS
 from pytest_gpumem.kernels.controls import whole_waves
+from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.controls import DRAM_MULTIPLES, L2_PART, L2_PASSES, changed, read_controls
 
 
-def test_two_readings_agree_within_what_is_taken_for_a_drift(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
+def test_two_readings_agree_within_what_is_taken_for_a_drift(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
     warm = device_buffer(1 << 20)
     gpu_benchmark(gpu_kernels.copy, warm, device_buffer(1 << 20))  # the clocks are up from here on
     device = warm.device
@@ -19,7 +21,9 @@ def test_two_readings_agree_within_what_is_taken_for_a_drift(gpu_benchmark: Any,
         assert statistics.median(abs(pair[kind]) for pair in pairs) < share * LIMITS[kind], kind
 
 
-def test_the_latency_of_dram_is_far_steadier_than_what_sets_cards_apart(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
+def test_the_latency_of_dram_is_far_steadier_than_what_sets_cards_apart(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
+) -> None:
     warm = device_buffer(1 << 20)
     gpu_benchmark(gpu_kernels.copy, warm, device_buffer(1 << 20))
     found = [latency for _ in range(5) if (latency := read_controls(warm.device).latency) is not None]
@@ -28,7 +32,7 @@ def test_the_latency_of_dram_is_far_steadier_than_what_sets_cards_apart(gpu_benc
     assert max(found) < (1 + APART / 2) * min(found)
 
 
-def test_each_reading_is_of_its_memory(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
+def test_each_reading_is_of_its_memory(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
     warm = device_buffer(1 << 20)
     gpu_benchmark(gpu_kernels.copy, warm, device_buffer(1 << 20))
     facts, controls = warm.device.facts, read_controls(warm.device)

@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytest_gpumem import GpuBenchmark
+from pytest_gpumem.devices.protocol import Device
+from pytest_gpumem.measuring.bound import Kernels
+
 cupy = pytest.importorskip("cupy")
 
 
@@ -17,7 +21,7 @@ def _two_gpus(_real_gpu: None) -> None:
 
 
 @pytest.fixture
-def own(gpu_device: Any, _two_gpus: None) -> int:
+def own(gpu_device: Device, _two_gpus: None) -> int:
     return int(cupy.cuda.runtime.getDevice())
 
 
@@ -29,7 +33,7 @@ def test_2_is_on_its_own_gpu(own: int, device_buffer: Any) -> None:
     assert cupy.cuda.runtime.pointerGetAttributes(device_buffer("64 MiB", "f4").address).device == own
 
 
-def test_3_measures_its_own_gpu_and_says_so(own: int, gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
+def test_3_measures_its_own_gpu_and_says_so(own: int, gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
     cupy.cuda.runtime.setDevice(1 - own)
     try:
         a, b = device_buffer("64 MiB", "f4"), device_buffer("64 MiB", "f4")
@@ -41,7 +45,7 @@ def test_3_measures_its_own_gpu_and_says_so(own: int, gpu_benchmark: Any, gpu_ke
     assert any(f"made GPU {1 - own} current" in note for note in taken.notes)
 
 
-def test_4_a_function_that_switches_is_an_error(own: int, gpu_benchmark: Any, device_buffer: Any) -> None:
+def test_4_a_function_that_switches_is_an_error(own: int, gpu_benchmark: GpuBenchmark, device_buffer: Any) -> None:
     from pytest_gpumem.devices.protocol import DeviceError
 
     x = device_buffer("4 MiB", "f4", like=cupy)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
 
 import pytest
 
+from pytest_gpumem import GpuBenchmark
+from pytest_gpumem.devices.protocol import Device
 
-def test_the_hosts_clock_adds_little(gpu_benchmark: Any, gpu_device: Any) -> None:
+
+def test_the_hosts_clock_adds_little(gpu_benchmark: GpuBenchmark, gpu_device: Device) -> None:
     torch = pytest.importorskip("torch")
     x = torch.zeros(1024, device="cuda")
 

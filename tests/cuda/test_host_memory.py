@@ -12,7 +12,7 @@ import pytest
 from pytest_gpumem import MiB
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import locked_bytes
-from pytest_gpumem.devices.protocol import DeviceError
+from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.spaces import Memory
 
@@ -84,7 +84,7 @@ def test_memory_of_others_is_told_too(memory_kind: Any) -> None:
     assert memory_kind(array) == "pageable"
 
 
-def test_pinned_memory_lies_on_the_node_that_was_asked_for(gpu_device: Any, pinned_buffer: Any) -> None:
+def test_pinned_memory_lies_on_the_node_that_was_asked_for(gpu_device: Device, pinned_buffer: Any) -> None:
     before = os.sched_getaffinity(0)
     with gpu_device.memory.near_host(None) as node:
         inside = os.sched_getaffinity(0)
@@ -96,14 +96,14 @@ def test_pinned_memory_lies_on_the_node_that_was_asked_for(gpu_device: Any, pinn
     assert os.sched_getaffinity(0) == before
 
 
-def state(device: Any) -> tuple[int, int, int | None]:
+def state(device: Device) -> tuple[int, int, int | None]:
     gc.collect()
     device.streams.synchronize()
     return device.memory.free_bytes(MemoryKind.DEVICE), device.memory.host().locked, locked_bytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_thousand_cycles_leave_nothing(gpu_device: Any, kind: str) -> None:
+def test_a_thousand_cycles_leave_nothing(gpu_device: Device, kind: str) -> None:
     def cycle(held: list[Any]) -> None:
         arena = Arena(gpu_device, seed=1)
         try:
@@ -132,7 +132,7 @@ def test_a_thousand_cycles_leave_nothing(gpu_device: Any, kind: str) -> None:
         assert after[2] == process
 
 
-def test_locked_pages_are_given_back_after_a_failure_in_the_middle(gpu_device: Any) -> None:
+def test_locked_pages_are_given_back_after_a_failure_in_the_middle(gpu_device: Device) -> None:
     """The driver refuses a second registration; the first is unregistered all the same."""
     before = gpu_device.memory.host().locked
     arena, array = Arena(gpu_device, seed=1), np.zeros(MiB, "u1")
@@ -145,7 +145,7 @@ def test_locked_pages_are_given_back_after_a_failure_in_the_middle(gpu_device: A
     assert gpu_device.memory.kind_at(array.ctypes.data) is MemoryKind.PAGEABLE
 
 
-def test_peer_access_is_put_back(gpu_device: Any, device_buffer: Any, peer_buffer: Any, memory_kind: Any) -> None:
+def test_peer_access_is_put_back(gpu_device: Device, device_buffer: Any, peer_buffer: Any, memory_kind: Any) -> None:
     here, there = device_buffer(MiB, "i4"), peer_buffer(MiB, "i4")
     assert (memory_kind(here), memory_kind(there)) == ("device", "peer")
     assert not (here.read() == there.read()).all()

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_gpumem import Case, MiB
+from pytest_gpumem import Case, GpuBenchmark, MiB
+from pytest_gpumem.memory.spaces import Memory
 
 NBYTES = 64 * MiB
 cupy = pytest.importorskip("cupy")
@@ -25,7 +26,7 @@ def arrays(device_buffer: Any) -> tuple[Any, Any]:
 
 
 @pytest.fixture
-def well(gpu_benchmark: Any, arrays: tuple[Any, Any]) -> Callable[[], Any]:
+def well(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any]) -> Callable[[], Any]:
     """Measures the well-behaved work."""
     x, y = arrays
     return lambda: gpu_benchmark(lambda: cupy.multiply(x, np.float32(2), out=y), label="well-behaved")
@@ -42,14 +43,14 @@ def by_hand(work: Callable[[], Any]) -> float:
     return statistics.median(taken)
 
 
-def test_one_that_allocates_from_a_pool(gpu_benchmark: Any, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_allocates_from_a_pool(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
     x, _ = arrays
     result = gpu_benchmark(lambda: cupy.multiply(x, np.float32(2)), label="allocates")
     assert result.sampler == "blocked"
     assert result.latency == pytest.approx(well().latency, rel=0.1)
 
 
-def test_one_that_allocates_from_the_driver(gpu_benchmark: Any, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_allocates_from_the_driver(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
     """cudaFree waits for the device, so the host's clock is what is left."""
     x, y = arrays
 
@@ -64,7 +65,7 @@ def test_one_that_allocates_from_the_driver(gpu_benchmark: Any, arrays: tuple[An
     assert "waited for the device" in result.sampler_reason
 
 
-def test_one_that_synchronises(gpu_benchmark: Any, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_synchronises(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
     x, y = arrays
 
     def work() -> None:
@@ -77,7 +78,7 @@ def test_one_that_synchronises(gpu_benchmark: Any, arrays: tuple[Any, Any], well
     assert well().latency < result.latency < HOST_SPREAD * by_hand(work)
 
 
-def test_one_that_launches_on_its_own_stream(gpu_benchmark: Any, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_launches_on_its_own_stream(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
     x, y = arrays
     own = cupy.cuda.Stream(non_blocking=True)
 
@@ -91,7 +92,7 @@ def test_one_that_launches_on_its_own_stream(gpu_benchmark: Any, arrays: tuple[A
     assert well().latency < result.latency < HOST_SPREAD * by_hand(work)
 
 
-def test_one_whose_own_stream_joins_ours(gpu_benchmark: Any, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_whose_own_stream_joins_ours(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
     x, y = arrays
     own = cupy.cuda.Stream(non_blocking=True)
 
@@ -107,7 +108,7 @@ def test_one_whose_own_stream_joins_ours(gpu_benchmark: Any, arrays: tuple[Any, 
     assert result.latency == pytest.approx(well().latency, rel=0.15)
 
 
-def test_one_that_leaves_work_beside_ours(gpu_benchmark: Any, arrays: tuple[Any, Any]) -> None:
+def test_one_that_leaves_work_beside_ours(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any]) -> None:
     x, y = arrays
     own = cupy.cuda.Stream(non_blocking=True)
     small = cupy.zeros(1024, "f4")
@@ -123,7 +124,7 @@ def test_one_that_leaves_work_beside_ours(gpu_benchmark: Any, arrays: tuple[Any,
     assert "goes on beside the timed stream" in result.sampler_reason
 
 
-def test_one_that_mutates_its_input(gpu_benchmark: Any, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_mutates_its_input(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
     x, _ = arrays
 
     def work() -> None:
@@ -131,7 +132,7 @@ def test_one_that_mutates_its_input(gpu_benchmark: Any, arrays: tuple[Any, Any],
 
     drifting = gpu_benchmark(work, label="drifts")  # to infinity, in the same time
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         z, start = memory.device(NBYTES, "f4", like=cupy), memory.device(NBYTES, "f4", like=cupy)
         return Case(
             lambda: cupy.multiply(z, np.float32(1.5), out=z),
@@ -146,7 +147,7 @@ def test_one_that_mutates_its_input(gpu_benchmark: Any, arrays: tuple[Any, Any],
     assert restored.checked
 
 
-def test_one_that_raises_at_its_fiftieth_call(gpu_benchmark: Any, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
+def test_one_that_raises_at_its_fiftieth_call(gpu_benchmark: GpuBenchmark, arrays: tuple[Any, Any], well: Callable[[], Any]) -> None:
     x, y = arrays
     before = well()
     calls = 0

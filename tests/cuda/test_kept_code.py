@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytest_gpumem.devices.protocol import Device
+
 SOURCE = 'extern "C" __global__ void answer(int* out) { out[0] = 42; }'
 
 
-def test_the_next_process_needs_no_compiler(gpu_device: Any, device_buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_process_needs_no_compiler(
+    gpu_device: Device, device_buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pytest_gpumem.devices.cuda import code_cache, compiler
 
     out = device_buffer((1,), "i4")

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem import GiB, MiB
+from pytest_gpumem import GiB, GpuBenchmark, MiB
 from pytest_gpumem.devices.checks import unsupported
+from pytest_gpumem.devices.protocol import Device
+from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.memory.l2 import LeftBehind
 
 cupy = pytest.importorskip("cupy")
@@ -46,7 +48,7 @@ def said(pytestconfig: pytest.Config) -> Iterator[list[tuple[str, str]]]:
 
 
 @pytest.fixture
-def victim(gpu_benchmark: Any, gpu_kernels: Any, gpu_device: Any, device_buffer: Any) -> Callable[[str], float]:
+def victim(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, gpu_device: Device, device_buffer: Any) -> Callable[[str], float]:
     """Measures a saturated stream of writes, which a large set-aside slows: what is set aside is missing for them."""
     reason = unsupported(gpu_device.facts, gpu_device.l2.set_aside)
     if reason is not None:
@@ -121,9 +123,9 @@ def test_after_the_neighbour(victim: Callable[[str], float], said: list[tuple[st
 @pytest.mark.parametrize("where", ["stream", "graph", "launch"])
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_our_own_streams_leave_nothing(
-    gpu_benchmark: Any,
-    gpu_kernels: Any,
-    gpu_device: Any,
+    gpu_benchmark: GpuBenchmark,
+    gpu_kernels: Kernels,
+    gpu_device: Device,
     device_buffer: Any,
     persisting_stream: Any,
     where: str,

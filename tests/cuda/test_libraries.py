@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_gpumem import Case, MiB
+from pytest_gpumem import Case, GpuBenchmark, MiB, Result
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.memory.spaces import Memory
 
 NBYTES = 64 * MiB
 SIZE = NBYTES // 4
 
 
-def agrees(theirs: Any, ours: Any, at_most: float) -> bool:
+def agrees(theirs: Result, ours: Result, at_most: float) -> bool:
     """Whether the time is a kernel's: a wrong stream reads an empty interval of a microsecond, a launch gap adds several times the work.
 
     `at_most` is how many times the catalogue's kernel it may take, which moves 16 bytes a thread at once: one word a thread takes half as
@@ -23,10 +25,10 @@ def agrees(theirs: Any, ours: Any, at_most: float) -> bool:
     return bool(0.9 < theirs.latency / ours.latency < at_most)
 
 
-def test_cupy(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+def test_cupy(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None:
     cupy = pytest.importorskip("cupy")
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4", like=cupy), memory.device(NBYTES, "f4", like=cupy)
         check = lambda: cupy.testing.assert_array_equal(y, 2 * x)  # noqa: E731
         return Case(lambda: cupy.multiply(x, np.float32(2), out=y), check=check, reads=[x], writes=[y])
@@ -37,10 +39,10 @@ def test_cupy(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
     assert len(result.placements) >= 8
 
 
-def test_torch(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+def test_torch(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None:
     torch = pytest.importorskip("torch")
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4", like=torch), memory.device(NBYTES, "f4", like=torch)
         check = lambda: torch.testing.assert_close(y, 2 * x)  # noqa: E731
         return Case(lambda: torch.mul(x, 2, out=y), check=check, reads=[x], writes=[y])
@@ -50,12 +52,12 @@ def test_torch(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
     assert result.sampler == "blocked"
 
 
-def test_triton(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+def test_triton(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None:
     torch = pytest.importorskip("torch")
     triton = pytest.importorskip("triton")
     from triton_kernels import scale
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4", like=torch), memory.device(NBYTES, "f4", like=torch)
         check = lambda: torch.testing.assert_close(y, 2 * x)  # noqa: E731
         return Case(lambda: scale[(triton.cdiv(SIZE, 1024),)](x, y, SIZE, BLOCK=1024), check=check, reads=[x], writes=[y])
@@ -84,11 +86,11 @@ def numba_scale() -> Any:
     return scale
 
 
-def test_numba_on_the_default_stream(gpu_benchmark: Any, numba_scale: Any, scaled: Callable[[], Any]) -> None:
+def test_numba_on_the_default_stream(gpu_benchmark: GpuBenchmark, numba_scale: Any, scaled: Callable[[], Result]) -> None:
     """A launch without a stream goes to the default one: it is found and timed there."""
     cuda = pytest.importorskip("numba.cuda")
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4", like=cuda), memory.device(NBYTES, "f4", like=cuda)
         check = lambda: bool((y.copy_to_host() == 2 * x.copy_to_host()).all())  # noqa: E731
         return Case(lambda: numba_scale[SIZE // 256, 256](x, y), check=check, reads=[x], writes=[y])
@@ -101,10 +103,10 @@ def test_numba_on_the_default_stream(gpu_benchmark: Any, numba_scale: Any, scale
     )
 
 
-def test_numba_on_our_stream(gpu_benchmark: Any, numba_scale: Any, scaled: Callable[[], Any]) -> None:
+def test_numba_on_our_stream(gpu_benchmark: GpuBenchmark, numba_scale: Any, scaled: Callable[[], Result]) -> None:
     cuda = pytest.importorskip("numba.cuda")
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4", like=cuda), memory.device(NBYTES, "f4", like=cuda)
         stream = cuda.external_stream(memory.stream.handle)
         return Case(lambda: numba_scale[SIZE // 256, 256, stream](x, y), reads=[x], writes=[y])
@@ -114,7 +116,7 @@ def test_numba_on_our_stream(gpu_benchmark: Any, numba_scale: Any, scaled: Calla
     assert not [n for n in result.notes if "stream" in n]
 
 
-def test_cuda_core(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+def test_cuda_core(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None:
     core = pytest.importorskip("cuda.core")
     device = core.Device()
     device.set_current()
@@ -123,7 +125,7 @@ def test_cuda_core(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
     kernel = core.Program(source, "c++", options=options).compile("cubin").get_kernel("scale")
     config = core.LaunchConfig(grid=SIZE // 256, block=256)
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4"), memory.device(NBYTES, "f4")
         stream = device.create_stream(memory.stream)
         check = lambda: bool((y.read() == 2 * x.read()).all())  # noqa: E731
@@ -135,7 +137,7 @@ def test_cuda_core(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Inductor imports what PyTorch itself calls deprecated
-def test_torch_compile(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+def test_torch_compile(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None:
     """The kernel that Inductor makes; it is compiled before anything is timed."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
@@ -145,7 +147,7 @@ def test_torch_compile(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
 
     compiled = torch.compile(scale)
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4", like=torch), memory.device(NBYTES, "f4", like=torch)
         check = lambda: torch.testing.assert_close(y, 2 * x)  # noqa: E731
         return Case(lambda: compiled(x, y), check=check, reads=[x], writes=[y])
@@ -154,11 +156,11 @@ def test_torch_compile(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
     assert agrees(result, scaled(), 1.3)
 
 
-def test_a_cuda_graph_of_torch(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+def test_a_cuda_graph_of_torch(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None:
     """A replay goes to the current stream, whatever stream the graph was captured on."""
     torch = pytest.importorskip("torch")
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4", like=torch), memory.device(NBYTES, "f4", like=torch)
         torch.mul(x, 2, out=y)
         graph = torch.cuda.CUDAGraph()
@@ -182,11 +184,11 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> Any:
     return jax
 
 
-def test_jax(gpu_benchmark: Any, jax: Any, scaled: Callable[[], Any]) -> None:
+def test_jax(gpu_benchmark: GpuBenchmark, jax: Any, scaled: Callable[[], Result]) -> None:
     """JAX queues from a thread of its own, on a stream of its own: the launch waits, and is timed by the host's clock."""
     double = jax.jit(lambda x: 2 * x)
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         x = memory.device(NBYTES, "f4", like=jax)
         results: list[Any] = [None]
 
@@ -200,14 +202,14 @@ def test_jax(gpu_benchmark: Any, jax: Any, scaled: Callable[[], Any]) -> None:
     assert result.measurement.checked
 
 
-def test_warp(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+def test_warp(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None:
     """Warp follows our stream as its current one."""
     warp = pytest.importorskip("warp")
     from warp_kernels import scale
 
     warp.init()
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         x, y = memory.device(NBYTES, "f4", like=warp), memory.device(NBYTES, "f4", like=warp)
         check = lambda: bool((y.numpy() == 2 * x.numpy()).all())  # noqa: E731
         return Case(lambda: warp.launch(scale, dim=SIZE, inputs=[x, y], device=x.device), check=check, reads=[x], writes=[y])
@@ -217,10 +219,10 @@ def test_warp(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
     assert not [n for n in result.notes if "stream" in n]
 
 
-def test_cudf(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
+def test_cudf(gpu_benchmark: GpuBenchmark, scaled: Callable[[], Result]) -> None:
     cudf = pytest.importorskip("cudf")
 
-    def case(memory: Any) -> Case:
+    def case(memory: Memory) -> Case:
         x = memory.device(NBYTES, "f4", like=cudf)
         results: list[Any] = [None]
 
@@ -233,7 +235,9 @@ def test_cudf(gpu_benchmark: Any, scaled: Callable[[], Any]) -> None:
     assert result.latency > 0.9 * scaled().latency
 
 
-def test_memory_of_pools(gpu_benchmark: Any, gpu_kernels: Any, pooled_buffer: Any, memory_kind: Any, scaled: Callable[[], Any]) -> None:
+def test_memory_of_pools(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, pooled_buffer: Any, memory_kind: Any, scaled: Callable[[], Result]
+) -> None:
     """The driver's stream-ordered pool, CuPy's and RMM's: as fast as memory by cudaMalloc, and device memory to the driver."""
     cupy = pytest.importorskip("cupy")
     pools = {"driver": None, "CuPy": cupy.cuda.MemoryPool().malloc}
@@ -244,7 +248,7 @@ def test_memory_of_pools(gpu_benchmark: Any, gpu_kernels: Any, pooled_buffer: An
         assert agrees(gpu_benchmark(gpu_kernels.mul, y, x, 2.0, label=f"pool: {name}"), ours, 1.1)
 
 
-def test_rmms_pool(gpu_benchmark: Any, gpu_kernels: Any, pooled_buffer: Any, scaled: Callable[[], Any]) -> None:
+def test_rmms_pool(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, pooled_buffer: Any, scaled: Callable[[], Result]) -> None:
     rmm = pytest.importorskip("rmm")
     before = rmm.mr.get_current_device_resource()
     rmm.mr.set_current_device_resource(rmm.mr.PoolMemoryResource(rmm.mr.CudaMemoryResource(), initial_pool_size=4 * NBYTES))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pytest_gpumem.devices.cuda.ahead_of_time import from_source
+from pytest_gpumem.devices.protocol import Device
 
 cupy = pytest.importorskip("cupy")
 
@@ -35,7 +34,7 @@ PLAIN = (
 
 
 @pytest.mark.parametrize(("source", "name"), [(SPILLS, "spills"), (SHARES, "shares"), (PLAIN, "plain")])
-def test_figures_are_those_of_the_driver(gpu_device: Any, source: str, name: str) -> None:
+def test_figures_are_those_of_the_driver(gpu_device: Device, source: str, name: str) -> None:
     major, minor = gpu_device.facts.compute_capability
     (code,) = from_source(source, "k.cu", f"sm_{major}{minor}")
     loaded = cupy.RawKernel(source, name)

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem import Case, GiB
+from pytest_gpumem import Case, GiB, GpuBenchmark
+from pytest_gpumem.devices.protocol import Device
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.memory.spaces import Memory
 
 cupy = pytest.importorskip("cupy")
 FREE: dict[str, int] = {}
@@ -20,11 +23,11 @@ def _real_gpu(request: pytest.FixtureRequest) -> None:
         pytest.skip("needs a real GPU")
 
 
-def test_1_before(gpu_device: Any) -> None:
+def test_1_before(gpu_device: Device) -> None:
     FREE["before"] = cupy.cuda.runtime.memGetInfo()[0]
 
 
-def test_2_measures_12_mib(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any, gpu_device: Any) -> None:
+def test_2_measures_12_mib(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any, gpu_device: Device) -> None:
     gpu_benchmark(gpu_kernels.triad, *(device_buffer("4 MiB", "f4") for _ in range(3)))
 
 
@@ -36,17 +39,19 @@ def test_3_uses_no_fixture_and_has_its_memory() -> None:
     assert FREE["before"] - cupy.cuda.runtime.memGetInfo()[0] < GiB
 
 
-def test_4_copy_of_which_no_third_array_fits(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any, gpu_device: Any) -> None:
+def test_4_copy_of_which_no_third_array_fits(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any, gpu_device: Device
+) -> None:
     nbytes = int(cupy.cuda.runtime.memGetInfo()[0] * 0.4) // GiB * GiB
     taken = gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes, "f4"), device_buffer(nbytes, "f4")).measurement
     assert taken.checked, taken.notes
 
 
-def test_5_arrays_of_a_case_live_until_the_test_ends(gpu_benchmark: Any, gpu_device: Any) -> None:
+def test_5_arrays_of_a_case_live_until_the_test_ends(gpu_benchmark: GpuBenchmark, gpu_device: Device) -> None:
     """Reading freed memory would be an illegal access, which ends the context."""
     kept = {}
 
-    def build(memory: Any) -> Case:
+    def build(memory: Memory) -> Case:
         x, y = memory.device((1 << 24,), "f4", like=cupy), memory.device((1 << 24,), "f4", like=cupy)
         kept["y"] = y
         return Case(lambda: cupy.multiply(x, 2, out=y), reads=[x], writes=[y])

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_gpumem import Case, MiB
+from pytest_gpumem import Case, GpuBenchmark, MiB
+from pytest_gpumem.memory.spaces import Memory
 
 cupy = pytest.importorskip("cupy")
 WAITS_AT = 60
 """Call after the check, the search for the stream and most of the warm-up."""
 
 
-def test_one_wait_in_one_launch(gpu_benchmark: Any) -> None:
+def test_one_wait_in_one_launch(gpu_benchmark: GpuBenchmark) -> None:
     calls = 0
 
-    def build(memory: Any) -> Case:
+    def build(memory: Memory) -> Case:
         a, b = memory.device(4 * MiB, "f4", like=cupy), memory.device(4 * MiB, "f4", like=cupy)
 
         def work() -> None:
@@ -45,7 +46,7 @@ def eager_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("eager_collector")
-def test_garbage_that_holds_device_memory(gpu_benchmark: Any) -> None:
+def test_garbage_that_holds_device_memory(gpu_benchmark: GpuBenchmark) -> None:
     """cudaFree waits for the device: the collector must not run behind a held stream."""
     with cupy.cuda.using_allocator(None):
         cycles: list[list[Any]] = [[cupy.zeros(1 << 18)] for _ in range(64)]
@@ -68,11 +69,11 @@ def test_garbage_that_holds_device_memory(gpu_benchmark: Any) -> None:
     assert not any("tried again" in note for note in taken.notes)
 
 
-def test_a_kernel_made_at_each_placement(gpu_benchmark: Any) -> None:
+def test_a_kernel_made_at_each_placement(gpu_benchmark: GpuBenchmark) -> None:
     """It is loaded at its first launch, which waits for the device."""
     built = 0
 
-    def build(memory: Any) -> Case:
+    def build(memory: Memory) -> Case:
         nonlocal built
         built += 1
         a, b = memory.device(4 * MiB, "f4", like=cupy), memory.device(4 * MiB, "f4", like=cupy)

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem import Case
+from pytest_gpumem import Case, GpuBenchmark
+from pytest_gpumem.measuring.bound import Kernels
+from pytest_gpumem.memory.spaces import Memory
 
 SPIN = """extern "C" __global__ void spin(unsigned long long ns) {
     unsigned long long a, b;
@@ -17,7 +19,7 @@ SPIN = """extern "C" __global__ void spin(unsigned long long ns) {
 
 @pytest.mark.parametrize("case", [False, True])
 @pytest.mark.parametrize("mode", ["clean-cold", "hot"])
-def test_slow_work_is_launched_a_few_times(gpu_benchmark: Any, case: bool, mode: str) -> None:
+def test_slow_work_is_launched_a_few_times(gpu_benchmark: GpuBenchmark, case: bool, mode: str) -> None:
     cupy, np = pytest.importorskip("cupy"), pytest.importorskip("numpy")
     spin, launches = cupy.RawKernel(SPIN, "spin"), list[int]()
 
@@ -25,7 +27,7 @@ def test_slow_work_is_launched_a_few_times(gpu_benchmark: Any, case: bool, mode:
         launches.append(1)
         spin((1,), (1,), (np.uint64(500_000_000),))
 
-    def build(memory: Any) -> Case:
+    def build(memory: Memory) -> Case:
         return Case(work, writes=[memory.device("1 MiB", "f4")])
 
     taken = gpu_benchmark.case(build, mode=mode) if case else gpu_benchmark(work, mode=mode)
@@ -34,7 +36,7 @@ def test_slow_work_is_launched_a_few_times(gpu_benchmark: Any, case: bool, mode:
     assert len(launches) <= 8  # one of them is watched
 
 
-def test_hot_launches_of_milliseconds_are_one_a_sample(gpu_benchmark: Any, gpu_kernels: Any, device_buffer: Any) -> None:
+def test_hot_launches_of_milliseconds_are_one_a_sample(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
     to, source = device_buffer("1 MiB", "f4"), device_buffer("1 MiB", "f4")
     captured, capture, launch = list[int](), to.device.graphs.capture, to.device.kernels.launch
     launched: list[int] = []

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpumem import GpuBenchmark, Result
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
 
 SOURCE = (
@@ -20,14 +21,14 @@ def cupy() -> Any:
     return pytest.importorskip("cupy")
 
 
-def ran(result: Any) -> WhatRan:
+def ran(result: Result) -> WhatRan:
     found = result.measurement.what_ran
     assert found is not None
     assert found.not_watched is None
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def test_the_steps_of_a_launch(gpu_benchmark: Any, cupy: Any) -> None:
+def test_the_steps_of_a_launch(gpu_benchmark: GpuBenchmark, cupy: Any) -> None:
     import numpy as np
 
     work = cupy.RawModule(code=SOURCE, options=("-DFACTOR=2.0f",)).get_function("work")
@@ -47,7 +48,7 @@ def test_the_steps_of_a_launch(gpu_benchmark: Any, cupy: Any) -> None:
     assert any(step.name == "stream" for step in found.of(StepKind.SYNCHRONISATION))
 
 
-def test_two_modules_with_a_kernel_of_one_name(gpu_benchmark: Any, cupy: Any) -> None:
+def test_two_modules_with_a_kernel_of_one_name(gpu_benchmark: GpuBenchmark, cupy: Any) -> None:
     x, y = cupy.ones(N, "f4"), cupy.empty(N, "f4")
     functions = [cupy.RawModule(code=SOURCE, options=(f"-DFACTOR={factor}.0f",)).get_function("work") for factor in (5, 7)]
     for work in functions:
