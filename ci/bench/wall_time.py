@@ -4,10 +4,12 @@
     python ci/bench/wall_time.py --before BEFORE --json ci/records/nvidia-h100/wall_time.json
 
 Each part runs pytest in fresh processes, with no plugin but pytest-benchmark and this one. `start` is the time from the start of a process
-to its first sample, with empty caches (of CuPy, of this package, of the driver, of Python) and with warm ones. Before the latter stand the
-times until pytest has read the conftest, has collected, and until the device is open and its clocks are up. `pytest alone` is the time
-until it has collected without `--gpumem`. `process` is the whole of a process with one test, which is what one more process of
-`--gpumem-processes` and of a duet takes. `small` is a session of kernels and callables on 1 to 32 MiB. The two installations take turns.
+to its first sample. `cold`: with empty caches of CuPy, of this package, of the driver, and of Python, which compiles each module that it
+imports. `first`: with the byte code that pip writes, and the other caches empty. `warm`: with all of them. A process beforehand has the
+system read the files. Before `warm` stand the times until pytest has read the conftest, has collected, and until the device is open and its
+clocks are up. `pytest alone` is the time until it has collected without `--gpumem`, and `alone, cold` the same without byte code. `process`
+is the whole of a process with one test, which is what one more process of `--gpumem-processes` and of a duet takes. `small` is a session of
+kernels and callables on 1 to 32 MiB. The two installations take turns.
 
 Prints the record with its targets. Exits with 1 where a target of this installation is missed.
 """
@@ -109,7 +111,9 @@ class Failed(Exception):
     """pytest failed; the message has its last words."""
 
 
-def session(folder: Path, device: str, installation: Path | None, caches: Path, *, alone: bool = False) -> dict[str, float]:
+def session(
+    folder: Path, device: str, installation: Path | None, caches: Path, *, byte_code: Path | None = None, alone: bool = False
+) -> dict[str, float]:
     """Run the tests of a folder in a fresh process: seconds to each of `STAGES` and to the end ("whole").
 
     Args:
@@ -117,6 +121,7 @@ def session(folder: Path, device: str, installation: Path | None, caches: Path, 
         device: as --gpumem-device.
         installation: a folder that pip installed into; None: this one.
         caches: has the caches of CuPy, of this package, of the driver, and the byte code of Python; may be empty.
+        byte_code: has the byte code instead.
         alone: without --gpumem; until the tests are collected.
     """
     stages = folder / "stages"
@@ -126,7 +131,8 @@ def session(folder: Path, device: str, installation: Path | None, caches: Path, 
         environment["PYTHONPATH"] = os.pathsep.join([str(installation), *filter(None, [environment.get("PYTHONPATH")])])
     # Some images of containers switch byte code off, which an installation by pip has: each process would compile all that it imports.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    environment |= {name: str(caches / name) for name in ("CUPY_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH", "PYTHONPYCACHEPREFIX")}
+    environment |= {name: str(caches / name) for name in ("CUPY_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH")}
+    environment["PYTHONPYCACHEPREFIX"] = str((byte_code or caches) / "PYTHONPYCACHEPREFIX")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", "."]
     command += ["-p", "benchmark", "-p", "gpumem"]
     command += [] if alone else ["--gpumem", "--gpumem-device", device]
@@ -152,12 +158,16 @@ def parts(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, str, f
     one = project(folder / "one", ONE)
     sides: dict[str, Path | None] = {"after": None} if asked.before is None else {"before": asked.before.resolve(), "after": None}
     warm = folder / "caches"
-    for side, installation in sides.items():
-        with tempfile.TemporaryDirectory() as caches:
-            yield "start, cold", side, session(one, asked.device, installation, Path(caches))["first sample"]
+    for installation in sides.values():
         session(one, asked.device, installation, warm)  # fills them
     for _ in range(asked.repeats):
         for side, installation in sides.items():
+            with tempfile.TemporaryDirectory() as empty:
+                yield "alone, cold", side, session(one, asked.device, installation, Path(empty), alone=True)["collected"]
+            with tempfile.TemporaryDirectory() as empty:
+                yield "start, cold", side, session(one, asked.device, installation, Path(empty))["first sample"]
+            with tempfile.TemporaryDirectory() as empty:
+                yield "start, first", side, session(one, asked.device, installation, Path(empty), byte_code=warm)["first sample"]
             yield "pytest alone", side, session(one, asked.device, installation, warm, alone=True)["collected"]
             taken = session(one, asked.device, installation, warm)
             for stage in STAGES[:-1]:

@@ -20,7 +20,16 @@ def test_every_part_is_recorded_and_held_to_its_target(
     record = json.loads(file.read_text())
     assert wall_time.missed(record) == ["start, warm"]
     readings = {part: sides["after"] for part, sides in record["readings_s"].items()}
-    assert list(readings) == ["start, cold", "pytest alone", *wall_time.STAGES[:-1], "start, warm", "process", "small"]
+    assert list(readings) == [
+        "alone, cold",
+        "start, cold",
+        "start, first",
+        "pytest alone",
+        *wall_time.STAGES[:-1],
+        "start, warm",
+        "process",
+        "small",
+    ]
     warm = [readings[part][0] for part in (*wall_time.STAGES[:-1], "start, warm", "process")]
     assert warm == sorted(warm)
     assert warm[0] > 0
