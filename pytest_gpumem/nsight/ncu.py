@@ -1,4 +1,4 @@
-"""Counters of Nsight Compute by test, from its raw CSV page (`ncu --csv --page raw`) or from a report by its module `ncu_report`.
+"""Counters of Nsight Compute by test, from its raw CSV page (`ncu --csv --page raw`) or from a report by NVIDIA's package `ncu_report`.
 
 Nsight Compute profiles kernels only, and each on its own: caches are emptied before it and clocks may be fixed, according to
 `--cache-control` and `--clock-control`. Times are of the kernel alone.
@@ -7,10 +7,8 @@ Nsight Compute profiles kernels only, and each on its own: caches are emptied be
 from __future__ import annotations
 
 import csv
-import glob
 import importlib
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,9 +52,6 @@ ACCESS_METRICS = (USED_OF_LOAD, USED_OF_STORE, L1_LOAD, L1_STORE)
 
 _METRICS = (*PROFILE_METRICS, *ACCESS_METRICS, SM_CLOCKS[1], REGISTERS, *SHARED, SET_ASIDE)
 
-MODULE_FOLDERS = ("/opt/nvidia/nsight-compute/*/extras/python", "/usr/local/cuda*/nsight-compute-*/extras/python")
-"""Where installers put the module `ncu_report`; patterns, the newest version of several matches wins."""
-
 
 @dataclass(frozen=True)
 class CountedKernel:
@@ -75,30 +70,16 @@ def read_csv(page: str) -> Recording:
     lines = lines_of(page, ("Kernel Name", "Grid Size", "Block Size", DURATION))
     if lines is None:
         raise BadReport("no raw page of ncu as CSV; accepted is what `ncu --csv --page raw` writes")
-    return _recording([_kernel_on(line) for line in lines], "")
+    return _recording([_kernel_on(line) for line in lines])
 
 
-def module(program: Path | None) -> Any:
-    """The module `ncu_report`: importable already, beside the program, or in a usual folder. None if there is none, or it fails.
-    `program`: the command line of Nsight Compute, whose folder has the module of the same version.
-    """
-    folders = [] if program is None else [str(parent / "extras" / "python") for parent in program.resolve().parents]
-    for pattern in MODULE_FOLDERS:
-        folders += sorted(glob.glob(pattern), key=numbers_in, reverse=True)
-    for folder in (None, *folders):
-        if folder is not None and not Path(folder, "ncu_report.py").is_file():
-            continue
-        before = list(sys.path)
-        try:
-            if folder is not None:
-                sys.path.insert(0, folder)
-            return importlib.import_module("ncu_report")
-        except Exception:
-            # A native module of another platform or Python fails in its own ways. Then the program reads the report.
-            continue
-        finally:
-            sys.path[:] = before
-    return None
+def module() -> Any:
+    """The package `ncu_report`; None if it is not installed, or cannot be loaded."""
+    try:
+        return importlib.import_module("ncu_report")
+    except Exception:
+        # A native module of another platform or Python fails in its own ways.
+        return None
 
 
 def read_report(ncu_report: Any, path: Path) -> Recording:
@@ -111,18 +92,17 @@ def read_report(ncu_report: Any, path: Path) -> Recording:
         ranges = [context.range_by_idx(number) for number in range(context.num_ranges())]
         actions = [one.action_by_idx(index) for one in ranges for index in range(one.num_actions())]
         kernels = [_kernel_of(action) for action in actions]
-        version = str(ncu_report.get_version()) if hasattr(ncu_report, "get_version") else ""
     except BadReport:
         raise
     except Exception as error:
-        # The module raises its own errors, and RuntimeError for a file that it cannot parse.
+        # The package raises its own errors, and RuntimeError for a file that it cannot parse.
         lines = str(error).splitlines()
-        raise BadReport(f"no report that the module ncu_report can read: {lines[0] if lines else type(error).__name__}") from None
-    return _recording(kernels, version)
+        raise BadReport(f"no report that the package ncu_report can read: {lines[0] if lines else type(error).__name__}") from None
+    return _recording(kernels)
 
 
 def _kernel_of(action: Any) -> CountedKernel:
-    """A kernel of the module `ncu_report`."""
+    """A kernel of the package `ncu_report`."""
 
     def metric(name: str) -> Any:
         found = action.metric_by_name(name)
@@ -184,7 +164,7 @@ def _kernel(
     return CountedKernel(use, ranges, process, whole(SET_ASIDE))
 
 
-def _recording(kernels: Sequence[CountedKernel], version: str) -> Recording:
+def _recording(kernels: Sequence[CountedKernel]) -> Recording:
     by_place: dict[tuple[int | None, RangePlace] | None, list[CountedKernel]] = defaultdict(list)
     for one in kernels:
         place = place_of(one.ranges)
@@ -218,11 +198,10 @@ def _recording(kernels: Sequence[CountedKernel], version: str) -> Recording:
                 set_aside=asides.pop() if len(asides) == 1 else None,
                 process=process,
                 tool="ncu",
-                tool_version=version,
             )
         )
     outside = Besides(longest_first(kernels_together(one.use for one in by_place.get(None, ()))))
-    return Recording(tuple(profiles), outside, _notes([one.use for one in kernels]), "ncu", version)
+    return Recording(tuple(profiles), outside, _notes([one.use for one in kernels]), "ncu")
 
 
 def _notes(uses: Sequence[KernelUse]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ ACCEPTED = ".nsys-rep, .sqlite of `nsys export`, .ncu-rep, or what `ncu --csv --
 def read(path: Path, environment: Mapping[str, str]) -> Recording:
     """The measurements in a report.
 
-    nsys exports a `.nsys-rep` into a temporary file. ncu prints a `.ncu-rep`; without ncu, its module `ncu_report` reads it.
+    nsys exports a `.nsys-rep` into a temporary file. ncu prints a `.ncu-rep`; without ncu, the package `ncu_report` reads it.
     `path`: a report; its name and its content tell its kind.
     Raises `BadReport`: one line with the file, its fault and, if there is one, the remedy.
     Raises `ToolMissing`: a needed tool is not installed.
@@ -81,13 +81,12 @@ def _printed(path: Path, environment: Mapping[str, str]) -> Recording:
     try:
         program = find(NCU, environment)
     except ToolMissing:
-        # The module is a native library for one Python, and a crash in it ends this process, so ncu is preferred.
-        module = ncu.module(None)
-        if module is not None:
+        # The package is a native library, and a crash in it ends this process, so ncu is preferred.
+        if (module := ncu.module()) is not None:
             return ncu.read_report(module, path)
         raise ToolMissing(
-            f"{path}: neither ncu nor its module ncu_report was found: install Nsight Compute, give its path in GPUMEM_NCU, or read what "
-            "`ncu --import FILE --csv --page raw` prints elsewhere"
+            f"{path}: neither ncu nor the package ncu_report was found: install Nsight Compute or pytest-gpumem[ncu], give its path in "
+            "GPUMEM_NCU, or read what `ncu --import FILE --csv --page raw` prints elsewhere"
         ) from None
     finished = _run([str(program), "--import", str(path.absolute()), "--csv", "--page", "raw", "--print-units", "base"], environment)
     if '"ID"' not in finished.output:

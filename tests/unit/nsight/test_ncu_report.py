@@ -260,25 +260,9 @@ def test_a_report_of_a_gpu_tells_the_same_by_its_page_and_by_the_module(tmp_path
     assert same == replace(one, process=None)
 
 
-def test_the_module_is_found_beside_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu, "MODULE_FOLDERS", (str(tmp_path / "nsight-compute" / "*" / "extras" / "python"),))
+@pytest.mark.parametrize("text", ["raise OSError('no libc of that kind')", "raise ImportError('of another Python')"])
+def test_a_package_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.delitem(sys.modules, "ncu_report", raising=False)
-    assert module(None) is None
-    for version, text in (("2025.3", "WHICH = 'old'"), ("2025.10", "WHICH = 'new'"), ("beside", "WHICH = 'beside'")):
-        folder = tmp_path / "nsight-compute" / version / "extras" / "python"
-        folder.mkdir(parents=True)
-        (folder / "ncu_report.py").write_text(text)
-    (tmp_path / "nsight-compute" / "beside" / "ncu").touch()
-    before = list(sys.path)
-    assert module(tmp_path / "nsight-compute" / "beside" / "ncu").WHICH == "beside"
-    monkeypatch.delitem(sys.modules, "ncu_report")
-    assert module(None).WHICH == "new"
-    monkeypatch.delitem(sys.modules, "ncu_report")
-    assert sys.path == before
-
-
-def test_a_module_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu, "MODULE_FOLDERS", (str(tmp_path),))
-    monkeypatch.delitem(sys.modules, "ncu_report", raising=False)
-    (tmp_path / "ncu_report.py").write_text("raise OSError('no libc of that kind')")
-    assert module(None) is None
+    (tmp_path / "ncu_report.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert module() is None

@@ -63,7 +63,7 @@ def test_a_report_of_nsys_is_exported(tmp_path: Path, export: Path) -> None:
 def test_a_report_of_ncu_is_printed_by_ncu_and_read_by_its_module_where_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ncu_module, "module", lambda beside: pytest.fail("a native module was loaded though ncu is there"))
+    monkeypatch.setattr(ncu_module, "module", lambda: pytest.fail("a native module was loaded though ncu is there"))
     report = tmp_path / "run.ncu-rep"
     report.write_text("opaque")
     (tmp_path / "page").write_text(page({"ranges": ncu_csv.measured("test_triad")}))
@@ -72,8 +72,8 @@ def test_a_report_of_ncu_is_printed_by_ncu_and_read_by_its_module_where_that_is_
     broken = program(tmp_path / "broken", "echo '==ERROR== Failed to load report file.'; exit 1")
     with pytest.raises(BadReport, match="ncu: Failed to load report file"):
         read(report, {**os.environ, "GPUMEM_NCU": str(broken)})
-    monkeypatch.setattr(ncu_module, "module", lambda beside: None)
-    with pytest.raises(ToolMissing, match="neither ncu nor its module"):
+    monkeypatch.setattr(ncu_module, "module", lambda: None)
+    with pytest.raises(ToolMissing, match="neither ncu nor the package ncu_report was found"):
         read(report, {"GPUMEM_NCU": str(tmp_path / "nowhere"), "PATH": ""})
 
 
