@@ -1,11 +1,12 @@
-"""What both devices check alike: memory limits, parts of allocations, copies, access-policy windows, support for persisting L2, cycles."""
+"""What both devices check alike: memory limits, parts of allocations, managed memory, copies, access-policy windows, support for persisting
+L2, cycles."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 
-from pytest_gpumem.devices.protocol import AccessProperty, Allocation, DeviceError, Launch, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, Allocation, DeviceError, Launch, OutOfMemory, WindowSpec
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB
@@ -23,6 +24,18 @@ def check_part(allocation: Allocation, offset: int, nbytes: int) -> None:
     if offset < 0 or nbytes <= 0 or offset + nbytes > allocation.nbytes:
         whole = f"{allocation.nbytes} bytes of {allocation.kind.value} memory"
         raise DeviceError(f"{nbytes} bytes from byte {offset} on are no part of {whole}")
+
+
+def check_managed(allocation: Allocation, done: str) -> None:
+    """Check that memory is managed. Raises `DeviceError`: it is not, so it cannot be `done`, such as "prefetched"."""
+    if not allocation.kind.managed:
+        raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
+
+
+def check_oversubscription(nbytes: int, host_bytes: int) -> None:
+    """Check that the host can take evicted pages of `nbytes` of managed memory: half of its `host_bytes` at most. Raises `OutOfMemory`."""
+    if not 0 < nbytes <= (most := host_bytes // 2):
+        raise OutOfMemory(f"{nbytes / GiB:.3g} GiB of managed memory asked for; the host has {most / GiB:.3g} GiB for evicted pages")
 
 
 def check_live(launch: Launch) -> None:

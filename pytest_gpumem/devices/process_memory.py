@@ -39,13 +39,3 @@ def _mapping(address: int, proc: Path) -> str | None:
         if int(first, 16) <= address < int(last, 16):
             return line
     return ""
-
-
-def locked_bytes(proc: Path = _SELF) -> int | None:
-    """Bytes that this process has locked or pinned (proc(5), VmLck and VmPin). A driver may lock pages without counting them there, so 0
-    proves nothing."""
-    try:
-        fields = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines() if ":" in line)
-    except OSError:
-        return None
-    return sum(int(fields[name].split()[0]) * 1024 for name in ("VmLck", "VmPin") if name in fields)

@@ -19,9 +19,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pytest_gpumem.devices.rates import host_link, peak_bandwidth
 from pytest_gpumem.ranges import Ranges
-from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 
 _INSTALL = "pip install 'pytest-gpumem[cuda13]' or 'pytest-gpumem[cuda12]'"
 _NEEDED = (

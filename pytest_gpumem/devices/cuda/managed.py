@@ -8,10 +8,11 @@ import cuda.bindings
 from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
+from pytest_gpumem.devices.checks import check_managed, check_oversubscription
 from pytest_gpumem.devices.cuda import host
 from pytest_gpumem.devices.cuda.errors import check, translated
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, NotCounted, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.protocol import Advice, Allocation, NotCounted, Stream, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
 BINDINGS_MAJOR = int(cuda.bindings.__version__.split(".", 1)[0])  # of cuda-bindings, which names places as its own CUDA does
@@ -58,18 +59,13 @@ class CudaManaged:
         check(result, f"discarding {allocation.nbytes} bytes")
 
     def oversubscribe(self, nbytes: int) -> Allocation:
-        most = host.available_bytes() // 2
-        if not 0 < nbytes <= most:
-            raise OutOfMemory(
-                f"{nbytes / 2**30:.3g} GiB of managed memory asked for; the host has {most / 2**30:.3g} GiB for evicted pages"
-            )
+        check_oversubscription(nbytes, host.available_bytes())
         with translated(f"allocating {nbytes} bytes of managed memory"):
             address = int(runtime.mallocManaged(nbytes))
         return Allocation(MemoryKind.MANAGED, nbytes, address, address)
 
     def _check(self, allocation: Allocation, done: str) -> None:
-        if not allocation.kind.managed:
-            raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
+        check_managed(allocation, done)
         if not self._facts.concurrent_managed_access:
             raise Unsupported(f"{self._facts.name} has no concurrentManagedAccess here: managed memory cannot be {done}")
 

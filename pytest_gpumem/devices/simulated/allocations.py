@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.checks import below_context, check_part
+from pytest_gpumem.devices.checks import below_context, check_oversubscription, check_part
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
 from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, OutOfMemory, Stream, Unsupported
@@ -147,11 +147,8 @@ class SimulatedMemory(Facet):
     def oversubscribe(self, nbytes: int) -> Allocation:
         """Managed memory, whatever the device has free; half of the host's memory at most."""
         self._timeline.forbid_capture("it allocates memory")
-        room, host = max(0, self.free_bytes(MemoryKind.MANAGED)), self._machine.sheet.host_memory_bytes // 2
-        if not 0 < nbytes <= host:
-            raise OutOfMemory(
-                f"{nbytes / 2**30:.3g} GiB of managed memory asked for; the host has {host / 2**30:.3g} GiB for evicted pages"
-            )
+        check_oversubscription(nbytes, self._machine.sheet.host_memory_bytes)
+        room = max(0, self.free_bytes(MemoryKind.MANAGED))
         self._used[MemoryKind.MANAGED] += nbytes
         address = self._device_addresses.take(nbytes)
         allocation = self._made(Allocation(MemoryKind.MANAGED, nbytes, address, address, backing(nbytes)))

@@ -21,9 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_gpumem.devices.rates import host_link, peak_bandwidth
 from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES
-from pytest_gpumem.records.device import Card, DeviceFacts
+from pytest_gpumem.records.device import Card, DeviceFacts, host_link, peak_bandwidth
 from pytest_gpumem.units import GiB, KiB, MiB
 
 _LANES = 16

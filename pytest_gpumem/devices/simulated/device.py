@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
-from pytest_gpumem.devices.checks import check_window, unsupported
+from pytest_gpumem.devices.checks import check_managed, check_window, unsupported
 from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
@@ -116,8 +116,7 @@ class SimulatedManaged(Facet):
         return self._machine.sheet.launch
 
     def _pages_of(self, allocation: Allocation, done: str) -> Pages:
-        if not allocation.kind.managed:
-            raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
+        check_managed(allocation, done)
         return self._machine.pages[id(allocation)]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpumem.devices.checks import check_part
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.process_memory import is_loaded, is_mapped, is_of_a_driver, locked_bytes
+from pytest_gpumem.devices.process_memory import is_loaded, is_mapped, is_of_a_driver
 from pytest_gpumem.devices.protocol import Allocation, DeviceError
 
 MAPS = """\
@@ -41,14 +41,8 @@ def test_this_process_knows_its_own_arrays() -> None:
     assert not is_mapped(8)
 
 
-def test_locked_and_pinned_pages_are_added(tmp_path: Path) -> None:
-    (tmp_path / "status").write_text("Name:\tpython\nVmLck:\t    2048 kB\nVmPin:\t     512 kB\nVmRSS:\t   99 kB\n")
-    assert locked_bytes(tmp_path) == 2560 * 1024
-
-
 def test_where_nothing_is_said_nothing_is_known(tmp_path: Path) -> None:
     assert is_mapped(0x1000, tmp_path) is None
-    assert locked_bytes(tmp_path) is None
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 4), (0, 0), (0, 101), (100, 1), (97, 4)])

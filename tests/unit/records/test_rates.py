@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpumem.devices.rates import host_link, peak_bandwidth
+from pytest_gpumem.records.device import host_link, peak_bandwidth
 
 
 def test_peak_of_an_h100() -> None:
