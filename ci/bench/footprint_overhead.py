@@ -2,9 +2,10 @@
 
 Fills CuPy's cache of kernels by workers of xdist, and runs the tests once without the plugin and once with `--gpumem
 --gpumem-footprint`. What follows counts: pairs of such sessions, in an order that alternates, on each GPU at the same time; then one
-session by stop-watches. Prints the overhead in the time of the tests with its interval, the ten tests that take most memory, what the
-suite keeps, and where the plugin's time goes. The time of a test is that of all hooks around it. The GPU's context is made before the
-first test on both sides.
+session by stop-watches. Prints the overhead, the ten tests that take most memory, what the suite keeps, and where the plugin's time
+goes. The time of a test is that of all hooks around it, in the fastest session of its side: on a host with neighbours the same session
+takes up to half as long again. The overheads of single pairs are printed as well. The GPU's context is made before the first test on both
+sides.
 
     pip download cupy --no-deps --no-binary cupy    # the source distribution; unpack its folder "tests"
     python ci/bench/footprint_overhead.py --tests cupy-tests --json footprint_overhead.json
@@ -15,7 +16,6 @@ Exits with 1 if the overhead is above 5 %, if tests end otherwise, or if no test
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import statistics
@@ -29,8 +29,6 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-from scipy.stats import t
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
@@ -124,13 +122,12 @@ def largest(rows: Sequence[dict[str, Any]], figure: str) -> list[dict[str, Any]]
 def table(record: dict[str, Any]) -> str:
     """The record's figures as text."""
     inside = record["seconds_in_tests"]
-    ends = record["overhead_interval"]
-    interval = "one pair" if ends is None else f"{100 * ends[0]:+.1f} to {100 * ends[1]:+.1f} %, 95 %"
+    pairs = ", ".join(f"{100 * one:+.1f}" for one in record["overheads"])
     per_test = {name: 1e3 * seconds for name, seconds in record["more_per_test_seconds"].items()}
     lines = [
         f"{record['tests']} tests of CuPy {record['versions']['cupy']}, {record['pairs']} pairs of sessions",
         f"{inside['without']:.2f} s without, {inside['with']:.2f} s with",
-        f"overhead {100 * record['overhead']:+.1f} % ({interval})",
+        f"overhead {100 * record['overhead']:+.1f} % (pairs of sessions: {pairs} %)",
         f"more a test: median {per_test['median']:.2f} ms, 90 % below {per_test['90 %']:.2f} ms",
         f"start and end of a session {record['start_seconds']:+.1f} s",
         f"{record['with_memory']} tests take memory, {record['allocations']} allocations; {record['keeping']} keep {record['kept']} B",
@@ -154,11 +151,9 @@ def record_of(shown: dict[str, Any], pairs: Sequence[tuple[dict[str, Any], dict[
     plain, watched = zip(*pairs, strict=True)
     sides = {"without": plain, "with": watched}
     walls = {side: statistics.median(one["wall"] for one in of) for side, of in sides.items()}
-    inside = {side: statistics.median(sum(one["seconds"].values()) for one in of) for side, of in sides.items()}
     by_test = {side: _by_test(of) for side, of in sides.items()}
+    inside = {side: sum(of.values()) for side, of in by_test.items()}
     more = {name: seconds - by_test["without"].get(name, 0.0) for name, seconds in by_test["with"].items()}
-    ratios = [math.log(sum(two["seconds"].values()) / sum(one["seconds"].values())) for one, two in pairs]
-    overhead, interval = _mean(ratios)
     rows, before = shown["rows"], plain[-1]["ends"]
     keeping = [row for row in rows if row["footprint"]["kept"] > 0]
     changed = {name: [before.get(name), end] for name, end in watched[-1]["ends"].items() if before.get(name) != end}
@@ -170,15 +165,14 @@ def record_of(shown: dict[str, Any], pairs: Sequence[tuple[dict[str, Any], dict[
         "pairs": len(watched),
         "wall_seconds": walls,
         "seconds_in_tests": inside,
-        "overhead": overhead,
-        "overhead_interval": interval,
-        "overheads": [math.expm1(ratio) for ratio in ratios],
+        "overhead": inside["with"] / inside["without"] - 1,
+        "overheads": [sum(two["seconds"].values()) / sum(one["seconds"].values()) - 1 for one, two in pairs],
         "more_per_test_seconds": {
             "median": statistics.median(more.values()),
             "90 %": sorted(more.values())[int(0.9 * len(more))],
         },
         "most_more": [{"test": name, "seconds": more[name]} for name in sorted(more, key=lambda name: -more[name])[:MOST]],
-        "start_seconds": walls["with"] - walls["without"] - (inside["with"] - inside["without"]),
+        "start_seconds": min(_outside(one) for one in watched) - min(_outside(one) for one in plain),
         "with_memory": len(rows),
         "allocations": sum(row["footprint"]["allocations"] for row in rows),
         "keeping": len(keeping),
@@ -200,18 +194,14 @@ def pair(suite: Suite, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     return sides[False], sides[True]
 
 
-def _mean(ratios: Sequence[float]) -> tuple[float, list[float] | None]:
-    """The mean of logarithms of ratios as a change, and its 95 % interval; one ratio has none."""
-    mean, number = statistics.mean(ratios), len(ratios)
-    if number == 1:
-        return math.expm1(mean), None
-    half = float(t.ppf(0.975, number - 1)) * statistics.stdev(ratios) / math.sqrt(number)
-    return math.expm1(mean), [math.expm1(mean - half), math.expm1(mean + half)]
+def _outside(session: dict[str, Any]) -> float:
+    """Seconds of a session outside of its tests."""
+    return float(session["wall"] - sum(session["seconds"].values()))
 
 
 def _by_test(sessions: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of each test: the median of the sessions."""
-    return {name: statistics.median(one["seconds"].get(name, 0.0) for one in sessions) for name in sessions[-1]["seconds"]}
+    """Seconds of each test in the fastest session."""
+    return {name: min(one["seconds"][name] for one in sessions if name in one["seconds"]) for name in sessions[-1]["seconds"]}
 
 
 def broken(record: dict[str, Any]) -> list[str]:
