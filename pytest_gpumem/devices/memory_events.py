@@ -111,15 +111,17 @@ class Use:
         return [of if isinstance(of, Allocated) else Allocated(*of) for of in found.values()]
 
     def memory_use(self, series: Series, at_peak: int) -> MemoryUse:
-        made = [change for change in self.changes() if change > 0]
-        sizes = Counter([(nbytes - 1).bit_length() for nbytes in made])
+        made = Counter([change for change in self.changes() if change > 0])
+        sizes = Counter[int]()
+        for nbytes, count in made.items():
+            sizes[(nbytes - 1).bit_length()] += count
         return MemoryUse(
             *series,
             peak=max(0, *self.total),
             at_peak=max(0, at_peak),
             kept=self.total[-1],
-            allocations=len(made),
-            allocated=sum(made),
+            allocations=made.total(),
+            allocated=sum(nbytes * count for nbytes, count in made.items()),
             largest=max(made, default=0),
             sizes=tuple(SizeCount(1 << bits, count) for bits, count in sorted(sizes.items())),
         )
