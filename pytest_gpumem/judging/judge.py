@@ -119,7 +119,7 @@ def _same_clocks(measurement: Measurement, past: Measurement) -> bool:
     for name in ("sm_clock_hz", "memory_clock_hz"):
         seen = ((one.during,) if one.during is not None else one.conditions for one in (measurement, past))
         own, then = (min((clock for conditions in each if (clock := getattr(conditions, name))), default=None) for each in seen)
-        if own is None or then is None or abs(math.log(own / then)) >= CLOCKS_APART:
+        if own is None or then is None or abs(own - then) >= CLOCKS_APART * max(own, then):
             return False
     return True
 

@@ -87,6 +87,11 @@ class WhatRan(Record, frozen=True):
     device memory."""
     not_watched: str | None = None  # Why something was not watched
 
+    def __post_init__(self) -> None:
+        """Raises `ValueError`: a step of the launch is not among `steps`, as in a file that was edited."""
+        if max(self.order, default=-1) >= len(self.steps):
+            raise ValueError(f"`order` names step {max(self.order)} of {len(self.steps)}")
+
     @property
     def launch(self) -> tuple[Step, ...]:
         """All steps in order."""

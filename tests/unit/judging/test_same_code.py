@@ -73,6 +73,7 @@ def test_too_few_runs_of_the_same_code_are_enough(bench: Any, endless: DeviceFac
         {"conditions": (replace(CLOCKS, sm_clock_hz=1.755e9),) * 2},
         {"during": replace(CLOCKS, sm_clock_hz=1.755e9)},
         {"during": replace(CLOCKS, memory_clock_hz=1.6e9)},
+        {"during": replace(CLOCKS, memory_clock_hz=5e-324)},  # of a file; its ratio is no float
         {"conditions": (Conditions(), Conditions())},
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.records.schema import from_plain, to_plain
+from pytest_gpumem.records.schema import SchemaError, from_plain, to_plain
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
 KERNEL = Step(StepKind.KERNEL, "triad", code="c0de", grid=(64, 1, 1), block=(256, 1, 1), shared=0, registers=16, local=0, stream=7)
@@ -20,6 +20,12 @@ def test_a_record_keeps_each_distinct_step_once_and_numbers_streams_by_first_use
     assert ran.order == (0, 1, 1, 0)
     assert [step.kind for step in ran.launch] == [StepKind.COPY, StepKind.KERNEL, StepKind.KERNEL, StepKind.COPY]
     assert len(list(ran.of(StepKind.KERNEL))) == 2
+
+
+def test_an_edited_file_whose_launch_has_other_steps_is_refused() -> None:
+    plain = to_plain(what_ran([COPY, KERNEL], {}))
+    with pytest.raises(SchemaError, match="names step 1 of 1"):
+        from_plain({**plain, "steps": plain["steps"][:1]}, WhatRan)
 
 
 def test_the_digest_does_not_depend_on_the_handles_of_streams_or_the_order_of_names() -> None:
