@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from pytest_gpumem.records.record import Record
+from typing import Annotated
 
+from msgspec import Meta
+
+from pytest_gpumem.records.record import Record, Seconds
+
+Pieces = Annotated[int, Meta(ge=1)]
 NOTHING_TO_HIDE = 0.02  # Share of the sequential time; where overlap can hide no more than this, the hidden share is noise
 
 
@@ -11,7 +16,7 @@ class Part(Record, frozen=True):
     """One part, measured alone."""
 
     name: str  # Such as "host to device"
-    seconds: float  # Its latency alone, in seconds
+    seconds: Seconds  # Its latency alone, in seconds
 
 
 class Overlap(Record, frozen=True):
@@ -19,13 +24,13 @@ class Overlap(Record, frozen=True):
 
     parts: tuple[Part, ...]
     """Each part alone."""
-    sequential: float
+    sequential: Seconds
     """Seconds of all parts, one after another."""
-    bound: float
+    bound: Seconds
     """Seconds that no overlap can beat: the longest part, or the sum of the parts that share an engine."""
     streams: int
     """Streams that the work is spread over."""
-    chunks: int | None = None
+    chunks: Pieces | None = None
     """Pieces that the data is cut into; None where the parts are whole and independent."""
 
     @property

@@ -218,6 +218,12 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["measurement", "counted", "l2_writes"], -1, r"counted\.l2_writes: -1; expected"),
         (["measurement", "counted", "launches"], 0, r"counted\.launches: 0; expected `int` >= 1"),
         (["measurement", "counted", "total"], 0, r"counted\.total: unknown"),
+        (
+            ["measurement", "overlap"],
+            {"parts": [], "sequential": 2, "bound": 1, "streams": 1, "chunks": 0},
+            r"overlap\.chunks: 0; expected",
+        ),
+        (["measurement", "overlap"], {"parts": [], "sequential": -2, "bound": 1, "streams": 1}, r"overlap\.sequential: -2; expected"),
         (["measurement", "conditions"], [], r"\$\.measurement\.conditions: "),
         (["measurement", "profild"], True, r"\$\.measurement\.profild: unknown"),
         (["measurement", "conditions", 0, "fan"], 1, r"\$\.measurement\.conditions\[0\]\.fan: unknown"),
