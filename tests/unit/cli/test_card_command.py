@@ -95,11 +95,7 @@ FAULTS = {
     "heat": (planted(throttle_reasons=("hw_thermal_slowdown",)), "throttling", ("hw_thermal_slowdown",)),
     "eight lanes": (planted(link_width=8), "configuration", ("only 8 lanes",)),
     "a slow slot": (planted(max_link_generation=4, link_generation=4), "configuration", ("could do Gen5",)),
-    "an older slot": (
-        replace(SOUND, link_generation=4, pinned_share=2 * SOUND.pinned_share),
-        "configuration",
-        ("PCIe Gen4 x16", "PCIe Gen5 x16"),
-    ),
+    "an older slot": (OLDER_SLOT, "configuration", ("PCIe Gen4 x16", "PCIe Gen5 x16")),
     "no ECC": (replace(SOUND, ecc=False), "configuration", ("ECC",)),
     "less power": (planted(power_limit_w=500.0, default_power_limit_w=700.0, power_w=400.0), "configuration", ("500", "700")),
     "another process": (planted(processes=(CardProcess(7, "python", 1 << 30),)), "configuration", ("1 on the GPU",)),

@@ -94,7 +94,7 @@ def test_over_commit_is_said_with_the_numbers(device: CountedDevice, arena: Aren
                 "thrashing: hit ratio x bytes is 1 x 25 MiB + 1 x 25 MiB = 50 MiB, 31.25 MiB of L2 are set aside: "
                 "the lines of 2 streams evict each other"
             )
-            assert inner.thrashing == outer.thrashing == said
+            assert [inner.thrashing, outer.thrashing] == [said, said]
             assert inner.notes == (said,)
         assert outer.notes == ()
 
@@ -152,17 +152,19 @@ def test_a_set_aside_without_a_window_in_it_is_named_as_a_cost(device: CountedDe
     with persisting(device, buffer, hit_ratio=0) as stream:
         assert stream.notes == ("12.5 MiB of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain",)
     with persisting(device, buffer) as stream:
-        assert not stream.notes
+        assert [*stream.notes] == []
         assert idle_set_aside(device) == (
             "12.5 MiB of L2 are set aside for a persisting stream that is open, and this measurement has no window in them: "
             "a cost without a gain"
         )
         stream.reset()
-        assert stream.notes == ("12.5 MiB of L2 are set aside with no window in them: a cost without a gain",)
+        assert [*stream.notes] == ["12.5 MiB of L2 are set aside with no window in them: a cost without a gain"]
         stream.reset("window")
-        assert stream.notes == ("12.5 MiB of L2 are set aside, but under a window that was reset nothing persists: a cost without a gain",)
+        assert [*stream.notes] == [
+            "12.5 MiB of L2 are set aside, but under a window that was reset nothing persists: a cost without a gain"
+        ]
         stream.renew()
-        assert not stream.notes
+        assert [*stream.notes] == []
     assert idle_set_aside(device) is None
 
 

@@ -281,8 +281,7 @@ def test_elsewhere_the_stream_itself_has_no_window(device: CountedDevice, arena:
             assert stream.window is None  # nothing was captured yet
             stream.read_back((stream.spec,))
             assert stream.window is not None
-    assert stream.spec is None
-    assert stream.window is None
+    assert [stream.spec, stream.window] == [None, None]
     assert device.l2.set_aside() == FOUND
 
 

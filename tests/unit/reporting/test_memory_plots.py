@@ -52,7 +52,7 @@ def test_a_line_for_each_library_and_kind_and_one_for_all_device_memory() -> Non
     assert [name for name, _ in series(FOOTPRINT)] == ["all device memory", "PyTorch", "CUDA", "CUDA, pinned"]
     together = dict(series(FOOTPRINT))["all device memory"]
     assert max(nbytes for _, nbytes in together) == FOOTPRINT.peak
-    assert together[-1] == (1.9, 4096)
+    assert together[-1] == (1.9, 4096.0)
     drawn = memory_course(FOOTPRINT)
     assert drawn.count("curve") == 4
     for phase in FOOTPRINT.phases:
