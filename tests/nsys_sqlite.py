@@ -151,8 +151,8 @@ class Export:
             contextId=1, **more,
         )  # fmt: skip
 
-    def migration(self, start: int, end: int, nbytes: int, kind: int, cause: int, address: int = 0x10000, pid: int = PID) -> None:
-        self.copy(start, end, nbytes, kind, None, srcKind=4, dstKind=4, migrationCause=cause, virtualAddress=address, pid=pid)
+    def migration(self, start: int, end: int, nbytes: int, kind: int, cause: int) -> None:
+        self.copy(start, end, nbytes, kind, None, srcKind=4, dstKind=4, migrationCause=cause, virtualAddress=0x10000)
 
     def memset(self, start: int, end: int, nbytes: int, correlation: int, kind: int = 2) -> None:
         self.insert(

@@ -27,8 +27,8 @@ Make = Callable[..., Any]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def _arrays(count: int, *scalars: Any, dtype: str = "f4", **options: Any) -> Callable[[Make], Call]:
-    return lambda make: ((*(make(SIZE, dtype) for _ in range(count)), *scalars), options)
+def _arrays(count: int, *scalars: Any, **options: Any) -> Callable[[Make], Call]:
+    return lambda make: ((*(make(SIZE, "f4") for _ in range(count)), *scalars), options)
 
 
 def _summed(name: str, sources: int) -> Callable[[Make], Call]:

@@ -112,7 +112,7 @@ class Bench:
         device.streams.synchronize()
         return device.streams.elapsed(start, end)
 
-    def cold(self, launch: Launch, *, dirty: bool = False, samples: int = 12) -> float:
+    def cold(self, launch: Launch, *, dirty: bool = False) -> float:
         """Median seconds of a launch after a flush that reads, or writes, twice the L2."""
         flushed = self.memory(2 * self.device.facts.l2_bytes)
         if dirty:
@@ -120,10 +120,10 @@ class Bench:
         else:
             flush = self.launch("read", {"a": flushed, "sums": self.memory(flushed.nbytes // 64)})
         times = []
-        for _ in range(samples):
+        for _ in range(12):
             self.device.kernels.launch(flush, self.stream)
             times.append(self.once(launch))
-        return statistics.median(times[samples // 2 :])
+        return statistics.median(times[6:])
 
 
 Model = Callable[[Datasheet], float]

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from sessions import SIMULATED, TRIAD, Run, row_in, rows_in, stored_in
-
-
-def json_of(pytester: pytest.Pytester, name: str = "out.json") -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((pytester.path / name).read_text())
-    return document
 
 
 def test_results_and_table(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -284,7 +278,7 @@ def test_getfixturevalue_measures(pytester: pytest.Pytester, gpumem: Run) -> Non
     result.stdout.fnmatch_lines(
         ["*NotOurTimer: gpu_benchmark was asked for by getfixturevalue after*", "*NotOurTimer: this test uses gpu_benchmark*"]
     )
-    document = json_of(pytester)
+    document = json.loads((pytester.path / "out.json").read_text())
     stored = {bench["name"]: bench for bench in document["benchmarks"]}
     assert set(stored) == {"test_first", "test_both"}
     assert stored["test_both"]["extra_info"]["mine"] == 1

@@ -109,11 +109,11 @@ def test_dirty_cold_may_differ_from_nvbench_either_way(shift: float, holds: bool
     assert (line.holds, line.beyond_doubt) == (holds, True)
 
 
-def processes_of(between: float, own: float, n: int = 400, placements: int = 8) -> list[dict[str, object]]:
+def processes_of(between: float, own: float) -> list[dict[str, object]]:
     random = np.random.default_rng(5)
     runs = []
-    for i in range(n):
-        medians = (1 + random.normal(0, between)) * (1 + random.normal(0, own, placements))
+    for i in range(400):
+        medians = (1 + random.normal(0, between)) * (1 + random.normal(0, own, 8))
         runs.append(peers_records.run([peers_records.case(OURS, 2, float(medians.mean()), medians=list(medians))], number=i))
     return runs
 

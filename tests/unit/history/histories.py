@@ -34,6 +34,8 @@ def change(series: int, at: int, before: float, after: float, *, who: str = "", 
     return Change(series, at, at - width, at + width, before, after, relative, bool(who), who, why)
 
 
-def one_slower(test: str = "tests/test_a.py::test_copy") -> History:
+def one_slower() -> History:
     """40 runs of a test that takes 2.5 % longer since the 30th run."""
-    return History(tuple(runs(40)), (series(test, [100e-6] * 30 + [102.5e-6] * 10),), (change(0, 30, 100e-6, 102.5e-6),))
+    return History(
+        tuple(runs(40)), (series("tests/test_a.py::test_copy", [100e-6] * 30 + [102.5e-6] * 10),), (change(0, 30, 100e-6, 102.5e-6),)
+    )

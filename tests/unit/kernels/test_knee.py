@@ -10,9 +10,9 @@ from pytest_gpumem.kernels.l2_bandwidth import knee, plateau
 SIZES = [2, 4, 8, 12, 16, 24, 32, 48, 64, 128]
 
 
-def falling(at: float, plateau: float, end: float, width: float = 1.0) -> list[float]:
+def falling(at: float, plateau: float, end: float) -> list[float]:
     """A smooth fall from plateau to end around the footprint `at`."""
-    return [end + (plateau - end) / (1 + np.exp((size - at) / width)) for size in SIZES]
+    return [end + (plateau - end) / (1 + np.exp(size - at)) for size in SIZES]
 
 
 @pytest.mark.parametrize(("at", "last"), [(13, 12), (20, 16), (30, 24), (40, 32), (100, 64)])

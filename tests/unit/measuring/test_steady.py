@@ -17,11 +17,11 @@ def noisy(level: float, sigma: float, count: int, seed: int) -> list[float]:
     return list(level * np.exp(np.random.default_rng(seed).normal(0, sigma, count)))
 
 
-def first_steady(series: list[float], step: int = WINDOW // 2) -> int:
-    """Samples after which a warm-up that takes `step` samples at a time ends."""
+def first_steady(series: list[float]) -> int:
+    """Samples after which a warm-up that takes half a window at a time ends."""
     count = 2
     while not steady(series[:count]):
-        count += step
+        count += WINDOW // 2
         assert count <= len(series), "never steady"
     return count
 

@@ -47,7 +47,8 @@ def sample(export: Export, begin: int, name: str = "test_triad", *, pid: int = P
     return begin + 460
 
 
-def one_test(export: Export, begin: int = 1000, samples: int = 2, *, name: str = "test_triad", pid: int = PID, **how: bool) -> int:
+def one_test(export: Export, samples: int = 2, *, pid: int = PID, **how: bool) -> int:
+    begin, name = 1000, "test_triad"
     end = begin + 10
     for _ in range(samples):
         end = sample(export, end, name, pid=pid, **how)

@@ -19,7 +19,6 @@ from pytest_gpumem.nsight.profile import SelectedTest, listing, to_json
 from pytest_gpumem.nsight.tools import filters, ncu_command, nsys_command, nsys_trouble
 from pytest_gpumem.plugin.profiling import only
 
-Tests = tuple[SelectedTest, ...]
 TRIAD = SelectedTest("test_a.py::test_triad", "test_triad", measures=True, managed=False)
 PAGED = SelectedTest("test_a.py::test_paged", "test_paged", measures=True, managed=True)
 HOST = SelectedTest("test_a.py::test_host", "test_host", measures=False, managed=False)

@@ -57,8 +57,8 @@ class Commits:
         return bisect_times(last, self.time(0, last, judge_pairs, ""), self.look, self.time, on_step)
 
 
-def step_at(commit: int, last: int = 64, share: float = 0.03) -> list[float]:
-    return [share * (index >= commit) for index in range(last + 1)]
+def step_at(commit: int, share: float = 0.03) -> list[float]:
+    return [share * (index >= commit) for index in range(65)]
 
 
 @pytest.mark.parametrize("commit", [1, 2, 31, 32, 33, 63, 64])

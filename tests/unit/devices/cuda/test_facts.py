@@ -26,8 +26,7 @@ class FakeDriver:
 
     CUresult = SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_NO_DEVICE=100)
 
-    def __init__(self, count: int = 1, init: int = 0, version: int = 13000) -> None:
-        self.count, self.init, self.version = count, init, version
+    count, init = 1, 0
 
     def cuInit(self, flags: int) -> tuple[Code]:  # noqa: N802
         return (Code(self.init),)
@@ -36,7 +35,7 @@ class FakeDriver:
         return Code(0), self.count
 
     def cuDriverGetVersion(self) -> tuple[Code, int]:  # noqa: N802
-        return Code(0), self.version
+        return Code(0), 13000
 
 
 @pytest.fixture

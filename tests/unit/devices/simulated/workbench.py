@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Graph, Launch
-from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, Datasheet
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
 
@@ -136,8 +136,8 @@ def transfer() -> Kernel:
 class Workbench:
     """A device, a stream, and what tests repeat."""
 
-    def __init__(self, name: str = "h100", seed: int = 0, sheet: Datasheet | None = None) -> None:
-        self.device = SimulatedDevice(sheet or DATASHEETS[name], seed=seed)
+    def __init__(self, name: str = "h100", seed: int = 0) -> None:
+        self.device = SimulatedDevice(DATASHEETS[name], seed=seed)
         self.stream = self.device.streams.create()
 
     def memory(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Allocation:
