@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from document_blocks import ROOT, blocks, command_lines
+from document_blocks import PAGES, ROOT, blocks, command_lines
 
 from pytest_gpumem import cli, settings
 
@@ -121,3 +121,22 @@ def test_toml_blocks_hold_known_keys() -> None:
 
 def test_pages_are_found() -> None:
     assert {Path(where.partition(":")[0]).name for where, _ in LINES} >= {"README.md", "tutorial.md", "baselines.md", "nsight.md"}
+
+
+def test_options_and_variables_in_the_text_exist() -> None:
+    """Also those that no command line shows."""
+    flags = {option.flag for option in settings.OPTIONS}
+    variables = {option.variable for option in settings.OPTIONS} | {"GPUMEM_NSYS", "GPUMEM_NCU", "GPUMEM_CARDS"}  # tools; a template's
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert {*re.findall(r"--gpumem(?:-[a-z0-9]+)*(?![\w*-])", text)} <= flags, page.name
+        assert {*re.findall(r"(?<!_)\bGPUMEM(?:_[A-Z0-9]+)*(?![\w*])", text)} <= variables, page.name
+
+
+def test_modules_that_the_architecture_names_exist() -> None:
+    package = ROOT / "pytest_gpumem"
+    rooms = "|".join(path.name for path in package.iterdir() if path.is_dir() and path.name.isidentifier())
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = {tuple(one.split(".")) for one in re.findall(rf"`((?:{rooms})\.\w+)", text)}
+    assert len(named) > 20
+    assert [one for one in sorted(named) if not any(package.joinpath(*one).with_suffix(end).exists() for end in ("", ".py"))] == []
