@@ -49,6 +49,14 @@ class _Commands(click.Group):
             with formatter.section(task):
                 formatter.write_dl([(str(one.name), one.get_short_help_str(limit=formatter.width)) for one in commands])
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = args[: args.index("--")] if "--" in args else args
+        if "" in own:
+            # As a path, it would be the working directory; as a filter, it would select nothing.
+            after = f" after {own[own.index('') - 1]}" if own[0] else ""
+            raise click.UsageError(f"an argument{after} is empty; is a variable of the shell not set?", ctx)
+        return super().parse_args(ctx, args)
+
     def main(
         self,
         args: Sequence[str] | None = None,

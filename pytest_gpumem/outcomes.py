@@ -113,7 +113,7 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.USAGE: "a shard is missing, or of another run",
     },
     "profile": {Exit.FAILED: "tests failed; the report is complete", Exit.NO_VERDICT: "no report was written"},
-    "read": {Exit.NO_VERDICT: "a file cannot be read"},
+    "read": {Exit.NO_VERDICT: "a tool that reads the file is not installed"},
     "traffic": {Exit.FAILED: "a declaration is too large, or a count is beyond its limit", Exit.NO_VERDICT: "nothing could be counted"},
 }
 """By command, the codes that mean something particular. All commands: 0 is fine, 3 an internal error, 4 wrong arguments or files."""

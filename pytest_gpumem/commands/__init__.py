@@ -44,6 +44,17 @@ def margin(_context: click.Context, option: click.Parameter, written: str | None
     return written
 
 
+ROUNDS = 96  # as `judging.paired.ROUNDS`, which is not imported to show a help text
+rounds_option = click.option(
+    "--rounds-max",
+    type=click.IntRange(11, 10_000),  # fewer pairs prove no small slow-down
+    default=ROUNDS,
+    metavar="N",
+    help=f"Pairs of processes of a duet at most, 11 or more. Default: {ROUNDS}.",
+)
+test_option = click.option(
+    "--test", "tests", multiple=True, metavar="NODEID", help="Only this test, with all its parameters; may be given several times."
+)
 pytest_arguments = click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 
 

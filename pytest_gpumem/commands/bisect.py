@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, json_option, margin, pytest_arguments, terminal, write_json
-from pytest_gpumem.commands.duet import ROUNDS, default_journal, ended_by_signals, measured_under, progress
+from pytest_gpumem.commands import examples, json_option, margin, pytest_arguments, rounds_option, terminal, write_json
+from pytest_gpumem.commands.duet import default_journal, ended_by_signals, measured_under, progress
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.printable import printable
 
@@ -53,13 +53,7 @@ EXPLAINED = 3  # pairs of processes behind an explanation
 )
 @click.option("--peak", is_flag=True, help="Find what raised the peak bytes of the test's memory, without timing.")
 @click.option("--count", type=click.Choice(COUNTS), help="Find what raised this count of a launch, without timing.")
-@click.option(
-    "--rounds-max",
-    type=click.IntRange(11, 10_000),
-    default=ROUNDS,
-    metavar="N",
-    help=f"Pairs of processes of a step at most. Default: {ROUNDS}.",
-)
+@rounds_option
 @click.option(
     "--journal", type=click.Path(file_okay=False, path_type=Path), help="Folder to resume from. Default: one in the temporary folder."
 )

@@ -137,7 +137,6 @@ def _other(base: str, architectures: Sequence[str], catalogue: bool) -> tuple[Co
     """The kernels of another state of the project, compiled by a process of its own, which imports its modules.
     Raises `NoAnswer`: there is no such state, or it declares nothing that compiles.
     """
-    from pytest_gpumem.runs import DuetError
     from pytest_gpumem.runs.child import run
     from pytest_gpumem.runs.worktree import checked_out
 
@@ -149,7 +148,7 @@ def _other(base: str, architectures: Sequence[str], catalogue: bool) -> tuple[Co
             if not file.exists():
                 raise NoAnswer(f"{base}: {(done.output.strip().splitlines() or [done.how])[-1]}")
             return msgspec.json.decode(file.read_bytes(), type=CompiledKernels).kernels
-    except (DuetError, OSError) as error:
+    except OSError as error:
         raise NoAnswer(str(error)) from None
 
 

@@ -68,7 +68,8 @@ def card(device: str | None, baseline: str | None, quick: bool, file: Path | Non
     except QuantityError as error:
         raise click.UsageError(f"{origin}: {error}") from None
     try:
-        chosen = opening.choose(choice)
+        # The health of a card: never of the simulated device because there is no GPU.
+        chosen = opening.choose("cuda" if choice == "auto" else choice)
         history = stored(opened(baseline), chosen.facts.key)
         opened_device = chosen.open()
         try:

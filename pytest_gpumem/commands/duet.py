@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, json_option, margin, pytest_arguments, terminal, write
+from pytest_gpumem.commands import (
+    ROUNDS,
+    examples,
+    json_option,
+    margin,
+    pytest_arguments,
+    rounds_option,
+    terminal,
+    test_option,
+    write,
+    write_json,
+)
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.printable import printable
 
@@ -26,9 +37,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.records.row import Row
     from pytest_gpumem.runs.reading import Wanted
     from pytest_gpumem.runs.rounds import Progress, Result
-
-
-ROUNDS = 96  # as `verdicts.paired.ROUNDS`, which is not imported to show a help text
 
 
 @click.command(
@@ -40,14 +48,12 @@ ROUNDS = 96  # as `verdicts.paired.ROUNDS`, which is not imported to show a help
     ),
 )
 @click.option("--head", metavar="PATH", help="Folder or wheel to compare with BASE. Default: the working tree.")
-@click.option("--test", "tests", multiple=True, metavar="NODEID", help="Compare this test with its parameters; may be given several times.")
+@test_option
 @click.option("--flagged", metavar="RESULTS", help="Compare what a run flagged, by its --benchmark-json file.")
 @click.option(
     "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: each test\'s own, else 1%.'
 )
-@click.option(
-    "--rounds-max", type=click.IntRange(1, 10_000), default=ROUNDS, metavar="N", help=f"Pairs of processes at most. Default: {ROUNDS}."
-)
+@rounds_option
 @click.option("--extend", type=click.IntRange(1, 10_000), metavar="N", help="Go on with a duet that ended UNDECIDED, by N pairs at most.")
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File to resume from. Default: one in the temporary folder."
@@ -64,12 +70,14 @@ def duet(
     Both are measured by pytest in alternating fresh processes on one GPU, until every test is decided. Ended at any moment, the same
     command goes on where it was.
     """
+    from pytest_gpumem.runs.report import SCHEMA
     from pytest_gpumem.runs.workers import check_arguments
 
     check_arguments(pytest_arguments)
     wanted = _wanted(tests, flagged)
     if wanted is None:
-        click.echo(f"nothing is flagged in {flagged}: there is nothing to compare")
+        click.echo(printable(f"nothing is flagged in {flagged}: there is nothing to compare"))
+        write_json(file, {"kind": "gpumem duet", "schema": SCHEMA, "exit": int(Exit.FINE), "verdicts": [], "processes": []})
         return Exit.FINE
     code, _ = compare(base, wanted, pytest_arguments, file=file, **options)
     if file is not None:

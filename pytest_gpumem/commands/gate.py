@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, margin, pytest_arguments, say
+from pytest_gpumem.commands import examples, margin, pytest_arguments, rounds_option, say
 from pytest_gpumem.commands.baseline import FOLDER
 from pytest_gpumem.commands.merge import (
     DUET,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: the limit of each test.'
 )
 @click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and an UNDECIDED row is a warning.")
-@click.option("--rounds-max", type=click.IntRange(1, 10_000), metavar="N", help="Pairs of processes of the duet at most, as gpumem duet.")
+@rounds_option
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every row is a PASS, and of a real GPU; duets of all rows in doubt.")
 @click.option(
     "--allow-lost", metavar="TEST", multiple=True, help="Measurements that this run may lose, as TEST or TEST[label]; may be repeated."
@@ -71,7 +71,7 @@ def gate(
     shards: tuple[str, ...],
     max_regression: str | None,
     screen_only: bool,
-    rounds_max: int | None,
+    rounds_max: int,
     strict: bool,
     allow_lost: tuple[str, ...],
     base: str,
@@ -210,16 +210,16 @@ def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:
     return Screened(found.code, found.failures, found.document)
 
 
-def _duet(output: Path, base: str, rows: Sequence[Row], rounds_max: int | None, arguments: Sequence[str]) -> dict[str, DuetVerdict]:
+def _duet(output: Path, base: str, rows: Sequence[Row], rounds_max: int, arguments: Sequence[str]) -> dict[str, DuetVerdict]:
     """The duet's verdicts of these rows; empty if it judged none."""
-    from pytest_gpumem.commands.duet import ROUNDS, compare
+    from pytest_gpumem.commands.duet import compare
     from pytest_gpumem.runs.reading import Wanted
 
     _, played = compare(
         base,
         Wanted.of(rows),
         arguments,
-        rounds_max=ROUNDS if rounds_max is None else rounds_max,
+        rounds_max=rounds_max,
         file=output / DUET,
         evidence=True,
         again="the same command measures its screen again, and goes on from there if that flags the same rows",

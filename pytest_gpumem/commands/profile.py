@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pytest_gpumem.commands import examples, json_option, pytest_arguments, terminal, write_json
+from pytest_gpumem.commands import examples, json_option, pytest_arguments, terminal, test_option, write_json
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 
@@ -33,7 +33,7 @@ def _options(command: _Command) -> _Command:
             type=click.Path(path_type=Path),
             help="The report. Default: named after its one test, else gpumem, in the working directory.",
         ),
-        click.option("--test", "tests", multiple=True, metavar="NODEID", help="Profile this test only; may be given several times."),
+        test_option,
     ):
         command = add(command)
     return command
@@ -141,7 +141,7 @@ def _ranges_call(request: ProfileRequest) -> str:
     short_help="Compare declared bytes with counted ones.",
     epilog=examples("gpumem traffic --test tests/test_a.py::test_triad", "gpumem traffic --json traffic.json -- -k 'not slow'"),
 )
-@click.option("--test", "tests", multiple=True, metavar="NODEID", help="Count this test only; may be given several times.")
+@test_option
 @json_option("Write the counts as JSON.")
 @pytest_arguments
 def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[str, ...]) -> int:

@@ -121,17 +121,17 @@ def read(files: tuple[Path, ...], results: Path | None, file: Path | None) -> in
             rows = load_results(results).document.rows
         except UserError as error:
             raise UserError(f"--results: {error}") from None
-    read_ones, broken = [], False
+    read_ones, code = [], Exit.FINE
     for path in files:
         try:
             found = reading.read(path, os.environ)
         except (BadReport, ToolMissing) as error:
             click.echo(printable(f"gpumem: {error}"), err=True)
-            broken = True
+            code = max(code, Exit.NO_VERDICT if isinstance(error, ToolMissing) else Exit.USAGE)
             continue
         read_ones.append((path, replace(found, profiles=reading.with_results(found.profiles, rows))))
     for number, (path, found) in enumerate(read_ones):
         version = f" {found.tool_version}" if found.tool_version else ""
         click.echo(f"{'' if not number else chr(10)}{printable(f'{path} ({found.tool}{version})')}\n\n{text(found)}")
     write_json(file, profiles_to_json(profile for _, found in read_ones for profile in found.profiles))
-    return Exit.NO_VERDICT if broken else Exit.FINE
+    return code

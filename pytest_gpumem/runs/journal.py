@@ -16,6 +16,8 @@ from typing import Any
 from pytest_gpumem.runs import DuetError
 
 KIND, SCHEMA = "gpumem duet journal", 2
+_BEGIN = f'{{"kind":"{KIND}",'.replace(" ", "").encode()  # of every journal: a file that begins otherwise is not ours to touch
+_ACCEPTED = "accepted is a file that gpumem duet began, or one that does not exist"
 
 
 class Journal:
@@ -58,6 +60,9 @@ class Journal:
         with open(self._file, "rb", closefd=False) as file:
             content = file.read()
         whole, _, torn = content.rpartition(b"\n")
+        begun = (whole or torn).partition(b"\n")[0].replace(b" ", b"")
+        if not begun.startswith(_BEGIN) and (whole or not _BEGIN.startswith(begun)):
+            raise DuetError(f"{self.path} is no journal of a duet; {_ACCEPTED}")
         if torn:  # the process ended within its last line
             os.ftruncate(self._file, len(content) - len(torn))
         if not whole:
@@ -77,7 +82,7 @@ class Journal:
 
     def _check(self, first: Any) -> None:
         if not isinstance(first, dict) or first.get("kind") != KIND or not isinstance(first.get("arguments"), dict):
-            raise DuetError(f"{self.path} is no journal of a duet; accepted is a file that gpumem duet began, or one that does not exist")
+            raise DuetError(f"{self.path} is no journal of a duet; {_ACCEPTED}")
         if first.get("schema") != SCHEMA:
             raise DuetError(f"journal {self.path} is of schema {first.get('schema')!r}; this version reads {SCHEMA}")
         theirs = first["arguments"]

@@ -212,6 +212,8 @@ def _kind(base: str, here: Path) -> str:
     path = Path(here, base)
     if base.endswith(".whl"):
         return "wheel"
+    if not base:  # as a path, it would be the working directory
+        raise DuetError("BASE is empty; accepted is such as main, HEAD~1, ../old or old.whl")
     commit = None
     if not base.startswith("-") and _top(here) is not None:
         commit = _git(here, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}", check=False).stdout.decode().strip() or None

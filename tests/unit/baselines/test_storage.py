@@ -180,6 +180,12 @@ def test_a_place_that_is_none(s3_store: Server, url: str, words: str) -> None:
     assert str(caught.value).startswith(f"{url}: ")
 
 
+@pytest.mark.parametrize("url", ["s3://", "s3:///", "file://"])
+def test_a_url_of_nothing_is_no_folder(url: str) -> None:
+    with pytest.raises(BaselineError, match="a URL without a place"):
+        storage(url)
+
+
 def test_copies_between_places(local: Place, tmp_path: Path) -> None:
     here = Storage(tmp_path / "here")
     for facts in (H100, A100):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,7 +17,8 @@ from msgspec import structs
 
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main
-from pytest_gpumem.devices.opening import choose
+from pytest_gpumem.devices import opening
+from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.devices.simulated import datasheets
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS, Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
@@ -43,6 +45,15 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Card:
         return CliRunner().invoke(main, ["card", "--device", "sim:h100", *arguments])
 
     return run
+
+
+def test_a_card_is_never_a_simulated_one_for_want_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "choose", choices := Mock(side_effect=NoDevice("no driver")))
+    for arguments, variable in ((["--device", "auto"], "sim"), ([], "auto"), ([], "")):
+        monkeypatch.setenv("GPUMEM_DEVICE", variable)
+        result = CliRunner().invoke(main, ["card", *arguments])
+        assert (result.exit_code, result.stdout) == (6, "")
+    assert [call.args for call in choices.call_args_list] == [("cuda",)] * 3
 
 
 def planted(**state: Any) -> Datasheet:

@@ -119,6 +119,22 @@ def test_a_dash_puts_one_file_on_standard_output_in_place_of_the_text(tmp_path: 
     assert "another file goes to standard output already" in both.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["duet", ""], "an argument after duet is empty"),
+        (["duet", "--", ""], "BASE is empty"),
+        (["baseline", "push", ""], "an argument after push is empty"),
+        (["report", "results.json", "--history", ""], "an argument after --history is empty"),
+    ],
+)
+def test_an_empty_argument_is_no_folder(arguments: list[str], words: str) -> None:
+    """As a path it would be the working directory, which a duet would compare with itself."""
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert words in result.stderr
+
+
 def test_a_usage_error_ends_its_sentence() -> None:
     result = CliRunner().invoke(main, ["traffic", "--json", "nowhere/x.json"], prog_name="gpumem")
     assert result.stderr.startswith("gpumem: --json: nowhere/x.json: there is no folder ")

@@ -146,7 +146,7 @@ def test_another_revision_beside(code: Code) -> None:
     assert {line.split("  ")[-1] for line in result.output.splitlines() if line.startswith("  ")} == {"same code"}
     assert subprocess.run(["git", "worktree", "list"], capture_output=True, text=True).stdout.count("\n") == 1
     result = code("--against", "no-such")
-    assert result.exit_code == 6
+    assert result.exit_code == 4
     assert "no-such is no revision" in result.output
 
 

@@ -68,12 +68,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) -> None:
-    asked = ("--rounds-max", "10", "--max-regression", "1%", "--", "tests", "-n0")
+    asked = ("--rounds-max", "12", "--max-regression", "1%", "--", "tests", "-n0")
     result = run(*asked, rows=(row(Code.SLOWER), row(name="b")), duet={"t.py::a": "PASS"})
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::a", "gpumem gate: green: 2 rows"]
     call = json.loads((tmp_path / "calls.json").read_text())
-    assert (call["base"], call["rounds_max"], call["pytest_arguments"]) == ("main", 10, ["tests", "--gpumem-max-regression=1%"])
+    assert (call["base"], call["rounds_max"], call["pytest_arguments"]) == ("main", 12, ["tests", "--gpumem-max-regression=1%"])
     assert "max_regression" not in call  # a limit of a test wins over it, as in the screen
     assert call["keys"] == ["t.py::a"]
     summary = (tmp_path / "gpumem-results" / "summary.md").read_text()

@@ -59,10 +59,13 @@ def test_a_journal_whose_first_line_was_torn_begins_anew(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("hello\n", "line 1 is no JSON"),
+        ("hello\n", "is no journal of a duet"),
         ("[]\n", "is no journal of a duet"),
         ('{"kind": "gpumem duet journal", "schema": 99, "arguments": {}}\n', "schema 99"),
         ('{"kind": "gpumem duet journal", "schema": 2}\n', "is no journal"),
+        ('{"kind": "gpumem duet journal", "schema"\n', "line 1 is no JSON"),
+        ('{"rows": []}', "is no journal of a duet"),  # of one line without an end, which is not a torn line of ours
+        ('{\n  "rows": []\n}', "is no journal of a duet"),
     ],
 )
 def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path, content: str, said: str) -> None:
