@@ -102,7 +102,7 @@ def merged_into(output: Path, written: Sequence[str]) -> tuple[Merged, Run]:
     found = merged(_paths(written))
     prepare(output)
     document = found.document
-    write("--output", output / RESULTS, json.dumps(found.value, indent=4, allow_nan=False))
+    write("--output", output / RESULTS, json.dumps(found.value, indent=4))
     write("--output", output / JUNIT, junit(found.tests))
     lost = missing_lines(document.missing)
     run = Run(document.rows, document.device, document.settings, found.utc, found.revision, places=found.places, remarks=lost)

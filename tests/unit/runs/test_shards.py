@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from known_devices import H100
 from processes import measured
 
+from pytest_gpumem.commands.merge import RESULTS, merged_into
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Comparison, Row, Verdict
@@ -96,6 +98,14 @@ def test_a_fail_that_is_no_slow_down_makes_room_for_none(tmp_path: Path) -> None
     """A test that fails by another limit, or because it is faster, is no rejected slow-down."""
     found = merged(files(tmp_path, [{"test_0.py::test": (0.9, True)}, {"test_1.py::test": (0.0501 / 100, False)}], 100))
     assert [row.verdict.outcome for row in found.document.rows] == [Outcome.FAIL, Outcome.UNDECIDED]
+
+
+def test_what_pytest_benchmark_wrote_is_merged_as_it_is(tmp_path: Path) -> None:
+    """It writes NaN, as of a test's extra_info."""
+    (path,) = files(tmp_path, [{"test_0.py::test": (0.5, False)}], 1)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "benchmarks": [{"extra_info": {"x": math.nan}}]}))
+    merged_into(tmp_path / "out", [str(path)])
+    assert "NaN" in (tmp_path / "out" / RESULTS).read_text()
 
 
 def test_shards_of_other_code_or_another_card(tmp_path: Path) -> None:
