@@ -17,6 +17,7 @@ from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.explain.model import BaseAndHead, Estimate, Need, Pair, Rule
 from pytest_gpumem.explain.pairing import only
 from pytest_gpumem.explain.what_ran import Difference, compared
+from pytest_gpumem.judging.screen import mean_latency
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.records.measurement import Measurement
 
@@ -183,10 +184,10 @@ def _where_else(sides: BaseAndHead, slow_down: SlowDown) -> Note | None:
 
 
 def slow_down(base: Sequence[Measurement], head: Measurement) -> SlowDown:
-    """Head, with its further processes, against base, one measurement a process; with an interval from the variances of the screen."""
+    """Head against base, one measurement a run, each with its further processes; with an interval from the variances of the screen."""
     found = difference(head, base)
     reach = found.variance().reach((1 + CONFIDENCE) / 2)
     # Head follows from base and the ratio, which corrects both sides for the same launch overhead.
-    before = math.exp(math.fsum(math.log(one.latency) for one in base) / len(base))
+    before = mean_latency(base)
     after, low, high = (before * math.exp(found.log + way) for way in (0.0, -reach, reach))
     return SlowDown(before, after, low - before, high - before)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from causes_evidence import KERNEL, MIB, copies, counted, pages, side, why, window
+from causes_evidence import KERNEL, MIB, copies, counted, measurement, pages, side, why, window
 from msgspec.structs import replace
 
-from pytest_gpumem.explain.causes import RULES, UNEXPLAINED, Note, share_out
+from pytest_gpumem.explain.causes import RULES, UNEXPLAINED, Note, share_out, slow_down
 from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.explain.model import Estimate
 from pytest_gpumem.explain.text import SENTENCES, not_looked_at, note_text, sentence, text, to_json
-from pytest_gpumem.records.measurement import Conditions, Traffic
+from pytest_gpumem.records.measurement import Conditions, Repeat, Traffic
 from pytest_gpumem.records.uses import CopyUse
 
 LINK = Traffic(64 * MIB, 64 * MIB, link=True)
@@ -168,6 +168,14 @@ def test_a_side_against_itself_blames_nothing(name: str) -> None:
         found = why(one, Evidence(slower, one.facts, one.profile))
         assert found.causes == ()
         assert found.first == UNEXPLAINED
+
+
+def test_the_times_are_means_over_all_processes() -> None:
+    """Base's first process was 10 % slower than its two others."""
+    others = (Repeat((400e-6,) * 8), Repeat((400e-6,) * 8))
+    found = slow_down([measurement(440e-6, further=others)], measurement(500e-6))
+    assert found.base == pytest.approx(400e-6 * 1.1 ** (1 / 3))
+    assert found.head == pytest.approx(500e-6)
 
 
 @pytest.mark.parametrize("name", PLANTED)
