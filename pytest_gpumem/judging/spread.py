@@ -191,10 +191,10 @@ def difference(now: Measurement, history: Sequence[Measurement]) -> Difference:
 
 
 def of_repetition(measurement: Measurement) -> Variance:
-    """Variance of log(latency) in a repetition of the run in another session."""
+    """Variance of log(latency) of one process in another session: `Measurement.latency` is of one too, whatever further ones there are."""
     run = readings(measurement)
     process = _processes([run], corrected_logs([run]), PRIOR)
-    return Variance(process.session + process.value / len(run), PRIOR)
+    return Variance(process.session + process.value, PRIOR)
 
 
 class _Processes(NamedTuple):

@@ -215,9 +215,10 @@ def test_an_unknown_overhead_widens_the_interval_of_a_short_kernel(bench: Any) -
     assert unknown > 2 * known
 
 
-def test_a_repetition_of_several_processes_lies_nearer(bench: Any) -> None:
-    one, three = of_repetition(bench.run(SHORT)), of_repetition(bench.run(SHORT, 1, 1))
+def test_a_repetition_is_one_process_and_further_ones_tell_its_spread(bench: Any) -> None:
+    one, three, apart = (of_repetition(bench.run(SHORT, *factors)) for factors in ((), (1, 1), (1.02, 0.98)))
     assert session_spread(SHORT) ** 2 < three.value < one.value
+    assert apart.value > 0.02**2  # not a third of it
 
 
 # The expected spreads are what real GPUs showed
