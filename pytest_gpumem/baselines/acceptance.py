@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from pytest_gpumem.judging.screen import base_latency
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import ENOUGH, GROSS, Row
@@ -69,7 +70,7 @@ def improvement(row: Row) -> str | None:
     if comparison is None or row.measurement is None or row.verdict.outcome is not Outcome.PASS or comparison.measured < ENOUGH:
         return None
     written = row.limits.max_regression
-    if comparison.high >= -(USUAL_LIMIT if written is None else parse_margin(written).over(row.measurement.latency)):
+    if comparison.high >= -(USUAL_LIMIT if written is None else parse_margin(written).over(base_latency(row.measurement, comparison))):
         return None
     return f"faster by {format_share(-comparison.delta)}, by {format_share(-comparison.high)} or more with 99.5 %"
 

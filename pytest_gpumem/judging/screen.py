@@ -69,6 +69,11 @@ def mean_latency(history: Sequence[Measurement]) -> float:
     return math.exp(statistics.fmean(map(statistics.fmean, corrected_logs([readings(one) for one in history]))))
 
 
+def base_latency(measurement: Measurement, comparison: Comparison) -> float:
+    """Seconds: the mean of the baseline that a row was compared with."""
+    return mean_latency([measurement]) / (1 + comparison.delta)
+
+
 def since(found: Difference, now: Measurement, first: Measurement) -> Difference:
     """A run against the first accepted run, with the spread of the whole baseline.
     `found`: the run against its baseline.

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.screen import base_latency
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.l2_sweep import Sweep
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.families import caption_of, colours, curve, families
 from pytest_gpumem.reporting.footprints import growths, peak_stack, site_lines
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
@@ -93,7 +95,7 @@ def _failed_otherwise(one: RowFacts) -> bool:
 
 def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint | None) -> dict[str, object]:
     """One row of the table of results. Its figures have a text, a value to sort by, and what it was in the baseline."""
-    was = {"change": _base(one), **dict(_memory_before(one.row.footprint, before))}
+    was = {"change": _base_text(one.row), **dict(_memory_before(one.row.footprint, before))}
     share = one.figures[HEADINGS.index("of peak")].value
     return {
         "name": one.name,
@@ -110,13 +112,18 @@ def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint |
     }
 
 
-def _base(one: RowFacts) -> str:
-    """The latency of the baseline that a change is against."""
-    measurement, comparison = one.row.measurement, one.row.verdict.comparison
+def _base(row: Row) -> float | None:
+    """Seconds of the baseline that a change is against."""
+    measurement, comparison = row.measurement, row.verdict.comparison
     if measurement is None or comparison is None or comparison.delta <= -1:  # a damaged file may have such a change
+        return None
+    return base_latency(measurement, comparison)
+
+
+def _base_text(row: Row) -> str:
+    base, accesses = _base(row), None if row.measurement is None else row.measurement.accesses_per_launch
+    if base is None:
         return ""
-    base = measurement.latency / (1 + comparison.delta)
-    accesses = measurement.accesses_per_launch
     return f"{format_time(base / accesses)}/access" if accesses else format_time(base)
 
 
@@ -217,10 +224,10 @@ def _delta(one: RowFacts) -> Delta | None:
     row, past = one.row, one.row.verdict.comparison
     if past is None:
         return None
-    margin = None
-    if row.limits.max_regression is not None and row.measurement is not None:
+    margin, base = None, _base(row)
+    if row.limits.max_regression is not None and base is not None:
         try:
-            margin = parse_margin(row.limits.max_regression).over(row.measurement.latency)
+            margin = parse_margin(row.limits.max_regression).over(base)
         except QuantityError:  # in a file that somebody else wrote: the verdict stays as it is
             margin = None
     return Delta(one.name, anchor(one.row.unique_key), past.delta, past.low, past.high, one.css, margin)

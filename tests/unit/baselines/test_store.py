@@ -729,6 +729,13 @@ def test_an_accepted_gain_resets_the_row(tmp_path: Path) -> None:
     assert len(store.load().history(key, every).measurements) == 2
 
 
+def test_an_absolute_limit_is_a_share_of_the_baselines_time(tmp_path: Path) -> None:
+    """20 us are 7.5 % of 268 us, and 8.3 % of the 241 us that it takes now."""
+    store = Store(tmp_path, H100)
+    store.save([row()], "abc")
+    assert store.save([improved(-0.1, -0.08, "20 us", latency=241e-6)], "def").improved
+
+
 @pytest.mark.parametrize(
     "joining",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep
+from pytest_gpumem.records.measurement import Repeat
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting import markdown
@@ -23,7 +25,7 @@ from pytest_gpumem.reporting.plots.bars import Delta, forest
 from pytest_gpumem.reporting.plots.runs import Past
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.web_page import anchor
-from pytest_gpumem.units import MiB
+from pytest_gpumem.units import MiB, format_time
 
 MakeRow = Callable[..., Row]
 UTC = "2026-11-21T12:00:00+00:00"
@@ -233,6 +235,11 @@ def test_a_suite_has_its_trend_its_roofline_and_the_base_of_a_change(facts: Devi
     assert "most measured in DRAM 3002" in text
     # 268.3 us is 25 % more than 214.6 us.
     assert "from 214.6 us" in text
+    # The change is of the mean over all processes, and the latency of the first one.
+    assert rows[0].measurement is not None
+    slower = Repeat(tuple(2 * median for median in rows[0].measurement.medians))
+    further = replace(rows[0], measurement=replace(rows[0].measurement, further=(slower,)))
+    assert f"from {format_time(268.3e-6 * math.sqrt(2) / 1.25)}" in page(Run([further], facts, {}, utc=UTC))
     alone = page(Run(rows[:1], facts, {}, utc=UTC))
     assert "roofline" not in alone
     assert "earlier run" not in alone
