@@ -18,8 +18,11 @@ WIDTH = 120
 RATE_VARIES = 0.01  # change of an L2 hit rate that has no meaning
 
 
-def text(key: str, explanation: Explanation, *, width: int = WIDTH) -> str:
-    """The explanation of one measurement: its slow-down, each cause with its part, and the rest. `key`: `Row.key` of the measurement."""
+def text(key: str, explanation: Explanation, *, width: int = WIDTH, skipped: bool = True) -> str:
+    """The explanation of one measurement: its slow-down, each cause with its part, and the rest.
+    `key`: `Row.key` of the measurement.
+    `skipped`: name the topics of the rules without evidence.
+    """
     key, explanation = printable(key), printable(explanation)
     slow_down = explanation.slow_down
     ends = f"{change(slow_down.low / slow_down.base)} to {change(slow_down.high / slow_down.base)}, {100 * slow_down.confidence:.0f} %"
@@ -33,7 +36,7 @@ def text(key: str, explanation: Explanation, *, width: int = WIDTH) -> str:
         lines += hanging(f"  {format_share(seconds / slow_down.seconds):>7} {format_time(seconds):>9}  ", words, width)
     for note in explanation.notes:
         lines += hanging("  note: ", note_text(note), width)
-    for missing in not_looked_at(explanation):
+    for missing in not_looked_at(explanation) if skipped else ():
         lines += hanging("  not looked at: ", missing, width)
     return "\n".join(lines)
 

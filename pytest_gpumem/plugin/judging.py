@@ -7,6 +7,7 @@ import inspect
 import json
 import shlex
 import shutil
+import sys
 import textwrap
 from collections.abc import Mapping
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.history import changes
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, is_failure, judge, merged, repeatable
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.outcomes import Code, Outcome
@@ -74,8 +76,11 @@ def explained(row: Row, session: GpuSession) -> Row:
 
     # Its counts need the option as well.
     found = explain(Evidence(past[-1], session.facts), Evidence(measurement, session.facts), slow_down(past, measurement))
-    rest = [f"for the rest: gpumem explain --base REVISION {shlex.quote(row.nodeid)}"] if found.skipped else []
-    return replace(row, why=(*text(row.key, found).splitlines(), *rest))
+    why = text(row.key, found, width=sys.maxsize, skipped=False).splitlines()
+    if found.skipped:
+        causes = counted(len(found.skipped), "further cause")
+        why.append(f"for {causes}, which need more counts: gpumem explain --base REVISION {shlex.quote(row.nodeid)}")
+    return replace(row, why=tuple(why))
 
 
 def why_text(row: Row) -> str:

@@ -42,8 +42,7 @@ def test_a_failed_row_says_why_and_how_to_learn_the_rest(pytester: pytest.Pytest
     said = " ".join(done.stdout.str().split())
     assert "why: test_it.py::test_lookup: " in said
     assert "up to this: 8 MiB no longer stay in L2, their persisting window is gone; set-aside" in said
-    assert "needs counters of ncu on both sides" in said
-    assert "for the rest: gpumem explain --base REVISION test_it.py::test_lookup" in said
+    assert "further causes, which need more counts: gpumem explain --base REVISION test_it.py::test_lookup" in said
     row = row_in(pytester.path)
     assert [kernel["name"] for kernel in row["measurement"]["activity"]["kernels"]] == ["reset_data"]
     # Unasked, no cause is estimated: only what ran differently is known.
