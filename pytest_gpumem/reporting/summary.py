@@ -9,6 +9,7 @@ from types import MappingProxyType
 from rich.text import Text
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.limits import COUNTERS
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
@@ -20,9 +21,8 @@ from pytest_gpumem.reporting.groups import function_of, ordered
 from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row_facts
 
 MOST = 20  # lines of tests without a failure or a doubt. More tests than that are folded into a line for each kind of test.
-_ROWS = "rows"
 _INTERVALS = "intervals"
-_LEFT_OUT = (("noise", 30), ("of peak", 30), ("bandwidth", 24), (_INTERVALS, 20), (_ROWS, 14), ("kept", 14), ("peak memory", 14))
+_LEFT_OUT = (("noise", 30), ("of peak", 30), ("bandwidth", 24), (_INTERVALS, 20), ("kept", 14), ("peak memory", 14))
 """Parts that are left out one after the other, each if names have less than so many columns."""
 
 _Part = tuple[str, list[RowFacts]]  # a line of the table: its name and its rows
@@ -33,7 +33,7 @@ def summary(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool
 
     Rows that fail come first, then rows of tests that failed otherwise, then undecided rows, each on its own line. All other rows of a
     test share a line with the span of their figures. The table never cuts figures, and leaves out columns in a narrow terminal.
-    `in_session`: pytest itself has reported the tests that failed before they measured anything, and -v lists every row.
+    `in_session`: pytest itself has reported the tests that failed without a measurement, and -v lists every row.
     `memory`: as `RowFacts.memory`.
     """
     rows, facts = printable(list(rows)), printable(facts)
@@ -46,14 +46,14 @@ def summary(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool
 
 
 def counts_text(rows: Sequence[Row]) -> str:
-    """Such as "9 measured (simulated): 1 FAIL, 8 PASS (2 by the same code, 6 held to no limit); 1 test failed before it measured
-    anything"."""
+    """Such as "9 measured (simulated): 1 FAIL, 8 PASS (2 by the same code, 6 held to no limit); 1 test failed without a
+    measurement"."""
     measured = [row for row in rows if row.measured_something]
     simulated = " (simulated)" if any(row.verdict.simulated for row in rows) else ""
     counts = Counter(row.verdict.outcome for row in measured)
     outcomes = []
     for outcome in sorted(counts, key=lambda outcome: outcome.rank):
-        free = sum(all(getattr(row.limits, name) is None for name in LIMITS) for row in measured if row.verdict.outcome is outcome)
+        free = sum(row.verdict.outcome is outcome and not _judged(row) for row in measured)
         same = sum(row.verdict.code is Code.SAME_CODE for row in measured)
         apart = [f"{same} by the same code"] if same else []
         apart += [f"{free} held to no limit"] if free else []
@@ -62,8 +62,14 @@ def counts_text(rows: Sequence[Row]) -> str:
     if otherwise := {row.nodeid for row in measured if row.test_error is True}:
         parts.append(f"{counted(len(otherwise), 'test')} failed by an assertion or an error")
     if nothing := {row.nodeid for row in rows if not row.measured_something}:
-        parts.append(f"{counted(len(nothing), 'test')} failed before {'it' if len(nothing) == 1 else 'they'} measured anything")
+        parts.append(f"{counted(len(nothing), 'test')} failed without a measurement")
     return "; ".join(parts)
+
+
+def _judged(row: Row) -> bool:
+    """True if the row has a limit that was judged; those on counts of Nsight Compute wait for them."""
+    waiting = COUNTERS if row.measurement is None or row.measurement.counted is None else ()
+    return any(getattr(row.limits, name) is not None for name in LIMITS if name not in waiting)
 
 
 def _parts(shown: Sequence[RowFacts], facts: DeviceFacts) -> Iterator[_Part]:
@@ -86,7 +92,7 @@ def _parts(shown: Sequence[RowFacts], facts: DeviceFacts) -> Iterator[_Part]:
         yield from tests
         return
     for kind, of in kinds:
-        yield f"{kind.value}: {counted(len({function_of(one.row) for one in of}), 'test')}", of
+        yield kind.value, of
 
 
 def _by(rows: Sequence[RowFacts], key: Callable[[RowFacts], tuple[str, str]], all_rows: Sequence[RowFacts]) -> Iterator[_Part]:
@@ -110,7 +116,7 @@ def _change(one: RowFacts) -> float:
 
 def _drawn(parts: Sequence[_Part], width: int, colour: bool) -> str:
     def made(without: Sequence[str]) -> Columns:
-        return Columns("test", (_ROWS, *HEADINGS), "verdict", [_line(name, of, without) for name, of in parts])
+        return Columns("test", HEADINGS, "verdict", [_line(name, of, without) for name, of in parts])
 
     drawn, _ = narrowed(_LEFT_OUT, width, made)
     return drawn.drawn(width, colour)
@@ -124,11 +130,10 @@ def _line(name: str, of: Sequence[RowFacts], without: Collection[str]) -> Line:
         figures = [_span(heading, of) for heading in HEADINGS]
     kept = ["" if heading in without else figure for heading, figure in zip(HEADINGS, figures, strict=True)]
     verdicts = Counter(one.verdict for one in of)
-    text = first.verdict if len(verdicts) == 1 else ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    text = first.verdict if len(of) == 1 else ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     worst = min((one.outcome for one in of), key=lambda outcome: outcome.rank)
     simulated = " (sim)" if any(one.simulated for one in of) else ""
-    count = str(len(of)) if len(of) > 1 and _ROWS not in without else ""
-    return Line(name, [count, *kept], Text(text + simulated, style=worst.style))
+    return Line(name, kept, Text(text + simulated, style=worst.style))
 
 
 def _span(heading: str, of: Sequence[RowFacts]) -> str:
