@@ -29,6 +29,7 @@ from pytest_gpumem.commands.merge import (
     write_outputs,
 )
 from pytest_gpumem.outcomes import Exit, UserError
+from pytest_gpumem.printable import printable
 from pytest_gpumem.settings import Role, of_role
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def gate(
     measuring = (*pytest_arguments, *([f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []))
     if not shards:
         prepare(output)
-        click.echo(f"gpumem gate: step 1 of {steps}: measure the tests, and compare them with the history that BASE shares", err=True)
+        first = f"gpumem gate: step 1 of {steps}: measure the tests, and compare them with the history shared with {printable(base)}"
+        click.echo(first, err=True)
         arguments = (*measuring, *(f"--gpumem-allow-lost={name}" for name in allow_lost))
         screened = _screen(output, base, arguments, duet_follows=not screen_only)
     document, duet = screened.document, None

@@ -222,7 +222,7 @@ class _Running:
 
 def why(end: End) -> str:
     """One line on a test that did not end."""
-    within = f"; the last range is {end.entered}" if end.entered else ""
+    within = f"; last NVTX range: {end.entered}" if end.entered else ""
     if end.cause is Cause.DEATH:
         return f"gpumem: the process ended in this test, by a crash, a signal or os._exit{within}"
     limit = "" if math.isinf(end.seconds) else f" within {end.seconds:g} s (--gpumem-timeout)"

@@ -186,9 +186,9 @@ def _choose(settings: Settings, place: Storage, asked: Asked = None) -> Chosen:
     try:
         chosen = choose(settings.device, asked=asked)
     except NoDevice as missing:
+        remedy = "; choose --gpumem-device sim for the simulated device; `gpumem doctor` says what is missing"
         raise pytest.UsageError(
-            f"gpumem: device {settings.device!r} ({origin}): {missing}; "
-            "choose --gpumem-device sim for the simulated device; `gpumem doctor` says what is missing"
+            f"gpumem: device {settings.device!r} ({origin}): {missing}{'' if settings.device.startswith('sim') else remedy}"
         ) from None
     if chosen.fallback_reason is None:
         return chosen

@@ -259,7 +259,8 @@ class TerminalHooks(SummaryHooks):
             for line in profiled_lines(rows):
                 writer.write_line(line)
         elif rows:
-            writer.write_line(self._results(rows, writer))
+            for line in self._results(rows, writer).splitlines():  # pytest escapes all of a text that the output cannot encode
+                writer.write_line(line)
         for note in filter(None, (self._budget(), *self._notes)):  # not wrapped: some end with a command to copy
             writer.write_line(printable(note))
 

@@ -200,6 +200,7 @@ class Watchdog:
                 self._connection.send((_told_bytes(self._shared), *message))
 
     def _react(self, number: int, frame: FrameType | None) -> None:
+        __tracebackhide__ = True  # pytest names the line that was interrupted
         self.reacted()
         signal.default_int_handler(number, frame)
 

@@ -43,7 +43,7 @@ def test_a_broken_limit_fails_the_test(pytester: pytest.Pytester, gpumem: Run) -
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
-    for figure in ("FAIL (simulated), ", "max_latency 1.000 ns (marker)", "latency ", " placements", "clean-cold", "before", "after"):
+    for figure in ("FAIL (simulated), ", "max_latency 1.000 ns (marker)", "latency ", " placements", "clean-cold", "conditions "):
         assert figure in text
 
     suite = ET.parse(pytester.path / "junit.xml").getroot().find("testsuite")

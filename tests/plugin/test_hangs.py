@@ -91,7 +91,7 @@ def test_a_hang_ends_the_session_and_keeps_its_results(ended: Callable[..., Ende
     assert {name: row["verdict"]["outcome"] for name, row in session.rows.items()} == {"test_triad": "PASS", "test_culprit": "FAIL"}
     assert not Path("baseline").exists()
     assert "the measurement of triad did not end within 1.005 s (--gpumem-timeout)" in session.output
-    assert "last range is test_culprit.check" in session.output
+    assert "last NVTX range: test_culprit.check" in session.output
     assert f'File "{Path("test_it.py").absolute()}"' in session.output  # where it hung
     assert "test_it.py::test_culprit; 2 tests not run" in session.output
 

@@ -213,7 +213,7 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
     alone = run(rows=(broken, row(name="b")))
     assert (alone.exit_code, alone.stdout) == (1, "gpumem gate: red: 1 of 2 rows fails\n")
     assert [line.partition(": ")[2] for line in alone.stderr.splitlines()[:2]] == [
-        "step 1 of 2: measure the tests, and compare them with the history that BASE shares",
+        "step 1 of 2: measure the tests, and compare them with the history shared with main",
         "step 2 of 2: the screen flags 1 row; a duet would change nothing for it",
     ]
     beside = run(rows=(broken, row(Code.SLOWER, "b")), duet={"t.py::b": "PASS"})
