@@ -104,15 +104,15 @@ class Explanation:
         return self.causes[0].rule
 
 
-def explain(base: Evidence, head: Evidence, slow_down: SlowDown, rules: Sequence[Rule] = RULES) -> Explanation:
-    """Find the causes of a slow-down of `head` against `base`, with the rules given."""
+def explain(base: Evidence, head: Evidence, slow_down: SlowDown) -> Explanation:
+    """Find the causes of a slow-down of `head` against `base`."""
     sides = BaseAndHead(base, head)
     notes, ran = tuple(_notes(sides)), compared(base.measurement.what_ran, head.measurement.what_ran)
     if not slow_down.real:
         return Explanation(slow_down, (), 0.0, notes=notes, ran=ran)
     found: list[tuple[Rule, Estimate]] = []
     skipped = []
-    for rule in rules:
+    for rule in RULES:
         if lacking := tuple(need for need in rule.needs if not need.met(sides)):
             skipped.append((rule, lacking))
         elif (estimate := rule.find(sides, rule.threshold)) is not None:

@@ -186,20 +186,15 @@ def ncu_command(
     return [*command, "--export", str(report), "--force-overwrite", *child]
 
 
-def counting_command(
-    program: Path, child: Sequence[str], log: Path, *, warm: bool = False, hot: bool = False, more: Sequence[str] = ()
-) -> list[str]:
+def counting_command(program: Path, child: Sequence[str], log: Path, *, hot: bool = False, more: Sequence[str] = ()) -> list[str]:
     """The command that counts the measured launches of a child into a CSV log. Clocks are left alone.
 
     By default ncu empties the caches before every kernel. So each one is counted cold, whatever the measurement's mode, and several kernels
     of one launch share nothing through L2.
-    `warm`: leave the caches as the child's own work leaves them, persisting lines included. A replayed kernel finds the caches of its
-    replay, so metrics that need another pass come from another run of the child. Every run must make the same launches.
     `hot`: leave the caches as each pass finds them, which is hot from the second one on: for kernels that are measured hot.
     `more`: metrics beside `TRAFFIC_METRICS`.
     """
-    command = [str(program), "--clock-control", "none", "--cache-control", "none" if warm or hot else "all", "--target-processes", "all"]
-    command += ["--replay-mode", "application"] if warm else []
+    command = [str(program), "--clock-control", "none", "--cache-control", "none" if hot else "all", "--target-processes", "all"]
     command += included(())
     command += ["--metrics", ",".join((*TRAFFIC_METRICS, *more)), "--csv", "--page", "raw", "--print-units", "base"]
     return [*command, "--log-file", str(log), *child]

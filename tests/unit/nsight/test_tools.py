@@ -1,13 +1,26 @@
-"""Finding the tools and asking for their version, with programs that only exist here."""
+"""Finding the tools and asking for their version, with programs that only exist here; the command line of a count, and errors of ncu."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ncu_csv import HEADING
 
-from pytest_gpumem.nsight.tools import NCU, NSYS, NSYS_FOLDERS, Tool, ToolMissing, check_version, find, version_in
+from pytest_gpumem.nsight.tools import (
+    NCU,
+    NSYS,
+    NSYS_FOLDERS,
+    Tool,
+    ToolMissing,
+    check_version,
+    counting_command,
+    find,
+    ncu_error,
+    version_in,
+)
 
 
 def at(tool: Tool, *folders: str) -> Tool:
@@ -118,3 +131,38 @@ def test_a_tool_that_cannot_be_started_is_said(tmp_path: Path) -> None:
     broken.write_text("#!/no/such/shell\n")
     with pytest.raises(ToolMissing, match=r"ncu cannot be started: .*No such file"):
         check_version(NCU, broken, {})
+
+
+def test_the_command_counts_measured_launches_and_leaves_the_clocks_alone() -> None:
+    command = counting_command(Path("/opt/ncu"), ["python3", "-m", "pytest", "tests"], Path("/tmp/ncu.log"))
+    options = dict(itertools.pairwise(command))
+    assert command[0] == "/opt/ncu"
+    assert command[-4:] == ["python3", "-m", "pytest", "tests"]
+    assert options["--clock-control"] == "none"
+    assert options["--cache-control"] == "all"
+    assert options["--target-processes"] == "all"
+    assert options["--nvtx-include"] == "regex:gpumem@.+.measure/"
+    assert options["--log-file"] == "/tmp/ncu.log"
+    assert options["--page"] == "raw"
+    assert options["--print-units"] == "base"
+    assert {"--nvtx", "--csv"} < set(command)
+    counted = options["--metrics"].split(",")
+    assert {"dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"} < set(counted)
+    assert [metric for metric in counted if metric not in HEADING] == []
+
+
+def test_no_permission_has_its_remedy() -> None:
+    said = ncu_error(
+        "==PROF== Connected to process 7\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU "
+        "Performance Counters on the target device 0.\n"
+    )
+    assert said is not None
+    for part in ("ERR_NVGPUCTRPERM", "NVreg_RestrictProfilingToAdminUsers=0", "--cap-add=SYS_ADMIN"):
+        assert part in said
+    assert "\n" not in said
+
+
+def test_other_errors_are_quoted_but_not_that_tests_failed() -> None:
+    assert ncu_error("==PROF== fine\n==ERROR== Failed to find metric dram__x\n==ERROR== more") == "ncu: Failed to find metric dram__x"
+    assert ncu_error("==ERROR== The application returned an error code (1).\n") is None
+    assert ncu_error("==PROF== Disconnected\nE   ERROR in test\n") is None
