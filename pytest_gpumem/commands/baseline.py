@@ -80,6 +80,7 @@ def list_(baseline: str | None, gpu: str | None, file: Path | None) -> None:
 @click.argument("test", metavar="TEST")
 def show(baseline: str | None, gpu: str | None, file: Path | None, test: str) -> None:
     """Show the accepted runs and changes of TEST: a node id, a row's name with its label, or a file or class with all its tests."""
+    from pytest_gpumem.judging.screen import mean_latency
     from pytest_gpumem.units import format_bytes, format_time
 
     place = opened(baseline)
@@ -93,7 +94,7 @@ def show(baseline: str | None, gpu: str | None, file: Path | None, test: str) ->
     for key, content in stored:
         for row in content.rows:
             if _names(test, row.key, row.nodeid):
-                at(key, content, row.key, mode=row.measurement.mode, latency_s=row.measurement.latency, processes=row.processes)
+                at(key, content, row.key, mode=row.measurement.mode, latency_s=mean_latency([row.measurement]), processes=row.processes)
         for one in content.footprints:
             if _names(test, one.key, one.nodeid):
                 at(key, content, one.key, peak_bytes=one.footprint.peak)

@@ -28,7 +28,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.history.figures import LATENCY, METRICS, of_footprint, of_measurement
 from pytest_gpumem.result_files import FileError
 
-VERSION = 1  # of the cache's format
+VERSION = 2  # of the cache's format
 AT_ONCE = 32  # files whose figures are held in dictionaries before they become columns
 
 

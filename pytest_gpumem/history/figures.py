@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from pytest_gpumem.judging.screen import mean_latency
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.what_ran import WhatRan
@@ -47,7 +48,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType({one.name: one for one in (LATE
 
 def of_measurement(measurement: Measurement) -> Iterator[tuple[str, float]]:
     """Names and values of a measurement's figures, those that it has."""
-    yield LATENCY.name, measurement.latency
+    yield LATENCY.name, mean_latency([measurement])
     if measurement.traffic is not None:
         yield TRAFFIC.name, measurement.traffic.total
     if measurement.what_ran is not None and measurement.what_ran.order:

@@ -66,6 +66,8 @@ LOOKS = (1, 2, 3, 6, 12)  # numbers of processes after which an undecided run is
 
 def mean_latency(history: Sequence[Measurement]) -> float:
     """Seconds: the geometric mean over the runs of a row, at least one, each of them the mean over its processes."""
+    if len(history) == 1 and not history[0].further:
+        return history[0].latency
     return math.exp(statistics.fmean(map(statistics.fmean, corrected_logs([readings(one) for one in history]))))
 
 

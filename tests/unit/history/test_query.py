@@ -22,7 +22,7 @@ from pytest_gpumem.history.data import History, Series
 from pytest_gpumem.history.query import history, of_columns, recent
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
+from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance, Repeat
 from pytest_gpumem.records.row import Row, Verdict
 
 pytest.importorskip("ruptures", reason="ruptures is of the extra history")
@@ -74,6 +74,12 @@ def test_a_change_of_bytes_and_its_commits() -> None:
     assert change.worse
     assert recent(found, BEGIN + timedelta(days=4)) == [change]
     assert recent(found, BEGIN + timedelta(days=5)) == []
+
+
+def test_the_time_of_a_run_is_the_mean_over_its_processes() -> None:
+    """As the gate compares it."""
+    found = of(content(0, measurement(1e-4, further=(Repeat((2e-4,)), Repeat((4e-4,))))), content(1, measurement(1e-4)))
+    assert series(found, "latency")[0].values.tolist() == pytest.approx([2e-4, 1e-4])
 
 
 def test_worse_and_open_changes_come_first() -> None:
