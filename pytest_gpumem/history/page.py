@@ -171,8 +171,7 @@ def _packed(values: NDArray[np.float64]) -> tuple[int, list[float], bytes]:
             palette, indexes = np.unique(values, return_inverse=True)
             if len(palette) <= 256:
                 return _PALETTE, palette.tolist(), indexes.astype(np.uint8).tobytes()
-        if least > 0:
-            low, high = math.log(least), math.log(largest)
+        if least > 0 and (low := math.log(least)) < (high := math.log(largest)):  # neighbours among floats have one logarithm
             step = (high - low) / 65535
             return _LOGARITHMIC, [low, step], np.rint((np.log(values) - low) / step).astype("<u2").tobytes()
     return _PLAIN, [], values.astype("<f4").tobytes()

@@ -125,7 +125,9 @@ def test_values_of_every_packing_come_back() -> None:
     hung[7] = 10.0  # seconds: five orders of magnitude above the rest
     few = np.array([3.0, 4.0, 2**40 + 1] * 133 + [3.0])
     signed = np.concatenate([draw.normal(0, 1, 399), [0.0]])
-    lines = [noisy, hung, few, np.broadcast_to(np.float64(7), 400), signed]
+    equal = np.full(400, 1e-4)
+    equal[7] = np.nextafter(1e-4, 1)
+    lines = [noisy, hung, few, np.broadcast_to(np.float64(7), 400), signed, equal]
     text = page(History(tuple(runs(400)), tuple(series(f"t{index}", values) for index, values in enumerate(lines)), ()))
     back = unpacked(text)
     assert back[0] == pytest.approx(noisy, rel=1e-6)
@@ -133,6 +135,7 @@ def test_values_of_every_packing_come_back() -> None:
     assert back[2] == few.tolist()
     assert back[3] == [7.0] * 400
     assert back[4] == pytest.approx(signed, rel=1e-6)
+    assert back[5] == pytest.approx(equal, rel=1e-6)
 
 
 def test_a_line_keeps_the_runs_that_measured_it() -> None:
