@@ -81,6 +81,12 @@ def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: 
         )
     if memory := max(base.of_memory, head.of_memory):
         notes.append(f"{counted(memory, 'test')} whose memory alone was watched: gpumem diff compares it")
+    there = {key: sum(one.processes for one in rows) for key, rows in head.rows.items()}
+    if apart := sum((one := pair.row).measurement is not None and 1 + len(one.measurement.further) < there[one.key] for pair in pairs):
+        notes.append(
+            f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the newest, or on another variant of the "
+            "card, are left out"
+        )
     return Compared(tuple(pairs), why, tuple(notes))
 
 

@@ -273,7 +273,11 @@ def test_heads_of_two_variants_of_a_card_are_not_averaged(folder: Folder, compar
         write(f"base{index}.json", 268e-6, 340e-9, 1 + index)
         write(f"head{index}.json", 268e-6 * (1.0 if index % 2 else 1.1), 340e-9 if index % 2 else 353e-9, 10 + index)
     base = side(str(folder.path / "base*.json"))
-    (row,) = compare_sides(base, side(str(folder.path / "head*.json")), "5%", force=False).rows
+    compared = compare_sides(base, side(str(folder.path / "head*.json")), "5%", force=False)
+    (note,) = compared.notes
+    assert "1 row of" in note
+    assert "another variant of the card" in note
+    (row,) = compared.rows
     assert row.measurement is not None
     assert row.measurement.provenance is not None
     assert row.measurement.provenance.controls is not None
