@@ -31,8 +31,9 @@ SERVER.set_forkserver_preload(
     + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table")]
     + [f"pytest_gpumem.plugin.{name}" for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")]
 )
-# Before a test moves the temporary folder: the path of a socket has 107 characters at most.
-multiprocessing.util.get_temp_dir()
+if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as `multiprocessing.spawn` tells a process that it starts
+    # Before a test moves the temporary folder: the path of a socket has 107 characters at most.
+    multiprocessing.util.get_temp_dir()
 HIGH = 200
 """A number above those of all descriptors."""
 
