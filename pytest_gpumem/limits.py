@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypedDict
 from pytest_gpumem import units
 from pytest_gpumem.units import refused
 
+YES = ("1", "true", "yes", "on")  # texts of a flag that is set
+
 
 class LimitKeywords(TypedDict, total=False):
     """Limits as keywords of a measurement. None lifts the limit of the marker and of the session."""
@@ -57,9 +59,9 @@ class Limit(NamedTuple):
     parse: Callable[[Any], str]  # from the value that a user wrote to the text that is kept; raises `QuantityError`
     help: str
     metavar: str | None = None
-    """Placeholder of the option's value in the help; None for a limit that is no option, because it is about one test."""
+    """Placeholder of the option's value in the help; empty for a flag, None for a limit that is no option, because it is about one test."""
     looser: Callable[[str, str], bool] | None = None
-    """True if the first text demands less than the second, at least of some measurements; None for a limit that is no option."""
+    """True if the first text demands less than the second, at least of some measurements; None for a limit that has one value."""
     of_footprint: bool = False  # it limits the memory of a test or of a part of it, and no measurement
 
 
@@ -136,7 +138,7 @@ def _positive_size(value: Any) -> str:
 
 
 def _yes(value: object) -> str:
-    if value is True or (isinstance(value, str) and value.strip().lower() == "true"):
+    if value is True or (isinstance(value, str) and value.strip().lower() in YES):
         return "true"
     raise refused(value, "True, and None to lift it")
 
@@ -204,8 +206,10 @@ _LIMITS = (
     ),
     Limit("faster_than", _as_written(units.parse_claim), 'Another measurement of the test to beat, such as "faulting" or "20 x faulting".'),
     Limit("min_overlap", _share("cannot be hidden"), 'Least share that overlapping work hides of what overlap can hide, such as "80%".'),
-    Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch."),
-    Limit("max_migrated", _exact(_size), 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".'),
+    Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch.", "NUMBER", _looser_exact),
+    Limit(
+        "max_migrated", _exact(_size), 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".', "BYTES", _looser_exact
+    ),
     Limit(
         "max_peak", _positive_size, 'Most device memory that a test uses at once, such as "2 GiB".', "SIZE", _MORE_BYTES, of_footprint=True
     ),
@@ -233,7 +237,7 @@ _LIMITS = (
     Limit("max_syncs", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact),
     Limit("max_registers", _exact(_number), "Most registers that a thread of any kernel uses.", "NUMBER", _looser_exact),
     Limit("max_spill", _exact(_size), "Most local memory of a thread of any kernel: spills and stack.", "BYTES", _looser_exact),
-    Limit("same_kernels", _yes, "The kernels of a launch and their shapes are those of the baseline."),
+    Limit("same_kernels", _yes, "The kernels of a launch and their shapes are those of the baseline.", ""),
     Limit("max_dram_bytes", _size, "Most bytes of DRAM in one launch, where Nsight Compute counted.", "BYTES", _MORE_BYTES),
     Limit(
         "max_sectors_per_request",

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem import units
-from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
+from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, YES
 from pytest_gpumem.units import refused
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
 
-_YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
 
 
@@ -58,8 +57,8 @@ class SettingsError(ValueError):
 def _flag(value: object) -> bool:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.strip().lower() in (*_YES, *_NO):
-        return value.strip().lower() in _YES
+    if isinstance(value, str) and value.strip().lower() in (*YES, *_NO):
+        return value.strip().lower() in YES
     raise refused(value, "1, true, yes, on or 0, false, no, off")
 
 
@@ -252,7 +251,7 @@ OPTIONS: tuple[Option, ...] = (
         on_marker=True,
     ),
     *(
-        Option(limit.name, Role.JUDGING, limit.parse, f"{limit.help} Default: none.", limit.metavar, on_marker=True)
+        Option(limit.name, Role.JUDGING, limit.parse, f"{limit.help} Default: none.", limit.metavar or None, on_marker=True)
         for limit in LIMITS.values()
         if limit.metavar is not None
     ),
@@ -377,7 +376,10 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
-_NO_SETTINGS = (*LIMITS, "gpus")  # keywords of a marker: limits, and the number of GPUs that the test has for itself
+_OF_ONE_TEST: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"gpus": _count, "oversubscribe": _flag})
+"""Keywords of a marker that are no options, with their parsers: how many GPUs the test has for itself, and whether it may take more managed
+memory than its GPU has free."""
+_NO_SETTINGS = (*LIMITS, *_OF_ONE_TEST)  # keywords of a marker that are no fields of `Settings`
 MARKER_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *_NO_SETTINGS)))
 """Keywords of `@pytest.mark.gpumem`."""
 
@@ -513,6 +515,11 @@ def marker_gpus(keywords: Mapping[str, Any]) -> int | None:
     return found
 
 
+def marker_oversubscribes(keywords: Mapping[str, Any]) -> bool:
+    """True if a marker lets its test take more managed memory than is free. Raises `SettingsError`: an unknown keyword or value."""
+    return bool(_parsed_keywords(keywords, "marker").get("oversubscribe"))
+
+
 def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits:
     """The limits among the keywords of a marker or of a single measurement (`origin="call"`).
 
@@ -633,7 +640,7 @@ def _parse(parse: Callable[[Any], Any], written: object, origin: str) -> Any:
 def _parsed_keywords(keywords: Mapping[str, Any], origin: str) -> dict[str, Any]:
     _refuse_unknown(keywords, MARKER_KEYWORDS, f"{origin}: there is no keyword {{}}")
     parsers: dict[str, Callable[[Any], Any]] = {name: option.parse for name, option in _BY_NAME.items()}
-    parsers |= {name: limit.parse for name, limit in LIMITS.items()} | {"gpus": _count}
+    parsers |= {**{name: limit.parse for name, limit in LIMITS.items()}, **_OF_ONE_TEST}
     return {name: None if value is None else _parse(parsers[name], value, f"{origin}: {name}") for name, value in keywords.items()}
 
 

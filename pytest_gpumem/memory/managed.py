@@ -186,7 +186,7 @@ def _allocate(arena: Arena, nbytes: int) -> tuple[Allocation, bool]:
     if not arena.oversubscribes:
         raise OutOfMemory(
             f"{nbytes / 2**30:.3g} GiB of managed memory asked for, {free / 2**30:.3g} GiB are free on the device: more than fits can hang "
-            "a GPU, so it needs @pytest.mark.gpumem_oversubscribe on the test"
+            "a GPU, so it needs @pytest.mark.gpumem(oversubscribe=True) on the test"
         )
     return device.managed.oversubscribe(nbytes), True
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from pytest_gpumem.plugin.marks import MARKER, NEEDS_GPUMEM, OVERSUBSCRIBES, SESSION_PLUGIN, TEST_FIXTURE, marks_of, uses
+from pytest_gpumem.plugin.marks import MARKER, NEEDS_GPUMEM, SESSION_PLUGIN, TEST_FIXTURE, marks_of, uses
 from pytest_gpumem.settings import (
     MARKER_KEYWORDS,
     OPTIONS,
@@ -61,7 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"{MARKER}({', '.join(f'{name}=None' for name in MARKER_KEYWORDS)}): limits and plan of a test's GPU measurements."
     )
-    config.addinivalue_line("markers", f"{OVERSUBSCRIBES}: may take more managed memory than the GPU has free, which can hang a GPU.")
     settings = _settings(config)
     if settings.enabled:
         from pytest_gpumem.collector import uncollected

@@ -12,7 +12,6 @@ SESSION_PLUGIN = "gpumem-session"  # name of a plugin that is registered only wi
 NEEDS_GPUMEM = "needs --gpumem"  # why a test that uses our fixtures skips with the plugin off
 
 MARKER = "gpumem"
-OVERSUBSCRIBES = "gpumem_oversubscribe"  # marker of tests that may take more managed memory than the device has free
 
 TEST_FIXTURE = "_gpumem_test"  # the private fixture that all others depend on
 

@@ -39,7 +39,7 @@ from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
 from pytest_gpumem.plugin.gpus import KEY, reserved
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, OVERSUBSCRIBES, marks_of, uses
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
 from pytest_gpumem.plugin.result import Extra
@@ -62,6 +62,7 @@ from pytest_gpumem.settings import (
     SettingsError,
     marker_keywords,
     marker_limits,
+    marker_oversubscribes,
     of_test,
     switched_off,
 )
@@ -456,7 +457,7 @@ class GpuTest:
         self.device: Device = session.device
         self.exit = ExitStack()  # closed at the test's end, after its memory is freed
         self.exit.enter_context(self.device.current())
-        oversubscribes = item.get_closest_marker(OVERSUBSCRIBES) is not None
+        oversubscribes = marker_oversubscribes(keywords)
         settings = session.settings
         cap = PinnedCap(settings.pinned_share, settings.origins.get("pinned_share", "default"))
         self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), cap, oversubscribes=oversubscribes)

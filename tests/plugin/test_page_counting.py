@@ -79,6 +79,23 @@ def test_moving(gpu_benchmark, gpu_kernels, managed_buffer):
     )
 
 
+def test_a_limit_for_the_whole_run_is_judged(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        ADD
+        + """
+def test_prefetched(gpu_benchmark, gpu_kernels, prefetched_buffer):
+    add(gpu_benchmark, gpu_kernels, prefetched_buffer)
+
+def test_faulting(gpu_benchmark, gpu_kernels, managed_buffer):
+    add(gpu_benchmark, gpu_kernels, managed_buffer)
+"""
+    )
+    for limit in ("--gpumem-max-gpu-page-faults=0", "--gpumem-max-migrated=0 B"):
+        result = gpumem(limit)
+        result.assert_outcomes(passed=1, failed=1)
+        result.stdout.fnmatch_lines([f"*test_faulting*above {limit[9:].partition('=')[0].replace('-', '_')} 0*"])
+
+
 def test_a_limit_that_cannot_be_counted_is_never_a_pass(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makeconftest(
         """
@@ -160,7 +177,7 @@ def test_refused(device_buffer, managed_buffer, gpu_device):
     device_buffer(72 * GiB)
     managed_buffer(16 * GiB)
 
-@pytest.mark.gpumem_oversubscribe
+@pytest.mark.gpumem(oversubscribe=True)
 def test_allowed(device_buffer, managed_buffer, gpu_device):
     device_buffer(72 * GiB)
     assert managed_buffer(16 * GiB).oversubscribed
@@ -168,4 +185,6 @@ def test_allowed(device_buffer, managed_buffer, gpu_device):
     )
     result = gpumem("--strict-markers")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*OutOfMemory: 16 GiB of managed memory asked for, * so it needs @pytest.mark.gpumem_over*"])
+    result.stdout.fnmatch_lines(
+        ["*OutOfMemory: 16 GiB of managed memory asked for, * so it needs @pytest.mark.gpumem(oversubscribe=True)*"]
+    )

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.reporting.outputs import OUTPUTS
 from pytest_gpumem.settings import (
@@ -23,6 +24,7 @@ from pytest_gpumem.settings import (
     marker_gpus,
     marker_keywords,
     marker_limits,
+    marker_oversubscribes,
     merge_limits,
     of_role,
     of_test,
@@ -201,8 +203,31 @@ def test_the_marker_is_strict() -> None:
         *("max_kernels", "max_copies", "max_copied_bytes", "max_syncs", "max_registers", "max_spill", "same_kernels"),
         *("max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
         *("mode", "sampler", "placements", "precision", "budget", "timeout"),
-        "gpus",
+        *("gpus", "oversubscribe"),
     }
+
+
+def test_every_limit_is_an_option_but_those_about_one_test() -> None:
+    assert set(LIMITS) - {option.name for option in OPTIONS} == {"faster_than", "min_overlap"}
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "kept"),
+    [
+        ("max_gpu_page_faults", "0", "0"),
+        ("max_migrated", "64MiB", "64 MiB"),
+        ("same_kernels", True, "true"),
+        ("same_kernels", "yes", "true"),
+    ],
+)
+def test_limits_on_what_a_launch_does_hold_for_a_whole_run(name: str, written: object, kept: str) -> None:
+    assert resolve({"gpumem": True, f"gpumem_{name}": written}, {}, {}, "pytest.ini").limits[name] == kept
+
+
+def test_more_managed_memory_than_is_free_is_asked_for_by_the_test() -> None:
+    assert [marker_oversubscribes(one) for one in ({}, {"oversubscribe": None}, {"oversubscribe": True})] == [False, False, True]
+    with pytest.raises(SettingsError, match=r"marker: oversubscribe: 'perhaps' is not understood"):
+        marker_oversubscribes({"oversubscribe": "perhaps"})
 
 
 def test_the_number_of_gpus_is_the_tests() -> None:
