@@ -21,13 +21,12 @@ import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from record_file import record_parser, utc_now, write_record
+from record_file import installed, record_parser, utc_now, write_record
 
 ROWS = Path(__file__).resolve().with_name("evidence_rows.py")
 LIMIT = 0.020
@@ -204,7 +203,7 @@ def main() -> int:
         "session_seconds": started,
         "start_seconds": min(started["with"]) - min(started["without"]),
         "exits": [one["exit"] for one in sessions],
-        "versions": {name: _version(name) for name in ("cupti-python", "cupy-cuda13x", "torch", "triton", "numba", "cuda-core")},
+        "versions": installed("cupti-python", "cupy-cuda13x", "torch", "triton", "numba", "cuda-core"),
         "python": platform.python_version(),
         "seconds": time.perf_counter() - begun,
         "ended": utc_now(),
@@ -232,13 +231,6 @@ def main() -> int:
     if options.json:
         write_record(options.json, record, indent=1)
     return 1 if broken else 0
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

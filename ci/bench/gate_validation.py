@@ -29,7 +29,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from gate_validation_collect import Stop, measured, simulated
 from gate_validation_rows import SETS
 from gate_validation_table import table
 from gate_validation_verdicts import SEVERAL, UNCHANGED, baseline_of, judged, seen_slopes
+from record_file import installed
 
 from pytest_gpumem.devices.opening import NoDevice, choose
 from pytest_gpumem.files import write_whole
@@ -82,11 +82,8 @@ def _ended_by_signals(asked: threading.Event) -> Iterator[None]:
 
 def versions() -> dict[str, str]:
     """Of what takes part."""
-    found = {"python": platform.python_version()}
-    for name in ("pytest-gpumem", "pytest", "pytest-benchmark", "scipy", "numpy", "cupy-cuda13x", "cuda-bindings"):
-        with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    names = ("pytest-gpumem", "pytest", "pytest-benchmark", "scipy", "numpy", "cupy-cuda13x", "cuda-bindings")
+    return {"python": platform.python_version(), **installed(*names)}
 
 
 def write(path: Path | None, record: dict[str, Any]) -> None:

@@ -19,7 +19,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from fresh_processes import Outcome, one_after_another
 from peers_summary import summary, table
-from record_file import chosen_device, record_parser, utc_now, write_record
+from record_file import chosen_device, installed, record_parser, utc_now, write_record
 
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.records.device import DeviceFacts
@@ -156,17 +155,10 @@ def new_record(facts: DeviceFacts) -> dict[str, Any]:
             "peak_bandwidth": facts.peak_bandwidth,
         },
         "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "versions": installed(*PACKAGES),
         "kernel": {"source": "stream.cu", "sha256": fingerprint("stream.cu")},
         "runs": [],
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def write(record: dict[str, Any], path: Path | None) -> None:

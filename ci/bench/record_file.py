@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +37,15 @@ def utc_now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
+def installed(*names: str) -> dict[str, str]:
+    """Versions of these distributions, without those that are missing."""
+    found = {}
+    for name in names:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 def write_record(path: Path, record: Mapping[str, Any], *, indent: int | None = None) -> None:
     """Write `record` as JSON, with `taken_at` in addition; one line, or indented by `indent` spaces.
 
@@ -57,10 +67,7 @@ def taken_at() -> dict[str, str | None]:
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     sources = digest.hexdigest()
-    try:
-        package = importlib.metadata.version("pytest-gpumem")
-    except importlib.metadata.PackageNotFoundError:
-        package = None
+    package = installed("pytest-gpumem").get("pytest-gpumem")
     command = ["git", "-c", "safe.directory=*", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         git = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)

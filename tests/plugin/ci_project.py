@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from committing import git
+
 from pytest_gpumem.baselines.layout import digest
 
 BRANCH = "main"
@@ -32,7 +34,7 @@ class Project:
         self.folder = folder / "clone"
         upstream = folder / "upstream"
         upstream.mkdir()
-        self.git("init", "-q", "-b", BRANCH, cwd=upstream)
+        git(upstream, "init", "-q", "-b", BRANCH)
         # In place of the step that makes a virtual environment: this interpreter, and the command.
         programs = folder / "bin"
         programs.mkdir()
@@ -47,13 +49,12 @@ class Project:
         )
         (upstream / "test_it.py").write_text(TESTS)
         (upstream / "kern.py").write_text("NBYTES = 64 << 20\n")
-        self.git("add", ".", cwd=upstream)
-        self.git("commit", "-qm", "base", cwd=upstream)
-        self.git("clone", "-q", str(upstream), str(self.folder), cwd=folder)
+        git(upstream, "add", ".")
+        git(upstream, "commit", "-qm", "base")
+        git(folder, "clone", "-q", str(upstream), str(self.folder))
 
-    def git(self, *arguments: str, cwd: Path | None = None) -> None:
-        command = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", *arguments]
-        subprocess.run(command, cwd=cwd or self.folder, check=True, capture_output=True)
+    def git(self, *arguments: str) -> None:
+        git(self.folder, *arguments)
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)

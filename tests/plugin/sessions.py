@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from committing import git
 
 from pytest_gpumem.cli import main
 
@@ -97,8 +98,7 @@ class Repository:
         self.write("pytest.ini", "[pytest]\n")
 
     def git(self, *arguments: str) -> str:
-        command = ["git", "-c", "user.name=Ada", "-c", "user.email=n@example.org", *arguments]
-        return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout
+        return git(self.folder, *arguments)
 
     def write(self, name: str, text: str) -> None:
         (self.folder / name).write_text(text)
@@ -107,7 +107,7 @@ class Repository:
         """Everything; its id."""
         self.git("add", ".")
         self.git("commit", "-qm", subject)
-        return self.git("rev-parse", "HEAD").strip()
+        return self.git("rev-parse", "HEAD")
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`gpumem` inside this process, with a folder for temporary files; the processes of pytest that it starts are real."""
@@ -133,4 +133,4 @@ class Repository:
 
     @property
     def worktrees(self) -> int:
-        return self.git("worktree", "list").count("\n")
+        return len(self.git("worktree", "list").splitlines())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 from datetime import datetime, timedelta, tzinfo
 
 import pytest
 from ci_project import make_three
 from click.testing import CliRunner
+from committing import git
 from msgspec.structs import replace
 from sessions import Run, row_in, stored_in
 
@@ -208,31 +208,26 @@ def test_an_improvement_that_is_saved_resets_the_baseline(pytester: pytest.Pytes
 # Ancestry
 
 
-def git(pytester: pytest.Pytester, *arguments: str) -> str:
-    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-    return subprocess.run(["git", *who, *arguments], cwd=pytester.path, capture_output=True, text=True, check=True).stdout.strip()
-
-
 @pytest.fixture
 def repository(pytester: pytest.Pytester) -> pytest.Pytester:
     """A repository with the test on `main`, and `feature` checked out."""
     pytester.makepyfile(COPY)
     (pytester.path / ".gitignore").write_text("__pycache__\n.benchmarks\nout.json\n")
-    git(pytester, "init", "-q", "-b", "main")
-    git(pytester, "add", ".")
-    git(pytester, "commit", "-q", "-m", "first")
-    git(pytester, "checkout", "-q", "-b", "feature")
+    git(pytester.path, "init", "-q", "-b", "main")
+    git(pytester.path, "add", ".")
+    git(pytester.path, "commit", "-q", "-m", "first")
+    git(pytester.path, "checkout", "-q", "-b", "feature")
     return pytester
 
 
 def test_only_the_history_that_is_shared_counts(repository: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     gpumem("--gpumem-save").assert_outcomes(passed=1)
-    git(repository, "commit", "-q", "--allow-empty", "-m", "second")
+    git(repository.path, "commit", "-q", "--allow-empty", "-m", "second")
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     assert len(stored_in(repository.path)) == 2
     result = gpumem("--gpumem-baseline-of", "main", "--benchmark-json=out.json")
-    merge_base = git(repository, "rev-parse", "main")[:12]
+    merge_base = git(repository.path, "rev-parse", "main")[:12]
     result.stdout.fnmatch_lines([f"*baseline: 1 process in *; 1 of 2 files do not count: 1 are not of the history of {merge_base}"])
     assert row_in(repository.path)["verdict"]["comparison"]["processes"] == 1
     gpumem("--benchmark-json=out.json")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from ci_project import BRANCH, SIMULATED, TESTS, Project, make_three
+from committing import git
 
 ROOT = Path(__file__).parents[2]
 GITHUB, GITLAB = (yaml.safe_load((ROOT / "ci" / kind / "gpumem.yml").read_text()) for kind in ("github", "gitlab"))
@@ -329,7 +330,7 @@ def test_a_slow_down_is_accepted_with_its_reason(project: Project) -> None:
         own = {"BASELINE_PUSH_URL": upstream, "ACCEPT_TEST": "test_it.py::test_copy", "ACCEPT_REASON": "$(touch planted) why"}
         given = {**variables, **event, **own, "TEST": own["ACCEPT_TEST"], "REASON": own["ACCEPT_REASON"]}
         if "BASELINE_BRANCH" in variables:
-            project.git("init", "-q", "-b", "gpumem-baseline", cwd=project.folder / ".gpumem-baseline")
+            git(project.folder / ".gpumem-baseline", "init", "-q", "-b", "gpumem-baseline")
         done = project.run(script, given)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "reset the baseline of test_it.py::test_copy" in done.stdout

@@ -76,7 +76,7 @@ def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
     commits.append(project.add("comment of the branch", 64, LABELLED))
     project.git("checkout", "-q", "main")
     project.git("merge", "-q", "--no-ff", "-m", "merge the branch", "side")
-    merge = project.git("rev-parse", "HEAD").strip()
+    merge = project.git("rev-parse", "HEAD")
     project.add("comment 3", 64, LABELLED)
     project.add("a little slower", 80, LABELLED)
     (project.folder / "kern.py").write_text("NBYTES = 1 << 20\n")

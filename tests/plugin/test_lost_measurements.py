@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from committing import git
 from sessions import Run
 
 from pytest_gpumem.cli import main
@@ -165,8 +165,8 @@ def test_a_gate_is_red_by_it(pytester: pytest.Pytester, gpumem: Run, monkeypatch
     pytester.makepyfile(test_a=TESTS)
     pytester.makefile(".ini", pytest="[pytest]")
     pytester.makefile(".gitignore", **{"": ".benchmarks\ngpumem-results\n__pycache__"})
-    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "base"]):
-        subprocess.run(["git", *command], check=True)
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"]):
+        git(pytester.path, *command)
     assert gpumem("--gpumem-save", "-k", "two").ret == 0
 
     def gate(*arguments: str) -> Result:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 from collections import Counter
 from pathlib import Path
 
 import house
+from committing import git
 
 FILES = {
     "pytest_gpumem/__init__.py": '"""Docs."""\nfrom __future__ import annotations\n',
@@ -24,8 +24,8 @@ def test_figures_of_tracked_files(tmp_path: Path) -> None:
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
     (tmp_path / "pytest_gpumem" / "untracked.py").write_text("x = 1\n")
     found = house.counted(tmp_path)
     assert (found["modules with code"], found["rooms"]) == (3, 1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import record_file
+from committing import git
 
 from pytest_gpumem import __version__
 
@@ -22,16 +22,12 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_record_names_the_commit_that_it_was_taken_at_and_whether_files_differed(checkout: Path) -> None:
-    def git(*arguments: str) -> str:
-        who = ("-c", "user.name=n", "-c", "user.email=e@e")
-        return subprocess.run(["git", *who, *arguments], cwd=checkout, check=True, capture_output=True, text=True).stdout.strip()
-
-    git("init", "-q")
+    git(checkout, "init", "-q")
     (checkout / "a").write_text("1")
-    git("add", "a")
-    git("commit", "-q", "-m", "one")
+    git(checkout, "add", "a")
+    git(checkout, "commit", "-q", "-m", "one")
     record_file.write_record(checkout / "out.json", {"kind": "x"})
-    commit = git("rev-parse", "HEAD")
+    commit = git(checkout, "rev-parse", "HEAD")
     taken_at = json.loads((checkout / "out.json").read_text())["taken_at"]
     assert (taken_at["revision"], taken_at["package"], len(taken_at["sources"])) == (commit, __version__, 64)
 

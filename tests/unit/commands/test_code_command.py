@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from committing import git
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.devices.cuda.ahead_of_time import from_source
@@ -128,9 +127,8 @@ def test_what_cannot_be_compiled_is_one_line(code: Code, old: str, new: str, mes
 
 
 def test_another_revision_beside(code: Code) -> None:
-    environment = {**os.environ, **{f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}}
     for arguments in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"]):
-        subprocess.run(["git", *arguments], check=True, env=environment)
+        git(Path(), *arguments)
     change("src/scale.cu", "a[i] *= s", "a[i] = a[i] * s + sqrt(a[i] / s)")
     change("src/strided.cu", "every_fourth", "fourth")
     change("pyproject.toml", "options", "# a comment\noptions")
@@ -140,11 +138,11 @@ def test_another_revision_beside(code: Code) -> None:
     assert last == {"scale<float>": "other code", "scale<double>": "other code", "fourth": "new"}
     assert "gone: src/strided.cu: every_fourth for sm_90" in result.output
     assert " -> " in result.output
-    subprocess.run(["git", "checkout", "-q", "src"], check=True)
+    git(Path(), "checkout", "-q", "src")
     Path("src/index.cuh").write_text("// the same\n" + INDEX)
     result = code("--against", "HEAD", "--arch", "sm_90")
     assert {line.split("  ")[-1] for line in result.output.splitlines() if line.startswith("  ")} == {"same code"}
-    assert subprocess.run(["git", "worktree", "list"], capture_output=True, text=True).stdout.count("\n") == 1
+    assert len(git(Path(), "worktree", "list").splitlines()) == 1
     result = code("--against", "no-such")
     assert result.exit_code == 4
     assert "no-such is no revision" in result.output

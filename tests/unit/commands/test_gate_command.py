@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from committing import git
 from flagged_rows import row
 from known_devices import H100
 from msgspec import structs
@@ -177,8 +177,8 @@ def test_nothing_measured():
 """
     )
     monkeypatch.chdir(tmp_path)
-    for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "one"]):
-        subprocess.run(["git", *words], check=True)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
     (tmp_path / "out").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\ngpumem_save = true\naddopts = --gpumem-save\n")
     monkeypatch.setenv("GPUMEM_SAVE", "1")

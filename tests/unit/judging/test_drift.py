@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from measurements import controlled
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.drift import between, control_of, drift_of, same_variant, since_start
@@ -16,11 +17,6 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
 from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
-
-
-def controlled(run: Measurement, dram: float, source: str = "1") -> Measurement:
-    provenance = run.provenance or Provenance("2026-11-01T10:00:00+00:00", "GPU-a")
-    return replace(run, provenance=replace(provenance, controls=Controls(dram=dram, l2=20e-6, launch=3e-6, source=source)))
 
 
 def judged(bench: Any, facts: DeviceFacts, *, row: float, control: float, source: str = "1") -> Verdict:

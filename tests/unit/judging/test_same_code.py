@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from measurements import controlled
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
 RAN = what_ran([Step(StepKind.KERNEL, "triad", code="c0de", block=(256, 1, 1), stream=0)], {})
@@ -25,11 +26,6 @@ def noisy(bench: Any, latency: float = 268e-6, noise: float = 1.0, **changes: An
     """A run and a baseline of runs that are too noisy for a limit of 1 %."""
     past = [bench.run(268e-6 * (1 + noise * by), day=day, **NOISY) for day, by in enumerate((-0.004, 0.0, 0.004, 0.0))]
     return bench.run(latency, day=9, **{**NOISY, **changes}), past
-
-
-def controlled(run: Measurement, dram: float) -> Measurement:
-    assert isinstance(run.provenance, Provenance)
-    return replace(run, provenance=replace(run.provenance, controls=Controls(dram=dram, l2=20e-6, launch=3e-6, source="1")))
 
 
 def test_a_noisy_row_that_runs_the_same_code_passes(bench: Any, endless: DeviceFacts) -> None:

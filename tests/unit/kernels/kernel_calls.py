@@ -54,6 +54,13 @@ def sized(dtype: str = "f4", /, **sizes: int) -> dict[str, ArrayFacts]:
     return {name: ArrayFacts(size, dtype, np.dtype(dtype).itemsize) for name, size in sizes.items()}
 
 
+def called(result: tuple[Any, ...]) -> Any:
+    """The value of an NVRTC call, whose first is an error code."""
+    status, *values = result
+    assert status.name == "NVRTC_SUCCESS", status
+    return values[0] if values else None
+
+
 def random_array(rng: np.random.Generator, size: int, dtype: str) -> np.ndarray[Any, Any]:
     """Content as buffers hold it: floats uniform in [0, 1), integers over their full range."""
     if dtype.startswith("f"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernel_calls import called
 
 from pytest_gpumem.kernels.cubin import Cubin, NoSuchKernel, NotACubin
 
@@ -36,12 +37,6 @@ extern "C" __global__ void __launch_bounds__(1024, 2) spills(float* a, int n) {
 }
 """
 KERNELS = ("calls", "plain", "shares", "spills")
-
-
-def called(result: Any) -> Any:
-    status, *value = result
-    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
-    return value[0] if value else None
 
 
 def compiled(source: str = SOURCE, *options: str, arch: str = "sm_90", name: str = "t.cu") -> tuple[bytes, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel_calls import vector_counts
+from kernel_calls import called, vector_counts
 
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
@@ -35,13 +35,6 @@ def expressions(source: str) -> list[str]:
 def one_of_each(source: str) -> list[str]:
     """One instance of each kernel."""
     return list({expression.partition("<")[0]: expression for expression in expressions(source)}.values())
-
-
-def called(result: Any) -> Any:
-    """The values of an NVRTC call, whose first is an error code."""
-    status, *values = result
-    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, status
-    return values[0] if values else None
 
 
 def compiled(source: str, architecture: str, instances: list[str]) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from committing import git
 
 from pytest_gpumem.revisions import RevisionError, ancestry, head, line_between
 
@@ -20,10 +19,7 @@ class Repository:
         self.git("init", "-q", "-b", "main")
 
     def git(self, *arguments: str) -> str:
-        who = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-        environment = {**os.environ, **who, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-        run = subprocess.run(["git", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True, check=True)
-        return run.stdout.strip()
+        return git(self.folder, *arguments)
 
     def commit(self, message: str) -> str:
         self.git("commit", "-q", "--allow-empty", "-m", message)
@@ -117,7 +113,7 @@ def test_the_line_follows_first_parents(repository: Repository) -> None:
     merge, last = repository.git("rev-parse", "HEAD"), repository.commit("last")
     line = line_between(first[:12], "main", repository.folder)
     assert [one.id for one in line] == [first, second, merge, last]
-    assert (line[1].subject, line[1].author, line[2].parents) == ("second: a\ttab and a | bar", "a@b", (second, last_own))
+    assert (line[1].subject, line[1].author, line[2].parents) == ("second: a\ttab and a | bar", "Ada", (second, last_own))
     assert [one.id for one in line_between(own, last, repository.folder)] == [own, merge, last]
 
 

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from committing import git
 from filelock import FileLock
 
 from pytest_gpumem.runs import DuetError
@@ -31,13 +32,8 @@ package-dir = {"" = "src"}
 """
 
 
-def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def worktrees(folder: Path) -> int:
-    return git(folder, "worktree", "list").count("\n")
+    return len(git(folder, "worktree", "list").splitlines())
 
 
 @pytest.fixture
