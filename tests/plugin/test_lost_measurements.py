@@ -167,11 +167,11 @@ def test_a_gate_is_red_by_it(pytester: pytest.Pytester, gpumem: Run, monkeypatch
     pytester.makefile(".gitignore", **{"": ".benchmarks\ngpumem-results\n__pycache__"})
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"]):
         git(pytester.path, *command)
-    assert gpumem("--gpumem-save", "-k", "two").ret == 0
+    assert gpumem("--gpumem-save").ret == 0
 
     def gate(*arguments: str) -> Result:
         quick = ("--gpumem-device=sim", "--gpumem-budget=5 ms", "-p", "no:cacheprovider")
-        return CliRunner().invoke(main, ["gate", "--screen-only", *arguments, "HEAD", "--", *quick])
+        return CliRunner().invoke(main, ["gate", "--screen-only", "--max-regression", "50%", *arguments, "HEAD", "--", *quick])
 
     monkeypatch.setenv("EARLY", "return")
     red = gate()
