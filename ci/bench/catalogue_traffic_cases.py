@@ -20,7 +20,8 @@ SIZE = int(os.environ.get("CATALOGUE_TRAFFIC_MIB", "256")) * MiB
 TABLE, SHARED_TABLE = 8 * MiB, 32 * KiB
 STEPS = 20_000
 """Of a pointer chase: one after the other, so a launch of as many as there are nodes would take seconds."""
-SIDE = math.isqrt(SIZE // 4)
+SIDE = math.isqrt(SIZE // 4) // 32 * 32
+"""Of a square matrix that is as large, or nearly, and of whole tiles."""
 
 Make = Callable[..., Any]
 """Allocates device memory: bytes and element type."""
@@ -29,6 +30,10 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 def _arrays(count: int, *scalars: Any, **options: Any) -> Callable[[Make], Call]:
     return lambda make: ((*(make(SIZE, "f4") for _ in range(count)), *scalars), options)
+
+
+def _square(make: Make) -> Call:
+    return (make(4 * SIDE**2, "f4"), make(4 * SIDE**2, "f4"), SIDE, SIDE), {}
 
 
 def _summed(name: str, sources: int) -> Callable[[Make], Call]:
@@ -53,9 +58,9 @@ CALLS: dict[str, Callable[[Make], Call]] = {
     "offset_copy": _arrays(2, 1),
     "stride_copy": _arrays(2, 2),
     "permuted_copy": _arrays(2),
-    "transpose": _arrays(2, SIDE, SIDE),
-    "transpose_tiled": _arrays(2, SIDE, SIDE),
-    "transpose_padded": _arrays(2, SIDE, SIDE),
+    "transpose": _square,
+    "transpose_tiled": _square,
+    "transpose_padded": _square,
     "chase": lambda make: ((make(SIZE // 4, "i4"), make(4, "i4"), STEPS), {}),
     "chase_l1": lambda make: ((make(SIZE // 4, "i4"), make(4, "i4"), STEPS), {}),
     "chase_onward": lambda make: ((make(SIZE // 4, "i4"), make(4, "i4"), STEPS), {}),
