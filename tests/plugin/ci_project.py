@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from committing import git
@@ -30,19 +29,16 @@ Done = subprocess.CompletedProcess
 class Project:
     """A clone of a small project, with everything that a job finds where it begins."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, programs: Path) -> None:
+        """`programs`: where `python` and `gpumem` are."""
         self.folder = folder / "clone"
         upstream = folder / "upstream"
         upstream.mkdir()
         git(upstream, "init", "-q", "-b", BRANCH)
-        # In place of the step that makes a virtual environment: this interpreter, and the command.
-        programs = folder / "bin"
-        programs.mkdir()
-        for name, code in (("python", ""), ("gpumem", " -c 'from pytest_gpumem.cli import main; main()'")):
-            (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{code} "$@"\n')
-            (programs / name).chmod(0o755)
+        # In place of the step that makes a virtual environment: what is there.
+        (folder / "bin").mkdir()
         (upstream / ".venv" / "bin").mkdir(parents=True)
-        (upstream / ".venv" / "bin" / "activate").write_text(f'PATH="{programs}:$PATH"\n')
+        (upstream / ".venv" / "bin" / "activate").write_text(f'PATH="{folder / "bin"}:{programs}:$PATH"\n')
         (upstream / ".gitignore").write_text(".gpumem-baseline\n__pycache__\n")
         (upstream / "pytest.ini").write_text(
             "[pytest]\ngpumem_budget = 5 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest\n"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import forked
 import pytest
@@ -44,8 +46,22 @@ def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    forked.replace_new_processes(monkeypatch)
+def _quick_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "new_interpreters" not in request.fixturenames:
+        monkeypatch.setattr(subprocess, "Popen", forked.Popen)
+
+
+@pytest.fixture
+def new_interpreters() -> None:
+    """For tests of what a process imports, or of how it starts: none is forked."""
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with `python`, `pytest` and `gpumem` for scripts of a shell: their processes are forked too."""
+    folder = tmp_path_factory.mktemp("programs")
+    with forked.programs(folder):
+        yield folder
 
 
 @pytest.fixture

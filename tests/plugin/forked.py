@@ -7,26 +7,25 @@ import gc
 import multiprocessing.util
 import os
 import runpy
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-import pytest
 from _pytest.config import default_plugins
-from execnet.gateway_io import Popen2IO, Popen2IOMaster
-
-from pytest_gpumem.runs import child
-from pytest_gpumem.runs.child import Background
 
 SERVER = multiprocessing.get_context("forkserver")
 # Nothing whose assertions pytest rewrites, such as its plugins.
 SERVER.set_forkserver_preload(
     ["pytest", "execnet.gateway_io", "numpy.ma", "scipy.special", "rich.console", "rich.text", "email.parser", "unittest", "pdb"]
+    + ["pytest_gpumem.cli"]
     + [f"_pytest.{name}" for name in default_plugins if name != "pytester_assertions"]
     + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table")]
     + [f"pytest_gpumem.plugin.{name}" for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")]
@@ -34,116 +33,195 @@ SERVER.set_forkserver_preload(
 if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as `multiprocessing.spawn` tells a process that it starts
     # Before a test moves the temporary folder: the path of a socket has 107 characters at most.
     multiprocessing.util.get_temp_dir()
+HERE = str(Path(__file__).parent)
+"""Where another process finds this module."""
 HIGH = 200
 """A number above those of all descriptors."""
 
+COMMAND = "from pytest_gpumem.cli import main; main()"
+"""The program of `gpumem`."""
+PYTEST = "import sys; sys.path.remove(''); from pytest import console_main; sys.exit(console_main())"
+"""The program of `pytest`."""
+WORKER = "import sys;exec(eval(sys.stdin.readline()))"
+"""The program of a worker of xdist."""
 
-class Forked(ForkServerProcess):
-    """As a `subprocess.Popen` of this interpreter, as far as one is needed."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        environment: Mapping[str, str],
-        folder: Path,
-        descriptors: Mapping[int, int],
-        *,
-        own_group: bool = False,
-    ) -> None:
-        """Start `python WORDS`. `descriptors`: its own, and which of this process they are."""
-        ready, tell = SERVER.Pipe(duplex=False)
-        passed = _Descriptors({one: number for number, one in descriptors.items()})
-        super().__init__(target=_become, args=(list(words), dict(environment), str(folder), passed, own_group, tell))
-        self.start()
-        tell.close()
-        ready.recv()
-
-    def poll(self) -> int | None:
-        return self.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self.join(timeout)
-        if self.exitcode is None:
-            raise subprocess.TimeoutExpired("python", timeout or 0.0)
-        return int(self.exitcode)
+def can_be_forked(words: Sequence[str]) -> bool:
+    """True if `python WORDS` needs no interpreter of its own: pytest, this package's command, a worker or a script."""
+    first, *more = words[words[:1] == ["-u"] :] or [""]
+    return first.endswith(("-mpytest", ".py")) or [first, *more[:1]] in (
+        ["-m", "pytest"],
+        *(["-c", one] for one in (COMMAND, PYTEST, WORKER)),
+    )
 
 
 class _Descriptors:
-    """Descriptors of this process, and their numbers in the other one."""
+    """Descriptors of this process, each with its number in the other one."""
 
     def __init__(self, numbers: Mapping[int, int]) -> None:
         self._numbers = numbers
 
     def __reduce__(self) -> Any:
-        return dict, ([(DupFd(own), number) for own, number in self._numbers.items()],)
+        return list, ([(DupFd(own), number) for number, own in self._numbers.items()],)
 
 
-def _become(
-    words: list[str], environment: dict[str, str], folder: str, descriptors: Mapping[Any, int], own_group: bool, ready: Connection
+def _forked(
+    words: list[str], environment: dict[str, str], folder: str, descriptors: Sequence[tuple[Any, int]], own_group: bool, ready: Connection
 ) -> None:
-    """Do what `python WORDS` does in this folder."""
-    gc.freeze()  # what is imported by now stays
-    gc.set_threshold(20_000, 20, 20)
+    """Do what `python WORDS` does in this folder, once the descriptors are here."""
     if own_group:
         os.setsid()
-    moved = [(fcntl.fcntl(one.detach(), fcntl.F_DUPFD, HIGH), number) for one, number in descriptors.items()]
+    taken = [(one.detach(), number) for one, number in descriptors]
     ready.send(None)
     ready.close()
+    _become(words, environment, folder, taken)
+
+
+def _become(words: list[str], environment: dict[str, str], folder: str, descriptors: Sequence[tuple[int, int]]) -> None:
+    gc.freeze()  # what is imported by now stays
+    gc.set_threshold(20_000, 20, 20)
+    moved = [(fcntl.fcntl(one, fcntl.F_DUPFD, HIGH), number) for one, number in descriptors]
     for source, number in moved:
         os.dup2(source, number)
         os.close(source)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    if not can_be_forked(words):
+        os.execv(sys.executable, [sys.executable, *words])
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]  # the one that forked this process
+    subprocess.Popen = Popen  # type: ignore[misc]
     installed = [path for path in sys.path if any(Path(path).is_relative_to(prefix) for prefix in (sys.prefix, sys.base_prefix))]
     sys.path[:] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *installed]
-    if words[:2] == ["-u", "-m"]:
-        sys.argv = words[2:]
+    # What Python makes by the descriptors and the environment that it finds.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    tempfile.tempdir = None
+    first, *more = words[words[:1] == ["-u"] :]
+    if first.startswith("-m"):
+        name, *arguments = [*filter(None, [first[2:]]), *more]
+        sys.argv = [name, *arguments]
         sys.path.insert(0, folder)
-        runpy.run_module(words[2], run_name="__main__", alter_sys=True)
-    elif words[:2] == ["-u", "-c"]:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.argv = ["-c", *more[1:]]
         sys.path.insert(0, "")
-        sys.stdin = os.fdopen(os.dup(0))
-        exec(words[2], {"__name__": "__main__"})
+        exec(more[0], {"__name__": "__main__"})
     else:
-        sys.argv = words
-        sys.path.insert(0, str(Path(words[0]).parent))
-        runpy.run_path(words[0], run_name="__main__")
+        sys.argv = [first, *more]
+        sys.path.insert(0, str(Path(first).parent))
+        runpy.run_path(first, run_name="__main__")
 
 
-start_new, work_new = Background.start, Popen2IOMaster.__init__
+class Popen(subprocess.Popen[Any]):
+    """Forks processes of this interpreter, and starts other programs as ever."""
+
+    _process: Any = None
+
+    def _execute_child(
+        self,
+        args: Any,
+        executable: Any,
+        preexec: Any,
+        close: Any,
+        pass_fds: Any,
+        cwd: Any,
+        env: Any,
+        start: Any,
+        flags: Any,
+        shell: Any,
+        *more: Any,
+    ) -> None:
+        if isinstance(args, str) or shell or os.fspath(args[0]) != sys.executable or not can_be_forked([*map(str, args[1:])]):
+            super()._execute_child(args, executable, preexec, close, pass_fds, cwd, env, start, flags, shell, *more)  # type: ignore[misc]
+            return
+        stdin, _, _, stdout, _, stderr = pipes = more[:6]
+        standard = {number: number if own == -1 else own for number, own in enumerate((stdin, stdout, stderr))}
+        descriptors = _Descriptors({**standard, **{number: number for number in pass_fds}})
+        ready, tell = SERVER.Pipe(duplex=False)
+        environment = dict(os.environ if env is None else env)
+        own_group = more[11]  # start_new_session
+        given = ([*map(str, args[1:])], environment, os.fspath(cwd or Path.cwd()), descriptors, own_group, tell)
+        self._process = SERVER.Process(target=_forked, args=given)
+        sys.path.append(HERE)
+        try:
+            self._process.start()
+        finally:
+            sys.path.remove(HERE)
+        tell.close()
+        ready.recv()
+        self.pid, self._child_created = self._process.pid, True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def _internal_poll(self, *arguments: Any, **named: Any) -> int | None:
+        if self._process is None:
+            return super()._internal_poll(*arguments, **named)  # type: ignore[misc,no-any-return]
+        if self.returncode is None:
+            self.returncode = self._process.exitcode
+        return self.returncode
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        if self._process is None:
+            return super()._try_wait(flags)  # type: ignore[misc,no-any-return]
+        code = self._process._popen.poll(flags)
+        return (0, 0) if code is None else (self.pid, code << 8 if code >= 0 else -code)
 
 
-def start(self: Background, command: Sequence[str], environment: Mapping[str, str], folder: Path, *, own_group: bool) -> None:
-    if command[0] != sys.executable:
-        start_new(self, command, environment, folder, own_group=own_group)
-        return
-    self._has_group = own_group
-    log = self._log.fileno()
-    descriptors = {self.reads: self.reads, self.writes: self.writes, 1: log, 2: os.dup(log)}
-    self._process = Forked(command[1:], environment, folder, descriptors, own_group=own_group)  # type: ignore[assignment]
-    for descriptor in (self.reads, self.writes, descriptors[2]):
-        os.close(descriptor)
+CLIENT = """#!{python} -IS
+import _socket, posix, sys
+with_server = _socket.socket(_socket.AF_UNIX)
+with_server.connect({address!r})
+words = [*{words!r}, *sys.argv[1:]]
+told = b"\\0\\0".join(b"\\0".join(part) for part in (
+    [posix.getcwd().encode()], [word.encode() for word in words], [k + b"=" + v for k, v in posix.environ.items()]
+))
+descriptors = b"".join(one.to_bytes(4, sys.byteorder) for one in range(3))
+with_server.sendmsg([len(told).to_bytes(8, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)])
+with_server.sendall(told)
+posix._exit(int.from_bytes(with_server.recv(1), "big"))
+"""
+"""A program that asks the server of `programs` to fork a process in its place."""
 
 
-def run_here(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    sys.stdout.flush()
-    return Forked(command[1:], environment, Path.cwd(), {1: 1, 2: 2}).wait()
+def _serve(listener: socket.socket) -> None:
+    keepers = 0
+    while True:
+        client, _ = listener.accept()
+        while keepers and os.waitpid(-1, os.WNOHANG)[0]:
+            keepers -= 1
+        if os.fork() == 0:
+            length, descriptors, _, _ = socket.recv_fds(client, 8, 3)
+            told = client.makefile("rb").read(int.from_bytes(length, "big"))
+            (folder,), words, variables = (part.decode().split("\0") for part in told.split(b"\0\0"))
+            environment = dict(variable.split("=", 1) for variable in variables)
+            process = multiprocessing.get_context("fork").Process(
+                target=_become, args=(words, environment, folder, [(own, number) for number, own in enumerate(descriptors)])
+            )
+            process.start()
+            process.join()
+            code = process.exitcode or 0
+            client.sendall(bytes([code if code >= 0 else 128 - code]))
+            os._exit(0)
+        keepers += 1
+        client.close()
 
 
-def work(self: Popen2IOMaster, command: list[str], execmodel: Any) -> None:
-    if command[0] != sys.executable:
-        work_new(self, command, execmodel)
-        return
-    (reads, tell), (hear, writes) = os.pipe(), os.pipe()
-    self.popen = Forked(command[1:], os.environ, Path.cwd(), {0: reads, 1: writes})
-    for descriptor in (reads, writes):
-        os.close(descriptor)
-    Popen2IO.__init__(self, os.fdopen(tell, "wb"), os.fdopen(hear, "rb"), execmodel=execmodel)
-
-
-def replace_new_processes(patch: pytest.MonkeyPatch) -> None:
-    """In the place of this interpreter started anew: further processes, duets, runs of gates, and workers of xdist."""
-    patch.setattr(Background, "start", start)
-    patch.setattr(child, "run_here", run_here)
-    patch.setattr(Popen2IOMaster, "__init__", work)
+@contextmanager
+def programs(folder: Path) -> Iterator[None]:
+    """Programs `python`, `pytest` and `gpumem` in this folder, for scripts of a shell."""
+    address = os.path.join(multiprocessing.util.get_temp_dir(), f"programs-{os.getpid()}")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        server = SERVER.Process(target=_serve, args=(listener,))
+        server.start()
+    for name, words in (("python", ()), ("pytest", ("-c", PYTEST)), ("gpumem", ("-c", COMMAND))):
+        (folder / name).write_text(CLIENT.format(python=sys.executable, address=address, words=words))
+        (folder / name).chmod(0o755)
+    try:
+        yield
+    finally:
+        server.terminate()
+        server.join()
+        os.unlink(address)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from committing import git
+from forked import COMMAND
 
 from pytest_gpumem.cli import main
 
@@ -122,7 +123,7 @@ class Repository:
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """`gpumem` in a process of its own."""
-        command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", *arguments]
+        command = [sys.executable, "-c", COMMAND, *arguments]
         return subprocess.Popen(
             command,
             cwd=self.folder,

@@ -30,7 +30,7 @@ DRIVER = """
 
 
 @pytest.fixture
-def fake_cuda(pytester: pytest.Pytester) -> None:
+def fake_cuda(pytester: pytest.Pytester, new_interpreters: None) -> None:
     pytester.makepyfile(
         **{
             "cuda/__init__": "",

@@ -212,8 +212,8 @@ def test_what_the_templates_call_is_there() -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
+def project(tmp_path: Path, programs: Path) -> Project:
+    return Project(tmp_path, programs)
 
 
 def step(job: str, name: str) -> tuple[str, dict[str, str]]:

@@ -9,6 +9,8 @@ from sessions import SIMULATED, TRIAD, row_in
 
 pytest.importorskip("pytest_codspeed", reason="pytest-codspeed is not installed")
 
+pytestmark = pytest.mark.usefixtures("new_interpreters")
+
 TESTS = TRIAD + "\ndef test_host(benchmark):\n    assert benchmark(lambda: 3) == 3\n"
 
 

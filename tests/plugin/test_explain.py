@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from forked import COMMAND
 from sessions import SIMULATED, row_in, rows_in
 
 SUITE = """
@@ -58,7 +59,7 @@ def test_both_sides_are_measured_and_explained(pytester: pytest.Pytester) -> Non
         (folder / "test_it.py").write_text(SUITE)
         (folder / "side.txt").write_text(folder.name)
         (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "explain", "--base", "../base", "--pairs", "1"]
+    command = [sys.executable, "-c", COMMAND, "explain", "--base", "../base", "--pairs", "1"]
     command += ["--json", "why.json", "--keep", "kept", "test_it.py::test_copy", "test_it.py::test_same", "--", *SIMULATED[1:]]
     done = subprocess.run(command, cwd=folders[1], env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

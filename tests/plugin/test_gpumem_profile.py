@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import COMMAND
 from nvtx_injection import Trace
 
 TESTS = Path(__file__).parents[1]
@@ -44,7 +45,7 @@ def gpumem_command(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path)
     environment = {**os.environ, "GPUMEM_NSYS": str(tool), "GPUMEM_NCU": str(tool), "FAKE_PROFILER": json.dumps(told)}
 
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", *arguments]
+        command = [sys.executable, "-c", COMMAND, *arguments]
         return subprocess.run(command, cwd=pytester.path, env={**environment, **variables}, capture_output=True, text=True)
 
     return run

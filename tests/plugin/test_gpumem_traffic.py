@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from fake_ncu import L2_BYTES
+from forked import COMMAND
 from nvtx_injection import Trace
 
 from pytest_gpumem.cli import main
@@ -170,7 +171,7 @@ def test_what_cannot_be_counted_is_one_line(traffic: Run, arguments: list[str], 
 
 
 def test_without_ncu(pytester: pytest.Pytester) -> None:
-    command = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "traffic"]
+    command = [sys.executable, "-c", COMMAND, "traffic"]
     environment = {**os.environ, "GPUMEM_NCU": str(pytester.path / "nowhere")}
     done = subprocess.run(command, cwd=pytester.path, env=environment, capture_output=True, text=True)
     assert done.returncode == 6

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("new_interpreters")
+
 HEAVY = ("cupy", "cuda", "pynvml", "scipy", "numpy", "nvtx", "rich", "msgspec", "click", "numba", "torch")
 
 

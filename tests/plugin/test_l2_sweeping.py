@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import COMMAND
 from sessions import SIMULATED, Run
 
 FIXTURE = """
@@ -422,7 +423,7 @@ def test_measured(gpu_benchmark):
 
 
 def command(pytester: pytest.Pytester, *arguments: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "l2-sweep", *arguments]
+    program = [sys.executable, "-c", COMMAND, "l2-sweep", *arguments]
     return subprocess.run(program, cwd=pytester.path, capture_output=True, text=True)
 
 

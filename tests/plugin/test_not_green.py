@@ -29,9 +29,9 @@ pytest_gpumem.plugin.judging.judge = crash
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
     """A project whose baseline has three processes."""
-    project = Project(tmp_path_factory.mktemp("saved"))
+    project = Project(tmp_path_factory.mktemp("saved"), programs)
     done = project.run(
         ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save", {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}
     )

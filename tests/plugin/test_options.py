@@ -266,6 +266,7 @@ def test_native_toml_has_values_of_their_own_types(pytester: pytest.Pytester, se
     assert 'such as "1%"' in line
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_pytest_benchmark_is_found_however_it_is_loaded(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(TRIAD)

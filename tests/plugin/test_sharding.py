@@ -211,9 +211,9 @@ def shared(project: Project, **variables: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, programs: Path) -> Project:
     """A project with a baseline of three runs of its base, and a change on top."""
-    made = Project(tmp_path)
+    made = Project(tmp_path, programs)
     saved = made.run(". .venv/bin/activate; python -m pytest -q --gpumem --gpumem-save", SIMULATED, **shared(made))
     assert saved.returncode == 0, saved.stdout
     (stored,) = (tmp_path / "store").rglob("*.json")

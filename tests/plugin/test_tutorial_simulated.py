@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import sys
@@ -19,8 +20,8 @@ CODES = {"first run": 0, "baseline": 0, "red": 1, "fix": 0, "gate": 0}
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_the_whole_story(tmp_path: Path) -> None:
-    project = Project(tmp_path, GPUMEM_DEVICE="sim", GPUMEM_BUDGET="20 ms")
+def test_the_whole_story(tmp_path: Path, programs: Path) -> None:
+    project = Project(tmp_path, GPUMEM_DEVICE="sim", GPUMEM_BUDGET="20 ms", PATH=f"{programs}:{os.environ['PATH']}")
     told = {name: step for name, step in steps().items() if not step.needs_gpu}
     assert [*told] == [*CODES]
     for name, step in told.items():
