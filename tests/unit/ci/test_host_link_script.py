@@ -51,8 +51,8 @@ def test_peers_are_claimed_where_access_is_direct() -> None:
 
 def test_it_runs_on_the_simulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "host_link.json"
-    monkeypatch.setattr(host_link, "PLAN", host_link.Plan(budget=0.002))
-    for name, value in {"STREAMS": (4,), "CHUNKS_PER_STREAM": (1, 4), "LOOP": 5}.items():
+    monkeypatch.setattr(host_link, "PLAN", host_link.Plan(placements=2, budget=0.002))
+    for name, value in {"STREAMS": (2,), "CHUNKS_PER_STREAM": (1, 2), "LOOP": 5}.items():
         monkeypatch.setattr(host_link, name, value)
     monkeypatch.setattr(content, "BACKED_BYTES", 4096)  # what is computed decides no time here
     monkeypatch.setattr(sys, "argv", ["host_link.py", "--device", "sim:h200", "--mib", "16", "--json", str(file)])
