@@ -32,7 +32,7 @@ SENTENCES: Mapping[str, str] = {
     "within": "{seen}: within {limit}, catches {catches}",
     "too few runs": "{seen}: too few runs to pass {limit}; {doubt}",
     "noisy": "{seen}: {limit} lies within the interval; {doubt}",
-    "same code": "{seen}: the same machine code ran in the same way, so noise alone holds {limit} within the interval",
+    "same code": "{seen}: passes {limit}, as the same machine code ran in the same way",
     "crept": "{seen}: crept beyond {limit}; gpumem compare shows the runs between",
     "looks crept": "{seen}: looks crept beyond {limit}; {doubt}",
     "faster": "{seen}: faster than {limit}; the baseline is stale, and a slow-down back to it would pass: accept the gain into it",
