@@ -76,7 +76,7 @@ def explained(row: Row, session: GpuSession) -> Row:
 
     # Its counts need the option as well.
     found = explain(Evidence(past[-1], session.facts), Evidence(measurement, session.facts), slow_down(past, measurement))
-    why = text(row.key, found, width=sys.maxsize, skipped=False).splitlines()
+    why = text(row.key, found, width=sys.maxsize, skipped=False).removeprefix(f"{printable(row.key)}: ").splitlines()
     if found.skipped:
         causes = counted(len(found.skipped), "further cause")
         why.append(f"for {causes}, which need more counts: gpumem explain --base REVISION {shlex.quote(row.nodeid)}")
@@ -88,10 +88,9 @@ def why_text(row: Row) -> str:
     key, why = printable(row.key), printable(list(row.why))
     if not why:
         return ""
-    # The first line of an explanation names the row itself.
-    lines = why if why[0].startswith(key) else [f"{key}: {why[0]}"] if len(why) == 1 else [key, *(f"  {line}" for line in why)]
+    lines = [f"why: {key}: {why[0]}", *(line if line.startswith(" ") else f"  {line}" for line in why[1:])]
     width = shutil.get_terminal_size().columns
-    return "\n".join(part for line in (f"why: {lines[0]}", *lines[1:]) for part in wrapped(line, width, indent="    "))
+    return "\n".join(part for line in lines for part in wrapped(line, width, indent="    "))
 
 
 PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties

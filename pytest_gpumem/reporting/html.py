@@ -206,7 +206,7 @@ def _of_suite(rows: Sequence[RowFacts], facts: DeviceFacts, past: Mapping[str, S
         yield _Figure(f"all rows over {counted(len(earlier), 'earlier run')}", trend(earlier, len(now)), notes=(note,))
     if len(loads := [load for one in rows if (load := _load(one, facts)) is not None]) > 1:
         legend = (("s0", "served by DRAM"), ("s1", "footprint within reach of L2")) if len({load.dram for load in loads}) > 1 else ()
-        yield _Figure("roofline of the suite: bytes over time", roofline(loads, facts.peak_bandwidth or None), legend)
+        yield _Figure("roofline: bandwidth over the bytes of a launch", roofline(loads, facts.peak_bandwidth or None), legend)
 
 
 def _load(one: RowFacts, facts: DeviceFacts) -> Load | None:

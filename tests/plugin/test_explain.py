@@ -45,6 +45,7 @@ def test_a_failed_row_says_why_and_how_to_learn_the_rest(pytester: pytest.Pytest
     assert "up to this: 8 MiB no longer stay in L2, their persisting window is gone; set-aside" in said
     assert "further causes, which need more counts: gpumem explain --base REVISION test_it.py::test_lookup" in said
     row = row_in(pytester.path)
+    assert row["why"][0].partition(": ")[0] != row["key"]  # the row has its name
     assert [kernel["name"] for kernel in row["measurement"]["activity"]["kernels"]] == ["reset_data"]
     # Unasked, no cause is estimated: only what ran differently is known.
     plain = pytester.runpytest_inprocess(*SIMULATED, "-k", "lookup", "--benchmark-json=plain.json")

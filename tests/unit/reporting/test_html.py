@@ -231,7 +231,7 @@ def test_a_suite_has_its_trend_its_roofline_and_the_base_of_a_change(facts: Devi
     text = page(Run(rows, facts, {}, utc=UTC, past=past))
     assert "all rows over 2 earlier runs" in text
     assert "2026-11-01 abcdef0: median +11.82 %" in text
-    assert "roofline of the suite" in text
+    assert "roofline: bandwidth" in text
     assert "most measured in DRAM 3002" in text
     # 268.3 us is 25 % more than 214.6 us.
     assert "from 214.6 us" in text
