@@ -69,7 +69,7 @@ def test_nothing_is_taken_over(pytester: pytest.Pytester, gpumem: Run, monkeypat
         (["report", "out.json", "-o", "a\n::add-mask::x.html", "--history", ".benchmarks"], 0),
         (["explain", "out.json", "again.json"], 0),
         (["accept", row["nodeid"], "--reason", "because\n::add-mask::x\x1b[2J"], 0),
-        (["read", "none\n::add-mask::x.sqlite"], 6),
+        (["read", "none\n::add-mask::x.sqlite"], 4),
     ):
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == code, done.output
