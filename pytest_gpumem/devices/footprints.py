@@ -259,12 +259,12 @@ class Footprints:
             return 0
         number = next(self._numbers)
         stack = python_stack() if self._stacks else ()
-        self._log.emit((time.perf_counter(), (FIXTURES, place), "fixture", number, nbytes, stack))
+        self._log.emit(Allocated(time.perf_counter(), (FIXTURES, place), "fixture", number, nbytes, stack))
         return number
 
     def gave_back(self, number: int) -> None:
         if self._wanted is not None and number:
-            self._log.emit((time.perf_counter(), (FIXTURES, "device"), "fixture", number, 0, ()))
+            self._log.emit(Allocated(time.perf_counter(), (FIXTURES, "device"), "fixture", number, 0))
 
     def referrers(self) -> Callable[[Allocated], tuple[str, ...]]:
         arrays: dict[tuple[str, int], list[object]] = {}

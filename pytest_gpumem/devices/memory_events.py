@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter, sub
+from operator import attrgetter, itemgetter, sub
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -30,11 +30,6 @@ POINTS = 200  # most points of one course
 SEGMENT_DELAY = 1e-3  # seconds by which the clocks of two sources may differ: a pool reports its segment after the driver made it
 
 
-MemoryEvent = tuple[float, Series, Layer, int, int, tuple[Frame, ...]]
-"""One allocation or free, as a source reports it: when, in seconds on the clock of `time.perf_counter`; whose; the layer; the address; the
-bytes, 0 for a free; and the Python frames of the allocation, the innermost last, empty unless asked for."""
-
-
 class Figures(NamedTuple):
     """A library's own counts of one kind of memory, in bytes."""
 
@@ -46,15 +41,18 @@ class Figures(NamedTuple):
     allocations: int | None = None  # allocations up to now, where they are counted and not reported one by one
 
 
-class Allocated(Struct, eq=False):
-    """One allocation."""
+class Allocated(Struct, eq=False, gc=False):
+    """One allocation, or one free, which has 0 bytes, as a source reports it.
 
-    at: float
+    A test may allocate thousands of times, a few microseconds each: the garbage collector, which tuples would start, does not know these.
+    """
+
+    at: float  # seconds on the clock of `time.perf_counter`
     series: Series
     layer: Layer
     address: int
     nbytes: int
-    stack: tuple[Frame, ...] = ()
+    stack: tuple[Frame, ...] = ()  # Python frames of the allocation, the innermost last; empty unless asked for
     owner: str | None = None  # of an allocation of the driver: the library whose pool took it
 
     @property
@@ -71,18 +69,17 @@ Step = tuple[float, int, Allocated]
 
 
 class Use:
-    """The bytes in use of one series, over time. A test may allocate thousands of times, a few microseconds each: what is kept of each is a
-    few plain values, which the garbage collector leaves alone."""
+    """The bytes in use of one series, over time."""
 
     __slots__ = ("at", "living", "of", "total")
 
     def __init__(self) -> None:
         self.at: list[float] = []  # when it changed
         self.total: list[int] = []  # bytes in use afterwards
-        self.of: list[MemoryEvent | Allocated | None] = []  # the allocation that was made or freed; None: unknown ones were freed
-        self.living: dict[int, MemoryEvent] = {}  # by address
+        self.of: list[Allocated | None] = []  # the allocation that was made or freed; None: unknown ones were freed
+        self.living: dict[int, Allocated] = {}  # by address
 
-    def change(self, at: float, nbytes: int, of: MemoryEvent | Allocated | None) -> None:
+    def change(self, at: float, nbytes: int, of: Allocated | None) -> None:
         """Book an allocation, or a free with `nbytes` below 0."""
         self.at.append(at)
         self.total.append(nbytes + (self.total[-1] if self.total else 0))
@@ -102,13 +99,13 @@ class Use:
 
     def live(self, until: int | None = None) -> list[Allocated]:
         """The allocations that live after some changes, or after all."""
-        found: dict[int, MemoryEvent | Allocated] = {}
+        found: dict[int, Allocated] = {}
         for change, of in zip(self.changes()[:until], self.of, strict=False):
             if of is not None and change > 0:
                 found[id(of)] = of
             else:
                 found.pop(id(of), None)
-        return [of if isinstance(of, Allocated) else Allocated(*of) for of in found.values()]
+        return list(found.values())
 
     def memory_use(self, series: Series, at_peak: int) -> MemoryUse:
         made = Counter([change for change in self.changes() if change > 0])
@@ -141,8 +138,8 @@ class MemoryLog:
     """The allocations of a process that are known, and what changed since the first open watch began."""
 
     def __init__(self) -> None:
-        self._pending: list[MemoryEvent] = []
-        self.emit: Callable[[MemoryEvent], None] = self._pending.append
+        self._pending: list[Allocated] = []
+        self.emit: Callable[[Allocated], None] = self._pending.append
         """Takes an event of a source; `settle` brings those of all sources in order."""
         self._steps: list[Step] = []
         self._uses: dict[Series, Use] = {}
@@ -160,28 +157,27 @@ class MemoryLog:
         """Book the events since the last call; to be called after every source has reported.
         `ours`: what was allocated since then is no test's, except for buffers of fixtures.
         """
-        segments: list[MemoryEvent] = []
+        segments: list[Allocated] = []
         last: Series | None = None
         use = Use()
-        for event in sorted(self._pending, key=itemgetter(0)):
-            at, series, layer, address, nbytes, _stack = event
-            if layer == "use":
-                if series is not last:
-                    last, use = series, self._uses.setdefault(series, Use())
+        for event in sorted(self._pending, key=attrgetter("at")):
+            if event.layer == "use":
+                if event.series is not last:
+                    last, use = event.series, self._uses.setdefault(event.series, Use())
                     living, when, total, of = use.living, use.at, use.total, use.of
                     now = total[-1] if total else 0
-                if (before := living.pop(address, None)) is not None:
-                    now -= before[4]
-                    when.append(at)
+                if (before := living.pop(event.address, None)) is not None:
+                    now -= before.nbytes
+                    when.append(event.at)
                     total.append(now)
                     of.append(before)
-                if nbytes and not ours:
-                    living[address] = event
-                    now += nbytes
-                    when.append(at)
+                if event.nbytes and not ours:
+                    living[event.address] = event
+                    now += event.nbytes
+                    when.append(event.at)
                     total.append(now)
                     of.append(event)
-            elif layer == "segment":
+            elif event.layer == "segment":
                 segments.append(event)
             else:
                 self._step(event, ours)
@@ -189,25 +185,23 @@ class MemoryLog:
         for event in segments:
             self._own(event)
 
-    def _step(self, event: MemoryEvent, ours: bool) -> None:
+    def _step(self, event: Allocated, ours: bool) -> None:
         """Book an event of the driver or of a fixture."""
-        at, _series, layer, address, nbytes, _stack = event
-        if (freed := self._live.pop((layer, address), None)) is not None:
-            self._steps.append((at, -freed.nbytes, freed))
-        elif layer == "driver":
-            self.cached.pop(address, None)
-        if nbytes and (layer == "fixture" or not ours):
-            self._live[layer, address] = made = Allocated(*event)
-            self._steps.append((at, nbytes, made))
-            if layer == "driver":
-                self._made.setdefault(address, []).append(made)
+        if (freed := self._live.pop((event.layer, event.address), None)) is not None:
+            self._steps.append((event.at, -freed.nbytes, freed))
+        elif event.layer == "driver":
+            self.cached.pop(event.address, None)
+        if event.nbytes and (event.layer == "fixture" or not ours):
+            self._live[event.layer, event.address] = event
+            self._steps.append((event.at, event.nbytes, event))
+            if event.layer == "driver":
+                self._made.setdefault(event.address, []).append(event)
 
-    def _own(self, segment: MemoryEvent) -> None:
+    def _own(self, segment: Allocated) -> None:
         """Give the driver's allocation that a pool took to its library."""
-        at, series, _layer, address, nbytes, _stack = segment
-        for made in reversed(self._made.get(address, [])):
-            if made.owner is None and made.nbytes == nbytes and made.at <= at + SEGMENT_DELAY:
-                made.owner = series[0]
+        for made in reversed(self._made.get(segment.address, [])):
+            if made.owner is None and made.nbytes == segment.nbytes and made.at <= segment.at + SEGMENT_DELAY:
+                made.owner = segment.library
                 return
 
     def mark(self) -> Mark:

@@ -148,7 +148,7 @@ class DriverMemory(Source):
             self._probed += [nbytes] if nbytes else []
         elif self._log is not None:
             stack = python_stack() if self._stacks and nbytes else ()
-            self._log.emit((time.perf_counter(), (DRIVER, call.kind), "driver", address, nbytes, stack))
+            self._log.emit(Allocated(time.perf_counter(), (DRIVER, call.kind), "driver", address, nbytes, stack))
 
     def drain(self) -> None:
         failed, self._failed = self._failed, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,6 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import (
     Allocated,
     Figures,
-    MemoryEvent,
     MemoryLog,
     Series,
     account,
@@ -28,16 +28,27 @@ from pytest_gpumem.records.footprint import SizeCount
 MIB = 2**20
 
 
-def event(at: float, library: str, layer: Any, address: int, nbytes: int, kind: Any = "device") -> MemoryEvent:
-    return at, (library, kind), layer, address, nbytes, ()
+def event(at: float, library: str, layer: Any, address: int, nbytes: int, kind: Any = "device") -> Allocated:
+    return Allocated(at, (library, kind), layer, address, nbytes)
 
 
-def log_of(*events: MemoryEvent) -> MemoryLog:
+def log_of(*events: Allocated) -> MemoryLog:
     log = MemoryLog()
     for one in events:
         log.emit(one)
     log.settle()
     return log
+
+
+def test_what_a_test_allocates_starts_no_garbage_collection() -> None:
+    """A full one takes tenths of a second in a large suite."""
+    log = MemoryLog()
+    gc.collect()
+    before = gc.get_count()[0]
+    for number in range(500):
+        log.emit(Allocated(float(number), ("CuPy", "device"), "use", number, 512))
+    log.settle()
+    assert gc.get_count()[0] - before < 100
 
 
 def test_a_segment_of_a_pool_counts_where_it_is_used_and_at_the_driver_once() -> None:
@@ -124,7 +135,7 @@ class Driver(Source):
         return None
 
     def emit(self, address: int, nbytes: int) -> None:
-        self.log.emit((time.perf_counter(), ("CUDA", "pinned"), "driver", address, nbytes, ()))
+        self.log.emit(Allocated(time.perf_counter(), ("CUDA", "pinned"), "driver", address, nbytes))
 
 
 class Library(Source):
@@ -185,12 +196,12 @@ class Library(Source):
         if self.high is not None:
             self.high = max(self.high, sum(self.used.values()))
         if self.log is not None and self.single:
-            self.log.emit((time.perf_counter(), (self.name, "device"), "use", address, nbytes, ()))
+            self.log.emit(Allocated(time.perf_counter(), (self.name, "device"), "use", address, nbytes))
 
     def free(self, address: int) -> None:
         del self.used[address]
         if self.log is not None and self.single:
-            self.log.emit((time.perf_counter(), (self.name, "device"), "use", address, 0, ()))
+            self.log.emit(Allocated(time.perf_counter(), (self.name, "device"), "use", address, 0))
 
 
 @pytest.fixture

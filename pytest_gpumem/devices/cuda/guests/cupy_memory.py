@@ -31,15 +31,15 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
 
     def alloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int, **_: Any) -> None:
         if device_id == self._index and mem_ptr:
-            self._emit((perf_counter(), _SERIES, "segment", mem_ptr, mem_size, ()))
+            self._emit(Allocated(perf_counter(), _SERIES, "segment", mem_ptr, mem_size))
 
     def malloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int, **_: Any) -> None:
         if device_id == self._index and mem_ptr:
-            self._emit((perf_counter(), _SERIES, "use", mem_ptr, mem_size, python_stack() if self._stacks else ()))
+            self._emit(Allocated(perf_counter(), _SERIES, "use", mem_ptr, mem_size, python_stack() if self._stacks else ()))
 
     def free_postprocess(self, device_id: int, mem_ptr: int, **_: Any) -> None:
         if device_id == self._index and mem_ptr:
-            self._emit((perf_counter(), _SERIES, "use", mem_ptr, 0, ()))
+            self._emit(Allocated(perf_counter(), _SERIES, "use", mem_ptr, 0))
 
 
 class CupyMemory(Source):

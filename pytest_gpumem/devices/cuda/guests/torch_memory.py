@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, Layer, MemoryEvent, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, Layer, MemoryLog, Series
 
 NAME = "PyTorch"
 _SERIES: Series = (NAME, "device")
@@ -163,7 +163,7 @@ def _call(module: Any, name: str) -> bool:
     return function is not None
 
 
-def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[MemoryEvent]:
+def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[Allocated]:
     """Entries of the history as events.
     `entries`: of one device, in their order.
     `offset`: seconds from the wall clock to that of `time.perf_counter`.
@@ -176,7 +176,7 @@ def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[Memo
         layer, allocates = known
         at = max(at, entry["time_us"] * 1e-6 + offset) if "time_us" in entry else at
         stack = tuple(_frame(one) for one in reversed(entry.get("frames", ()))) if allocates and layer == "use" else ()
-        yield at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack
+        yield Allocated(at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack)
 
 
 def _frame(frame: Mapping[str, Any]) -> Frame:

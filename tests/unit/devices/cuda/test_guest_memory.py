@@ -25,9 +25,9 @@ HISTORY = [
 
 def test_a_history_becomes_events_in_its_order() -> None:
     found = list(events(HISTORY, offset=-1.0))
-    assert [(layer, nbytes) for _, _, layer, _, nbytes, _ in found] == [("segment", 2 << 20), ("use", 4), ("use", 0)]
-    assert [at for at, *_ in found] == sorted(at for at, *_ in found)  # whatever the clock says
-    assert found[1][-1] == (("b.py", 2, "inner"),)
+    assert [(one.layer, one.nbytes) for one in found] == [("segment", 2 << 20), ("use", 4), ("use", 0)]
+    assert [one.at for one in found] == sorted(one.at for one in found)  # whatever the clock says
+    assert found[1].stack == (("b.py", 2, "inner"),)
 
 
 class Torch(ModuleType):
