@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -79,10 +80,18 @@ def sampling_error(placements: Sequence[Sequence[float]]) -> float:
     """
     variance = 0.0
     for count, alike in groupby(sorted(placements, key=len), key=len):  # nearly always all of them: one call is much faster
-        reach = 0.5 / math.sqrt(count)
-        below, above = np.quantile(np.array(list(alike)), [0.5 - reach, 0.5 + reach], axis=1)
+        ordered, reach = np.sort(np.array(list(alike)), axis=1), 0.5 / math.sqrt(count)
+        below, above = (_quantile(ordered, share) for share in (0.5 - reach, 0.5 + reach))
         variance += float((((above - below) / 2) ** 2).sum())
     return math.sqrt(variance) / len(placements)
+
+
+def _quantile(ordered: np.ndarray[Any, Any], share: float) -> Any:
+    """A quantile of each row of an array that is sorted by row, between its two next values. `np.quantile` takes four times as long."""
+    last = ordered.shape[1] - 1
+    at = share * last
+    low, high = int(at), min(int(at) + 1, last)
+    return ordered[:, low] + (at - low) * (ordered[:, high] - ordered[:, low])
 
 
 def enough(placements: Sequence[Sequence[float]], *, wanted: float, spent: float, budget: float) -> bool:

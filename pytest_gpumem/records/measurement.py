@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 from msgspec import UNSET, UnsetType, field
@@ -164,7 +165,7 @@ class NoShare(str, Enum):
     UNKNOWN_PEAK = "unknown peak"
 
 
-class Measurement(Record, frozen=True):
+class Measurement(Record, frozen=True, dict=True):
     """One measurement: its samples by placement, and everything needed to judge and repeat it."""
 
     label: str
@@ -251,7 +252,7 @@ class Measurement(Record, frozen=True):
         """All samples in seconds, placement after placement, each in the order of sampling."""
         return tuple(s for placement in self.placements for s in placement)
 
-    @property
+    @cached_property  # a row of a session asks for it some ten times, and so do those of its history
     def medians(self) -> tuple[float, ...]:
         """Median of each placement in seconds."""
         return tuple(statistics.median(p) for p in self.placements)

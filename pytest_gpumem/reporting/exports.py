@@ -65,7 +65,7 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
             "latency_s": measurement.latency,
             "half_width_s": measurement.half_width,
             "bandwidth_bytes_per_s": measurement.bandwidth,
-            "samples": len(measurement.samples),
+            "samples": sum(map(len, measurement.placements)),
             "placements": len(measurement.placements),
             "mode": measurement.mode,
             "sampler": measurement.sampler,

@@ -65,6 +65,14 @@ def test_the_sampling_error_is_that_of_a_mean_of_medians() -> None:
     assert estimated == pytest.approx(actual, rel=0.1)
 
 
+@pytest.mark.parametrize("samples", [1, 2, 3, 16, 33])
+def test_the_sampling_error_is_that_of_quantiles(samples: int) -> None:
+    placements = np.random.default_rng(samples).normal(1.0, 0.05, (5, samples))
+    reach = 0.5 / np.sqrt(samples)
+    below, above = np.quantile(placements, [0.5 - reach, 0.5 + reach], axis=1)
+    assert sampling_error(placements.tolist()) == pytest.approx(np.sqrt((((above - below) / 2) ** 2).sum()) / 5)
+
+
 @pytest.mark.parametrize("upper", [0.2, 0.45])
 def test_two_levels_show_in_the_sampling_error(upper: float) -> None:
     random = np.random.default_rng(8)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 from measurements import measurement
+from msgspec.structs import replace
 
 from pytest_gpumem.records.measurement import Measurement
 
@@ -23,3 +25,13 @@ def test_the_interval_is_the_launchs_shared_out() -> None:
 @pytest.mark.parametrize("missing", ["half_width", "accesses_per_launch"])
 def test_without_placements_or_a_chain_there_is_none(missing: str) -> None:
     assert measured(**{missing: None}).latency_per_access_interval is None
+
+
+def test_a_changed_measurement_has_medians_of_its_own() -> None:
+    before = measured()
+    assert before.medians == (2e-3, 4e-3)
+    after = replace(before, placements=before.placements[:1])
+    assert after.medians == (2e-3,)
+    assert after.latency == 2e-3
+    assert before == measured()  # what was asked for is no part of a record
+    assert pickle.loads(pickle.dumps(before)) == before
