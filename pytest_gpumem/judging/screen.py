@@ -184,13 +184,12 @@ def _doubt(found: Difference, comparison: Comparison, delta: float, family: Fami
     """Why a change with its lower bound above the limit is not a FAIL; None if it is one."""
     p_value = comparison.p_value or 0.0
     if p_value > family.threshold:
-        needed = f"{chance(family.threshold)} is beyond doubt ({ALPHA:.0%} a suite)"
-        return f"among {family.size} compared rows only {needed}, not {chance(p_value)}"
+        return f"a FAIL among {counted(family.size, 'compared row')} needs {chance(family.threshold)}, and it has {chance(p_value)}"
     if not _known(found):
         return _needed(found)
     if min(found.measured, found.processes) < ENOUGH and comparison.low <= delta + GROSS:
         whose = "this run" if found.measured < ENOUGH else "the baseline"
-        return f"below {format_share(delta + GROSS)} that takes {counted(ENOUGH, 'process')} of {whose}"
+        return f"a FAIL below {format_share(delta + GROSS)} needs {counted(ENOUGH, 'process')} of {whose}"
     return None
 
 
