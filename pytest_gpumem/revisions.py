@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 DIRTY = "-dirty"  # suffix of a revision that was measured with uncommitted changes: no commit holds that code
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_PLACES = ("DIR", "WORK_TREE", "COMMON_DIR", "INDEX_FILE", "OBJECT_DIRECTORY", "ALTERNATE_OBJECT_DIRECTORIES", "NAMESPACE", "PREFIX")
+_OF_A_HOOK = frozenset(f"GIT_{name}" for name in _PLACES)
+"""Variables that name the repository and the index of the git that runs a hook: they hold for no other folder."""
 _SECONDS = 60  # time-out of a git call, such as on a file system that does not respond
 
 
@@ -114,12 +118,25 @@ def _within(folder: Path, known: Sequence[str], commit: str) -> frozenset[str]:
     return frozenset(revision for revision in known if not any(full.startswith(revision) for full in outside))
 
 
+def of_no_hook(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables without those that name another repository than that of a folder. Settings such as `GIT_CONFIG_COUNT` stay."""
+    return {name: value for name, value in environment.items() if name not in _OF_A_HOOK}
+
+
 def _git(folder: Path, arguments: Sequence[str], error_text: str = "", *, given: Sequence[str] = ()) -> str:
     """Run git and return its standard output. `error_text` begins the error's message."""
     text = "".join(f"{line}\n" for line in given)
     try:
         run = subprocess.run(
-            ["git", *arguments], cwd=folder, input=text, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
+            ["git", *arguments],
+            cwd=folder,
+            env=of_no_hook(os.environ),
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
         )
     except FileNotFoundError:
         raise RevisionError(f"git is not installed, or {folder} does not exist") from None

@@ -24,6 +24,7 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, document_from_json, from_plain, to_plain
+from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.child import Background, for_a_part, name_of
 from pytest_gpumem.runs.worktree import Side, held_folder, moved_path, spared
@@ -123,7 +124,7 @@ def accepted(arguments: Sequence[str]) -> list[str]:
 
 def environment_of(side: Side, other: Side, environment: Mapping[str, str], *, evidence: bool = False) -> dict[str, str]:
     """Variables of a process that measures one of two sides: it is no run of its own, and sees nothing of the other side."""
-    own = for_a_part({name: value for name, value in environment.items() if not name.startswith("GIT_")}, evidence=evidence)
+    own = for_a_part(of_no_hook(environment), evidence=evidence)
     path = moved_path(environment, side, other.root)
     return own if path is None else own | {"PYTHONPATH": path}
 

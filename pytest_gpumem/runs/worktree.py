@@ -24,6 +24,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import DuetError
 
 PREFIX = "gpumem-duet-"  # of the names of temporary folders; `_ours` tells them from folders of users that are called alike
@@ -187,11 +188,10 @@ def remove_leftovers(top: Path | None = None) -> None:
 
 
 def _git(folder: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
-    # Inside a hook git's variables name another repository or index; a hook of the project's is no part of a checkout.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    # A hook of the project's is no part of a checkout.
     command = ["git", "-c", "core.hooksPath=/dev/null", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, env=environment, pass_fds=_LOCKS, check=False)
+        done = subprocess.run(command, capture_output=True, env=of_no_hook(os.environ), pass_fds=_LOCKS, check=False)
     except FileNotFoundError:
         raise DuetError("git is not installed; without it BASE is a folder or a wheel") from None
     if check and done.returncode:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from committing import git
 
-from pytest_gpumem.revisions import RevisionError, ancestry, head, line_between
+from pytest_gpumem.revisions import RevisionError, ancestry, head, line_between, of_no_hook
 
 
 class Repository:
@@ -29,6 +29,22 @@ class Repository:
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     return Repository(tmp_path / "repository")
+
+
+def test_a_hook_of_another_repository(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Git names its own repository in variables, for every folder."""
+    other = Repository(tmp_path / "other")
+    own, _ = repository.commit("one"), other.commit("other")
+    (repository.folder / "tests").mkdir()
+    for name, value in {
+        "DIR": other.folder / ".git",
+        "INDEX_FILE": other.folder / ".git" / "index.lock",
+        "WORK_TREE": other.folder,
+    }.items():
+        monkeypatch.setenv(f"GIT_{name}", str(value))
+    assert head(repository.folder / "tests") == own
+    settings = {"GIT_CONFIG_COUNT": "1", "PREFIX": "/usr"}  # such as safe.directory, and what is not git's
+    assert of_no_hook({"GIT_DIR": "a", **settings}) == settings
 
 
 def test_only_what_the_merge_base_has_in_its_history_is_base(repository: Repository) -> None:
