@@ -139,6 +139,14 @@ def _path(kind: str, example: str, ending: str = "") -> Callable[[Any], str]:
     return parse
 
 
+def place(value: object) -> str:
+    """A folder or a URL of fsspec, as written. Raises `QuantityError`: it is none, or a URL without anything behind its "://"."""
+    text = _path("folder or URL", ".benchmarks or s3://bucket/baselines")(value)
+    if "://" in text and not text.partition("://")[2].strip("/"):
+        raise refused(value, ".benchmarks, file:///srv/baselines or s3://bucket/baselines", "is a URL without a place")
+    return text
+
+
 def _names(value: Any) -> tuple[str, ...]:
     lines = value.splitlines() if isinstance(value, str) else value
     if not (found := tuple(name.strip() for name in lines if name.strip())):
@@ -311,14 +319,14 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "record",
         Role.SAVING,
-        _path("folder or URL", "history or s3://bucket/history"),
+        place,
         "Folder, or URL of fsspec, that keeps this run for gpumem history, whatever its verdicts; no baseline has it. Default: none.",
         "PLACE",
     ),
     Option(
         "baseline",
         Role.JUDGING,
-        _path("folder or URL", ".benchmarks or s3://bucket/baselines"),
+        place,
         "Folder of the baselines, or URL of fsspec such as s3://bucket/baselines. Default: pytest-benchmark's storage.",
         "PLACE",
     ),

@@ -26,6 +26,7 @@ from platformdirs import user_cache_path
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.outcomes import UserError
+from pytest_gpumem.settings import place
 
 SUBFOLDER = "gpumem"  # folder of accepted runs below the device's key, beside the files of pytest-benchmark
 RECORDED = "recorded"  # folder of recorded runs below the device's key
@@ -186,14 +187,12 @@ def storage(written: str | Path | Storage, base: Path | None = None, *, offline:
     `written`: a folder, which may begin with "~", or a URL; a storage is given back.
     `base`: a relative folder is below it; None: the working directory.
     `offline`: as of `RemoteStorage`; a folder is always there.
-    Raises `BaselineError`: a URL of nothing.
+    Raises `QuantityError`: it is no place.
     """
     if isinstance(written, Storage):
         return written
-    text = str(written)
-    if (url := _URL.match(text)) and not text[url.end() :].strip("/"):
-        raise BaselineError(f"{text}: a URL without a place; accepted is such as s3://bucket/baselines or file:///srv/baselines")
-    if url and not text.startswith("file://"):
+    text = place(str(written))
+    if _URL.match(text) and not text.startswith("file://"):
         return RemoteStorage(text, offline=offline)
     return Storage((base or Path()) / Path(text.removeprefix("file://")).expanduser())
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pytest_gpumem.devices.protocol import AccessProperty, Allocation, DeviceError, Launch, OutOfMemory, WindowSpec
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.units import GiB
+from pytest_gpumem.units import GiB, format_bytes
 
 
 def below_context(nbytes: int, own: int) -> str:
     """Explain that a memory limit of `nbytes` is below the `own` bytes that this process uses already."""
-    return f"a limit of {nbytes / GiB:.4g} GiB: the context of this process alone takes {own / GiB:.3g} GiB"
+    return f"a limit of {format_bytes(nbytes)}: the context of this process alone takes {format_bytes(own)}"
 
 
 def check_part(allocation: Allocation, offset: int, nbytes: int) -> None:

@@ -221,8 +221,9 @@ def _baseline_place(config: pytest.Config, settings: Settings) -> Storage:
     if (given := getattr(config, "workerinput", {}).get(WORKER_BASELINE)) is not None:
         return storage(given["place"], offline=given["offline"])
     if settings.baseline is None:
-        return Storage(replay.storage_folder(config).absolute())
-    place = storage(settings.baseline, _base(config, settings, "baseline"), offline=settings.baseline_offline)
+        place = Storage(replay.storage_folder(config).absolute())
+    else:
+        place = storage(settings.baseline, _base(config, settings, "baseline"), offline=settings.baseline_offline)
     if settings.baseline_offline and not isinstance(place, RemoteStorage):
         raise pytest.UsageError(
             f"gpumem: {settings.origins['baseline_offline']}: the baseline {place} is a folder, which has no copy; accepted is a URL"

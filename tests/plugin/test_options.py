@@ -235,6 +235,20 @@ def test_a_home_folder_of_nobody(pytester: pytest.Pytester, gpumem: Run, name: s
     assert f"--gpumem-{name}: '~nosuchuser/x.svg'" in line
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--gpumem-record=s3://", "--gpumem-record: 's3://' is a URL without a place"),
+        ("--gpumem-baseline=file://", "--gpumem-baseline: 'file://' is a URL without a place"),
+        ("--gpumem-baseline-offline", "is a folder, which has no copy; accepted is a URL"),
+        ("--gpumem-memory-limit=1KiB", "a limit of 1 KiB: the context of this process alone takes "),
+    ],
+)
+def test_an_option_that_could_do_nothing_is_refused(pytester: pytest.Pytester, gpumem: Run, option: str, words: str) -> None:
+    pytester.makepyfile("def test_it(): pass")
+    assert words in only_line(gpumem(option))
+
+
 def test_a_lock_that_cannot_be_used_stops_the_session(
     pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -19,6 +19,7 @@ from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store, copy, files, reset, surplus
 from pytest_gpumem.baselines.transfer import Remote
+from pytest_gpumem.units import QuantityError
 
 URL = f"s3://{BUCKET}/base"
 
@@ -182,7 +183,7 @@ def test_a_place_that_is_none(s3_store: Server, url: str, words: str) -> None:
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///", "file://"])
 def test_a_url_of_nothing_is_no_folder(url: str) -> None:
-    with pytest.raises(BaselineError, match="a URL without a place"):
+    with pytest.raises(QuantityError, match="is a URL without a place"):
         storage(url)
 
 
