@@ -656,7 +656,8 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], sentence: str) -
     known = tuple(known)
     for name in sorted(names):
         if name not in known:
-            raise SettingsError(f"{sentence.replace('{}', name)}{_close(name, known)}; accepted are {', '.join(known)}")
+            remedy = _close(name, known) or f"; accepted are {', '.join(known)}"
+            raise SettingsError(sentence.replace("{}", name) + remedy)
 
 
 def _close(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
