@@ -120,7 +120,7 @@ class Paired:
         seen = f"{change(self.change)} over {counted(self.pairs, 'pair')} of processes, {shown}"
         limit = f"max_regression {format_share(self.delta)}"
         if self.outcome is Outcome.FAIL:
-            return f"{seen}{', each of them far beyond it' if self.gross else ''}: slower than {limit} allows"
+            return f"{seen}{', each far' if self.gross else ':'} slower than {limit} allows"
         if self.outcome is Outcome.PASS:
             return f"{seen}: within {limit}{SETTLED if self.same_code else ''}"
         return f"{seen}: at {limit}"

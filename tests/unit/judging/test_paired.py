@@ -238,6 +238,6 @@ def test_the_sentence() -> None:
     noise = [0.001 * step for step in (1, -1, 0) * 4]
     assert judged(noise).sentence == "+0 % over 12 pairs of processes, between -0.100 % and +0.100 %: within max_regression 1.00 %"
     assert judged([0.4] * 3).sentence == (
-        "+49.2 % over 3 pairs of processes, too few for an interval, each of them far beyond it: slower than max_regression 1.00 % allows"
+        "+49.2 % over 3 pairs of processes, too few for an interval, each far slower than max_regression 1.00 % allows"
     )
     assert judged([0.0]).sentence == "+0 % over 1 pair of processes, too few for an interval: at max_regression 1.00 %"
