@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -63,6 +64,14 @@ _with_room.__code__ = _with_room.__code__.replace(co_stacksize=100_000)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     pyfuncitem.obj = partial(_with_room, pyfuncitem.obj)
     return (yield)
+
+
+@pytest.fixture
+def quick_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of this interpreter are forked where they can be."""
+    import forked  # here: the memory suite starts none
+
+    monkeypatch.setattr(subprocess, "Popen", forked.Popen)
 
 
 @pytest.fixture(scope="session")

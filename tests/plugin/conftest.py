@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -46,9 +45,9 @@ def _nobody_elses_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _quick_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick_processes(request: pytest.FixtureRequest) -> None:
     if "new_interpreters" not in request.fixturenames:
-        monkeypatch.setattr(subprocess, "Popen", forked.Popen)
+        request.getfixturevalue("quick_processes")
 
 
 @pytest.fixture

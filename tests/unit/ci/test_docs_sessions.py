@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import docs_sessions
+import pytest
+
+pytestmark = pytest.mark.usefixtures("quick_processes")
 
 ROOT = Path(__file__).parents[3]
 SHOWN = dict(re.findall(r"<!-- session: (\w+) -->\n```text\n(.*?)^```$", (ROOT / "docs/sessions.md").read_text(), re.DOTALL | re.MULTILINE))

@@ -24,6 +24,8 @@ from scipy.stats import binomtest
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.records.schema import device_to_json
 
+pytestmark = pytest.mark.usefixtures("quick_processes")
+
 DEVICE = json.loads(json.dumps(device_to_json(choose("sim:h200").facts)))
 FEW = tuple(row for row in rows.ROWS if row.planned in (0.0, 0.01) and not row.bimodal and row.size in ("256 MiB", "32 MiB"))
 BASELINE = (1,) * 20

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("quick_processes")
+
 SCRIPT = Path(__file__).parents[3] / "ci" / "bench" / "history_scale.py"
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import l2_persistence
 import pytest
 
+pytestmark = pytest.mark.usefixtures("quick_processes")
+
 SCRIPT = Path(l2_persistence.__file__)
 NAMES = ("off", "driver default", "maximum", "fitted", "swept", "grid's best")
 

@@ -11,6 +11,8 @@ import pytest
 import renew_tables
 from limit_proof import PLANTED, TRIAD
 
+pytestmark = pytest.mark.usefixtures("quick_processes")
+
 
 def row(outcome: str = "PASS", change: float = 0.001, key: str = PLANTED, processes: int = 1) -> dict[str, Any]:
     bounds = {"change": change, "low": change - 0.002, "high": change + 0.002}

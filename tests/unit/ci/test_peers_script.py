@@ -16,6 +16,8 @@ from triad_bench import TriadBench
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.units import MiB
 
+pytestmark = pytest.mark.usefixtures("quick_processes")
+
 ANSWERING = """
 import json, sys
 job = json.loads(sys.argv[1])
