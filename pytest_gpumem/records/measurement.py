@@ -255,7 +255,7 @@ class Measurement(Record, frozen=True, dict=True):
     @cached_property  # a row of a session asks for it some ten times, and so do those of its history
     def medians(self) -> tuple[float, ...]:
         """Median of each placement in seconds."""
-        return tuple(statistics.median(p) for p in self.placements)
+        return tuple([p[0] if len(p) == 1 else statistics.median(p) for p in self.placements])
 
     @property
     def modes(self) -> tuple[int, ...]:

@@ -33,12 +33,12 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def gpumem_command(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path) -> Run:
+def gpumem_command(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path, programs: Path) -> Run:
     """Runs `gpumem` on the suite with the stand-in as both tools."""
     pytester.makepyfile(test_suite=SUITE)
     tool = tmp_path / "bin" / "tool"
     tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nPYTHONPATH={TESTS}:$PYTHONPATH exec {sys.executable} {TESTS / "fake_profiler.py"} "$@"\n')
+    tool.write_text(f'#!/bin/sh\nPYTHONPATH={TESTS}:$PYTHONPATH exec {programs / "python"} {TESTS / "fake_profiler.py"} "$@"\n')
     tool.chmod(0o755)
     nvtx = nvtx_trace.environment
     told = {"nvtx_library": nvtx["NVTX_INJECTION64_PATH"], "nvtx_log": nvtx["NVTX_LOG"]}

@@ -56,12 +56,12 @@ Session = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
-def traffic(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def traffic(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs `gpumem traffic` on the suite with the stand-in; the tests alone run in a process of their own."""
     pytester.makepyfile(test_suite=SUITE)
     ncu = tmp_path / "bin" / "ncu"
     ncu.parent.mkdir()
-    ncu.write_text(f'#!/bin/sh\nPYTHONPATH={TESTS}:$PYTHONPATH exec {sys.executable} {TESTS / "fake_ncu.py"} "$@"\n')
+    ncu.write_text(f'#!/bin/sh\nPYTHONPATH={TESTS}:$PYTHONPATH exec {programs / "python"} {TESTS / "fake_ncu.py"} "$@"\n')
     ncu.chmod(0o755)
 
     def run(*arguments: str, **told: Any) -> subprocess.CompletedProcess[str]:
