@@ -133,5 +133,6 @@ def read(files: tuple[Path, ...], results: Path | None, file: Path | None) -> in
     for number, (path, found) in enumerate(read_ones):
         version = f" {found.tool_version}" if found.tool_version else ""
         click.echo(f"{'' if not number else chr(10)}{printable(f'{path} ({found.tool}{version})')}\n\n{text(found)}")
-    write_json(file, profiles_to_json(profile for _, found in read_ones for profile in found.profiles))
+    if read_ones:
+        write_json(file, profiles_to_json(profile for _, found in read_ones for profile in found.profiles))
     return code
