@@ -58,7 +58,11 @@ class Session:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         names = ("CI", "PYTEST_ADDOPTS", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "CODSPEED_ENV")
-        own = {name: value for name, value in os.environ.items() if name not in names and not name.startswith(("GPUMEM", "_GPUMEM"))}
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in names and not name.startswith(("GPUMEM", "_GPUMEM", "PYTEST_XDIST"))
+        }
         who = {f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER") for what, value in (("NAME", "me"), ("EMAIL", "me@example"))}
         when = {f"GIT_{role}_DATE": DATE for role in ("AUTHOR", "COMMITTER")}
         self.environment = {

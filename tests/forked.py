@@ -14,18 +14,19 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
+import pytest
 from _pytest.config import default_plugins
 
 SERVER = multiprocessing.get_context("forkserver")
 # Nothing whose assertions pytest rewrites, such as its plugins.
 SERVER.set_forkserver_preload(
     ["pytest", "execnet.gateway_io", "numpy.ma", "scipy.special", "rich.console", "rich.text", "email.parser", "unittest", "pdb"]
-    + ["pytest_gpumem.cli"]
+    + ["forkserver_requests", "pytest_gpumem.cli"]
     + [f"_pytest.{name}" for name in default_plugins if name != "pytester_assertions"]
     + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table")]
     + [f"pytest_gpumem.plugin.{name}" for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")]
@@ -40,7 +41,7 @@ HIGH = 200
 
 COMMAND = "from pytest_gpumem.cli import main; main()"
 """The program of `gpumem`."""
-PYTEST = "import sys; sys.path.remove(''); from pytest import console_main; sys.exit(console_main())"
+PYTEST = "import sys; sys.path.remove(''); import pytest; sys.exit(pytest.main())"
 """The program of `pytest`."""
 WORKER = "import sys;exec(eval(sys.stdin.readline()))"
 """The program of a worker of xdist."""
@@ -144,11 +145,10 @@ class Popen(subprocess.Popen[Any]):
         own_group = more[11]  # start_new_session
         given = ([*map(str, args[1:])], environment, os.fspath(cwd or Path.cwd()), descriptors, own_group, tell)
         self._process = SERVER.Process(target=_forked, args=given)
-        sys.path.append(HERE)
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "path", [*sys.path, HERE])
+            patch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)  # of the server, if this is its first process
             self._process.start()
-        finally:
-            sys.path.remove(HERE)
         tell.close()
         ready.recv()
         self.pid, self._child_created = self._process.pid, True
@@ -185,8 +185,9 @@ posix._exit(int.from_bytes(with_server.recv(1), "big"))
 
 
 def _serve(listener: socket.socket) -> None:
-    keepers = 0
-    while True:
+    parent, keepers = multiprocessing.parent_process(), 0
+    assert parent is not None
+    while parent.sentinel not in wait([listener, parent.sentinel]):
         client, _ = listener.accept()
         while keepers and os.waitpid(-1, os.WNOHANG)[0]:
             keepers -= 1
@@ -215,7 +216,9 @@ def programs(folder: Path) -> Iterator[None]:
         listener.bind(address)
         listener.listen(64)
         server = SERVER.Process(target=_serve, args=(listener,))
-        server.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)
+            server.start()
     for name, words in (("python", ()), ("pytest", ("-c", PYTEST)), ("gpumem", ("-c", COMMAND))):
         (folder / name).write_text(CLIENT.format(python=sys.executable, address=address, words=words))
         (folder / name).chmod(0o755)
