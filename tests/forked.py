@@ -7,13 +7,14 @@ import gc
 import multiprocessing.util
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -148,9 +149,15 @@ class Popen(subprocess.Popen[Any]):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "path", [*sys.path, HERE])
             patch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)  # of the server, if this is its first process
-            self._process.start()
-        tell.close()
-        ready.recv()
+            # A signal between would leave a process of which nobody knows.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+            try:
+                self._process.start()
+                tell.close()
+                ready.recv()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        process._children.discard(self._process)  # type: ignore[attr-defined]  # a Popen is not waited for at the end
         self.pid, self._child_created = self._process.pid, True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -196,12 +203,12 @@ def _serve(listener: socket.socket) -> None:
             told = client.makefile("rb").read(int.from_bytes(length, "big"))
             (folder,), words, variables = (part.decode().split("\0") for part in told.split(b"\0\0"))
             environment = dict(variable.split("=", 1) for variable in variables)
-            process = multiprocessing.get_context("fork").Process(
+            job = multiprocessing.get_context("fork").Process(
                 target=_become, args=(words, environment, folder, [(own, number) for number, own in enumerate(descriptors)])
             )
-            process.start()
-            process.join()
-            code = process.exitcode or 0
+            job.start()
+            job.join()
+            code = job.exitcode or 0
             client.sendall(bytes([code if code >= 0 else 128 - code]))
             os._exit(0)
         keepers += 1
