@@ -109,6 +109,7 @@ def flagged(document: dict[str, Any], *tests: str) -> str:
     return json.dumps(document)
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(project: Project) -> None:
     """Half as many bytes more, not committed. It compares what a run flagged, nothing else; limits that every row breaks and a strict
     ini do not interfere."""
@@ -172,6 +173,7 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     assert "of other arguments: head was" in complaint(project.duet(*asked))
 
 
+@pytest.mark.usefixtures("new_interpreters")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_removes_everything_but_its_journal(project: Project, number: signal.Signals) -> None:
     process = project.start_duet("main", *ROUNDS)
@@ -236,6 +238,7 @@ def test_a_base_that_imports_heads_code_is_found_out(project: Project) -> None:
     assert f"did not run its own code: mine from {source / 'mine.py'}" in said
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
     sized = TESTS.replace("def test_mine(", "import pytest\n\n@pytest.mark.parametrize('mib', [1, 2])\ndef test_sized(mib, ")
     project.write("test_it.py", sized.replace("NBYTES)", "mib << 20)"))

@@ -16,6 +16,8 @@ from filelock import FileLock
 from sessions import SIMULATED, TRIAD, rows_in
 from test_waiting import GPU_OF_ANOTHER
 
+pytestmark = pytest.mark.usefixtures("new_interpreters")
+
 HANGS = {
     # Both wait in C for themselves and look at no signal; the first one releases the interpreter's lock, as a wait for a GPU does.
     "released": "wait_for_itself(ctypes.CDLL(None))",

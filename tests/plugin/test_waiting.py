@@ -11,6 +11,8 @@ import pytest
 from filelock import FileLock
 from sessions import SIMULATED
 
+pytestmark = pytest.mark.usefixtures("new_interpreters")
+
 GPU_OF_ANOTHER = """
     from dataclasses import replace
     from msgspec import structs
