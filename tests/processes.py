@@ -59,7 +59,7 @@ class Players(Workers):
         self.played: list[tuple[Turn, tuple[str, ...] | None]] = []
         """Each turn with the tests that it was to run."""
         self.ways: Mapping[str, Mapping[str, str]] = {}
-        """What the last process was told to measure with."""
+        """By row, the mode and sampler that the last process was given."""
 
     def run(
         self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]] | None = None

@@ -134,7 +134,7 @@ def test_what_is_kept_is_judged_after_the_teardown(pytester: pytest.Pytester, gp
 
 
 def test_figures_of_other_programs_are_those_of_the_tests_end(pytester: pytest.Pytester, gpumem: Run) -> None:
-    """At the end of the body the buffers are still in use: they are not kept, and no limit on what is kept is judged yet."""
+    """Buffers in use at the end of the body are not kept, and `max_kept` is judged after the teardown."""
     measures = """
 @pytest.mark.gpumem(max_kept="4 KiB")
 def test_measures(gpu_benchmark, gpu_kernels, device_buffer, leaking):
