@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.allocation_sites import python_stack, referrers_of
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import (
+    NOTHING,
     Accounts,
     Allocated,
     Figures,
@@ -30,8 +31,6 @@ from pytest_gpumem.devices.memory_events import (
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
 from pytest_gpumem.devices.protocol import Footprints as FootprintsFacet
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
-
-_NONE = Figures(0, 0)
 
 MOST_LOOKED_AT = 10  # arrays whose referrers are looked for: each takes some passes over all objects of the process
 
@@ -182,7 +181,7 @@ class Footprints:
         finally:
             self._end_ours()
             for series, now in self._drift.items():
-                if (used := (now.used or 0) - (drift.get(series, _NONE).used or 0)) != 0:
+                if (used := (now.used or 0) - (drift.get(series, NOTHING).used or 0)) != 0:
                     growth[series] = used
 
     @contextmanager
@@ -199,7 +198,7 @@ class Footprints:
 
     def released(self, growth: Growth) -> None:
         for series, nbytes in growth.items():
-            self._drift[series] = _plus(self._drift.get(series, _NONE), Figures(-nbytes, 0))
+            self._drift[series] = _plus(self._drift.get(series, NOTHING), Figures(-nbytes, 0))
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
@@ -226,7 +225,7 @@ class Footprints:
             source.start(self._log, self._stacks)
         assert self._before is not None
         for series, after in self._figures().items():
-            if (less := (self._before.get(series, _NONE).used or 0) - (after.used or 0)) > 0:
+            if (less := (self._before.get(series, NOTHING).used or 0) - (after.used or 0)) > 0:
                 self._log.shrink(series, less, time.perf_counter())
         freed = [one for one in (*self._log.of_driver(), *self._log.cached.values()) if self._driver and not self._driver.alive(one)]
         self._log.forget(freed, time.perf_counter())
@@ -241,12 +240,12 @@ class Footprints:
         self._settle(ours=True)
         _steps, uses = self._log.since(self._first)
         for series, after in self._figures().items():
-            before = self._before.get(series, _NONE)
+            before = self._before.get(series, NOTHING)
             growth = _minus(after, before)
             if growth.used is not None:
                 freed = -sum(change for change in uses.get(series, Use()).changes() if change < 0)
                 growth = growth._replace(used=growth.used + freed)
-            self._drift[series] = _plus(self._drift.get(series, _NONE), growth)
+            self._drift[series] = _plus(self._drift.get(series, NOTHING), growth)
             if (after.high or 0) > (before.high or 0):
                 self._high_in_ours[series] = after.high or 0
             if series not in self._before:
@@ -324,7 +323,7 @@ class _Watch:
         not_watched = [f"{name}: {why}" for name, why in of._reasons.items()]
         for series, figures in after.items():
             library, kind = series
-            before = self._figures.get(series, _NONE)
+            before = self._figures.get(series, NOTHING)
             nobodys = self._nobodys(series)
             if driver and figures.segments is not None:
                 missing = (_minus(figures, before).segments or 0) - (nobodys.segments or 0) - owned(steps, library, kind)
@@ -340,7 +339,7 @@ class _Watch:
                 uses[library, "device"] = MemoryUse(library, "device", reserved=held, source="CUPTI")
         for series, figures in after.items():
             use = uses.get(series, MemoryUse(*series))
-            before, nobodys = self._figures.get(series, _NONE), self._nobodys(series)
+            before, nobodys = self._figures.get(series, NOTHING), self._nobodys(series)
             kept, peak, allocations = use.kept, use.peak, use.allocations
             if figures.allocations is not None:
                 allocations = figures.allocations - (before.allocations or 0) - (nobodys.allocations or 0)
@@ -376,7 +375,7 @@ class _Watch:
 
     def _nobodys(self, series: Series) -> Figures:
         """By which a library grew in pauses since the begin."""
-        return _minus(self._of._drift.get(series, _NONE), self._drift.get(series, _NONE))
+        return _minus(self._of._drift.get(series, NOTHING), self._drift.get(series, NOTHING))
 
     def _with_source(self, use: MemoryUse) -> MemoryUse:
         if use.library == FIXTURES:

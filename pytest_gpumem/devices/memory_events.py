@@ -41,6 +41,9 @@ class Figures(NamedTuple):
     allocations: int | None = None  # allocations up to now, where they are counted and not reported one by one
 
 
+NOTHING = Figures(0, 0)
+
+
 class Allocated(Struct, eq=False, gc=False):
     """One allocation, or one free, which has 0 bytes, as a source reports it.
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda import modules, what_ran
-from pytest_gpumem.devices.cuda.cupti import PASSES, USE_KINDS, together, use_of
+from pytest_gpumem.devices.cuda.cupti import PASSES, USE_KINDS, imported, together, use_of
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Undelivered
 from pytest_gpumem.records.migrations import (
     BETWEEN_DEVICES,
@@ -208,10 +208,7 @@ class CudaCounters:
 
     def _load(self) -> Any:
         if self._cupti is None:
-            try:
-                from cupti import cupti
-            except ImportError as error:
-                raise NotCounted(f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install") from error
+            cupti = imported()
             self._errors = (cupti.cuptiError, RuntimeError)  # RuntimeError: cupti-python found no libcupti, or an old one
             try:
                 cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)

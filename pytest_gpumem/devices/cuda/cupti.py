@@ -104,6 +104,15 @@ _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RUNTIME_API": "runtime_api_trace
 """By the name of a `CUpti_CallbackDomain`, the enumeration of its ids in cupti-python."""
 
 
+def imported() -> Any:
+    """CUPTI's module, which few sessions need. Raises `NotCounted`: cupti-python is missing."""
+    try:
+        from cupti import cupti
+    except ImportError as error:
+        raise NotCounted(f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install") from error
+    return cupti
+
+
 class Callbacks:
     """Hands CUPTI's callbacks to their receivers; subscribed while there are any, so that other tools can have CUPTI otherwise."""
 
@@ -116,13 +125,10 @@ class Callbacks:
         """Have `receive` called for these callbacks; gives the function that ends it.
         `domain`: "DRIVER_API", "RUNTIME_API" or "RESOURCE".
         `names`: as in cupti-python; those that the installed version lacks are left out.
-        `receive`: must be quick, and call nothing of CUDA.
+        `receive`: must be quick, and may ask the driver for attributes, but call nothing else of CUDA.
         Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool holds it.
         """
-        try:
-            from cupti import cupti
-        except ImportError as error:
-            raise NotCounted(f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install") from error
+        cupti = imported()
         errors = (cupti.cuptiError, RuntimeError)  # RuntimeError: cupti-python found no libcupti
         ids = getattr(cupti, _IDS[domain])
         keys = [(int(getattr(cupti.CallbackDomain, domain)), int(getattr(ids, name))) for name in names if hasattr(ids, name)]

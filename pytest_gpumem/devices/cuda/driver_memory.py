@@ -22,10 +22,10 @@ from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.allocation_sites import python_stack
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS, words
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, imported, words
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import NOTHING, Allocated, Figures, MemoryLog, Series
 from pytest_gpumem.devices.process_memory import is_loaded
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
@@ -60,12 +60,11 @@ _CALLS = {
 }
 """The calls that are read."""
 _POOLS = re.compile(
-    r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)|DeviceGraphMemTrim|DevicePrimaryCtxRe)"
+    r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
 )
 """Calls after which pools and graphs may hold other amounts."""
 _DATA = struct.Struct("<i4x8xqq32xI")
 """Of a CUpti_CallbackData: the site, the addresses of the parameters and of the result, and the correlation id."""
-_NOTHING = Figures(0, 0)
 _ORDINAL = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
@@ -79,7 +78,8 @@ class DriverMemory(Source):
         self._index = index
         self._log: MemoryLog | None = None
         self._stacks = False
-        self._exit = 1  # CUpti_ApiCallbackSite of the end of a call
+        self._names: tuple[str, ...] = ()  # of the calls that are watched
+        self._exit = -1  # CUpti_ApiCallbackSite of the end of a call
         self._default: Any = None  # the device's own stream-ordered pool
         self._nothing: Mapping[Series, Figures] | None = None
         """The figures while pools and graphs hold nothing, until a call may have changed that."""
@@ -99,19 +99,20 @@ class DriverMemory(Source):
     def start(self, log: MemoryLog, stacks: bool) -> str | None:
         self._log, self._stacks = log, stacks
         try:
-            from cupti import cupti
-
-            names = cupti.driver_api_trace_cbid.__members__
-            self._exit = int(cupti.ApiCallbackSite.API_EXIT)
-            self._calls = {int(names[name]): call for name, call in _CALLS.items() if name in names}
-            self._pools = {int(number) for name, number in names.items() if _POOLS.match(name)}
-            watched = {*self._calls, *self._pools}
-            self._end = CALLBACKS.add("DRIVER_API", [name for name, number in names.items() if int(number) in watched], self._called)
-        except ImportError as error:
-            return f"cupti-python cannot be imported ({error}): `gpumem doctor` names the extra to install"
+            if not self._names:
+                self._number_calls(imported())
+            self._end = CALLBACKS.add("DRIVER_API", self._names, self._called)
         except NotCounted as why:
             return str(why)
         return None
+
+    def _number_calls(self, cupti: Any) -> None:
+        """Find the calls in the installed version: once, for memory is watched again after each measurement."""
+        numbers = {name: int(number) for name, number in cupti.driver_api_trace_cbid.__members__.items()}
+        self._exit = int(cupti.ApiCallbackSite.API_EXIT)
+        self._calls = {numbers[name]: call for name, call in _CALLS.items() if name in numbers}
+        self._pools = {number for name, number in numbers.items() if _POOLS.match(name)}
+        self._names = tuple(name for name, number in numbers.items() if number in self._calls or number in self._pools)
 
     def _called(self, cbid: int, data: Any) -> None:
         """Report what a call has done, at its end."""
@@ -190,7 +191,7 @@ class DriverMemory(Source):
     def _trim(self) -> bool:
         """Have the driver give back memory that no graph uses any more: it counts as used by graphs until then."""
         before = self.figures()[GRAPHS, "device"]
-        if before in (_NOTHING, self._trimmed):
+        if before in (NOTHING, self._trimmed):
             return False
         R.cudaDeviceGraphMemTrim(self._index)
         self._nothing = None

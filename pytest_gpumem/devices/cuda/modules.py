@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS, words
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, imported, words
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.kernels.cubin import Cubin, NoSuchKernel, NotACubin
 
@@ -66,9 +66,7 @@ class Modules:
         self.failed: Exception | None = None  # what went wrong in a callback: from then on no code is known
         self._ends = [CALLBACKS.add("RESOURCE", ("MODULE_LOADED", "MODULE_UNLOAD_STARTING"), partial(self._receive, self._module))]
         self._ends.append(CALLBACKS.add("DRIVER_API", (*_LOADS, *_LOOKS_UP), partial(self._receive, self._call)))
-        from cupti import cupti  # the callbacks have found it
-
-        self._cupti: Any = cupti
+        self._cupti: Any = imported()
 
     @contextmanager
     def launches(self) -> Iterator[list[Launch]]:

@@ -223,7 +223,7 @@ def test_without_callbacks_the_reason_is_given(calls: Calls, source: DriverMemor
     source.settle(KEPT)
     source.stop()
     monkeypatch.setitem(sys.modules, "cupti", None)
-    assert "cupti-python cannot be imported" in (source.start(MemoryLog(), stacks=False) or "")
+    assert "cupti-python cannot be imported" in (DriverMemory(0).start(MemoryLog(), stacks=False) or "")
 
 
 def test_a_call_that_cannot_be_read_is_told_once(calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
