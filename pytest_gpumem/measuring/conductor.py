@@ -21,7 +21,7 @@ from pytest_gpumem.measuring.target_kernel import KernelLaunches
 from pytest_gpumem.measuring.untimed import count_migrations, find_what_ran, watch_launch
 from pytest_gpumem.measuring.work import InTurn, StagedCopy, Together, Work, bound_of
 from pytest_gpumem.measuring.works import work_target
-from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.buffers import Arena, on_its_device
 from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges, phase
@@ -53,6 +53,7 @@ class Conductor:
         self._harness = Harness(device, ranges, profiled=profiled)
         self._watched = False  # something was counted or watched in this process
 
+    @on_its_device
     def target(
         self,
         function: BoundKernel | Work | Callable[..., object],
@@ -88,6 +89,7 @@ class Conductor:
         self.device.memory.make_room(unless_free=PLENTY)
         return callable_target(function, arguments, keywords, arena, queue, stream, declared_bytes("moved", moved))
 
+    @on_its_device
     def case(self, build: Callable[[Memory], Case], *, arena: Arena, persisting: Mapping[str, Any] | None = None) -> Target:
         """Describe what `gpu_benchmark.case(build)` measures. Raises `BadCall` if `build` is no function or returns no `Case`.
         `build`: makes the case at each placement.
@@ -96,9 +98,8 @@ class Conductor:
         if not callable(build):
             given = f"an object of type {type(build).__name__}"
             raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {given}")
-        with self.device.current():
-            self.device.memory.make_room(unless_free=PLENTY)
-            return CasePlacements(build, arena, arena.stream, persisting or {}).target
+        self.device.memory.make_room(unless_free=PLENTY)
+        return CasePlacements(build, arena, arena.stream, persisting or {}).target
 
     def measure(self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str, passes: Passes = NO_PASSES) -> Measurement:
         """Check, warm up, sample over placements, take the untimed passes, check again.

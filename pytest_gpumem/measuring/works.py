@@ -11,7 +11,7 @@ from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import Target, nothing
 from pytest_gpumem.measuring.work import Copy, Host, InTurn, Launched, StagedCopy, Together, Work
-from pytest_gpumem.memory.buffers import Arena, Buffer
+from pytest_gpumem.memory.buffers import Arena, Buffer, on_its_device
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import format_bytes, format_time, parse_bytes
 
@@ -48,6 +48,7 @@ class Works:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._arena = memory.arena
+        self.device = memory.arena.device
         self._made: list[Work] = []
         self._staged: dict[tuple[object, ...], tuple[Buffer, Buffer, Buffer | None]] = {}
 
@@ -61,9 +62,9 @@ class Works:
         Raises:
             BadCall: the sizes differ, or the data is too small for so many pieces.
         """
-        device = self._arena.device
-        return self._keep(Copy(device, self._buffer("destination", destination), self._buffer("source", source), pieces=pieces))
+        return self._keep(Copy(self.device, self._buffer("destination", destination), self._buffer("source", source), pieces=pieces))
 
+    @on_its_device
     def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> Launched:
         """One launch of a kernel of `gpu_kernels`, on the persisting stream of its `with_stream` if it has one.
 
@@ -86,7 +87,7 @@ class Works:
         """Work of the host that takes `seconds`: it reads the clock until they have passed."""
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 10:
             raise BadCall(f"busy({seconds!r}): a number of seconds above 0 and below 10")
-        now = self._arena.device.now
+        now = self.device.now
 
         def spin() -> None:
             end = now() + seconds
@@ -95,6 +96,7 @@ class Works:
 
         return self.host(spin, f"host busy for {format_time(seconds)}")
 
+    @on_its_device
     def allocating(self, allocator: str, nbytes: int | str) -> Host:
         """One allocation and its free, by an allocator of `devices.protocol.ALLOCATORS`.
 
@@ -102,12 +104,12 @@ class Works:
             DeviceError: there is no such allocator.
             Unsupported: the device does not have it.
         """
-        size, made = parse_bytes(nbytes), self._arena.device.memory.allocator(allocator)
+        size, made = parse_bytes(nbytes), self.device.memory.allocator(allocator)
         return self._keep(Host(partial(made.cycle, size), f"{allocator} of {format_bytes(size)}", made.close))
 
     def in_turn(self, *works: Work) -> InTurn:
         """Pieces of work one after another. Raises `BadCall` for fewer than two."""
-        return self._keep(InTurn(self._arena.device, self._works(works)))
+        return self._keep(InTurn(self.device, self._works(works)))
 
     def after(self, before: Work, work: _W) -> _W:
         """`work`, with an untimed run of `before` ahead of every sample, which finds the caches as that leaves them.
@@ -119,6 +121,7 @@ class Works:
         made.before = before
         return made
 
+    @on_its_device
     def together(self, *works: Work) -> Together:
         """Pieces of work on separate data, at once; its measurement reports how much of the time is hidden.
 
@@ -126,10 +129,12 @@ class Works:
             BadCall: fewer than two.
             Unsupported: the device has too few copy engines (`asyncEngineCount`); the test skips.
         """
-        return self._keep(Together(self._arena.device, self._works(works)))
+        return self._keep(Together(self.device, self._works(works)))
 
+    @on_its_device
     def staged(
         self,
+        /,
         n_streams: int,
         shape: int | str | Sequence[int] = "64 MiB",
         dtype: Any = "f4",
@@ -159,13 +164,14 @@ class Works:
             source, there = memory.pinned(shape, dtype), memory.device(shape, dtype)
             self._staged[wanted] = source, there, memory.pinned(shape, dtype) if back else None
         source, there, target = self._staged[wanted]
-        chosen = kernel or BoundKernel(CATALOGUE["elementwise"], self._arena.device, self._arena.stream)
+        chosen = kernel or BoundKernel(CATALOGUE["elementwise"], self.device, self._arena.stream)
         return self._keep(StagedCopy(source, there, target, chosen, scalars, n_streams, chunks))
 
+    @on_its_device
     def enqueue(self, work: Work) -> tuple[float, float]:
         """Seconds until the call that queues `work` returned, and until the work was done: an asynchronous call returns first."""
         self._works([work])
-        device, stream = self._arena.device, self._arena.stream
+        device, stream = self.device, self._arena.stream
         work.queue(stream)  # the first run loads kernels
         device.streams.synchronize(stream)
         began = device.now()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial, wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,12 +23,32 @@ that a kernel faulted in would otherwise stay, and a prefetch that does nothing 
 ALIGNMENT = 256  # bytes; cudaMalloc guarantees it (CUDA C++ Best Practices Guide, 9.2.1.2), and vectorised kernels rely on it
 
 
-Args = ParamSpec("Args")
-Made = TypeVar("Made")
-
-
 class BadBuffer(ValueError):
     """A buffer was asked for that cannot be: wrong size, type or kind."""
+
+
+class _OnDevice(Protocol):
+    """Something that belongs to a device."""
+
+    @property
+    def device(self) -> Device: ...
+
+
+Args = ParamSpec("Args")
+Made = TypeVar("Made")
+Owner = TypeVar("Owner", bound=_OnDevice)
+
+
+def on_its_device(method: Callable[Concatenate[Owner, Args], Made]) -> Callable[Concatenate[Owner, Args], Made]:
+    """Runs a method with its object's device as the current one: the test may have chosen another, whose memory, streams and limits CUDA
+    would use."""
+
+    @wraps(method)
+    def wrapped(owner: Owner, /, *arguments: Args.args, **keywords: Args.kwargs) -> Made:
+        with owner.device.current():
+            return method(owner, *arguments, **keywords)
+
+    return wrapped
 
 
 class Buffer:
@@ -106,11 +126,13 @@ class Buffer:
 
     # Access for people and libraries
 
+    @on_its_device
     def read(self) -> np.ndarray[Any, Any]:
         """A NumPy copy of the content, after all queued work. On the simulated device: of the part that is backed."""
         flat: np.ndarray[Any, Any] = self._arena.device.content.to_host(self.allocation, self.dtype_name, self.size)
         return flat.reshape(self.shape) if flat.size == self.size else flat
 
+    @on_its_device
     def write(self, content: Any) -> None:
         """Replace the content.
 
@@ -126,6 +148,7 @@ class Buffer:
         self._arena.device.content.from_host(self.allocation, array)
         self.written = True
 
+    @on_its_device
     def view(self) -> Any:
         """An array over the memory: CuPy where the device sees it, else NumPy; the backed part on the simulated device."""
         self.written = True
@@ -141,7 +164,8 @@ class Buffer:
     def __cuda_array_interface__(self) -> Any:
         return self.view().__cuda_array_interface__
 
-    def __dlpack__(self, **options: Any) -> Any:
+    @on_its_device
+    def __dlpack__(self, /, **options: Any) -> Any:
         return self.view().__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -183,12 +207,13 @@ class Buffer:
             self._arena.device.managed.prefetch(self.allocation, False, stream)
 
 
-def _on_its_device(method: Callable[Concatenate[Arena, Args], Made]) -> Callable[Concatenate[Arena, Args], Made]:
-    """Runs a method with the arena's device as the current one: the test may have chosen another."""
+def _ours(method: Callable[Concatenate[Arena, Args], Made]) -> Callable[Concatenate[Arena, Args], Made]:
+    """As `on_its_device`, and what is allocated counts in no footprint by itself."""
 
+    @on_its_device
     @wraps(method)
     def wrapped(arena: Arena, /, *arguments: Args.args, **keywords: Args.kwargs) -> Made:
-        with arena.device.current(), arena.device.footprints.ours():
+        with arena.device.footprints.ours():
             return method(arena, *arguments, **keywords)
 
     return wrapped
@@ -216,7 +241,7 @@ class Arena:
         self._kept: list[Arena] = []
         """Of cases that were measured: they live until the test ends, or until their memory is needed."""
 
-    @_on_its_device
+    @_ours
     def buffer(
         self,
         shape: int | str | Sequence[int],
@@ -230,7 +255,7 @@ class Arena:
         portable: bool = True,
         numa: int | None = None,
         handle: type[Buffer] = Buffer,
-        allocation: Allocation | None = None,
+        make: Callable[[int], Allocation] | None = None,
     ) -> Buffer:
         """A new buffer with seeded random content.
         `shape`: bytes as one integer or as "64 MiB", or a shape as a tuple of elements.
@@ -240,7 +265,7 @@ class Arena:
         `populate`: leave the pages of managed memory untouched if False.
         `write_combined`, `mapped`, `portable`: flags of `cudaHostAlloc`.
         `numa`: NUMA node of the host on which host memory is to lie; None: the one that the device is attached to, where it is known.
-        `allocation`: memory for it that was allocated already; it is the arena's from now on.
+        `make`: allocates so many bytes for it, in place of the device's `allocate`.
         Raises `BadBuffer`: the size is not positive or does not hold whole elements, or the type is not a plain one.
         Raises `OutOfMemory`: less is free; nothing was allocated.
         Raises `TooMuchPinned`: it would pass the cap on page-locked memory; nothing was allocated.
@@ -250,11 +275,11 @@ class Arena:
         nbytes = math.prod(elements) * element.itemsize
         if kind.locked:
             self.pinned.check(self.device, nbytes)
-        if allocation is None:
-            # The driver takes the pages of page-locked memory, and so decides where they lie, while it allocates.
-            with self.device.memory.near_host(numa) if kind.on_host else nullcontext():
-                flags = {"mapped": mapped, "write_combined": write_combined, "portable": portable}
-                allocation = self.with_room(partial(self.device.memory.allocate, nbytes, kind, **flags))
+        flags = {"mapped": mapped, "write_combined": write_combined, "portable": portable}
+        allocate = partial(self.device.memory.allocate, nbytes, kind, **flags) if make is None else partial(make, nbytes)
+        # The driver takes the pages of page-locked memory, and so decides where they lie, while it allocates.
+        with self.device.memory.near_host(numa) if kind.on_host else nullcontext():
+            allocation = self.with_room(allocate)
         self._allocations[id(allocation)] = allocation
         self._given[id(allocation)] = self.device.footprints.took(kind, nbytes)
         address = allocation.address or allocation.host_address
@@ -268,7 +293,7 @@ class Arena:
             self.populate(buffer)
         return buffer
 
-    @_on_its_device
+    @_ours
     def populate(self, buffer: Buffer, *, content: bool = True) -> None:
         """Give the buffer that was made last its seeded content, unless `content` is False, and put its pages home."""
         if content:
@@ -277,7 +302,7 @@ class Arena:
         buffer.put_home(self.stream)
         self.device.streams.synchronize(self.stream)
 
-    @_on_its_device
+    @_ours
     def adopt(self, array: np.ndarray[Any, Any], *, register: bool) -> Buffer:
         """A buffer over a NumPy array's own memory: page-locked (`register`) or left pageable. It cannot be moved.
 
@@ -310,7 +335,7 @@ class Arena:
         self._given[id(allocation)] = self.device.footprints.took(allocation.kind, array.nbytes)
         return Buffer(self, allocation, array.shape, array.dtype, "as left")
 
-    @_on_its_device
+    @_ours
     def guest(self, buffer: Buffer, like: Any) -> Any:
         """An array of the library `like` over a buffer; the buffer then stays where it is, because the array holds its address."""
         array = self.device.memory.guest(buffer.allocation, buffer.dtype_name, buffer.shape, like)

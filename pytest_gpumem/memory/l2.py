@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from pytest_gpumem.devices.checks import unsupported
 from pytest_gpumem.devices.protocol import AccessProperty, Device, Stream, Unsupported, WindowSpec
-from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.memory.buffers import Buffer, on_its_device
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_share
@@ -265,6 +265,7 @@ class PersistingStream:
         return AccessProperty.NORMAL if self.asked.hit_ratio is None and self.hit_ratio < 1 else AccessProperty.STREAMING
 
     @property
+    @on_its_device
     def window(self) -> Window | None:
         """The window that is active, or None if it is off.
 
@@ -327,6 +328,7 @@ class PersistingStream:
         """Take note of the windows that a graph's kernels have, as the driver holds them."""
         self._graph_window = windows[0] if windows else None
 
+    @on_its_device
     def reset(self, how: Literal["window", "context"] = "context") -> None:
         """Let go of what persists, until `renew`.
 
@@ -349,11 +351,13 @@ class PersistingStream:
         if how == "context":
             self.device.l2.reset_persisting()
 
+    @on_its_device
     def renew(self) -> None:
         """Give the window its hit property again after a `reset`."""
         self._reset = None
         self.put()
 
+    @on_its_device
     def close(self) -> None:
         """Turn the window off; others share out anew, or what was found is put back after the last. A second call does nothing."""
         self.closed = True
@@ -497,28 +501,30 @@ def persisting(
     bytes, beyond the buffer or the largest window; set_aside="off" beside another stream; an argument that is none of the accepted words.
     Raises `Unsupported`: the device has no persisting L2 (compute capability below 8.0, MIG), or cannot set it aside (MPS).
     """
-    reason = unsupported(device.facts, device.l2.set_aside)
-    if reason is not None:
-        raise Unsupported(reason)
-    wish = asked(
-        device,
-        buffer,
-        hit_ratio=hit_ratio,
-        set_aside=set_aside,
-        hit=hit,
-        miss=miss,
-        window=window,
-        offset=offset,
-        where=where,
-        allow_thrash=allow_thrash,
-    )
-    stream = PersistingStream(device.streams.create(), device, buffer, wish)
-    ledger = _LEDGERS.get(device)
-    if ledger is None or not ledger.live:  # one without streams was interrupted before its first
-        ledger = _LEDGERS[device] = _Ledger(device, device.l2.set_aside())
+    with device.current():
+        reason = unsupported(device.facts, device.l2.set_aside)
+        if reason is not None:
+            raise Unsupported(reason)
+        wish = asked(
+            device,
+            buffer,
+            hit_ratio=hit_ratio,
+            set_aside=set_aside,
+            hit=hit,
+            miss=miss,
+            window=window,
+            offset=offset,
+            where=where,
+            allow_thrash=allow_thrash,
+        )
+        stream = PersistingStream(device.streams.create(), device, buffer, wish)
+        ledger = _LEDGERS.get(device)
+        if ledger is None or not ledger.live:  # one without streams was interrupted before its first
+            ledger = _LEDGERS[device] = _Ledger(device, device.l2.set_aside())
     unfollow: Callable[[], None] | None = None
     try:
-        ledger.open(stream)
+        with device.current():
+            ledger.open(stream)
         unfollow = buffer.follow(stream.apply)
         yield stream
     finally:

@@ -5,7 +5,6 @@ Sources: CUDA C++ Programming Guide, Unified Memory Programming; CUDA Runtime AP
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Stream, Unsupported
-from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, parse_shape
+from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, on_its_device
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import format_bytes
 
@@ -82,6 +81,7 @@ class ManagedBuffer(Buffer):
         """The advice that holds."""
         return self._wanted
 
+    @on_its_device
     def advise(self, *, read_mostly: bool = NOT_GIVEN, preferred_location: Place | None = NOT_GIVEN, accessed_by: Any = NOT_GIVEN) -> None:
         """Set or remove advice at once (`cudaMemAdvise`); what is not given stays.
 
@@ -98,6 +98,7 @@ class ManagedBuffer(Buffer):
         self._arena.device.streams.synchronize()  # an advice is in no stream's order
         self._apply(self._wanted)
 
+    @on_its_device
     def prefetch(self, place: Place) -> None:
         """Move all pages to "device" or "host" now, and wait (`cudaMemPrefetchAsync`).
 
@@ -111,6 +112,7 @@ class ManagedBuffer(Buffer):
         device.managed.prefetch(self.allocation, place == "host", stream)
         device.streams.synchronize(stream)
 
+    @on_its_device
     def discard(self) -> None:
         """Drop the content now, and wait (`cudaMemDiscardBatchAsync`); what is read before the next write is undefined.
 
@@ -163,32 +165,31 @@ def managed(arena: Arena, shape: Any, dtype: Any, *, home: Home, populate: bool,
         raise Unsupported(why)
     if discard and home == "as left":
         raise BadBuffer('discard=True goes with first_touch="host" or "device": pages are put there first')
-    elements, element = parse_shape(shape, dtype)
-    allocation, over = _allocate(arena, math.prod(elements) * element.itemsize)
-    buffer = arena.buffer(elements, element, MemoryKind.MANAGED, home=home, populate=False, handle=ManagedBuffer, allocation=allocation)
+    memory, over = arena.device.memory, False
+
+    def allocate(nbytes: int) -> Allocation:
+        nonlocal over
+        try:
+            return memory.allocate(nbytes, MemoryKind.MANAGED)
+        except OutOfMemory:
+            if arena.keeps:  # the arena tries again without what it keeps
+                raise
+        if not arena.oversubscribes:
+            asked, free = (f"{amount / 2**30:.3g} GiB" for amount in (nbytes, memory.free_bytes(MemoryKind.MANAGED)))
+            raise OutOfMemory(
+                f"{asked} of managed memory asked for, {free} are free on the device: more than fits can hang a GPU, so it needs "
+                "@pytest.mark.gpumem(oversubscribe=True) on the test"
+            )
+        over = True
+        return arena.device.managed.oversubscribe(nbytes)
+
+    buffer = arena.buffer(shape, dtype, MemoryKind.MANAGED, home=home, populate=False, handle=ManagedBuffer, make=allocate)
     assert isinstance(buffer, ManagedBuffer)
     buffer.oversubscribed = over
     buffer._wanted = advice
     buffer.discards = discard
     arena.populate(buffer, content=populate)
     return buffer
-
-
-def _allocate(arena: Arena, nbytes: int) -> tuple[Allocation, bool]:
-    """Managed memory, and whether it is more than the device has free."""
-    device = arena.device
-    free = device.memory.free_bytes(MemoryKind.MANAGED)
-    if nbytes > free and arena.keeps:
-        arena.close_kept()
-        free = device.memory.free_bytes(MemoryKind.MANAGED)
-    if nbytes <= free:
-        return device.memory.allocate(nbytes, MemoryKind.MANAGED), False
-    if not arena.oversubscribes:
-        raise OutOfMemory(
-            f"{nbytes / 2**30:.3g} GiB of managed memory asked for, {free / 2**30:.3g} GiB are free on the device: more than fits can hang "
-            "a GPU, so it needs @pytest.mark.gpumem(oversubscribe=True) on the test"
-        )
-    return device.managed.oversubscribe(nbytes), True
 
 
 def no_migration(facts: DeviceFacts, system: str | None = None) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Integral
 from typing import Any, Literal
 
@@ -51,11 +51,8 @@ class Memory:
 
         Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator.
         """
-        if pool is None:
-            return self._give(self.arena.buffer(shape, dtype, MemoryKind.POOLED), like)
-        elements, element = parse_shape(shape, dtype)
-        allocation = self.arena.device.memory.pooled(math.prod(elements) * element.itemsize, pool)
-        return self._give(self.arena.buffer(elements, element, MemoryKind.POOLED, allocation=allocation), like)
+        make = None if pool is None else partial(self.arena.device.memory.pooled, pool=pool)
+        return self._give(self.arena.buffer(shape, dtype, MemoryKind.POOLED, make=make), like)
 
     def managed(
         self,
@@ -195,7 +192,8 @@ def memory_kind(device: Device, pointer: Any) -> MemoryKind | None:
     address = address_of(pointer)
     if address < 0:
         raise BadBuffer(f"{address} is no address")
-    return device.memory.kind_at(address)
+    with device.current():
+        return device.memory.kind_at(address)
 
 
 def address_of(pointer: Any) -> int:

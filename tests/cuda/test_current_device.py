@@ -57,3 +57,20 @@ def test_4_a_function_that_switches_is_an_error(own: int, gpu_benchmark: GpuBenc
     with pytest.raises(DeviceError, match=f"made GPU {1 - own} current"):
         gpu_benchmark(switches)
     assert cupy.cuda.runtime.getDevice() == own
+
+
+def test_5_serves_calls_on_its_own_gpu(
+    own: int, gpu_kernels: Kernels, device_buffer: Any, managed_buffer: Any, persisting_stream: Any
+) -> None:
+    cupy.cuda.runtime.setDevice(1 - own)
+    try:
+        a, b, pages = device_buffer("4 MiB", "f4"), device_buffer("4 MiB", "f4"), managed_buffer("4 MiB")
+        gpu_kernels.copy(a, b)
+        assert (a.read() == b.read()).all()
+        assert cupy.cuda.runtime.pointerGetAttributes(pages.address).device == own
+        with persisting_stream(a) as stream:
+            assert stream.window is not None
+            stream.used = True
+        assert cupy.cuda.runtime.getDevice() == 1 - own
+    finally:
+        cupy.cuda.runtime.setDevice(own)
