@@ -32,7 +32,7 @@ def isolate(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("xdist"):
         raise pytest.UsageError("gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist")
     option = config.option
-    if option.numprocesses is None and not option.tx and not option.usepdb:
+    if option.numprocesses is None and not option.tx and not config.getoption("usepdb", False):
         option.tx = ["popen"]
         option.dist = "load" if option.dist == "no" else option.dist
 

@@ -350,6 +350,7 @@ class ProgressHooks:
 
 def on_a_terminal(config: pytest.Config, reporter: pytest.TerminalReporter) -> bool:
     """True if a line below pytest's own can be kept: only pytest writes to the terminal while tests run."""
-    option = config.option
-    shared = option.capture == "no" or option.usepdb or config.getini("log_cli") or getattr(option, "log_cli_level", None) is not None
+    # Each of these plugins of pytest may be switched off.
+    logs = config.pluginmanager.hasplugin("logging") and (config.getini("log_cli") or config.getoption("log_cli_level") is not None)
+    shared = logs or config.getoption("capture", "no") == "no" or config.getoption("usepdb", False)
     return reporter._tw._file.isatty() and os.environ.get("TERM") not in (None, "", "dumb") and not shared

@@ -148,6 +148,13 @@ def test_an_option_that_needs_results_is_a_usage_error_without_the_switch(pytest
     assert f"{option.flag} without --gpumem: nothing would be measured" in line
 
 
+@pytest.mark.parametrize("name", ["logging", "debugging", "capture", "junitxml", "terminal", "warnings"])
+def test_without_a_plugin_of_pytest(pytester: pytest.Pytester, gpumem: Run, name: str) -> None:
+    pytester.makepyfile(TRIAD)
+    assert gpumem("-p", f"no:{name}", "--benchmark-json=out.json").ret == pytest.ExitCode.OK
+    assert results_in(pytester.path)["rows"][0]["verdict"]["outcome"] == "PASS"
+
+
 def test_without_pytest_benchmark(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile("def test_it(): pass")
     assert "pytest-benchmark" in only_line(gpumem("-p", "no:benchmark"))
