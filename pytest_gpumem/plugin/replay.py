@@ -20,7 +20,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.plugin.workers import under_xdist
+from pytest_gpumem.plugin.workers import is_controller, under_xdist
 
 DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's own default of `--benchmark-storage`
 
@@ -133,10 +133,14 @@ def _nothing() -> None:
     """The function of replayed rounds."""
 
 
-def leave_out_xdist_notice(config: pytest.Config) -> None:
-    """Under xdist, switch pytest-benchmark off as its option does: left to itself it does so too, and says that nothing is measured."""
+def prepare_for_xdist(config: pytest.Config) -> None:
+    """Under xdist, switch pytest-benchmark off as its option does: left to itself it does so too, and says that nothing is measured.
+    `--dist` without workers distributes nothing, and pytest-benchmark is to know it."""
+    option = config.option
+    if is_controller(config) and not option.tx:
+        option.dist = "no"
     if under_xdist(config):
-        config.option.benchmark_disable, config.option.benchmark_enable = True, False
+        option.benchmark_disable, option.benchmark_enable = True, False
 
 
 def storage_folder(config: pytest.Config) -> Path:

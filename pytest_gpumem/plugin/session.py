@@ -70,6 +70,7 @@ def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
     Raises `pytest.UsageError`: the chosen device is not there, its lock or the baseline cannot be used, or pytest-benchmark is switched
     off.
     """
+    replay.prepare_for_xdist(config)
     # By its module: it has another name where -p or a conftest loads it than by its entry point.
     if not any(getattr(plugin, "__name__", "") == "pytest_benchmark.plugin" for plugin in config.pluginmanager.get_plugins()):
         raise pytest.UsageError("gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark")
@@ -98,7 +99,6 @@ def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
         ):
             if why is not None:
                 raise pytest.UsageError(f"gpumem: {settings.origins[name]}: {why}")
-    replay.leave_out_xdist_notice(config)
     session = GpuSession(config, settings, chosen, store, baseline)
     session.unfit = _unfit_worker(config, session)
     config.stash[SESSION] = session

@@ -87,7 +87,7 @@ def ended(start: Callable[..., subprocess.Popen[bytes]]) -> Callable[..., Ended]
 
 @pytest.mark.parametrize("lock", HANGS)
 def test_a_hang_ends_the_session_and_keeps_its_results(ended: Callable[..., Ended], lock: str) -> None:
-    session = ended(MEASURES_AND_HANGS.format(hang=HANGS[lock], timeout="1 s"))
+    session = ended(MEASURES_AND_HANGS.format(hang=HANGS[lock], timeout="1 s"), "--dist=load")  # which without -n is nothing
     assert session.code == (pytest.ExitCode.TESTS_FAILED if lock == "released" else -signal.SIGKILL)
     assert session.failed == {"test_triad": False, "test_cpu": False, "test_culprit": True}
     assert {name: row["verdict"]["outcome"] for name, row in session.rows.items()} == {"test_triad": "PASS", "test_culprit": "FAIL"}
