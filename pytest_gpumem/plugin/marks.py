@@ -29,6 +29,11 @@ def uses(item: pytest.Item, fixture: str) -> bool:
     return fixture in getattr(item, "fixturenames", ())
 
 
+def may_measure(item: pytest.Item) -> bool:
+    """True if a test has `gpu_benchmark`, or could ask for it by `getfixturevalue`."""
+    return uses(item, BENCHMARK_FIXTURE) or uses(item, "request")
+
+
 def marks_of(item: pytest.Item) -> list[pytest.Mark]:
     """The marks of a test, the closest first: those of its parameter set, its function's, its class's, its module's. pytest gives the
     function's before those of `pytest.param(..., marks=...)`, which are meant to differ from them."""

@@ -17,7 +17,7 @@ from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
 from pytest_gpumem.plugin.judging import explained, fails, judged, properties, undecided, why_text
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, may_measure, uses
 from pytest_gpumem.plugin.outputs import correct_junit
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE, failure_texts
 from pytest_gpumem.plugin.state import GpuSession, fail
@@ -64,13 +64,13 @@ class RepeatHooks:
         self._session = session
         self._count = session.settings.processes or 1
         self._reported: set[str] = set()
-        self._tests = 0  # that measure
+        self._tests = 0  # that measure, or may
         self._begun = self._shown = 0.0  # when the first process began, and when the last line was written
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         gpu = self._session
-        self._tests = sum(uses(item, BENCHMARK_FIXTURE) for item in session.items)
+        self._tests = sum(map(may_measure, session.items))
         if not gpu.config.option.collectonly and not session.testsfailed and self._tests:
             total = gpu.settings.total_budget
             arguments = [] if total is None else [f"--gpumem-budget={total / self._count!r} s total"]

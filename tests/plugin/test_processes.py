@@ -91,6 +91,25 @@ def test_not_under_xdist(pytester: pytest.Pytester, gpumem: Run) -> None:
     result.stderr.fnmatch_lines(["*--gpumem-processes runs its processes one after another, not under xdist; leave out -n*"])
 
 
+def test_a_test_may_ask_for_the_fixture_while_it_runs(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        def test_copy(request):
+            gpu_benchmark, device_buffer, gpu_kernels = map(request.getfixturevalue, ("gpu_benchmark", "device_buffer", "gpu_kernels"))
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+        """
+    )
+    gpumem("--gpumem-processes", "2", "--benchmark-json=out.json").assert_outcomes(passed=1)
+    assert len(row_in(pytester.path)["measurement"]["further"]) == 1
+
+
+def test_dist_without_workers_distributes_nothing(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(COPY)
+    gpumem("--dist", "loadgroup", "--gpumem-processes", "2", "--benchmark-json=out.json").assert_outcomes(passed=2)
+    assert len(row_in(pytester.path)["measurement"]["further"]) == 1
+    assert [one["name"] for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]] == ["test_copy"]
+
+
 def test_nothing_is_started_where_nothing_measures(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(COPY)
     gpumem("--gpumem-processes", "3", "-k", "host").assert_outcomes(passed=1, deselected=1)
