@@ -1,12 +1,15 @@
-"""What both devices check alike: memory limits, parts of allocations, managed memory, copies, access-policy windows, support for persisting
-L2, cycles."""
+"""What both devices check alike: sizes and limits of memory, arrays that become memory, parts of allocations, managed memory, copies,
+captures, access-policy windows, support for persisting L2, cycles."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
-from pytest_gpumem.devices.protocol import AccessProperty, Allocation, DeviceError, Launch, OutOfMemory, WindowSpec
+import numpy as np
+
+from pytest_gpumem.devices.protocol import ALLOCATORS, AccessProperty, Allocation, DeviceError, Launch, OutOfMemory, WindowSpec
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB, format_bytes
@@ -17,13 +20,33 @@ def below_context(nbytes: int, own: int) -> str:
     return f"a limit of {format_bytes(nbytes)}: the context of this process alone takes {format_bytes(own)}"
 
 
-def check_part(allocation: Allocation, offset: int, nbytes: int) -> None:
-    """Check that a part is not empty and lies within its allocation. Raises `DeviceError`: names the part and the allocation."""
+def check_size(nbytes: int) -> None:
+    """Check that an allocation has bytes. Raises `DeviceError`: it has none."""
+    if nbytes <= 0:
+        raise DeviceError(f"an allocation of {nbytes} bytes: at least 1 is needed")
+
+
+def check_host_array(array: Any) -> None:
+    """Check that an array's memory can be used as host memory. Raises `DeviceError`: it is not writable and contiguous, or empty."""
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable or array.nbytes == 0:
+        raise DeviceError("only a writable, C-contiguous NumPy array with elements can be used as host memory")
+
+
+def check_allocator(name: str) -> None:
+    """Check that a way of allocating is known. Raises `DeviceError`: names those that are."""
+    if name not in ALLOCATORS:
+        raise DeviceError(f"no allocator {name!r}; there are: {', '.join(ALLOCATORS)}")
+
+
+def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
+    """A part of an allocation, which stands behind it. Raises `DeviceError`: it is empty, or not within the allocation."""
     if allocation.freed:
         raise DeviceError(f"a part of {allocation.kind.value} memory that is freed")
     if offset < 0 or nbytes <= 0 or offset + nbytes > allocation.nbytes:
         whole = f"{allocation.nbytes} bytes of {allocation.kind.value} memory"
         raise DeviceError(f"{nbytes} bytes from byte {offset} on are no part of {whole}")
+    device, on_host = (at + offset if at else 0 for at in (allocation.address, allocation.host_address))
+    return Allocation(allocation.kind, nbytes, device, on_host, backing=allocation)
 
 
 def check_managed(allocation: Allocation, done: str) -> None:
@@ -45,12 +68,28 @@ def check_live(launch: Launch) -> None:
             raise DeviceError(f"{launch.kernel.name}: the memory of {name} was freed")
 
 
+def check_copy(destination: Allocation, source: Allocation, nbytes: int) -> None:
+    """Check that a copy fits. Raises `DeviceError`: it has no bytes, is larger than the memory, or the memory is freed."""
+    if destination.freed or source.freed:
+        raise DeviceError(f"a copy of {nbytes} bytes: the memory was freed")
+    if not 0 < nbytes <= min(destination.nbytes, source.nbytes):
+        raise DeviceError(f"a copy of {nbytes} bytes from {source.nbytes} to {destination.nbytes} bytes of memory")
+
+
 def copied_by(launch: Launch) -> tuple[Allocation, Allocation, int]:
     """Destination, source and bytes of a launch whose kernel has no source: a copy from its read to its written array."""
     by_role = {p.role: p.name for p in launch.kernel.parameters}
     destination, source = by_role[Role.WRITE], by_role[Role.READ]
     nbytes = min(launch.call.arrays[destination].nbytes, launch.call.arrays[source].nbytes)
     return launch.arrays[destination], launch.arrays[source], nbytes
+
+
+def why_not_captured(error: Exception, plain: tuple[type[Exception], ...] = (DeviceError,)) -> str:
+    """What a function that was captured raised, in one line: for `CannotCapture`.
+    `plain`: errors whose text says enough without their class.
+    """
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text if isinstance(error, plain) else f"{type(error).__name__}: {text}"
 
 
 MPS_LIMIT = "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT"

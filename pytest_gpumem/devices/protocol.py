@@ -40,7 +40,7 @@ class Unsupported(DeviceError):
 
 
 class OutOfMemory(DeviceError):
-    """Not enough free memory. Raised before anything is allocated."""
+    """Not enough free memory. Nothing was allocated."""
 
     def __init__(self, message: str, asked: int | None = None) -> None:
         super().__init__(message)

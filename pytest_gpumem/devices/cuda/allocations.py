@@ -13,9 +13,9 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from pytest_gpumem.devices.checks import check_part
+from pytest_gpumem.devices.checks import check_host_array, check_size, part_of
 from pytest_gpumem.devices.cuda import host, links
-from pytest_gpumem.devices.cuda.allocators import Ballast, allocator
+from pytest_gpumem.devices.cuda.allocators import Ballast, allocator, check_pools
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, is_sticky, translated
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -84,8 +84,7 @@ class CudaMemory:
     def allocate(
         self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False, portable: bool = True
     ) -> Allocation:
-        if nbytes <= 0:
-            raise DeviceError(f"cannot allocate {nbytes} bytes")
+        check_size(nbytes)
         free = self.free_bytes(kind)
         if not kind.beyond_link and nbytes > free - self._kept(kind):
             self._empty_pools()
@@ -94,7 +93,7 @@ class CudaMemory:
         if nbytes > free:
             asked = None if kind.beyond_link else nbytes
             raise OutOfMemory(f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free", asked)
-        with translated(f"allocating {nbytes} bytes of {kind.value} memory"):
+        with translated(f"allocating {nbytes} bytes of {kind.value} memory", None if kind.beyond_link else nbytes):
             made = self._make(nbytes, kind, mapped, write_combined, portable)
         if (made.address or made.host_address) % ALIGNMENT:
             self.free(made)
@@ -107,6 +106,7 @@ class CudaMemory:
         if kind is MemoryKind.DEVICE:
             return Allocation(kind, nbytes, int(runtime.malloc(nbytes)), 0)
         if kind is MemoryKind.POOLED:
+            check_pools(self._index)
             address = int(runtime.mallocAsync(nbytes, runtime.streamLegacy))
             runtime.streamSynchronize(runtime.streamLegacy)  # other streams may use it from now on
             return Allocation(kind, nbytes, address, 0)
@@ -197,8 +197,7 @@ class CudaMemory:
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """An allocation over a NumPy array's memory, which the array keeps. Raises `DeviceError` for one that cannot be."""
-        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous or not array.flags.writeable or array.nbytes == 0:
-            raise DeviceError("only a writable, C-contiguous NumPy array with elements can be used as host memory")
+        check_host_array(array)
         with translated(f"registering {array.nbytes} bytes of host memory"):
             return self._over(array, array.nbytes, register=register)
 
@@ -226,11 +225,7 @@ class CudaMemory:
         with translated("giving back the memory above the limit"):
             self._ballast.close()
 
-    def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-        check_part(allocation, offset, nbytes)
-        device, on_host = (at + offset if at else 0 for at in (allocation.address, allocation.host_address))
-        # The whole stands behind it, so that NumPy's memory outlives a part of it.
-        return Allocation(allocation.kind, nbytes, device, on_host, backing=allocation)
+    part = staticmethod(part_of)
 
     def allocator(self, name: str) -> Allocator:
         return allocator(name, self._index)

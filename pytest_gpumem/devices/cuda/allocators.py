@@ -16,11 +16,11 @@ from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
-from pytest_gpumem.devices.checks import below_context
+from pytest_gpumem.devices.checks import below_context, check_allocator
 from pytest_gpumem.devices.cuda import nvml
 from pytest_gpumem.devices.cuda.errors import check, translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.protocol import ALLOCATORS, Allocator, DeviceError, Stream, Unsupported
+from pytest_gpumem.devices.protocol import Allocator, DeviceError, Stream, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB
 
@@ -43,13 +43,18 @@ class _ByDriver:
         """Nothing is kept."""
 
 
+def check_pools(index: int) -> None:
+    """Check that a device has stream-ordered memory pools. Raises `Unsupported`: it has none."""
+    error, supported = R.cudaDeviceGetAttribute(R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, index)
+    if int(error) != 0 or not supported:
+        raise Unsupported("the device has no stream-ordered memory pools (cudaDevAttrMemoryPoolsSupported is 0)")
+
+
 class _Pool:
     """A stream-ordered pool of its own; `threshold` bytes stay in it across synchronisations."""
 
     def __init__(self, index: int, threshold: int) -> None:
-        error, supported = R.cudaDeviceGetAttribute(R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, index)
-        if int(error) != 0 or not supported:
-            raise Unsupported("the device has no stream-ordered memory pools (cudaDevAttrMemoryPoolsSupported is 0)")
+        check_pools(index)
         properties = R.cudaMemPoolProps()
         properties.allocType = R.cudaMemAllocationType.cudaMemAllocationTypePinned
         properties.location.type = R.cudaMemLocationType.cudaMemLocationTypeDevice
@@ -64,7 +69,7 @@ class _Pool:
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         handle = stream.handle
-        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, handle), f"allocating {nbytes} bytes from a pool")
+        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, handle), f"allocating {nbytes} bytes from a pool", nbytes)
         check(R.cudaFreeAsync(address, handle), "freeing memory of a pool")
 
     def close(self) -> None:
@@ -80,7 +85,7 @@ class _CupyPool:
         self._pool = cupy.cuda.MemoryPool()
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        with translated(f"allocating {nbytes} bytes from CuPy's pool"), cast(CudaStream, stream).cupy:
+        with translated(f"allocating {nbytes} bytes from CuPy's pool", nbytes), cast(CudaStream, stream).cupy:
             memory = self._pool.malloc(nbytes)
             del memory
 
@@ -112,6 +117,7 @@ def allocator(name: str, index: int) -> Allocator:
     Raises `DeviceError`: there is no such name.
     Raises `Unsupported`: the device has no such allocator.
     """
+    check_allocator(name)
     made: dict[str, Callable[[], Allocator]] = {
         "cudaMalloc": lambda: _ByDriver(name, lambda nbytes: runtime.free(runtime.malloc(nbytes))),
         "cudaMallocAsync": lambda: _Pool(index, 0),
@@ -120,8 +126,6 @@ def allocator(name: str, index: int) -> Allocator:
         "cudaHostAlloc": lambda: _ByDriver(name, lambda nbytes: runtime.freeHost(runtime.hostAlloc(nbytes, _HOST_FLAGS))),
         "cudaHostRegister": _HostRegister,
     }
-    if name not in made:
-        raise DeviceError(f"no allocator {name!r}; there are: {', '.join(ALLOCATORS)}")
     return made[name]()
 
 

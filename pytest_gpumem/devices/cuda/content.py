@@ -12,7 +12,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices import values
-from pytest_gpumem.devices.checks import nodes_of
+from pytest_gpumem.devices.checks import check_copy, nodes_of
 from pytest_gpumem.devices.cuda import host, links
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler
@@ -32,10 +32,7 @@ _NONE = 2**64 - 1
 
 def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
     """Queue a copy; unified addressing tells the direction (cudaMemcpyDefault). From or to pageable memory it may wait."""
-    if nbytes > min(destination.nbytes, source.nbytes):
-        raise DeviceError(f"cannot copy {nbytes} bytes from {source.nbytes} to {destination.nbytes}")
-    if destination.freed or source.freed:
-        raise DeviceError("cannot copy: the memory is freed")
+    check_copy(destination, source, nbytes)
     with translated(f"copying {nbytes} bytes from {source.kind.value} to {destination.kind.value} memory"):
         runtime.memcpyAsync(
             destination.host_address or destination.address,

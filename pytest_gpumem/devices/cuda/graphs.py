@@ -11,7 +11,7 @@ import cupy
 from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
-from pytest_gpumem.devices.checks import check_window
+from pytest_gpumem.devices.checks import check_window, why_not_captured
 from pytest_gpumem.devices.cuda import l2
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
 from pytest_gpumem.devices.cuda.guests import arrays
@@ -86,7 +86,7 @@ class CudaGraphs:
         except CannotCapture:
             raise
         except Exception as error:
-            raise CannotCapture(_reason(error)) from error
+            raise CannotCapture(why_not_captured(error, (DeviceError, *CUPY_ERRORS))) from error
         finally:
             if self._stream is not None:
                 self._abort(stream)
@@ -134,11 +134,6 @@ def _is_empty(graph: int) -> bool:
     """True if a graph holds nothing but events: the work went to another stream."""
     idle = (R.cudaGraphNodeType.cudaGraphNodeTypeEventRecord, R.cudaGraphNodeType.cudaGraphNodeTypeEmpty)
     return all(kind in idle for _, kind in _nodes(graph))
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text if isinstance(error, (DeviceError, *CUPY_ERRORS)) else f"{type(error).__name__}: {text}"
 
 
 def _destroy(executable: int, template: int, pools: tuple[Any, ...]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.checks import below_context, check_oversubscription, check_part
+from pytest_gpumem.devices.checks import below_context, check_allocator, check_host_array, check_oversubscription, check_size, part_of
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
 from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, OutOfMemory, Stream, Unsupported
@@ -112,8 +112,7 @@ class SimulatedMemory(Facet):
         self, nbytes: int, kind: MemoryKind, *, mapped: bool = True, write_combined: bool = False, portable: bool = True
     ) -> Allocation:
         self._timeline.forbid_capture("it allocates memory")
-        if nbytes <= 0:
-            raise DeviceError(f"an allocation of {nbytes} bytes: at least 1 is needed")
+        check_size(nbytes)
         if kind.on_peer:
             raise Unsupported("one GPU is simulated: there is no peer to copy to")
         self._take(nbytes, kind)
@@ -163,16 +162,13 @@ class SimulatedMemory(Facet):
         return nbytes / (sheet.registering if kind is MemoryKind.REGISTERED else sheet.page_locking)
 
     def part(self, allocation: Allocation, offset: int, nbytes: int) -> Allocation:
-        check_part(allocation, offset, nbytes)
-        device, on_host = (at + offset if at else 0 for at in (allocation.address, allocation.host_address))
-        return Allocation(allocation.kind, nbytes, device, on_host, backed(allocation)[offset : offset + nbytes])
+        part = part_of(allocation, offset, nbytes)
+        part.backing = backed(allocation)[offset : offset + nbytes]
+        return part
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         self._timeline.forbid_capture("it registers host memory")
-        if not isinstance(array, np.ndarray):
-            raise DeviceError(f"only a NumPy array can be adopted, not {type(array).__name__}")
-        if not array.flags.c_contiguous or not array.flags.writeable or array.nbytes == 0:
-            raise DeviceError("only a writable, C-contiguous array that is not empty can be adopted")
+        check_host_array(array)
         kind = MemoryKind.REGISTERED if register else MemoryKind.PAGEABLE
         self._take(array.nbytes, kind)
         address = self._device_addresses.take(array.nbytes) if register else 0
@@ -257,8 +253,7 @@ class SimulatedMemory(Facet):
         yield 0
 
     def allocator(self, name: str) -> Allocator:
-        if name not in COSTS:
-            raise DeviceError(f"no allocator {name!r}; there are: {', '.join(COSTS)}")
+        check_allocator(name)
         return SimulatedAllocator(self, self._timeline, name)
 
     def view(self, allocation: Allocation, dtype: str, size: int) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_gpumem.devices import values
-from pytest_gpumem.devices.checks import nodes_of
+from pytest_gpumem.devices.checks import check_copy, nodes_of
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, Stream, Unsupported
 from pytest_gpumem.devices.simulated.engine import COMPUTE, Work
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Step, own_stream
@@ -116,8 +116,7 @@ class SimulatedContent(Facet):
 
     def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
         own = own_stream(stream)
-        if not 0 < nbytes <= min(destination.nbytes, source.nbytes):
-            raise DeviceError(f"a copy of {nbytes} bytes from {source.nbytes} to {destination.nbytes} bytes of memory")
+        check_copy(destination, source, nbytes)
         target, origin = backed(destination)[:nbytes], backed(source)[:nbytes]
         n = min(len(target), len(origin))
         duration, engine, waits = self._machine.copying(destination, source, nbytes)

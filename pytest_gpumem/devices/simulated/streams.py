@@ -10,10 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.checks import check_window
+from pytest_gpumem.devices.checks import check_window, why_not_captured
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Event, Graph, Hold, HoldExpired, Stream, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.engine import Engine, HoldItem, Item, Mark, Record, SimulatedEvent, SimulatedStream, Wait
@@ -193,10 +194,10 @@ class SimulatedStreams(Facet):
         return SimulatedEvent()
 
     def record(self, event: Event, stream: Stream) -> None:
-        self._timeline.queue(own_stream(stream), Step(Record(own_event(event))), _RECORD)
+        self._timeline.queue(own_stream(stream), Step(Record(cast(SimulatedEvent, event))), _RECORD)
 
     def elapsed(self, start: Event, end: Event) -> float:
-        first, last = own_event(start), own_event(end)
+        first, last = cast(SimulatedEvent, start), cast(SimulatedEvent, end)
         if first.pending or last.pending:
             self._timeline.run()
         times = []
@@ -250,9 +251,10 @@ class SimulatedGraphs(Facet):
             body()
         except Exception as error:
             # A function may dress the refusal up in an error of its own.
-            if self._timeline.cannot is not None and self._timeline.cannot is not error:
-                raise self._timeline.cannot from error
-            raise
+            cannot = self._timeline.cannot or CannotCapture(why_not_captured(error))
+            if cannot is error:
+                raise
+            raise cannot from error
         finally:
             self._timeline.capturing = None
         if self._timeline.cannot is not None:
@@ -262,29 +264,17 @@ class SimulatedGraphs(Facet):
         return SimulatedGraph(capture.steps, tuple(capture.windows))
 
     def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
-        if not isinstance(graph, SimulatedGraph):
-            raise DeviceError("the graph belongs to another device")
-        return graph.windows
+        return cast(SimulatedGraph, graph).windows
 
     def replay(self, graph: Graph, stream: Stream) -> None:
-        if not isinstance(graph, SimulatedGraph):
-            raise DeviceError("the graph belongs to another device")
         self._timeline.forbid_capture("it replays a graph")
         own = own_stream(stream)
         self._timeline.host += _REPLAY
-        for step in graph.steps:
+        for step in cast(SimulatedGraph, graph).steps:
             self._timeline.run_step(own, step)
 
 
 def own_stream(stream: Stream) -> SimulatedStream:
-    """A stream of this device. Raises `DeviceError` for any other."""
-    if not isinstance(stream, SimulatedStream):
-        raise DeviceError("the stream belongs to another device")
+    """A stream as the one of this device that it is."""
+    assert isinstance(stream, SimulatedStream)
     return stream
-
-
-def own_event(event: Event) -> SimulatedEvent:
-    """An event of this device. Raises `DeviceError` for any other."""
-    if not isinstance(event, SimulatedEvent):
-        raise DeviceError("the event belongs to another device")
-    return event

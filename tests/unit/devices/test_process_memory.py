@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytest_gpumem.devices.checks import check_part
+from pytest_gpumem.devices.checks import part_of
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_loaded, is_mapped, is_of_a_driver
 from pytest_gpumem.devices.protocol import Allocation, DeviceError
@@ -48,12 +48,13 @@ def test_where_nothing_is_said_nothing_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 4), (0, 0), (0, 101), (100, 1), (97, 4)])
 def test_a_part_lies_within_its_allocation(offset: int, nbytes: int) -> None:
     whole = Allocation(MemoryKind.PINNED, 100, 0x1000, 0x1000)
-    check_part(whole, 96, 4)
+    part = part_of(whole, 96, 4)
+    assert (part.address, part.host_address, part.nbytes, part.backing) == (0x1060, 0x1060, 4, whole)
     with pytest.raises(DeviceError, match=f"{nbytes} bytes from byte {offset} on are no part of 100 bytes of pinned memory"):
-        check_part(whole, offset, nbytes)
+        part_of(whole, offset, nbytes)
     whole.freed = True
     with pytest.raises(DeviceError, match="freed"):
-        check_part(whole, 0, 4)
+        part_of(whole, 0, 4)
 
 
 def test_a_library_is_loaded_if_its_file_is_mapped(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,7 +19,7 @@ pytest.importorskip("cuda.bindings.runtime")
 import cupy
 from cuda.bindings import runtime as R  # noqa: N812
 
-from pytest_gpumem.devices.cuda import allocations, host
+from pytest_gpumem.devices.cuda import allocations, allocators, host
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.errors import check, translated
 from pytest_gpumem.devices.cuda.guests import arrays
@@ -171,13 +171,39 @@ def test_a_cuda_bindings_error_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "lost"), [("cudaErrorIllegalAddress", True), ("cudaErrorInvalidAddressSpace", True), ("cudaErrorNotReady", False)]
+    ("name", "lost"), [("cudaErrorIllegalAddress", True), ("cudaErrorMpsClientTerminated", True), ("cudaErrorNotReady", False)]
 )
 def test_a_lost_context_is_said(name: str, lost: bool) -> None:
     with pytest.raises(DeviceError, match=f"^waiting: {name}: ") as raised, translated("waiting"):
         raise cupy.cuda.runtime.CUDARuntimeError(int(getattr(R.cudaError_t, name)))
     assert ("context is lost" in str(raised.value)) == lost
     assert isinstance(raised.value, ContextLost) == lost
+
+
+def _of_the_driver() -> None:
+    raise cupy.cuda.runtime.CUDARuntimeError(int(R.cudaError_t.cudaErrorMemoryAllocation))
+
+
+def _of_cupys_pool() -> None:
+    raise cupy.cuda.memory.OutOfMemoryError(64, 0)
+
+
+def _of_the_bindings() -> None:
+    check((R.cudaError_t.cudaErrorMemoryAllocation, None), "allocating 64 bytes", 64)
+
+
+@pytest.mark.parametrize("fails", [_of_the_driver, _of_cupys_pool, _of_the_bindings])
+def test_a_lack_of_memory_is_told_from_other_errors_with_the_bytes_asked_for(fails: Callable[[], None]) -> None:
+    with pytest.raises(OutOfMemory, match=r"^allocating 64 bytes: .*[Oo]ut of memory") as raised, translated("allocating 64 bytes", 64):
+        fails()
+    assert raised.value.asked == 64
+
+
+def test_memory_of_a_pool_needs_a_device_that_has_pools(memory: CudaMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_bytes", lambda kind: 2**30)
+    monkeypatch.setattr(allocators.R, "cudaDeviceGetAttribute", lambda attribute, index: (R.cudaError_t.cudaSuccess, 0))
+    with pytest.raises(Unsupported, match="no stream-ordered memory pools"):
+        memory.allocate(64, MemoryKind.POOLED)
 
 
 def test_a_stranger_is_no_guest(memory: CudaMemory) -> None:
