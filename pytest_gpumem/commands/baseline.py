@@ -59,7 +59,7 @@ def baseline() -> None:
     """Look at the accepted runs of --gpumem-baseline, copy them between places, and remove those that no comparison needs."""
 
 
-@baseline.command("list", short_help="Every run and every accepted change.", epilog=examples("gpumem baseline list"))
+@baseline.command("list", short_help="List every run and every accepted change.", epilog=examples("gpumem baseline list"))
 @place_option
 @gpu_option
 @_json_option
@@ -73,7 +73,7 @@ def list_(baseline: str | None, gpu: str | None, file: Path | None) -> None:
     write_json(file, [_file(key, path, content) for key, path, content in found])
 
 
-@baseline.command(short_help="The accepted runs of one test.", epilog=examples("gpumem baseline show tests/test_a.py::test_triad"))
+@baseline.command(short_help="Show the accepted runs of one test.", epilog=examples("gpumem baseline show tests/test_a.py::test_triad"))
 @place_option
 @gpu_option
 @_json_option
@@ -206,7 +206,7 @@ def _table(key: str, name: str, headings: Sequence[str], lines: Sequence[tuple[s
 
 
 @click.command(
-    short_help="Begin a new baseline of a test, with a reason.",
+    short_help="Accept a change of a test: begin a new baseline.",
     epilog=examples('gpumem accept tests/test_a.py::test_triad --reason "checks bounds now"'),
 )
 @click.option("--reason", required=True, help="Why the change is right; pytest -v shows it until the next run is saved.")

@@ -141,7 +141,7 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, cs
     """Compare result files, without a GPU: is HEAD slower than BASE?
 
     Each side is a file, a folder, or a quoted pattern such as "base-*.json": --benchmark-json files of this plugin or of stock
-    pytest-benchmark, or files of a baseline. Every file is one run.
+    pytest-benchmark, or files of a baseline. Each file of BASE is a run; the files of HEAD are the processes of one run.
     """
     from pytest_gpumem.baselines.compare import compare_sides
     from pytest_gpumem.baselines.result_sets import side

@@ -17,7 +17,7 @@ _COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
 
 
 @click.command(
-    short_help="Say what this machine can measure, and what is amiss.",
+    short_help="Report what this machine can measure, and what is missing.",
     epilog=examples("gpumem doctor", "gpumem doctor --json machine.json"),
 )
 @json_option("Write the report as JSON.")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="Hold a pull request to its base, in a pipeline.",
+    short_help="Check a pull request against its base, in a pipeline.",
     epilog=examples(
         "gpumem gate origin/main                       # in a pull request's pipeline",
         "gpumem gate origin/main --strict -- tests/gpu # only PASS of every row is green",

@@ -51,7 +51,7 @@ def _files(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command(
-    short_help="What became slower or larger over many runs.",
+    short_help="List what became slower or larger over many runs.",
     epilog=examples(
         "gpumem history s3://bucket/history --html history.html", "gpumem history .benchmarks --since 90 --test tests/test_a.py"
     ),

@@ -124,7 +124,7 @@ def _paths(written: Sequence[str]) -> list[Path]:
 
 
 @click.command(
-    short_help="Make one run of the results of shards.",
+    short_help="Merge the results of shards into one run.",
     epilog=examples("gpumem merge shard-*.json", "gpumem merge 'results/*/shard.json' --output gpumem-results"),
 )
 @output_option

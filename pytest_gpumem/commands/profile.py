@@ -49,12 +49,13 @@ def profile() -> None:
 
 
 @profile.command(
-    short_help="A time line by Nsight Systems.", epilog=examples("gpumem profile nsys --test tests/test_a.py::test_triad -o triad.nsys-rep")
+    short_help="Record a time line by Nsight Systems.",
+    epilog=examples("gpumem profile nsys --test tests/test_a.py::test_triad -o triad.nsys-rep"),
 )
 @click.option("--um/--no-um", "managed", default=None, help="Record page faults of managed memory. Default: if a test has such buffers.")
 @_options
 def nsys(managed: bool | None, tests: tuple[str, ...], file: Path | None, overwrite: bool, pytest_arguments: tuple[str, ...]) -> int:
-    """A time line by Nsight Systems: CUDA calls, kernels, copies, page faults, and our ranges.
+    """Record a time line by Nsight Systems: CUDA calls, kernels, copies, page faults, and the tests' ranges.
 
     Records the range of the test if one is selected, else the whole run. GPUMEM_NSYS names the tool; else it is looked for on the PATH
     and where installers put it.
@@ -76,7 +77,7 @@ def nsys(managed: bool | None, tests: tuple[str, ...], file: Path | None, overwr
 @click.option("--metrics", metavar="NAMES", help="Further metrics, separated by commas.")
 @_options
 def ncu(tests: tuple[str, ...], file: Path | None, overwrite: bool, pytest_arguments: tuple[str, ...], **options: Any) -> int:
-    """Counters of each measured launch by Nsight Compute.
+    """Collect counters of each measured launch by Nsight Compute.
 
     Only the measured launches of the selected tests are profiled. GPUMEM_NCU names the tool; else it is looked for on the PATH and where
     installers put it.

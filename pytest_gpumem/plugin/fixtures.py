@@ -146,7 +146,7 @@ def _gpumem_peer_memory(_gpumem_test: GpuTest) -> Memory:
 
 @pytest.fixture
 def peer_buffer(_gpumem_peer_memory: Memory) -> Callable[..., Any]:
-    """`peer_buffer(bytes_or_shape, dtype="f4")`: memory of another GPU; skips where there is one. See `gpu_device.peer_access`."""
+    """`peer_buffer(bytes_or_shape, dtype="f4")`: memory of another GPU; skips where there is one GPU only. See `gpu_device.peer_access`."""
     return _gpumem_peer_memory.peer
 
 
@@ -161,13 +161,14 @@ def memory_kind(_gpumem_test: GpuTest) -> Callable[[Any], MemoryKind | None]:
 
 @pytest.fixture
 def gpu_work(_gpumem_test: GpuTest) -> Works:
-    """Puts work together: `copy`, `kernel`, `host`, `busy`, `allocating`, `in_turn`, `together`, `staged`; `gpu_benchmark(work)`."""
+    """Work for `gpu_benchmark(work)`: `copy`, `kernel`, `host`, `busy`, `allocating`, `in_turn`, `after`, `together`, `staged`."""
     return _gpumem_test.works
 
 
 @pytest.fixture
 def staged_copy(_gpumem_test: GpuTest) -> Callable[..., StagedCopy]:
-    """`staged_copy(n_streams, bytes_or_shape, rounds=8)`: copy, kernel and copy back, in chunks over streams, for `gpu_benchmark`."""
+    """`staged_copy(n_streams, bytes_or_shape, rounds=8, back=True)`: copy, kernel and copy back, in chunks over streams, for
+    `gpu_benchmark`."""
     return _gpumem_test.works.staged
 
 
