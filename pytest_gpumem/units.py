@@ -42,6 +42,7 @@ _QUANTITY = rf"({_NUMBER})\s*([^\s0-9.+-][^\s0-9]*)"
 _SHARE_OF_PEAK = rf"({_NUMBER})\s*%\s+of\s+peak"
 _CLAIM = rf"(?:({_NUMBER})\s*x\s+)?(\S(?s:.*))"
 _BUDGET = r"(?s:(.*?))(?:\s+(total|each))?"
+_PLUS = r"(?<![0-9.][eE])\+"  # of a sum: the sign of an exponent ("1e+2 us") follows an e behind digits
 
 
 class QuantityError(ValueError):
@@ -154,8 +155,7 @@ def parse_margin(value: str) -> Margin:
     """The allowed slow-down of a text such as "1%", "1% + 0.2 us" or "0.2 us", in seconds.
     Raises `QuantityError`: not a margin, the same kind of part twice, or zero.
     """
-    # The sign of an exponent ("1e+2 us") follows an e; a sum has its plus elsewhere.
-    margin = _sum(value, re.split(r"(?<![eE])\+", _text(value, MARGINS_ACCEPTED)), parse_time, MARGINS_ACCEPTED)
+    margin = _sum(value, re.split(_PLUS, _text(value, MARGINS_ACCEPTED)), parse_time, MARGINS_ACCEPTED)
     if not any(margin):
         raise refused(value, MARGINS_ACCEPTED, "allows nothing, and no measurement can show that nothing changed")
     return margin
@@ -165,7 +165,7 @@ def parse_growth(value: str) -> Margin:
     """The allowed growth of a count of bytes, such as "0 B", "5%" or "5% + 64 MiB".
     Raises `QuantityError`: not a growth, or the same kind of part twice.
     """
-    return _sum(value, _text(value, GROWTHS_ACCEPTED).split("+"), parse_bytes, GROWTHS_ACCEPTED)
+    return _sum(value, re.split(_PLUS, _text(value, GROWTHS_ACCEPTED)), parse_bytes, GROWTHS_ACCEPTED)
 
 
 def parse_over_baseline(value: str, parse: Callable[[str], int]) -> Margin | None:
@@ -175,7 +175,7 @@ def parse_over_baseline(value: str, parse: Callable[[str], int]) -> Margin | Non
     `parse`: of an amount.
     Raises `QuantityError`: not a growth, or the same kind of part twice.
     """
-    base, *parts = value.split("+")
+    base, *parts = re.split(_PLUS, value)
     if not base.strip().startswith("baseline"):
         return None
     if base.strip() != "baseline":
