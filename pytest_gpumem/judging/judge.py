@@ -86,7 +86,7 @@ def judge(
         origin = limits.origin.get("fail_if_faster", "limit")
         gain = screen.judge_gain(found, compared(found, 0.0), limits.fail_if_faster, origin, family)
         if gain is not None:
-            beyond = -parse_share(limits.fail_if_faster) - comparison.high
+            beyond = screen.least_gain(found) - parse_share(limits.fail_if_faster)
             if moved is not None and -moved.share >= beyond:
                 gain = moved.doubt(gain.sentence)
             gain = _of_this_device(gain, measurement, facts, changes, beyond, -1)

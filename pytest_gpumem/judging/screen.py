@@ -140,12 +140,17 @@ def judge_creep(
     return find(Outcome.UNDECIDED, "looks crept", Code.LOOKS_SLOWER, limit=limit, seen=seen, doubt=doubt)
 
 
+def least_gain(found: Difference) -> float:
+    """The gain that a run shows at least (99.9 %), as a share of the baseline; what a FAIL by `fail_if_faster` rests on."""
+    return -math.expm1(found.log + found.variance().reach(LOWER))
+
+
 def judge_gain(found: Difference, comparison: Comparison, written: str, origin: str, family: Family = ALONE) -> Finding | None:
     """The finding about a gain that makes the baseline stale; None without one beyond doubt.
     Raises `QuantityError`: a limit that cannot be read.
     """
-    variance, limit = found.variance(), math.log1p(-parse_share(written))
-    if not _known(found) or found.log + variance.reach(LOWER) >= limit or variance.chance(limit - found.log) > family.threshold:
+    gain = parse_share(written)
+    if not _known(found) or least_gain(found) <= gain or found.variance().chance(math.log1p(-gain) - found.log) > family.threshold:
         return None
     return find(Outcome.FAIL, "faster", Code.FASTER, limit=f"fail_if_faster {written} ({origin})", seen=against(comparison))
 
