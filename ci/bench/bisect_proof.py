@@ -42,8 +42,9 @@ from gate_simulation import interval
 from limit_proof import GPUMEM, PLANTED, TEST_COPY, planted
 from record_file import record_parser, utc_now, write_record
 
+from pytest_gpumem.commands import ROUNDS
 from pytest_gpumem.judging.bisection import WRONG
-from pytest_gpumem.judging.paired import ROUNDS, Judge, Paired, judge_pairs
+from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.runs.bisect import bisect_times
 

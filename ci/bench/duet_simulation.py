@@ -28,7 +28,8 @@ import peers_summary
 from gate_simulation import interval
 from record_file import record_parser, write_record
 
-from pytest_gpumem.judging.paired import ALARM, GROSS_PAIRS, MISS, ROUNDS, Paired, judge_pairs
+from pytest_gpumem.commands import ROUNDS
+from pytest_gpumem.judging.paired import ALARM, GROSS_PAIRS, MISS, Paired, judge_pairs
 from pytest_gpumem.judging.screen import ALPHA
 from pytest_gpumem.outcomes import Outcome
 

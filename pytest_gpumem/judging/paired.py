@@ -35,8 +35,6 @@ from pytest_gpumem.units import format_share
 ALARM = 1e-3  # largest share of FAILs among tests that are slower by delta at most
 MISS = 5e-3  # largest share of PASSes among tests that are slower by delta or more
 MISS_SAME_CODE = 0.05  # the same, among tests whose machine code is the same on both sides
-ROUNDS = 96
-"""Default limit of pairs: enough for the noisiest kernel on record, 2 MiB on an H200, at delta = 1 % (ci/bench/duet_simulation.py)."""
 STAKE = 0.95  # largest part of the wealth in one bet: a pair with the wrong sign costs as much as four with the right sign earn
 PRIOR = 2  # weight of the prior of size and spread, in pairs
 EXPECTED_SPREAD = 0.003  # prior standard deviation of a pair: that of a 32 MiB kernel on H100 and H200 cards (docs/duet.md)

@@ -14,7 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pytest_gpumem.judging.paired import ALARM, MISS, MISS_SAME_CODE, ROUNDS, STAKE, Bet, Paired, centre, interval, judge_pairs, least_pairs
+from pytest_gpumem.commands import ROUNDS
+from pytest_gpumem.judging.paired import ALARM, MISS, MISS_SAME_CODE, STAKE, Bet, Paired, centre, interval, judge_pairs, least_pairs
 from pytest_gpumem.judging.screen import ALPHA
 from pytest_gpumem.outcomes import Outcome
 
