@@ -45,7 +45,6 @@ def sweep(
     nbytes: int,
     *,
     target: str,
-    again: Measure | None = None,
     spent: Callable[[], float] = lambda: 0.0,
 ) -> Sweep:
     """Search for the setting with the lowest latency; measure it, off, and the textbook's settings again.
@@ -57,9 +56,8 @@ def sweep(
     The textbook's settings are the maximum (CUDA C++ Best Practices Guide, 9.2.2.1) and 3/4 of L2 (CUDA C++ Programming Guide, Device
     Memory L2 Access Management), both at the hit ratio that does not thrash (Best Practices Guide, 9.2.2.2). Gain and losses are ratios
     within rounds of all settings, so that a drift of the device cancels; their intervals are Student's over the logarithms.
-    `measure`: measures a setting for the search.
+    `measure`: measures a setting.
     `facts`: the device, which has persisting L2.
-    `again`: measures a setting for the rounds; default: `measure`.
     """
     search = _Search(measure, facts, nbytes, spent)
     search.run()
@@ -69,7 +67,7 @@ def sweep(
     books = {"the maximum (3/4 of L2)" if three_quarters == largest else "the maximum": _fitted(largest, nbytes)}
     if three_quarters < largest:
         books["3/4 of L2"] = _fitted(three_quarters, nbytes)
-    rounds = _rounds(again or measure, dict.fromkeys((OFF, best, *books.values())), spent)
+    rounds = _rounds(measure, dict.fromkeys((OFF, best, *books.values())), spent)
     points = {setting: Point(setting, statistics.fmean(seconds), half_width(seconds)) for setting, seconds in rounds.items()}
     gain = change(rounds[OFF], rounds[best])
     pays = gain.low > 0 and gain.share >= LEAST_GAIN

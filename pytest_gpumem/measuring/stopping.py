@@ -190,17 +190,19 @@ _MEDIANS = 2 * 1.2533
 deviation: sqrt(2 pi) for normal data."""
 
 
-def steady(samples: Sequence[float], *, most: int = MOST_WINDOW, drift: float = 0.002, level: float = 0.05) -> bool:
+DRIFT = 0.002  # share of the median below which a trend does not matter
+LEVEL = 0.05  # significance level of the test for a trend
+
+
+def steady(samples: Sequence[float], *, most: int = MOST_WINDOW) -> bool:
     """True if the last samples no longer move in one direction.
 
     The test uses as many samples as resolve a drift from their noise. They are steady if the Mann-Kendall test finds no trend in them at
-    `level`, or if the medians of their halves differ by at most the share `drift`: a real but tiny trend must not prolong the warm-up.
+    `LEVEL`, or if the medians of their halves differ by at most the share `DRIFT`: a real but tiny trend must not prolong the warm-up.
     They are not steady if the last two to six samples lie beyond all before them (by chance, one time in twenty): a rank correlation
     hardly notices a step near the end.
     `samples`: seconds, oldest first.
     `most`: largest number of samples that the test uses, 12 or more.
-    `drift`: share of the median below which a trend does not matter.
-    `level`: significance level of the trend test.
     """
     if len(samples) < WINDOW:
         return False
@@ -209,17 +211,17 @@ def steady(samples: Sequence[float], *, most: int = MOST_WINDOW, drift: float = 
         return False
     last = list(samples[-window:])
     early, late = statistics.median(last[: window // 2]), statistics.median(last[window // 2 :])
-    if _stepped(last, drift):
+    if _stepped(last):
         return False
-    return bool(abs(late - early) <= drift * late or trend_significance(last) > level)
+    return bool(abs(late - early) <= DRIFT * late or trend_significance(last) > LEVEL)
 
 
-def _stepped(series: Sequence[float], drift: float) -> bool:
-    """True if the last few samples lie apart from all before them, by more than the share `drift`."""
+def _stepped(series: Sequence[float]) -> bool:
+    """True if the last few samples lie apart from all before them, by more than the share `DRIFT`."""
     for count in range(2, WINDOW // 2 + 1):
         before, after = series[:-count], series[-count:]
         apart = max(after) < min(before) or min(after) > max(before)
-        if apart and abs(statistics.median(after) - statistics.median(before)) > drift * statistics.median(after):
+        if apart and abs(statistics.median(after) - statistics.median(before)) > DRIFT * statistics.median(after):
             return True
     return False
 
