@@ -46,7 +46,7 @@ EXPLAINED = 3  # pairs of processes behind an explanation
 @click.option("--good", required=True, metavar="REVISION", help="Before the change; an ancestor of BAD.")
 @click.option("--bad", default="HEAD", metavar="REVISION", help="After the change. Default: HEAD.")
 @click.option(
-    "--limit",
+    "--max-regression",
     metavar="MARGIN",
     callback=margin,
     help='Least slow-down to look for, such as "2%". Default: the test\'s own max_regression, else 1%.',
@@ -74,8 +74,8 @@ def bisect(file: Path | None, **options: Any) -> int:
     from pytest_gpumem.runs.workers import check_arguments
 
     request = Request(**options)
-    if (request.peak and request.count is not None) or (request.figure is not None and request.limit is not None):
-        raise click.UsageError("--limit, --peak and --count exclude each other")
+    if (request.peak and request.count is not None) or (request.figure is not None and request.max_regression is not None):
+        raise click.UsageError("--max-regression, --peak and --count exclude each other")
     check_arguments(request.pytest_arguments)
     try:
         line = line_between(request.good, request.bad, Path.cwd())
@@ -92,7 +92,7 @@ class Request:
     good: str
     bad: str
     test: str
-    limit: str | None
+    max_regression: str | None
     peak: bool
     count: str | None
     rounds_max: int
@@ -200,7 +200,7 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
 
     timed = [row for row in rows_of_test(ends[1], request.test).values() if row.measurement is not None]
     _tell("bad against good: a duet")
-    played = commits.duet(0, last, Wanted.of(timed), max_regression=request.limit)
+    played = commits.duet(0, last, Wanted.of(timed), max_regression=request.max_regression)
     judged = {one.key: one.paired for one in played.verdicts if one.paired is not None}
     if not judged:
         raise DuetError("; ".join(f"{one.key}: {one.sentence}" for one in played.verdicts) or f"{request.test} measured nothing")
@@ -418,7 +418,7 @@ def _more(found: Found, line: Sequence[Commit], request: Request) -> str | None:
 
 def _command(request: Request, good: str, bad: str) -> str:
     figure = [] if request.figure is None else ["--peak"] if request.figure == PEAK else ["--count", request.figure]
-    limit = [] if request.limit is None else ["--limit", request.limit]
+    limit = [] if request.max_regression is None else ["--max-regression", request.max_regression]
     arguments = ["--", *request.pytest_arguments] if request.pytest_arguments else []
     return f"gpumem bisect --good {good} --bad {bad} {shlex.join([*figure, *limit, request.test, *arguments])}"
 

@@ -19,7 +19,7 @@ from pytest_gpumem.history.columns import Column, Columns, Mark, Values, columns
 from pytest_gpumem.history.data import Change, History, Run, Series
 from pytest_gpumem.history.figures import METRICS
 from pytest_gpumem.judging.drift import APART
-from pytest_gpumem.records.row import selects
+from pytest_gpumem.records.row import covers
 from pytest_gpumem.units import format_time
 
 
@@ -68,7 +68,7 @@ def of_columns(cards: Mapping[str, tuple[Columns, Columns]], *, test: str | None
     by_series: dict[int, list[Step]] = {}
     for group in groups.values():
         by_series |= _steps_of(found, group)
-    chosen = [index for index, one in enumerate(found) if test is None or selects(test, one.test)]
+    chosen = [index for index, one in enumerate(found) if test is None or covers(test, one.test)]
     changes = [
         change
         for position, index in enumerate(chosen)

@@ -124,6 +124,12 @@ def selects(name: str, nodeid: str) -> bool:
     return nodeid == name or nodeid.startswith(inside if name.endswith("]") else (f"{name}[", *inside))
 
 
+def covers(name: str, key: str) -> bool:
+    """True if a name is a row's key, or a node id that selects the row's test."""
+    own = key_of(name, "")
+    return key in (name, own) or key.startswith(f"{own}[") or selects(name, key)
+
+
 def key_of(nodeid: str, label: str) -> str:
     r"""The key of a measurement: `nodeid[label]`, or the node id alone without a label.
 

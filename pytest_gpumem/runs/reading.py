@@ -11,7 +11,7 @@ from pytest_gpumem.judging.paired import Paired
 from pytest_gpumem.judging.spread import corrected_latencies, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Row, selects
+from pytest_gpumem.records.row import Row, covers, selects
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.workers import BASE, HEAD, Process
 from pytest_gpumem.units import parse_margin
@@ -204,7 +204,7 @@ def _failures_without_rows(base: Process, head: Process, wanted: Wanted, keys: C
         for nodeid, (outcome, _) in head.outcomes.items()
         if outcome == "failed"
         and wanted.holds(nodeid, nodeid)
-        and not any(key == nodeid or key.startswith((f"{nodeid}[", f"{nodeid}::")) for key in keys)
+        and not any(covers(nodeid, key) for key in keys)
         and not _fails(nodeid, None, base)
     }
 
@@ -245,7 +245,7 @@ def _nodeid_in(key: str, process: Process) -> str | None:
     """The test or file among those that did not pass in a process which a key, or a name that was asked for, is of."""
     for nodeid in process.outcomes:
         # A file that cannot be imported fails all tests in it.
-        if key.startswith((f"{nodeid}[", f"{nodeid}::")) or selects(key, nodeid):
+        if covers(nodeid, key) or selects(key, nodeid):
             return nodeid
     return None
 

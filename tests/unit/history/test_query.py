@@ -144,6 +144,17 @@ def test_tests_are_chosen_as_on_the_command_line_of_pytest() -> None:
     assert of_columns(both, test="tests/test_b.py").series == ()
 
 
+def test_a_set_of_parameters_chooses_its_labelled_rows_too() -> None:
+    test, other = f"{TEST}[x[1]]", f"{TEST}[x]"
+    process = Process("run", BEGIN, "commit", H100)
+    rows = tuple(Accepted(nodeid, measurement(label=label), process) for nodeid in (test, other) for label in ("", "warm"))
+    both = {H100.key: (columns(("run.json", Content(H100.key, process, "run", BEGIN, "commit", 1, rows))), Columns())}
+    keys = {row.key for row in rows if row.nodeid == test}
+    assert {one.test for one in of_columns(both, test=test).series} == keys
+    for key in keys:
+        assert {one.test for one in of_columns(both, test=key).series} == {key}
+
+
 def row(latency: float = 1e-4, **more: object) -> Row:
     return replace(Row(TEST, Limits(), Verdict(Outcome.PASS, "because"), measurement(latency)), **more)
 

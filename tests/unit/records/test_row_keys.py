@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from pytest_gpumem.records.row import key_of, selects
+from pytest_gpumem.records.row import covers, key_of, selects
 
 TEST = "tests/test_a.py::test_x"
 
@@ -36,3 +36,13 @@ def test_a_set_of_parameters_selects_itself_alone() -> None:
     assert selects(f"{TEST}[a]", f"{TEST}[a]")
     assert selects(TEST, f"{TEST}[a][b]")
     assert not selects(f"{TEST}[a]", f"{TEST}[a][b]")
+
+
+@pytest.mark.parametrize("parameters", ["a", "a][b", "x[1]", "a::b", "ä"])
+def test_a_test_covers_its_rows_and_those_of_no_other(parameters: str) -> None:
+    test = f"{TEST}[{parameters}]"
+    for key in (key_of(test, ""), key_of(test, "warm"), key_of(test, "w[1]")):
+        assert covers(key, key)
+        assert all(covers(name, key) for name in (test, TEST, "tests/test_a.py", "tests"))
+        assert not any(covers(name, key) for name in (f"{TEST}[b]", f"{TEST}y", "tests/test_", "est"))
+    assert not covers(f"{TEST}[a]", key_of(f"{TEST}[a][b]", ""))

@@ -223,15 +223,18 @@ def test_a_file_that_head_alone_cannot_import_is_red_also_where_base_has_no_such
     assert outcomes(play(tmp_path, answer, wanted=Wanted(frozenset([A])))) == {A: Outcome.PASS}
 
 
-def test_a_test_that_begins_to_fail_in_head_is_red_whatever_its_pairs_say(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("nodeid", "label"), [(B, ""), (f"{B}[x[1]]", "warm")])
+def test_a_test_that_begins_to_fail_in_head_is_red_whatever_its_pairs_say(tmp_path: Path, nodeid: str, label: str) -> None:
+    failing = row(nodeid, NOISE(Turn(1, HEAD), 2), label=label)
+
     def answer(turn: Turn, attempt: int) -> Any:
         if turn.side == HEAD and turn.round >= 8:
-            return process(turn, [row(A, NOISE(turn, 1))], attempt, outcomes={B: ("failed", "wrong")})
-        return [row(A, NOISE(turn, 1)), row(B, NOISE(turn, 2))]
+            return process(turn, [row(A, NOISE(turn, 1))], attempt, outcomes={nodeid: ("failed", "wrong")})
+        return [row(A, NOISE(turn, 1)), row(nodeid, NOISE(turn, 2), label=label)]
 
     result = play(tmp_path, answer)
-    assert outcomes(result) == {A: Outcome.PASS, B: Outcome.FAIL}
-    assert [one.sentence for one in result.verdicts if one.key == B] == ["head in round 8: failed, wrong"]
+    assert outcomes(result) == {A: Outcome.PASS, failing.key: Outcome.FAIL}
+    assert [one.sentence for one in result.verdicts if one.key == failing.key] == ["head in round 8: failed, wrong"]
 
 
 def test_what_base_does_not_have_is_new_unless_it_stands_for_something_that_head_lacks(tmp_path: Path) -> None:
