@@ -107,7 +107,7 @@ def unmeasured(process: Process, wanted: Wanted) -> str | None:
 
 def _by_limits(nodeid: str, process: Process) -> bool:
     """True if verdicts fail a test, and no assertion or error of its own."""
-    rows = [row for row in process.rows if row.nodeid == nodeid and row.measurement is not None]
+    rows = [row for row in process.rows if row.nodeid == nodeid and row.measured_something]
     return any(is_failure(row.verdict, strict=False) for row in rows) and not any(row.test_error is True for row in rows)
 
 

@@ -14,6 +14,7 @@ from msgspec import structs
 from processes import SETTINGS, Answer, Players, process, row, sides
 
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Limits, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
@@ -274,6 +275,14 @@ def test_a_limit_that_one_row_breaks_does_not_hide_the_other_rows_of_its_test(
         return process(turn, rows, attempt, outcomes={A: ("failed", "by a limit, or an error")})
 
     assert outcomes(play(tmp_path, answer)) == {f"{A}[x]": other, f"{A}[y]": other}
+
+
+def test_a_limit_on_memory_that_a_test_breaks_does_not_hide_its_times(tmp_path: Path) -> None:
+    def answer(turn: Turn, attempt: int) -> Process:
+        of_memory = structs.replace(row(A, None, None, label="load", failed=True), footprint=Footprint(peak=1 << 30))
+        return process(turn, [row(A, NOISE(turn, 1), failed=True), of_memory], attempt, outcomes={A: ("failed", "by a limit")})
+
+    assert outcomes(play(tmp_path, answer)) == {A: Outcome.PASS}
 
 
 def test_a_test_that_fails_in_one_round_is_repeated_and_then_no_verdict(tmp_path: Path) -> None:
