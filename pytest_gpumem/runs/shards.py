@@ -154,10 +154,12 @@ def junit(tests: Sequence[Ended]) -> str:
         time=f"{sum(test.seconds for test in ran):.3f}",
     )
     for test in ran:
-        path, _, name = test.nodeid.partition("::")
-        *classes, name = re.split(r"::(?![^\[]*\])", name) if name else (path,)
+        path, _, inside = test.nodeid.partition("::")
+        names, bracket, parameters = inside.partition("[")
+        *classes, name = names.split("::") if inside else (path,)
         classname = ".".join([path.removesuffix(".py").replace("/", "."), *classes])
-        case = ElementTree.SubElement(suite, "testcase", classname=_xml(classname), name=_xml(name), time=f"{test.seconds:.3f}")
+        name = _xml(f"{name}{bracket}{parameters}")
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(classname), name=name, time=f"{test.seconds:.3f}")
         if test.properties:
             properties = ElementTree.SubElement(case, "properties")
             for key, value in test.properties:

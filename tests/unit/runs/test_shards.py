@@ -126,7 +126,7 @@ def test_shards_of_other_code_or_another_card(tmp_path: Path) -> None:
 
 def test_names_and_texts_of_tests_in_junit() -> None:
     tests = [
-        Ended("tests/a/test_b.py::TestC::test_d[x::y]", "error", 1.5, "line\nmore \x00", properties=[("gpumem", "{}")]),
+        Ended("tests/a/test_b.py::TestC::test_d[x::[y]]", "error", 1.5, "line\nmore \x00", properties=[("gpumem", "{}")]),
         Ended("test_e.py::test_f", "skipped", 0.0, "why"),
         Ended("test_e.py::test_g"),
     ]
@@ -134,7 +134,7 @@ def test_names_and_texts_of_tests_in_junit() -> None:
     assert suite is not None
     assert [suite.get(name) for name in ("tests", "errors", "failures", "skipped")] == ["2", "1", "0", "1"]
     first, second = suite
-    assert (first.get("classname"), first.get("name"), first.get("time")) == ("tests.a.test_b.TestC", "test_d[x::y]", "1.500")
+    assert (first.get("classname"), first.get("name"), first.get("time")) == ("tests.a.test_b.TestC", "test_d[x::[y]]", "1.500")
     error = first.find("error")
     assert error is not None
     assert (error.get("message"), error.text) == ("line", "line\nmore ?")
