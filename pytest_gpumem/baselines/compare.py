@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -103,26 +104,26 @@ def _pair(key: str, base: Side, head: Side, written: str | None, family: Family)
         )
         return Pair(Row(nodeid, Limits(), verdict, label=past[0].label if past else ""), _latency(past))
     measurement, facts = merged(now), now[-1].process.device
-    limit, origin = (written, OPTION) if written is not None else (head.limits.get(key), "of its test")
+    history = base.baseline.history(key, partial(comparable, measurement))
+    limit, origin = (written, OPTION) if written is not None else (head.limit(key), "of its test")
     limits = Limits(max_regression=limit, origin={} if limit is None else {"max_regression": origin})
     absent = base.left_out.get(key)
     verdict = judge(
         measurement,
         limits,
         facts,
-        [one.measurement for one in past],
+        history.measurements,
         strict=False,
         no_history=f"in {base.name}: {absent}" if absent is not None else f"{base.name} holds no such row",
         family=family,
+        first=history.first_measurement,
     )
     if not past:
         reason = f"not in {base.name}" + (f": {absent}" if absent else "")
         verdict = replace(verdict, outcome=Outcome.NEW, reason=reason, code=Code.NO_BASELINE)
-    changed = changes(measurement, facts, now[-1].test_source, past)
+    changed = changes(measurement, facts, now[-1].test_source, history.accepted)
     row = Row(now[-1].nodeid, limits, verdict, measurement, measurement.label, test_source=now[-1].test_source, changed=changed)
-    # The times beside the change are those that it is of.
-    same = [one for one in past if comparable(measurement, one.measurement)]
-    return Pair(row, _latency(same or past), mean_latency([measurement]))
+    return Pair(row, _latency(history.accepted), mean_latency([measurement]))
 
 
 def _limited(row: Row) -> bool:

@@ -221,9 +221,10 @@ clock; the SM clock varies with temperature and power."""
 
 def changes(measurement: Measurement, facts: DeviceFacts, test_source: str | None, window: Sequence[Accepted]) -> tuple[str, ...]:
     """Differences from any process of the window, as short phrases: "driver 580.95.05 -> 590.10". An unknown value is no difference.
-    `window`: the runs to compare with, oldest first. A change is reported until the window has moved past it.
+    `window`: the runs to compare with, oldest first; those of another mode do not count. A change is reported until the window has moved
+    past it.
     """
-    phrases = []
+    window, phrases = [one for one in window if one.measurement.mode == measurement.mode], []
     for name, now, then in (
         ("driver", facts.driver, [one.process.device.driver for one in window]),
         ("CUDA", facts.cuda, [one.process.device.cuda for one in window]),

@@ -6,7 +6,7 @@ import glob
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import fields, replace
 
 from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import WINDOW, Accepted, Process, Rejection, Reset, assemble
+from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, Process, Rejection, Reset, assemble
 from pytest_gpumem.baselines.layout import read, refuse_twice
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, failing_in_themselves
@@ -39,8 +39,8 @@ class File:
     digest: str  # SHA-256 of its bytes: files with the same digest are copies
     device: DeviceFacts | None  # `UNKNOWN_GPU` if the file names none; None for an acceptance, which measured nothing
     rows: tuple[Accepted, ...] = ()
-    limits: Mapping[str, str] | None = None  # by row key: the row's max_regression
-    left_out: Mapping[str, str] | None = None  # by row key: why a row is left out
+    limits: Mapping[str, str] = field(default_factory=dict)  # by row key: the row's max_regression
+    left_out: Mapping[str, str] = field(default_factory=dict)  # by row key: why a row is left out
     resets: tuple[Reset, ...] = ()  # of a baseline's file
     rejections: tuple[Rejection, ...] = ()  # of a baseline's file
     of_memory: int = 0  # rows of tests whose memory alone was watched: nothing was timed
@@ -53,8 +53,13 @@ class Side:
 
     name: str  # as it was given
     files: tuple[File, ...]
-    rows: Mapping[str, tuple[Accepted, ...]]  # by row key: one a run, oldest first
+    baseline: Baseline  # of all files, those of a baseline as a session reads them
     left_out: Mapping[str, str]  # by row key: why the row is left out
+
+    @property
+    def rows(self) -> Mapping[str, tuple[Accepted, ...]]:
+        """By row key: one a run, oldest first."""
+        return self.baseline.rows
 
     @property
     def processes(self) -> int:
@@ -77,10 +82,10 @@ class Side:
         """Rows of memory alone, as in `File`."""
         return sum(file.of_memory for file in self.files)
 
-    @property
-    def limits(self) -> dict[str, str]:
-        """By row key: the max_regression of its newest row."""
-        return {key: limit for file in self.files for key, limit in (file.limits or {}).items()}
+    def limit(self, key: str) -> str | None:
+        """The max_regression of the newest run of a row."""
+        newest = self.rows[key][-1].process.id
+        return next((file.limits.get(key) for file in self.files if file.digest == newest), None)
 
 
 def side(given: str) -> Side:
@@ -103,10 +108,11 @@ def side(given: str) -> Side:
         for row in rows
         if (after := row.reset) is not None and after not in known
     ]
-    counting = assemble(rows, resets, 0, WINDOW, [one for f in files for one in f.rejections])
-    left_out = {key: why for f in files for key, why in (f.left_out or {}).items() if key not in counting.rows}
+    window = WINDOW if any(row.process.sequence for row in rows) else len(files)
+    counting = assemble(rows, resets, 0, window, [one for f in files for one in f.rejections])
+    left_out = {key: why for f in files for key, why in f.left_out.items() if key not in counting.rows}
     left_out |= {row.key: why for row in rows if (why := counting.accepted(row.key)) is not None}
-    found = Side(given, tuple(files), counting.rows, left_out)
+    found = Side(given, tuple(files), counting, left_out)
     if not found.processes or not (found.rows or found.left_out):
         memory = f"; gpumem diff compares the memory of its {counted(found.of_memory, 'test')}" if found.of_memory else ""
         raise UserError(f"{given}: nothing was {'timed' if memory else 'measured'}{memory}")

@@ -36,8 +36,7 @@ def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
     source = source_of(item)
     if measurement is None:
         return replace(row, test_source=source)
-    of_its_mode = [one for one in session.history(row).accepted if one.measurement.mode == measurement.mode]
-    changed = changes(measurement, session.facts, source, of_its_mode)
+    changed = changes(measurement, session.facts, source, session.history(row).accepted)
     verdict = row.verdict
     if changed:
         verdict = replace(verdict, reason=f"{verdict.reason}; changed since the baseline: {', '.join(changed)}")

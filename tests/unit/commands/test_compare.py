@@ -119,6 +119,17 @@ def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare) ->
     assert compare("base-*.json", "head-*.json", "--max-regression", "10%", "--strict").exit_code == 0
 
 
+@pytest.mark.parametrize(("limits", "code"), [(("1%", "400%"), 0), (("400%", "1%"), 1), (("1%", None), 0)])
+def test_the_newest_run_has_the_limit(folder: Folder, compare: Compare, limits: tuple[str, str | None], code: int) -> None:
+    """Whatever the files are called."""
+    folder.runs("base", 5)
+    for name, day, limit in (("head-2.json", "2026-11-20", limits[0]), ("head-1.json", "2026-11-21", limits[1])):
+        folder.write(name, [folder.row(600e-6, limits=Limits(max_regression=limit))])
+        value = json.loads((folder.path / name).read_text())
+        folder.put(name, {**value, "datetime": f"{day}T18:00:00+00:00"})
+    assert compare("base-*.json", "head-*.json").exit_code == code
+
+
 def test_noise_that_hides_the_limit_never_passes(folder: Folder, compare: Compare) -> None:
     base, head = folder.runs("base", 3, spread=0.02), folder.runs("head", 1, spread=0.02)
     result = compare(base, head, "--max-regression", "1%")
@@ -359,6 +370,26 @@ def test_a_folder_of_a_baseline_counts_as_it_does_in_a_session(folder: Folder, c
     result = compare(str(store.folder), "b.json", "--max-regression", "1%")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (6, "1 row: 1 NEW")
     assert "was accepted on" in result.stdout
+
+
+def test_a_baseline_is_judged_as_in_a_session(folder: Folder, compare: Compare) -> None:
+    """By its newest 20 runs, and by the first one since the last accepted change."""
+    store = Store(folder.path / "kept", H100)
+    for latency in (*[268e-6] * 5, *[275e-6] * 20):
+        store.save([folder.row(latency)], "abc")
+    row = folder.row(275e-6)
+    assert row.measurement is not None
+    now = replace(row.measurement, further=(row.measurement.repeat,) * 2)
+    folder.write("b.json", [replace(row, measurement=now)])
+    assert compare(str(store.folder), "b.json", "--max-regression", "1%", "--json", "out.json").exit_code == 1
+    (found,) = json.loads((folder.path / "out.json").read_text())["rows"]
+    history = store.load().history(row.key, lambda _: True)
+    session = judging(now, Limits(max_regression="1%"), H100, history.measurements, strict=False, first=history.first_measurement)
+    assert session.code is not None
+    assert session.comparison is not None
+    assert (found["code"], found["delta"]) == (session.code.value, session.comparison.delta)
+    assert (session.code, found["delta"]) == (Code.CREPT, pytest.approx(0.0, abs=1e-3))
+    assert found["base_s"] == pytest.approx(275e-6, rel=1e-3)
 
 
 # Many rows
