@@ -101,9 +101,8 @@ class TriadBench:
         call = self.triad.call(buffers, values)
         shape = kernel.shape(self.device.facts, call)
         assert kernel.source is not None
-        assert kernel.launch_arguments is not None
         packed: list[Any] = []
-        for item in kernel.launch_arguments(call):
+        for item in kernel.arguments_of(call):
             if isinstance(item, int):
                 packed.append(np.int64(item))
             elif item in buffers:

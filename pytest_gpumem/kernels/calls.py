@@ -98,18 +98,6 @@ def in_element_type(name: str) -> Check:
     return check
 
 
-def whole_number(name: str, least: int) -> Check:
-    """The scalar `name` is a whole number of at least `least`."""
-
-    def check(call: Call) -> str | None:
-        value = call.scalars[name]
-        if not math.isfinite(value) or value != int(value) or value < least:
-            return f"{name} is {value}; a whole number of at least {least} is needed"
-        return None
-
-    return check
-
-
 Arrays: TypeAlias = Mapping[str, Any]  # arrays of one module, by parameter name
 
 Scalars: TypeAlias = Mapping[str, int | float]  # scalars by parameter name

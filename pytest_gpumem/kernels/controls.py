@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, touch, whole_number
+from pytest_gpumem.kernels.calls import WARP, Arrays, Scalars, touch
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Parameter, Role
 from pytest_gpumem.kernels.l2_bandwidth import BLOCKS_PER_SM, DTYPES, THREADS, TILE_BYTES, resident, tiles
 from pytest_gpumem.kernels.stream import tile_sums
@@ -50,16 +50,15 @@ def _reference(arrays: Arrays, scalars: Scalars) -> dict[str, Any]:
 
 CONTROL_READ = Kernel(
     name="control_read",
-    parameters=(Parameter("a", Role.READ), Parameter("sums", Role.WRITE), Parameter("passes", Role.SCALAR)),
+    parameters=(Parameter("a", Role.READ), Parameter("sums", Role.WRITE), Parameter("passes", Role.SCALAR, least=0)),
     shape=lambda facts, call: resident(facts, call, tiles(call)),
     accesses=_accesses,
     source=SOURCE,
     entry="control_read",
     reference=_reference,
-    launch_arguments=lambda call: ("a", "sums", call.arrays["a"].size, int(call.scalars["passes"])),
     dtypes=DTYPES,
     loads_in_flight=8,
     load_bytes=16,
-    checks=(whole_number("passes", 0), _check),
+    checks=(_check,),
 )
 """Reads an array a number of times over and adds up its tiles."""

@@ -6,6 +6,7 @@ simulated, derives the time from the accesses and the result from the reference.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -34,6 +35,7 @@ class Parameter:
     name: str
     role: Role
     default: int | float | None = None  # value of a scalar that the caller leaves out; None: it must be given
+    least: int | None = None  # a scalar that is a whole number from this one on; None: it is of the first array's element type
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,8 @@ class Kernel:
     """The reference holds for every piece: with all arrays cut to the same elements, the result is that piece of the full result."""
     launch_arguments: Callable[[Call], tuple[str | int, ...]] | None = None
     """C parameters in order: an array's name (its address), a scalar's name (passed in the element type of the first array), or an
-    integer such as a size or a step count (passed as 64-bit). None: arrays, then the element count of the first array, then scalars.
+    integer such as a size or a step count (passed as 64-bit). None: arrays, the element count of the first one, scalars; whole ones as
+    integers.
     """
     dtypes: tuple[str, ...] = ("f4", "f8", "i4")  # element types that it is compiled for
     section: str = ""  # section of the source text that it implements
@@ -139,8 +142,16 @@ class Kernel:
         """The C++ name expression to compile: "triad<float, 1>"."""
         return self.entry.replace("{dtype}", cpp_type).replace("{vectors}", str(shape.vectors))
 
+    def arguments_of(self, call: Call) -> tuple[str | int, ...]:
+        """The C parameters of a call, as `launch_arguments` describes them."""
+        if self.launch_arguments is not None:
+            return self.launch_arguments(call)
+        arrays = [p.name for p in self.parameters if p.role is not Role.SCALAR]
+        scalars = [p for p in self.parameters if p.role is Role.SCALAR]
+        return (*arrays, call.arrays[arrays[0]].size, *(p.name if p.least is None else int(call.scalars[p.name]) for p in scalars))
+
     def problem(self, call: Call) -> str | None:
-        """What is wrong with a call, in one sentence that names the values: arrays, grid, then `checks`. None if nothing is."""
+        """What is wrong with a call, in one sentence that names the values: arrays, grid, scalars, then `checks`. None if nothing is."""
         for name, array in call.arrays.items():
             if array.size < 1:
                 return f"{name} is empty"
@@ -151,6 +162,10 @@ class Kernel:
             return f"the arrays must have one element type: {types}"
         if call.blocks is not None and call.blocks < 1:
             return f"a grid of {call.blocks} blocks launches nothing; at least 1 is needed"
+        for parameter in self.parameters:
+            value = call.scalars.get(parameter.name)
+            if parameter.least is not None and value is not None and not (math.isfinite(value) and value == int(value) >= parameter.least):
+                return f"{parameter.name} is {value}; a whole number of at least {parameter.least} is needed"
         return next((problem for check in self.checks if (problem := check(call)) is not None), None)
 
     def traffic(self, call: Call) -> Traffic:

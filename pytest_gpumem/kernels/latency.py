@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, Arrays, Scalars, filled_like, touch, whole_number
+from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, Arrays, Scalars, filled_like, touch
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 
 NODE_BYTES = 64  # bytes of a node: two to a cache line, four sectors apart from no other node's index
@@ -79,8 +79,8 @@ _CHASE = Kernel(
     parameters=(
         Parameter("nodes", Role.READ),
         Parameter("out", Role.WRITE),
-        Parameter("steps", Role.SCALAR),
-        Parameter("start", Role.SCALAR, 0),
+        Parameter("steps", Role.SCALAR, least=1),
+        Parameter("start", Role.SCALAR, 0, least=0),
     ),
     shape=lambda _facts, _call: LaunchShape(1, 1),
     accesses=lambda call: (_walk(call), touch("out", "write", call)),
@@ -90,7 +90,7 @@ _CHASE = Kernel(
     launch_arguments=lambda call: ("nodes", "out", _steps(call), int(call.scalars["start"])),
     dtypes=("i4",),
     section="Latency of dependent accesses over a random cycle (pointer chase): the same walk at every launch",
-    checks=(whole_number("steps", 1), whole_number("start", 0), _check, _starts_inside),
+    checks=(_check, _starts_inside),
     accesses_per_launch=_steps,
     content={"nodes": "cycle"},
 )
@@ -108,13 +108,13 @@ KERNELS = (
         _CHASE,
         name="chase_onward",
         # Updated, not written: the walk starts from what it holds.
-        parameters=(Parameter("nodes", Role.READ), Parameter("out", Role.UPDATE), Parameter("steps", Role.SCALAR)),
+        parameters=(Parameter("nodes", Role.READ), Parameter("out", Role.UPDATE), Parameter("steps", Role.SCALAR, least=1)),
         accesses=lambda call: (_walk(call, onward=True), touch("out", "read", call), touch("out", "write", call)),
         entry=f"chase_onward<{NODE_BYTES}>",
         reference=_onward_reference,
         launch_arguments=lambda call: ("nodes", "out", _steps(call), _nodes(call)),
         section="Latency of dependent accesses over a random cycle (pointer chase): lines that no launch before has touched",
-        checks=(whole_number("steps", 1), _check),
+        checks=(_check,),
     ),
 )
 

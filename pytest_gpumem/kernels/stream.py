@@ -96,9 +96,6 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         tiles = call.arrays[sources[0]].nbytes // tile
         return (*(calls.touch(source, "read", call) for source in sources), calls.touch("sums", "write", call, elements=tiles))
 
-    def launch_arguments(call: Call) -> tuple[str | int, ...]:
-        return (*sources, "sums", call.arrays[sources[0]].size)
-
     def reference(arrays: calls.Arrays, _scalars: calls.Scalars) -> dict[str, Any]:
         return {"sums": tile_sums([arrays[source] for source in sources], terms, tile)}
 
@@ -110,7 +107,6 @@ def _reduce(name: str, sources: tuple[str, ...], terms: Callable[..., Any]) -> K
         source="stream.cu",
         entry=f"{name}<{{dtype}}, {REDUCE_THREADS}, {vectors}>",
         reference=reference,
-        launch_arguments=launch_arguments,
         section=f"{_SECTION}: {name}",
         loads_in_flight=vectors * len(sources),
         load_bytes=VECTOR_BYTES,

@@ -59,8 +59,8 @@ def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
         parameters=(
             Parameter("odata", Role.WRITE),
             Parameter("idata", Role.READ),
-            Parameter("width", Role.SCALAR),
-            Parameter("height", Role.SCALAR),
+            Parameter("width", Role.SCALAR, least=1),
+            Parameter("height", Role.SCALAR, least=1),
         ),
         shape=_shape,
         accesses=accesses,
@@ -71,7 +71,7 @@ def _kernel(name: str, entry: str, sectors: float, cycles: int) -> Kernel:
         dtypes=("f4", "i4"),  # sectors and bank conflicts hold for 4-byte words
         section="CUDA C++ Best Practices Guide 9.2.3 Shared Memory: the transposed half of C = AA^T",
         loads_in_flight=TILE // _ROWS,
-        checks=(calls.same_size("odata", "idata"), calls.whole_number("width", 1), calls.whole_number("height", 1), _fits),
+        checks=(calls.same_size("odata", "idata"), _fits),
         on_chip_cycles=lambda call: call.arrays["idata"].size / calls.WARP * cycles,
     )
 

@@ -16,7 +16,7 @@ from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.l2 import launch_attribute
 from pytest_gpumem.devices.protocol import DeviceError, Foreign, Launch, Stream, WindowSpec
-from pytest_gpumem.kernels.kernel import Kernel, Role
+from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
 
 
@@ -79,23 +79,17 @@ class CudaKernels:
 
 def element_type(launch: Launch) -> str:
     """Element type of the first array parameter, which instantiates the kernel's template."""
-    return launch.call.arrays[_array_names(launch.kernel)[0]].dtype
+    return launch.call.arrays[next(p.name for p in launch.kernel.parameters if p.role is not Role.SCALAR)].dtype
 
 
 def packed_arguments(launch: Launch) -> tuple[Any, ...]:
     """C arguments in order: addresses as uint64, sizes as int64, scalars in the element type of the first array. NumPy scalars are passed
     by CuPy with exactly their own size and bits."""
     kernel, call = launch.kernel, launch.call
-    arrays = _array_names(kernel)
-    scalars = [p for p in kernel.parameters if p.role is Role.SCALAR]
-    if kernel.launch_arguments is not None:
-        order: tuple[str | int, ...] = kernel.launch_arguments(call)
-    else:
-        order = (*arrays, call.arrays[arrays[0]].size, *(p.name for p in scalars))
     element = np.dtype(element_type(launch)).type
-    defaults = {p.name: p.default for p in scalars}
+    defaults = {p.name: p.default for p in kernel.parameters if p.role is Role.SCALAR}
     packed: list[Any] = []
-    for item in order:
+    for item in kernel.arguments_of(call):
         if isinstance(item, (int, np.integer)):
             packed.append(np.int64(item))
         elif item in launch.arrays:
@@ -108,10 +102,6 @@ def packed_arguments(launch: Launch) -> tuple[Any, ...]:
         else:
             raise DeviceError(f"kernel {kernel.name!r}: no argument {item!r}")
     return tuple(packed)
-
-
-def _array_names(kernel: Kernel) -> list[str]:
-    return [p.name for p in kernel.parameters if p.role is not Role.SCALAR]
 
 
 def _address(launch: Launch, name: str) -> int:

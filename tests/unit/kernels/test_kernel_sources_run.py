@@ -33,13 +33,13 @@ GUARD = 256
 
 
 def entry_points() -> str:
-    """One C function for each kernel, element type and number of vectors, called with what `launch_arguments` lists."""
+    """One C function for each kernel, element type and number of vectors, called with what `arguments_of` lists."""
     rng = np.random.default_rng(0)
     text = []
     for name, dtype in COMPILED:
         kernel: Any = CATALOGUE[name]
         arrays = arguments_of(name, 64, dtype, rng)
-        order = kernel.launch_arguments(call_of(kernel, arrays, steps=1))
+        order = kernel.arguments_of(call_of(kernel, arrays, steps=1))
         c_type = C_TYPES[dtype][0]
         kinds = ["Pointer" if a in arrays else c_type if isinstance(a, str) else "unsigned long long" for a in order]
         parameters = ", ".join(f"{'void*' if kind == 'Pointer' else kind} p{i}" for i, kind in enumerate(kinds))
@@ -200,7 +200,7 @@ def test_a_walk_goes_on_where_the_last_one_ended(library: ctypes.CDLL, h100: Dev
 
 def run(library: ctypes.CDLL, shape: LaunchShape, kernel: Any, dtype: str, call: Any, guarded: Any) -> None:
     arguments: list[Any] = []
-    for item in kernel.launch_arguments(call):
+    for item in kernel.arguments_of(call):
         if isinstance(item, int):
             arguments.append(ctypes.c_ulonglong(item))
         elif item in guarded:

@@ -305,7 +305,7 @@ def test_the_catalogue_is_complete() -> None:
         assert kernel.name == name
         assert kernel.section
         assert kernel.reference is not None
-        assert kernel.source is None or (kernel.entry and kernel.launch_arguments is not None)
+        assert kernel.source is None or kernel.entry
         assert len({p.name for p in kernel.parameters}) == len(kernel.parameters)
 
 
