@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,22 +27,13 @@ def array(allocation: Allocation, dtype: str, size: int) -> Any:
 
 
 def total_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of RAM that this process may use: the machine's, or the limit of its control group if that is less."""
-    machine = _meminfo(proc, "MemTotal")
-    limit = _limit(cgroup)
-    return machine if limit is None else min(machine, limit)
+    """Bytes of RAM that this process may use: the machine's, or the limit of a control group that it is in if that is less."""
+    return min([_meminfo(proc, "MemTotal"), *(limit for limit, _ in _limits(proc, cgroup))])
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that new allocations of the host can take without swapping: of the machine, and of the control group if that is tighter."""
-    machine = _meminfo(proc, "MemAvailable")
-    limit = _limit(cgroup)
-    if limit is None:
-        return machine
-    used = int((cgroup / "memory.current").read_text())
-    counters = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    # File pages that were not used lately are given back on demand.
-    return max(0, min(machine, limit - used + int(counters.get("inactive_file", 0))))
+    """Bytes that new allocations of the host can take without swapping: of the machine, and of the control groups if these are tighter."""
+    return max(0, min([_meminfo(proc, "MemAvailable"), *(left for _, left in _limits(proc, cgroup))]))
 
 
 def _meminfo(proc: Path, name: str) -> int:
@@ -50,15 +41,24 @@ def _meminfo(proc: Path, name: str) -> int:
     return int(fields[name].split()[0]) * 1024
 
 
-def _limit(cgroup: Path) -> int | None:
-    """The control group's limit in bytes; None without one: no group of version 2, or none with a memory controller."""
+def _limits(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
+    """The limit in bytes of each control group (version 2) that this process is in, and what is left of it: of its job, such as one of
+    Slurm, and of the groups around it."""
     try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        (cgroup / "memory.current").read_text()
-        (cgroup / "memory.stat").read_text()
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
-        return None
-    return None if limit == "max" else int(limit)
+        lines = []
+    own = cgroup / next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    for group in (own, *own.parents):
+        with suppress(OSError):  # no memory controller, or another mount than this process's
+            limit = (group / "memory.max").read_text().strip()
+            used = int((group / "memory.current").read_text())
+            counters = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            if limit != "max":
+                # File pages that were not used lately are given back on demand.
+                yield int(limit), int(limit) - used + int(counters.get("inactive_file", 0))
+        if group == cgroup:
+            return
 
 
 _NODES = Path("/sys/devices/system/node")

@@ -68,6 +68,20 @@ def test_a_tighter_control_group_decides_and_its_idle_file_pages_count_as_free(m
     assert host.available_bytes(*machine) == 0
 
 
+def test_the_group_of_a_job_decides_and_those_around_it(machine: tuple[Path, Path]) -> None:
+    proc, root = machine
+    (proc / "self").mkdir()
+    (proc / "self" / "cgroup").write_text("0::/slurm/job_7/step_0\n")
+    job = root / "slurm" / "job_7"
+    (job / "step_0").mkdir(parents=True)
+    for group, limit in ((job, 40 * GIB), (job / "step_0", "max")):
+        for file, content in (("memory.max", limit), ("memory.current", 10 * GIB), ("memory.stat", f"inactive_file {1 * GIB}")):
+            (group / file).write_text(f"{content}\n")
+    assert (host.total_bytes(*machine), host.available_bytes(*machine)) == (40 * GIB, 31 * GIB)
+    (root / "memory.max").write_text(f"{35 * GIB}\n")
+    assert (host.total_bytes(*machine), host.available_bytes(*machine)) == (35 * GIB, 25 * GIB)
+
+
 def test_the_total_is_the_machines_or_the_control_groups(machine: tuple[Path, Path]) -> None:
     assert host.total_bytes(*machine) == 200 * GIB
     (machine[1] / "memory.max").write_text(f"{64 * GIB}\n")
