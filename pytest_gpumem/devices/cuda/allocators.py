@@ -43,10 +43,15 @@ class _ByDriver:
         """Nothing is kept."""
 
 
+def has_pools(index: int) -> bool:
+    """True if a device has stream-ordered memory pools."""
+    error, supported = R.cudaDeviceGetAttribute(R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, index)
+    return int(error) == 0 and bool(supported)
+
+
 def check_pools(index: int) -> None:
     """Check that a device has stream-ordered memory pools. Raises `Unsupported`: it has none."""
-    error, supported = R.cudaDeviceGetAttribute(R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, index)
-    if int(error) != 0 or not supported:
+    if not has_pools(index):
         raise Unsupported("the device has no stream-ordered memory pools (cudaDevAttrMemoryPoolsSupported is 0)")
 
 

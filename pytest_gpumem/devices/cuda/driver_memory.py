@@ -22,6 +22,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.allocation_sites import python_stack
+from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, imported, words
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.footprints import Source
@@ -166,6 +167,8 @@ class DriverMemory(Source):
     def _asked(self) -> Mapping[Series, Figures]:
         pool, graphs = R.cudaMemPoolAttr, R.cudaGraphMemAttributeType
         if self._default is None:
+            if not has_pools(self._index):  # then graphs cannot allocate either
+                return {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
             self._default = _known(R.cudaDeviceGetDefaultMemPool(self._index))
         current = _known(R.cudaDeviceGetMemPool(self._index))
         pools = [self._default] if int(current) == int(self._default) else [self._default, current]

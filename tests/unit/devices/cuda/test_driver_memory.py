@@ -123,9 +123,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return made
 
 
+@pytest.fixture(autouse=True)
+def pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_memory, "has_pools", lambda index: True)
+
+
 @pytest.fixture
 def source() -> DriverMemory:
     return DriverMemory(0)
+
+
+def test_a_device_without_pools_has_nothing_in_them(source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_memory, "has_pools", lambda index: False)
+    monkeypatch.setattr(driver_memory.R, "cudaDeviceGetDefaultMemPool", lambda index: (SimpleNamespace(name="cudaErrorNotSupported"), None))
+    assert set(source.figures().values()) == {Figures(0, 0)}
+    assert not source.settle(KEPT)
 
 
 def test_calls_become_events_by_kind(calls: Calls, source: DriverMemory) -> None:
