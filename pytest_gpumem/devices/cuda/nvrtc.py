@@ -58,11 +58,18 @@ def compiled(source: str, name: str, architecture: str, *, entries: Sequence[str
 def architecture_of(capability: tuple[int, int]) -> str:
     """The architecture to compile for, so that the code runs on GPUs of a compute capability: a virtual one, which the driver translates,
     where NVRTC is older than the GPU.
-    Raises `CompilerMissing`: NVRTC is not installed.
+    Raises `CompilerMissing`: NVRTC is not installed, or no longer compiles for such GPUs.
     """
     wanted = 10 * capability[0] + capability[1]
     known = [int(one) for one in _value(_loaded().nvrtcGetSupportedArchs())]
-    return f"sm_{wanted}" if wanted in known else f"compute_{max(one for one in known if one <= wanted)}"
+    if wanted in known:
+        return f"sm_{wanted}"
+    if not (older := [one for one in known if one < wanted]):
+        raise CompilerMissing(
+            f"the installed NVRTC compiles for compute capability {min(known) / 10:.1f} and newer, this GPU has {wanted / 10:.1f}: "
+            "pip install 'pytest-gpumem[cuda12]' in place of the newer CUDA"
+        )
+    return f"compute_{max(older)}"
 
 
 def first_error(log: str) -> str:

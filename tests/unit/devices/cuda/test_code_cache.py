@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.cuda import code_cache
+from pytest_gpumem.devices.cuda import code_cache, nvrtc
 from pytest_gpumem.devices.cuda.code_cache import CodeCache, Library, MachineCode, loaded_nvrtc
 from pytest_gpumem.devices.cuda.nvrtc import Compiled
 
@@ -105,3 +106,14 @@ def test_the_loaded_compiler_is_found_by_its_file(tmp_path: Path) -> None:
     maps.write_text(f"{line}{library}\n{line}/elsewhere/libnvrtc.so.12\n")
     assert loaded_nvrtc(maps) is None
     assert loaded_nvrtc(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(("capability", "architecture"), [((9, 0), "sm_90"), ((10, 3), "compute_90"), ((7, 0), None)])
+def test_what_is_compiled_for_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], architecture: str | None) -> None:
+    """One that is newer than the compiler gets code that the driver translates; one that is too old is refused with the remedy."""
+    monkeypatch.setattr(nvrtc, "_loaded", lambda: SimpleNamespace(nvrtcGetSupportedArchs=lambda: (0, [75, 80, 90])))
+    if architecture is not None:
+        assert nvrtc.architecture_of(capability) == architecture
+        return
+    with pytest.raises(nvrtc.CompilerMissing, match=r"for compute capability 7\.5 and newer, this GPU has 7\.0: .*cuda12"):
+        nvrtc.architecture_of(capability)
