@@ -33,9 +33,9 @@ def from_source(
     includes = [f"--include-path={one}" for one in _headers(folder)]
     made = compiled(source, name, architecture, entries=entries, options=[*includes, *options])
     cubin, patterns = Cubin(made.cubin), requests(made.ptx)
-    mangled = made.symbols
-    if not mangled:
-        mangled = {_plain(one): one for one in cubin.names}
+    plain = [_plain(one) for one in cubin.names]
+    # Overloads have one plain name: each goes by its mangled one.
+    mangled = made.symbols or {one if plain.count(one) == 1 else name: name for one, name in zip(plain, cubin.names, strict=True)}
     if not mangled:
         raise DoesNotCompile(f"{name} holds no kernel that is no template; name its instances in `entries`")
     return tuple(_compiled(name, entry, architecture, cubin, kernel, patterns) for entry, kernel in mangled.items())

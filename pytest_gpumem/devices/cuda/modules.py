@@ -167,7 +167,7 @@ class Modules:
                 self._collecting.append(Launch(int(plain["correlation_id"].item()), str(data.symbol_name), function))
             return
         loaded = self._calls.pop() if self._calls else []
-        first, second, third = words(int(plain["function_params"].item()), 3)
+        first, second, *others = words(int(plain["function_params"].item()), 3 if name in _BY_NAME else 2)
         if name in _LAUNCHES:
             self._place(second if name.startswith("cuLaunchKernelEx") else first, loaded)
             return
@@ -184,7 +184,7 @@ class Modules:
             return
         self._holder[handle] = second
         if name in _BY_NAME:
-            self._names.setdefault(second, set()).add(ctypes.string_at(third).decode(errors="replace"))
+            self._names.setdefault(second, set()).add(ctypes.string_at(others[0]).decode(errors="replace"))
         self._place(second, loaded)
 
     def _place(self, handle: int, loaded: list[int]) -> None:

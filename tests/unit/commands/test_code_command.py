@@ -205,3 +205,8 @@ def test_a_project_without_declarations(code: Code) -> None:
     result = code()
     assert result.exit_code == 4
     assert "no [[tool.gpumem.code.kernels]] in" in result.stderr
+
+
+def test_overloads_are_told_apart(code: Code) -> None:
+    found = from_source("__global__ void k(int* a) { *a = 1; }\n__global__ void k(float* a) { *a = 1; }", "k.cu", "sm_90")
+    assert sorted(one.name for one in found) == ["_Z1kPf", "_Z1kPi"]
