@@ -93,17 +93,6 @@ def test_what_cannot_be_held_is_timed_by_the_hosts_clock(bench: Bench, monkeypat
         assert (one.sampler, one.sampler_reason) == ("host", "made to fail: wall-clock time, launch latency included")
 
 
-def test_a_hold_that_expires_leads_to_the_hosts_clock(bench: Bench) -> None:
-    def waiting() -> None:
-        bench.device.streams.synchronize()
-
-    x = bench.memory.device(1 * MiB)
-    taken = bench.case(lambda memory: case(waiting, x))
-    assert taken.sampler == "host"
-    assert taken.sampler_reason.startswith("a held stream ran into its time-out")
-    assert taken.sampler_reason.endswith("wall-clock time, launch latency included")
-
-
 @pytest.mark.parametrize(("mode", "waits_at"), [("clean-cold", 20), ("hot", 60)])
 def test_one_wait_among_hundreds_of_launches_does_not_change_the_clock(bench: Bench, mode: str, waits_at: int) -> None:
     calls = 0
@@ -628,22 +617,25 @@ def test_the_current_stream_of_the_libraries_is_set_once_for_many_samples(
     assert entered == []
 
 
-def test_nothing_seen_is_nothing() -> None:
-    assert worst([]) is None
+KNOWN = Conditions(1.98e9, 2.6e9, 40.0, 300.0, ("sw_power_cap",), 0)
 
 
-def test_each_figure_is_the_least_favourable_one() -> None:
-    seen = [
-        Conditions(1.98e9, 2.6e9, 40.0, 300.0, ("sw_power_cap",), 0),
-        Conditions(1.20e9, 2.7e9, 60.0, 200.0, (), 2),
-        Conditions(1.50e9, 2.5e9, 50.0, 700.0, ("hw_slowdown", "sw_power_cap"), 1),
-    ]
-    assert worst(seen) == Conditions(1.20e9, 2.5e9, 60.0, 700.0, ("sw_power_cap", "hw_slowdown"), 2)
-    assert worst(seen[:1]) == seen[0]
-
-
-def test_what_the_driver_does_not_say_is_left_out_and_never_made_up() -> None:
-    unknown = Conditions()
-    assert worst([unknown, unknown]) == unknown
-    known = Conditions(1.98e9, 2.6e9, 40.0, 300.0, (), 0)
-    assert worst([unknown, known]) == known
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([], None),
+        ([KNOWN], KNOWN),
+        ([Conditions(), Conditions()], Conditions()),
+        ([Conditions(), KNOWN], KNOWN),  # what the driver does not say is left out
+        (
+            [
+                KNOWN,
+                Conditions(1.2e9, 2.7e9, 60.0, 200.0, (), 2),
+                Conditions(1.5e9, 2.5e9, 50.0, 700.0, ("hw_slowdown", "sw_power_cap"), 1),
+            ],
+            Conditions(1.2e9, 2.5e9, 60.0, 700.0, ("sw_power_cap", "hw_slowdown"), 2),
+        ),
+    ],
+)
+def test_each_figure_is_the_least_favourable_one(seen: list[Conditions], expected: Conditions | None) -> None:
+    assert worst(seen) == expected

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from pytest_gpumem.devices.protocol import Stream, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import open_streams, persisting
+from pytest_gpumem.memory.l2 import persisting
 from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.units import MiB
 
@@ -22,7 +22,6 @@ FOUND = 2 * STEP
 pytestmark = pytest.mark.usefixtures("found")
 MOST = 10 * STEP
 WINDOW = WindowSpec(4096, 8 * MiB, 0.75)
-DONE = "; put back as found, and persisting lines reset"
 
 
 @pytest.fixture
@@ -51,13 +50,6 @@ def test_nothing_left_is_nothing_said_and_nothing_done(device: CountedDevice, wa
     del resets[:]
     assert watch.settle() is None
     assert resets == []
-
-
-def test_a_set_aside_is_put_back(device: CountedDevice, watch: Watch, resets: list[str]) -> None:
-    device.l2.request_set_aside(MOST)
-    assert text(watch) == "an L2 set-aside of 31.25 MiB (found: 6.25 MiB)" + DONE
-    assert (device.l2.set_aside(), resets) == (FOUND, ["reset"])
-    assert watch.settle() is None
 
 
 def test_a_window_on_a_stream_is_put_back(device: CountedDevice, watch: Watch, resets: list[str]) -> None:
@@ -90,12 +82,6 @@ def test_default_streams_have_names(device: CountedDevice, monkeypatch: pytest.M
     assert "on the per-thread default stream (found: none); put back" in said
 
 
-def test_where_the_process_started_is_not_left(device: CountedDevice) -> None:
-    device.l2.request_set_aside(MOST)
-    assert Watch(device).settle() is None
-    assert device.l2.set_aside() == MOST
-
-
 def test_what_changed_between_two_tests_is_not_the_second_ones(device: CountedDevice, watch: Watch) -> None:
     device.l2.request_set_aside(MOST)
     watch.begin()
@@ -126,20 +112,6 @@ def test_an_open_stream_of_ours_accounts_for_what_it_changed(device: CountedDevi
         watch.begin()
     assert watch.settle() is None
     assert device.l2.set_aside() == FOUND
-
-
-def test_a_closed_stream_whose_block_goes_on_is_said(device: CountedDevice, watch: Watch, arena: Arena) -> None:
-    buffer = arena.buffer(8 * MiB)
-    block = persisting(device, buffer)
-    stream = block.__enter__()
-    stream.close()
-    watch.forgotten(stream)
-    assert (device.l2.set_aside(), device.l2.window(stream.stream), open_streams(device)) == (FOUND, None, ())
-    with persisting(device, buffer) as later:
-        block.__exit__(None, None, None)  # as when the generator is collected
-        assert open_streams(device) == (later,)
-    assert device.l2.set_aside() == FOUND
-    assert text(watch) == f"an open persisting_stream on {buffer!r}, which was closed" + DONE
 
 
 def owner(device: CountedDevice, watch: Watch, nbytes: int, stream: Stream | None = None) -> object:
@@ -180,14 +152,6 @@ def test_what_lives_on_keeps_what_it_changed(device: CountedDevice, watch: Watch
     assert resets[-1:] == ["reset"]
 
 
-@pytest.mark.parametrize("left", [MOST, 0])
-def test_what_ends_without_putting_back_is_put_back(device: CountedDevice, watch: Watch, left: int) -> None:
-    living = owner(device, watch, MOST)
-    end(device, watch, living, lambda: device.l2.request_set_aside(left))
-    assert "(found: 6.25 MiB)" in text(watch)
-    assert device.l2.set_aside() == FOUND
-
-
 def test_what_changed_nothing_when_it_began_cannot_change_what_is_found(device: CountedDevice, watch: Watch) -> None:
     living = owner(device, watch, FOUND)
     end(device, watch, living, lambda: device.l2.request_set_aside(0))
@@ -214,15 +178,6 @@ def test_what_a_test_left_is_not_taken_for_what_an_ending_one_put_back(device: C
     device.l2.request_set_aside(MOST)
     end(device, watch, object(), lambda: None)
     assert "31.25 MiB (found: 6.25 MiB)" in text(watch)
-
-
-def test_what_cannot_be_put_back_is_said(device: CountedDevice, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    device.l2.request_set_aside(MOST)
-    monkeypatch.setattr(device.l2, "request_set_aside", lambda nbytes: MOST)
-    left = watch.settle()
-    assert left is not None
-    assert not left.repaired
-    assert left.text.endswith(DONE + "; except the set-aside")
 
 
 def test_a_lost_device_is_said_once(device: CountedDevice, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ from counted_device import CountedDevice, failing
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.opening import choose
-from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import BadWindow, fit_hit_ratio, fit_set_aside, persisting
+from pytest_gpumem.memory.l2 import BadWindow, fit_set_aside, persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB
 
@@ -20,9 +20,6 @@ STEP = 3.125 * MiB
 HOST = ("managed", "pinned", "pageable")
 FOUND = int(2 * STEP)
 pytestmark = pytest.mark.usefixtures("found")
-
-
-RESTORED = [("set_window", None), ("reset_persisting", "reset"), ("request_set_aside", FOUND)]
 
 
 @pytest.fixture
@@ -134,19 +131,6 @@ def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(device
         buffer.move()
         assert stream.window is None
     assert device.l2.set_aside() == FOUND
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_all_is_restored_after_an_error_in_the_body(
-    device: CountedDevice, arena: Arena, calls: list[Any], error: type[BaseException]
-) -> None:
-    def body() -> None:
-        calls.clear()
-        raise error
-
-    with pytest.raises(error), persisting(device, arena.buffer(8 * MiB)):
-        body()
-    assert calls == RESTORED
 
 
 @pytest.mark.parametrize("verb", ["request_set_aside", "reset_persisting", "set_window"])
@@ -312,41 +296,6 @@ def test_reset_by_the_window_gives_it_the_normal_property(device: CountedDevice,
             stream.reset("wait")  # type: ignore[arg-type]
 
 
-def test_a_window_has_a_largest_size(device: CountedDevice, arena: Arena, calls: list[Any]) -> None:
-    with persisting(device, arena.buffer(128 * MiB)) as stream:
-        assert stream.window is not None
-    calls.clear()
-    with (
-        pytest.raises(BadWindow, match=r"129 MiB .* is larger than the largest window of .*, 128 MiB"),
-        persisting(device, arena.buffer(129 * MiB)),
-    ):
-        raise AssertionError("the body ran")
-    assert calls == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"compute_capability": (7, 5)}, "compute capability 7.5"),
-        ({"mig_profile": "1g.10gb"}, "MIG profile 1g.10gb"),
-        ({}, "CacheMaxSize is 0"),
-    ],
-)
-def test_a_device_without_persisting_l2_skips(
-    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str
-) -> None:
-    buffer = arena.buffer(8 * MiB)
-    monkeypatch.setattr(device.machine, "facts", replace(device.facts, persisting_l2_max_bytes=0, **changes))
-    with pytest.raises(Unsupported, match=reason), persisting(device, buffer):
-        raise AssertionError("the body ran")
-
-
-def test_a_driver_that_grants_nothing_is_said(device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device.l2, "request_set_aside", lambda nbytes: 0)
-    with pytest.raises(Unsupported, match=r"granted no set-aside where 12\.5 MiB"), persisting(device, arena.buffer(8 * MiB)):
-        pytest.fail("entered")
-
-
 # The set-aside and hit ratio that fit a window
 
 H100 = choose("sim:h100").facts
@@ -373,8 +322,3 @@ def test_what_holds_the_window_and_a_step_more_where_that_pays(window: float, se
 def test_a_device_with_a_smaller_maximum_than_half_of_l2_limits_it() -> None:
     small = replace(H100, persisting_l2_max_bytes=10 * MiB)
     assert fit_set_aside(small, 40 * MiB) == 9.375 * MiB
-
-
-def test_hit_ratio_is_what_fits_and_at_most_one() -> None:
-    assert fit_hit_ratio(25 * MiB, 40 * MiB) == pytest.approx(0.625)
-    assert fit_hit_ratio(25 * MiB, 8 * MiB) == 1.0

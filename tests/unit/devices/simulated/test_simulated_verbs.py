@@ -132,24 +132,6 @@ def test_random_content_is_seeded(bench: Workbench) -> None:
     assert not np.array_equal(filled("f4", 1), filled("f4", 2))
 
 
-def test_a_cycle_visits_every_node(bench: Workbench) -> None:
-    memory = bench.memory(64 * 1000)
-    bench.device.content.fill_cycle(memory, 64, 5, bench.stream)
-    nodes = bench.device.content.to_host(memory, "i4", 16000).reshape(-1, 16)[:, 0]
-    seen, at = set(), 0
-    while at not in seen:
-        seen.add(at)
-        at = int(nodes[at])
-    assert len(seen) == 1000
-
-
-def test_poison_is_nan_and_minus_one(bench: Workbench) -> None:
-    memory = bench.memory(4096)
-    bench.device.content.poison(memory, bench.stream)
-    assert np.isnan(bench.device.content.to_host(memory, "f4", 1024)).all()
-    assert (bench.device.content.to_host(memory, "i4", 1024) == -1).all()
-
-
 def test_copy_between_all_kinds(bench: Workbench) -> None:
     for source in KINDS:
         for destination in KINDS:
@@ -170,14 +152,6 @@ def test_prefixes_are_compared_in_the_type_of_the_result(bench: Workbench) -> No
 
 
 # Work
-
-
-def test_launch_computes_the_reference(bench: Workbench) -> None:
-    x, y = bench.memory(4096), bench.memory(4096)
-    bench.device.content.fill_random(x, "f4", 1, bench.stream)
-    bench.device.content.poison(y, bench.stream)
-    bench.run(bench.bind(scale(), x=x, y=y))
-    assert np.array_equal(bench.device.content.to_host(y, "f4", 1024), 3 * bench.device.content.to_host(x, "f4", 1024))
 
 
 def test_prefixes_of_a_table_and_a_stream_belong_together(bench: Workbench) -> None:
@@ -205,15 +179,6 @@ def test_arrays_of_different_element_sizes_are_cut_alike(bench: Workbench) -> No
     bench.run(Launch(widen, call, LaunchShape(1, 1), {"narrow": narrow, "wide": wide, "out": out}))
     result, other = bench.device.content.to_host(out, "f8", n), bench.device.content.to_host(wide, "f8", n)
     assert np.array_equal(result, bench.device.content.to_host(narrow, "f4", n)[: result.size] + other)
-
-
-def test_update_runs_each_time(bench: Workbench) -> None:
-    x, y = bench.memory(4096), bench.memory(4096)
-    bench.device.content.from_host(x, np.ones(1024, dtype="f4"))
-    launch = bench.bind(accumulate(), x=x, y=y)
-    for _ in range(3):
-        bench.device.kernels.launch(launch, bench.stream)
-    assert (bench.device.content.to_host(y, "f4", 1024) == 3).all()
 
 
 def test_scattered_memory_lies_apart_in_an_order_that_the_seed_decides() -> None:
@@ -328,15 +293,6 @@ def test_waiting_behind_a_hold_expires_once(bench: Workbench) -> None:
     bench.device.streams.synchronize()
 
 
-def test_work_that_waits_for_the_device_expires_the_hold(bench: Workbench) -> None:
-    memory = bench.memory(4096)
-    hold = bench.device.streams.hold(bench.stream, 0.25)
-    bench.device.content.to_host(memory, "f4", 1)
-    hold.release()
-    with pytest.raises(HoldExpired):
-        bench.device.streams.synchronize(bench.stream)
-
-
 def test_a_replay_computes_and_records_again(bench: Workbench) -> None:
     x, y = bench.memory(64 * MiB), bench.memory(64 * MiB)
     bench.device.content.from_host(x, np.ones(1024, dtype="f4"))
@@ -351,14 +307,6 @@ def test_a_replay_computes_and_records_again(bench: Workbench) -> None:
         seen.append(elapsed())
     assert len(set(seen)) > 1
     assert min(seen) > 1e-5
-
-
-def test_a_graph_hides_the_launch_gap(bench: Workbench) -> None:
-    launch = bench.bind(scan(), x=bench.memory(4096))
-    held = bench.hot(launch)
-    graph, elapsed = bench.captured(launch)
-    bench.replay(graph)
-    assert elapsed() == pytest.approx(held, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -427,16 +375,6 @@ def test_set_aside_is_granted_in_steps(bench: Workbench) -> None:
     assert bench.device.l2.request_set_aside(step + 1) == 2 * step
     assert bench.device.l2.request_set_aside(10**9) == bench.device.facts.persisting_l2_max_bytes
     assert bench.device.l2.request_set_aside(0) == 0 == bench.device.l2.set_aside()
-
-
-def test_window_is_read_back(bench: Workbench) -> None:
-    memory = bench.memory(MiB)
-    spec = WindowSpec(memory.address, memory.nbytes, 0.5)
-    bench.device.l2.set_window(bench.stream, spec)
-    assert bench.device.l2.window(bench.stream) == spec
-    assert bench.device.l2.window(bench.device.streams.create()) is None
-    bench.device.l2.set_window(bench.stream, None)
-    assert bench.device.l2.window(bench.stream) is None
 
 
 def test_conditions_are_those_of_the_datasheet(bench: Workbench) -> None:

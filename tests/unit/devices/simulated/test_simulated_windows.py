@@ -7,11 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec import structs
 from workbench import Workbench, lookup, overwrite, scan
 
-from pytest_gpumem.devices.checks import MPS_LIMIT
-from pytest_gpumem.devices.protocol import AccessProperty, CannotCapture, DeviceError, Launch, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import AccessProperty, CannotCapture, DeviceError, Launch, WindowSpec
 from pytest_gpumem.units import GiB, MiB
 
 
@@ -40,20 +38,6 @@ class Table:
 @pytest.fixture
 def table() -> Table:
     return Table()
-
-
-def test_the_gain_is_the_same_wherever_the_window_is(table: Table) -> None:
-    device, stream = table.device, table.bench.stream
-    without = table.time(table.plain)
-    launched = table.time(lambda: device.kernels.launch(table.launch, stream, window=table.window))
-    graph = device.graphs.capture(stream, table.plain, window=table.window)
-    replayed = table.time(lambda: device.graphs.replay(graph, stream))
-    assert device.l2.window(stream) is None
-    device.l2.set_window(stream, table.window)
-    streamed = table.time(table.plain)
-    assert without > 1.3 * streamed
-    assert launched == pytest.approx(streamed, rel=0.03)
-    assert replayed == pytest.approx(streamed, rel=0.03)
 
 
 def test_a_graph_gives_the_window_of_each_of_its_kernels(table: Table) -> None:
@@ -109,27 +93,3 @@ def test_a_window_with_the_normal_property_lets_lines_go_as_they_are_touched(tab
     device.kernels.launch(reading, bench.stream, window=normal)
     device.streams.synchronize()
     assert bench.cold(reading) == pytest.approx(fresh, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"compute_capability": (7, 5), "persisting_l2_max_bytes": 0},
-            r"compute capability 7\.5\) has no persisting L2: it came with .* 8\.0",
-        ),
-        ({"mig_profile": "1g.10gb"}, r"MIG profile 1g\.10gb\) has no persisting L2: the set-aside is disabled in MIG mode"),
-        ({"persisting_l2_max_bytes": 0}, "persistingL2CacheMaxSize is 0"),
-        (
-            {"mps": True},
-            rf"fixed when the server starts, by {MPS_LIMIT} .*: 26214400 bytes are set aside now \({MPS_LIMIT}=40 in this process\)",
-        ),
-    ],
-)
-def test_where_it_cannot_work_the_exact_reason_is_given(
-    table: Table, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str
-) -> None:
-    monkeypatch.setenv(MPS_LIMIT, "40")
-    monkeypatch.setattr(table.device.machine, "facts", structs.replace(table.device.facts, **changes))
-    with pytest.raises(Unsupported, match=reason):
-        table.device.l2.request_set_aside(0)
