@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ci_project import make_three
-from sessions import TRIAD, Run, rows_in, stored_in
+from sessions import Run, rows_in, stored_in
 
 LIMITED = """
 import pytest
@@ -167,14 +167,6 @@ def test_a_foreign_baseline_is_refused(pytester: pytest.Pytester, gpumem: Run) -
     assert lie.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = (line for line in lie.stderr.lines if line.strip())
     assert saved.name in line
-
-
-def test_rows_of_a_failed_body_are_no_baseline(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(TRIAD + "    raise ValueError\n")
-    result = gpumem("--gpumem-save")
-    result.assert_outcomes(failed=1)
-    assert not stored_in(pytester.path)
-    result.stdout.fnmatch_lines(["--gpumem-save: *test_triad*"])
 
 
 def test_an_expected_failure_stays_one(pytester: pytest.Pytester, gpumem: Run) -> None:

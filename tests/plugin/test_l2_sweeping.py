@@ -298,14 +298,6 @@ def test_not_under_xdist(pytester: pytest.Pytester, gpumem: Run) -> None:
     assert "leave out -n" in result.stderr.str()
 
 
-@pytest.mark.parametrize("name", ["map.pdf", "map.png"])
-def test_a_picture_that_is_no_svg_is_refused(pytester: pytest.Pytester, gpumem: Run, name: str) -> None:
-    pytester.makepyfile(STREAMS)
-    result = gpumem("--gpumem-l2-sweep", "--gpumem-l2-sweep-map", name)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"--gpumem-l2-sweep-map: {name!r} is no SVG file; accepted is a path that ends in .svg" in result.stderr.str()
-
-
 def test_the_picture(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(STREAMS)
     result = gpumem("--gpumem-l2-sweep", "--gpumem-l2-sweep-map", "map.svg", "-k", "table")
@@ -314,27 +306,31 @@ def test_the_picture(pytester: pytest.Pytester, gpumem: Run) -> None:
     assert "--gpumem-l2-sweep-map: wrote" in said(result)
 
 
-def refused(result: pytest.RunResult) -> str:
-    """What a session said that measured nothing, because its call cannot be carried out."""
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "passed" not in result.stdout.str()
-    return result.stderr.str()
-
-
-def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(pytester: pytest.Pytester, gpumem: Run) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--gpumem-l2-sweep", "map.pdf"), "--gpumem-l2-sweep-map: 'map.pdf' is no SVG file; accepted is a path that ends in .svg"),
+        (("--gpumem-l2-sweep", "nowhere/map.svg"), "there is no folder "),
+        (("--gpumem-l2-sweep", "folder.svg"), "it is a folder"),
+        (("map.svg",), "--gpumem-l2-sweep-map map.svg: nothing would be swept"),
+    ],
+)
+def test_a_picture_that_cannot_be_is_refused_before_anything_is_measured(
+    pytester: pytest.Pytester, gpumem: Run, arguments: tuple[str, ...], words: str
+) -> None:
     pytester.makepyfile(STREAMS)
-    told = refused(gpumem("--gpumem-l2-sweep", "--gpumem-l2-sweep-map", "nowhere/map.svg"))
-    assert f"there is no folder {pytester.path / 'nowhere'}" in told
     pytester.mkdir("folder.svg")
-    assert "it is a folder" in refused(gpumem("--gpumem-l2-sweep", "--gpumem-l2-sweep-map", "folder.svg"))
+    *others, name = arguments
+    result = gpumem(*others, "--gpumem-l2-sweep-map", name)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert words in result.stderr.str()
+    assert "passed" not in result.stdout.str()
 
 
-def test_a_picture_of_nothing_is_refused(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_that_the_environment_asks_for_needs_no_sweep(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytester.makepyfile(STREAMS)
-    told = refused(gpumem("--gpumem-l2-sweep-map", "map.svg"))
-    assert "--gpumem-l2-sweep-map map.svg: nothing would be swept" in told
-    assert "add --gpumem-l2-sweep" in told
-    # What stands in the environment for the sessions that sweep does not break the others.
     monkeypatch.setenv("GPUMEM_L2_SWEEP_MAP", "map.svg")
     assert gpumem().ret == 0
 

@@ -61,16 +61,6 @@ def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) 
     gpumem().assert_outcomes(passed=2)
 
 
-def test_a_row_keeps_overhead_and_the_conditions_between_the_samples(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(TRIAD)
-    gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
-    row = row_in(pytester.path)
-    taken = row["measurement"]
-    assert taken["sampler"] == "blocked"
-    assert taken["overhead"] > taken["floor"] > 0
-    assert taken["during"]["sm_clock_hz"] > 0
-
-
 def test_quiet_is_short(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TRIAD)
     result = gpumem("-q", "--benchmark-quiet")

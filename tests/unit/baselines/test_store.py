@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,17 +188,6 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
     assert files(tmp_path) == []
 
 
-def test_nothing_accepted_is_said(tmp_path: Path) -> None:
-    saved = Store(tmp_path, H100).save([], None)
-    assert (saved.path, saved.accepted) == (None, ())
-
-
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(BaselineError, match="is not a folder"):
-        Store(tmp_path / "file", H100).save([row()], None)
-
-
 THROTTLED = (Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
 
 
@@ -362,13 +351,6 @@ def moved(tmp_path: Path, facts: DeviceFacts, to: DeviceFacts) -> Path:
     target = tmp_path / to.key / "gpumem" / saved.name
     target.parent.mkdir(parents=True)
     return saved.rename(target)
-
-
-def test_a_file_of_another_gpu_is_refused(tmp_path: Path) -> None:
-    file = moved(tmp_path, A100, H100)
-    with pytest.raises(BaselineError) as refused:
-        Store(tmp_path, H100).load()
-    assert str(refused.value) == f"{file}: of {A100.key!r}, this device is {H100.key}"
 
 
 @pytest.mark.parametrize(
@@ -607,29 +589,6 @@ def test_cycles_are_collected_again_after_loading(tmp_path: Path) -> None:
 # Resets
 
 
-def test_an_accepted_change_resets_the_row(tmp_path: Path) -> None:
-    store, key = Store(tmp_path, H100), row().key
-    for _ in range(3):
-        store.save([row(), row("test_copy")], "abc")
-    path = reset(tmp_path, H100.key, [key], "checks bounds now", "ada", "def")
-    assert path.parent == store.folder
-    assert "-def-accept-" in path.name
-    baseline = store.load()
-    today = datetime.now(timezone.utc).date()
-    assert baseline.processes == 3
-    assert baseline.history(key, every).measurements == ()
-    assert baseline.history(key, every).reason == (f"a change of it was accepted on {today} (checks bounds now), and no process since")
-    assert len(baseline.history(row("test_copy").key, every).measurements) == 3
-    last = baseline.resets[key]
-    assert (last.reason, last.who, last.revision) == ("checks bounds now", "ada", "def")
-
-    store.save([row(latency=300e-6), row("test_copy")], "def")
-    baseline = store.load()
-    (only,) = baseline.history(key, every).measurements
-    assert only.latency == pytest.approx(300e-6, rel=1e-3)
-    assert len(baseline.history(row("test_copy").key, every).measurements) == 4
-
-
 def test_a_run_from_before_a_reset_does_not_count(tmp_path: Path) -> None:
     """A session that began before the change was accepted, whenever it ends and whatever its clock says."""
     store, key = Store(tmp_path, H100), row().key
@@ -715,18 +674,6 @@ def test_a_reset_whose_file_is_gone(tmp_path: Path) -> None:
     store.save([row()], "abc")
     path.unlink()
     assert store.load().history(key, every).reason == "its 1 accepted processes follow a reset whose file is not here"
-
-
-def test_an_accepted_gain_resets_the_row(tmp_path: Path) -> None:
-    store, key = Store(tmp_path, H100), row().key
-    for _ in range(5):
-        store.save([row()], "abc")
-    saved = store.save([improved(-0.1, -0.09, latency=241e-6)], "def")
-    assert [(one.key, one.reason) for one in saved.improved] == [(key, "faster by 10.0 %, by 9.00 % or more with 99.5 %")]
-    (only,) = store.load().history(key, every).measurements
-    assert only.latency == pytest.approx(241e-6, rel=1e-3)
-    store.save([row(latency=241e-6)], "ghi")
-    assert len(store.load().history(key, every).measurements) == 2
 
 
 def test_an_absolute_limit_is_a_share_of_the_baselines_time(tmp_path: Path) -> None:

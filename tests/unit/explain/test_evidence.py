@@ -51,18 +51,6 @@ def test_evidence_comes_back_whole(tmp_path: Path) -> None:
     assert after.facts == H100
 
 
-def test_two_files_are_explained_without_a_gpu(tmp_path: Path) -> None:
-    files = [
-        written(side(window=window()), tmp_path / "base.json"),
-        written(side(600e-6, "head"), tmp_path / "head.json"),
-    ]
-    done = called(*files, "--json", str(tmp_path / "why.json"))
-    assert done.exit_code == 0, done.output
-    assert "8 MiB no longer stay in L2, their persisting window is gone; set-aside 12 MiB → 0 B" in " ".join(done.output.split())
-    (plain,) = json.loads((tmp_path / "why.json").read_text())["explanations"]
-    assert (plain["key"], plain["first"]) == (KEY, "window gone")
-
-
 def test_what_only_one_side_measured_is_told(tmp_path: Path) -> None:
     both = replace(side(), measured={KEY: measurement(), "gone": measurement()}, tests={KEY: (KEY, ""), "gone": ("gone", "")})
     (tmp_path / "base.json").write_text(json.dumps(to_json(both, [KEY, "gone"], utc=UTC)))

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.history import Accepted, AcceptedFootprint, Process, Reset
 from pytest_gpumem.baselines.layout import Content
 from pytest_gpumem.baselines.storage import BaselineError, Storage
-from pytest_gpumem.baselines.store import IMPROVED, Store, record, reset
+from pytest_gpumem.baselines.store import IMPROVED, record
 from pytest_gpumem.history import columns as module
 from pytest_gpumem.history.columns import Columns
 from pytest_gpumem.history.data import History, Series
@@ -191,17 +191,6 @@ def test_a_damaged_file_is_named(tmp_path: Path, cache: Path) -> None:
     path.write_text(path.read_text().replace('"commit"', '"another"'))
     with pytest.raises(BaselineError, match=rf"{path.name}: its content does not fit its sha256"):
         history(place)
-
-
-def test_a_record_is_no_baseline(tmp_path: Path, cache: Path) -> None:
-    place = Storage(tmp_path / "store")
-    record(place, H100, [row()], "commit", {}, "1")
-    assert Store(place, H100).load().processes == 0
-    assert place.devices() == []
-    Store(place, H100).save([row()], "commit", run="1")
-    reset(place, H100.key, [TEST], "why", "ada", None)
-    found = history(place)
-    assert [(run.accepted, run.revision) for run in found.runs] == [(True, "commit")]
 
 
 @pytest.mark.parametrize(

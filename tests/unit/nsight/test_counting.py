@@ -111,23 +111,6 @@ def test_the_file_has_counts_beside_declarations() -> None:
     assert plain["command"] == "ncu --csv 'a b' python --benchmark-json=results.json"  # nothing of the machine
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--gpumem-device", "sim:h100", "t.py"], "sim:h100: the simulated device has no counters"),
-        (["--gpumem-device=sim"], "sim: the simulated device has no counters"),
-        (["--benchmark-json=x.json"], "--benchmark-json"),
-        (["--benchmark-json", "x.json"], "--benchmark-json"),
-    ],
-)
-def test_what_cannot_be_counted_is_refused_before_anything_runs(arguments: list[str], named: str) -> None:
-    def run(_line: str) -> None:
-        raise AssertionError("nothing may run")
-
-    with pytest.raises(UserError, match=named):
-        count(arguments, [], {"PATH": ""}, run, day="2026-11-21")
-
-
 def test_a_simulated_device_is_said_before_a_missing_tool() -> None:
     environment = {"GPUMEM_DEVICE": "sim:h200", "GPUMEM_NCU": "nowhere"}
     with pytest.raises(UserError, match="GPUMEM_DEVICE=sim:h200: the simulated device has no counters"):

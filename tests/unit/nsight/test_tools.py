@@ -151,17 +151,6 @@ def test_the_command_counts_measured_launches_and_leaves_the_clocks_alone() -> N
     assert [metric for metric in counted if metric not in HEADING] == []
 
 
-def test_no_permission_has_its_remedy() -> None:
-    said = ncu_error(
-        "==PROF== Connected to process 7\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU "
-        "Performance Counters on the target device 0.\n"
-    )
-    assert said is not None
-    for part in ("ERR_NVGPUCTRPERM", "NVreg_RestrictProfilingToAdminUsers=0", "--cap-add=SYS_ADMIN"):
-        assert part in said
-    assert "\n" not in said
-
-
 def test_other_errors_are_quoted_but_not_that_tests_failed() -> None:
     assert ncu_error("==PROF== fine\n==ERROR== Failed to find metric dram__x\n==ERROR== more") == "ncu: Failed to find metric dram__x"
     assert ncu_error("==ERROR== The application returned an error code (1).\n") is None

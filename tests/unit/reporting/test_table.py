@@ -246,10 +246,6 @@ def test_the_span_of_caught_slow_downs_is_shown(facts: DeviceFacts, make_row: Ma
     assert "catches slow-downs from 0.800 % to 3.20 %" in " ".join(line.strip() for line in draw(rows, facts))
 
 
-def test_notes_of_a_measurement_are_shown(facts: DeviceFacts, make_row: MakeRow) -> None:
-    assert "note test_triad: 3 of 8 placements" in draw([make_row(notes=("3 of 8 placements",))], facts)
-
-
 def test_a_note_of_many_rows_is_shown_once(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [make_row(f"t.py::test_{noise}", notes=(f"noise 0.{noise} % after 8 placements",)) for noise in (2, 4, 3)]
     notes = [line for line in draw([*rows, make_row("t.py::test_x", notes=("1 of 8 placements",))], facts) if line.startswith("note ")]

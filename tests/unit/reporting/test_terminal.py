@@ -43,10 +43,6 @@ def test_a_simulated_device_is_announced_with_its_reason(facts: DeviceFacts) -> 
     assert not any("driver 580" in line for line in lines)
 
 
-def test_a_real_device_has_no_banner(facts: DeviceFacts) -> None:
-    assert not any("SIMULATED" in line for line in header(facts, {}))
-
-
 def test_baseline_lines() -> None:
     assert baseline_line(0, None, ".benchmarks") == "none in .benchmarks; --gpumem-save makes one"
     assert baseline_line(1, None, ".benchmarks") == "1 process in .benchmarks"
