@@ -47,14 +47,6 @@ def test_each_promise_can_be_broken() -> None:
     assert bisect_proof.wrong(changed("statistics", ends={"right": 199, "wrong": 1})) == []
 
 
-def test_the_table_has_a_line_for_each_search() -> None:
-    lines = bisect_proof.table(RECORD).splitlines()
-    assert "NVIDIA H100, driver 580, 2026-11-22" in lines
-    assert [line.split()[:4] for line in lines if line.startswith("counted")] == [["counted", "16", "5", "5"]]
-    assert lines[-1] == "not as promised: none"
-    assert bisect_proof.table(changed("counted", found=6)).splitlines()[-1].startswith("MISS  counted, seed 0")
-
-
 def test_simulated_searches_end_as_planted() -> None:
     for case, end in (("none", "nothing"), ("one", "right"), ("two equal", "right")):
         ends, pairs = bisect_proof.drawn_searches(("normal", 0.0012, case, 0, 4))

@@ -12,7 +12,7 @@ import catalogue_traffic
 import catalogue_traffic_cases
 import ncu_csv
 import pytest
-from catalogue_traffic import table, why
+from catalogue_traffic import why
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 
@@ -59,21 +59,6 @@ def test_why_a_count_differs(one: dict[str, Any], said: str) -> None:
 
 def test_every_kernel_has_arguments_that_its_own_check_accepts() -> None:
     assert list(catalogue_traffic_cases.CALLS) == list(CATALOGUE)
-
-
-def test_the_table_has_a_line_for_each_kernel() -> None:
-    record = {
-        "device": {"name": "GPU", "driver": "1", "l2_bytes": L2},
-        "datetime": "2026-11-21T10:00:00+00:00",
-        "mib": 256,
-        "absent": ["mul"],
-        "rows": [row("copy", (256 * M, 256 * M), (256 * M, 230 * M, 256 * M, 256 * M)), row("memcpy", (M, M), None)],
-    }
-    said = table(record)
-    assert "copy                    256.0   256.0    256.0   230.0    -5.1%  agrees" in said
-    assert "L2 still holds 26.0 MB of the written bytes" in said
-    assert "a copy engine moves it" in said
-    assert "NOT COUNTED: mul" in said
 
 
 def test_the_whole_run_with_a_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import explain_planted
 import explain_proof
 import pytest
-from explain_proof import COUNTED, WATCHED, judged, rows, table, verdict
+from explain_proof import COUNTED, WATCHED, judged, rows, verdict
 
 from pytest_gpumem.explain.causes import RULES, UNEXPLAINED
 
@@ -63,18 +63,6 @@ def test_one_miss_is_allowed_among_those_that_can_be_named() -> None:
     assert not verdict(rows(right, planted))[1]
     assert not verdict(rows(right[2:3], planted))[1]  # what was not measured was not named
     assert not verdict([])[1]
-
-
-def test_the_table_shows_misses() -> None:
-    planted: dict[str, Any] = {"a": ("pageable",), "b": (), "gone": ("pageable",)}
-    found = rows([explanation("a", "occupancy", "occupancy"), explanation("b", None)], planted)
-    device = {"name": "NVIDIA H200", "driver": "580"}
-    said = table({"device": device, "ended": "2026-11-21T10:00", "rows": found, "runs": {"counted": {"error": "exit status 6"}}})
-    lines = {line.split("  ")[0]: line for line in said.splitlines()}
-    assert lines["a"].endswith("MISS")
-    assert "nothing to explain" in lines["b"]
-    assert lines["gone"].endswith("not measured")
-    assert said.endswith("counted: exit status 6")
 
 
 def test_what_was_said_is_kept_without_the_folder_that_it_was_said_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evidence import changes, digests, table
+from evidence import changes, digests
 
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
@@ -31,22 +31,3 @@ def test_each_row_is_compared_with_the_base_of_its_test() -> None:
     }
     assert found["test_a[x][-O1]"]["differences"] == ["kernel work: other machine code"]
     assert digests(ROWS)["test_b[alone]"] is None
-
-
-def test_the_table_tells_what_changes_a_digest() -> None:
-    record = {
-        "device": "NVIDIA H200",
-        "ended": "2026-11-22T16:00:00+00:00",
-        "processes": 5,
-        "rows": ROWS,
-        "not_watched": {"test_b[alone]": "unknown code"},
-        "disagree": {},
-        "pass_seconds": {"first": 0.005, "median": 0.004},
-        "changes": changes(ROWS),
-    }
-    drawn = table(record)
-    assert "equal digests in all processes: 3 rows; different ones: 0; not watched: 1" in drawn
-    assert [" ".join(line.split()) for line in drawn.splitlines()[-2:]] == [
-        "-O1 another: kernel work: other machine code",
-        "a comment the same",
-    ]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gate_simulation as gate
 import numpy as np
 import pytest
-import renew_tables
 from msgspec import structs
 
 from pytest_gpumem.outcomes import Code, Outcome
@@ -111,15 +109,6 @@ def record() -> dict[str, Any]:
 
 def test_the_same_record_whatever_the_number_of_workers(record: dict[str, Any]) -> None:
     assert json.loads(json.dumps(record)) == gate.simulate(20, 2, CHOSEN)
-
-
-def test_the_table_is_drawn_from_the_record(record: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = gate.table(record)
-    assert text.startswith("SIMULATED, no GPU: ")
-    assert max(map(len, text.splitlines())) <= 120
-    (tmp_path / "gate.json").write_text(json.dumps(record))
-    monkeypatch.setattr(renew_tables, "ROOT", tmp_path)
-    assert text in renew_tables.renewed("<!-- record: gate.json -->\n```text\nold\n```\n")
 
 
 @pytest.mark.parametrize(

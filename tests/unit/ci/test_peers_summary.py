@@ -8,7 +8,7 @@ import numpy as np
 import peers_records
 import peers_summary
 import pytest
-from peers_summary import CORRECTED, DIRTY, NVBENCH, OURS, table
+from peers_summary import CORRECTED, DIRTY, NVBENCH, OURS
 
 
 def scattered(mean: float, spread: float, n: int = 30) -> list[float]:
@@ -150,26 +150,3 @@ def test_corrected_values_have_the_launch_overhead_of_all() -> None:
     assert parts is not None
     assert parts["overhead"] == pytest.approx(parts["found"])
     assert parts["rest"] < 1e-6
-
-
-def test_the_table_shows_each_row_and_marks_what_is_missed() -> None:
-    record = peers_records.record({("same", OURS, 32): scattered(3.127e-5, 0.002), ("same", NVBENCH, 32): scattered(3.909e-5, 0.001)})
-    text = table(record)
-    assert text.startswith("NVIDIA H200, driver 580.95.05, 2026-11-21\n")
-    ours = next(line for line in text.splitlines() if OURS in line)
-    assert "31.270" in ours
-    assert "0.200 (0.159 to 0.269)" in ours
-    assert any(line.startswith("MISS  spread between processes, 32 MiB") for line in text.splitlines())
-    assert any(line.startswith("MISS  spread over nvbench's, 32 MiB, same") and "2.000" in line for line in text.splitlines())
-    assert "spread over nvbench's, 2 MiB, random" not in text
-    assert "claims are not measured in this record" in text
-    assert max(map(len, text.splitlines())) <= 119
-
-
-def test_the_table_says_what_failed_and_how_many_cards_there_were() -> None:
-    record = peers_records.record({("same", OURS, 2): [1e-6, 2e-6]})
-    record["runs"][0]["card"] = "card B"
-    record["runs"].append(peers_records.run([], error="broken"))
-    text = table(record)
-    assert "2 cards" in text
-    assert "1 of 3 workers failed and are left out" in text

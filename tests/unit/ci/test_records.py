@@ -9,7 +9,7 @@ from pathlib import Path
 import peers_records
 import pytest
 import renew_tables
-from peers_summary import NVBENCH, OURS, table
+from peers_summary import NVBENCH, OURS
 
 ROOT = Path(__file__).parents[3]
 RECORD = {("same", OURS, 2): [6e-6, 6.1e-6, 6.05e-6], ("same", NVBENCH, 2): [6.6e-6, 6.7e-6, 6.8e-6], ("random", OURS, 2): [6e-6, 6.2e-6]}
@@ -32,14 +32,6 @@ def test_rows_of_a_run_are_chosen_by_their_node_id() -> None:
     )
     assert 0 < of < all_rows
     assert of + without == all_rows
-
-
-def test_a_marker_of_a_bench_record_is_drawn_by_its_own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = peers_records.record(RECORD)
-    (tmp_path / "peers.json").write_text(json.dumps(record))
-    monkeypatch.setattr(renew_tables, "ROOT", tmp_path)
-    text = renew_tables.renewed("<!-- record: peers.json -->\n```text\nold\n```\n")
-    assert text == f"<!-- record: peers.json -->\n```text\n{table(record)}\n```\n"
 
 
 def test_a_record_that_is_not_there_yet_is_said_to_be_missing() -> None:
