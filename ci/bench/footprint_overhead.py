@@ -1,11 +1,12 @@
 """The cost of `--gpumem-footprint` in CuPy's own tests, unchanged, and what it shows of them.
 
 Fills CuPy's cache of kernels by workers of xdist, and runs the tests once without the plugin and once with `--gpumem
---gpumem-footprint`. What follows counts: pairs of such sessions, in an order that alternates, on each GPU at the same time; then one
-session by stop-watches. Prints the overhead, the ten tests that take most memory, what the suite keeps, and where the plugin's time
-goes. The time of a test is that of all hooks around it, in the fastest session of its side: on a host with neighbours the same session
-takes up to half as long again. The overheads of single pairs are printed as well. The GPU's context is made before the first test on both
-sides.
+--gpumem-footprint`. What follows counts: rounds of three sessions, in an order that alternates, on each GPU at the same time; then one
+session by stop-watches. The sides of a round are the tests alone; the tests with a memory hook of CuPy that does nothing; and the tests
+with the plugin, which has such a hook. Prints the overheads, the ten tests that take most memory, what the suite keeps, and where the
+plugin's time goes. The time of a test is that of all hooks around it, in the fastest session of its side: on a host with neighbours the
+same session takes up to half as long again. The overheads of single rounds are printed as well. The GPU's context is made before the
+first test on all sides.
 
     pip download cupy --no-deps --no-binary cupy    # the source distribution; unpack its folder "tests"
     python ci/bench/footprint_overhead.py --tests cupy-tests --json footprint_overhead.json
@@ -53,7 +54,8 @@ NUMBER = 60
 WORKERS = min(28, os.cpu_count() or 1)
 """Of xdist, which compile."""
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "some_tests", "-W", "ignore", "-c", os.devnull)
-WATCHED = ("--gpumem", "--gpumem-device=cuda", "--gpumem-footprint=on")
+WITHOUT, HOOK, WITH = SIDES = ("without", "empty hook", "with")
+OPTIONS = {WITHOUT: ("-p", "no:gpumem"), HOOK: ("-p", "no:gpumem"), WITH: ("--gpumem", "--gpumem-device=cuda", "--gpumem-footprint=on")}
 
 
 class Suite:
@@ -86,14 +88,14 @@ class Suite:
             check=False,
         )
 
-    def session(self, *, watched: bool, rows: bool = False, profile: bool = False) -> dict[str, Any]:
+    def session(self, side: str, *, rows: bool = False, profile: bool = False) -> dict[str, Any]:
         """Run the suite once: its wall time, the time of its tests and how they ended. `rows`: and the rows with footprints."""
         with tempfile.TemporaryDirectory() as folder:
             times, results = Path(folder) / "times.json", Path(folder) / "results.json"
-            options = ["-p", "no:xdist", *(WATCHED if watched else ("-p", "no:gpumem"))]
-            options += [f"--benchmark-json={results}"] if rows else []
+            options = ["-p", "no:xdist", *OPTIONS[side], *([f"--benchmark-json={results}"] if rows else [])]
+            asked = {"SOME_HOOK": side == HOOK, "SOME_PROFILE": profile}
             begun = time.perf_counter()
-            done = self._run(options, {"SOME_TIMES": str(times)} | ({"SOME_PROFILE": "1"} if profile else {}))
+            done = self._run(options, {"SOME_TIMES": str(times)} | {name: "1" for name, on in asked.items() if on})
             wall = time.perf_counter() - begun
             if not times.exists():
                 printed = done.stdout[-3000:] + done.stderr[-3000:]
@@ -122,12 +124,13 @@ def largest(rows: Sequence[dict[str, Any]], figure: str) -> list[dict[str, Any]]
 def table(record: dict[str, Any]) -> str:
     """The record's figures as text."""
     inside = record["seconds_in_tests"]
-    pairs = ", ".join(f"{100 * one:+.1f}" for one in record["overheads"])
+    rounds = ", ".join(f"{100 * one:+.1f}" for one in record["overheads"])
     per_test = {name: 1e3 * seconds for name, seconds in record["more_per_test_seconds"].items()}
     lines = [
-        f"{record['tests']} tests of CuPy {record['versions']['cupy']}, {record['pairs']} pairs of sessions",
-        f"{inside['without']:.2f} s without, {inside['with']:.2f} s with",
-        f"overhead {100 * record['overhead']:+.1f} % (pairs of sessions: {pairs} %)",
+        f"{record['tests']} tests of CuPy {record['versions']['cupy']}, {record['rounds']} rounds of sessions",
+        ", ".join(f"{seconds:.2f} s {side}" for side, seconds in inside.items()),
+        f"overhead {100 * record['overhead']:+.1f} % (single rounds: {rounds} %)",
+        f"overhead of an empty hook {100 * record['overhead_of_hook']:+.1f} %",
         f"more a test: median {per_test['median']:.2f} ms, 90 % below {per_test['90 %']:.2f} ms",
         f"start and end of a session {record['start_seconds']:+.1f} s",
         f"{record['with_memory']} tests take memory, {record['allocations']} allocations; {record['keeping']} keep {record['kept']} B",
@@ -146,14 +149,13 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def record_of(shown: dict[str, Any], pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], selection: Sequence[str]) -> dict[str, Any]:
-    """The record of the pairs so far. `shown`: the session with rows, which does not count."""
-    plain, watched = zip(*pairs, strict=True)
-    sides = {"without": plain, "with": watched}
-    walls = {side: statistics.median(one["wall"] for one in of) for side, of in sides.items()}
+def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]], selection: Sequence[str]) -> dict[str, Any]:
+    """The record of the rounds so far. `shown`: the session with rows, which does not count."""
+    sides = {side: [one[side] for one in rounds] for side in SIDES}
     by_test = {side: _by_test(of) for side, of in sides.items()}
     inside = {side: sum(of.values()) for side, of in by_test.items()}
-    more = {name: seconds - by_test["without"].get(name, 0.0) for name, seconds in by_test["with"].items()}
+    more = {name: seconds - by_test[WITHOUT].get(name, 0.0) for name, seconds in by_test[WITH].items()}
+    plain, watched = sides[WITHOUT], sides[WITH]
     rows, before = shown["rows"], plain[-1]["ends"]
     keeping = [row for row in rows if row["footprint"]["kept"] > 0]
     changed = {name: [before.get(name), end] for name, end in watched[-1]["ends"].items() if before.get(name) != end}
@@ -162,11 +164,12 @@ def record_of(shown: dict[str, Any], pairs: Sequence[tuple[dict[str, Any], dict[
         "device": shown["device"],
         "selection": list(selection),
         "tests": len(before),
-        "pairs": len(watched),
-        "wall_seconds": walls,
+        "rounds": len(rounds),
+        "wall_seconds": {side: statistics.median(one["wall"] for one in of) for side, of in sides.items()},
         "seconds_in_tests": inside,
-        "overhead": inside["with"] / inside["without"] - 1,
-        "overheads": [sum(two["seconds"].values()) / sum(one["seconds"].values()) - 1 for one, two in pairs],
+        "overhead": inside[WITH] / inside[WITHOUT] - 1,
+        "overhead_of_hook": inside[HOOK] / inside[WITHOUT] - 1,
+        "overheads": [sum(one[WITH]["seconds"].values()) / sum(one[WITHOUT]["seconds"].values()) - 1 for one in rounds],
         "more_per_test_seconds": {
             "median": statistics.median(more.values()),
             "90 %": sorted(more.values())[int(0.9 * len(more))],
@@ -188,10 +191,9 @@ def record_of(shown: dict[str, Any], pairs: Sequence[tuple[dict[str, Any], dict[
     }
 
 
-def pair(suite: Suite, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A session without the plugin and one with it, the latter first where `number` is odd."""
-    sides = {watched: suite.session(watched=watched) for watched in ((False, True), (True, False))[number % 2]}
-    return sides[False], sides[True]
+def one_round(suite: Suite, number: int) -> dict[str, dict[str, Any]]:
+    """A session of each side, in the reverse order where `number` is odd."""
+    return {side: suite.session(side) for side in (SIDES, SIDES[::-1])[number % 2]}
 
 
 def _outside(session: dict[str, Any]) -> float:
@@ -221,14 +223,14 @@ def main() -> int:
     assert __doc__
     parser = record_parser(__doc__, device=None)
     parser.add_argument("--tests", type=Path, required=True, metavar="FOLDER", help="the folder tests of CuPy's source distribution")
-    parser.add_argument("--seconds", type=float, default=120, help="begin no pair that would end after this long (default 120)")
+    parser.add_argument("--seconds", type=float, default=120, help="begin no round that would end after this long (default 120)")
     parser.add_argument("--number", type=int, default=NUMBER, help=f"tests, of each file the first ones (default {NUMBER}; 0: all)")
     parser.add_argument("--gpus", nargs="+", default=["0"], metavar="N", help="as in CUDA_VISIBLE_DEVICES (default 0)")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="of CuPy's kernels, to be kept")
     parser.add_argument("selection", nargs="*", default=SELECTION, help="arguments for pytest: files, tests, -k ...")
     options = parser.parse_args()
     begun = time.perf_counter()
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    rounds: list[dict[str, dict[str, Any]]] = []
 
     def left() -> float:
         return float(options.seconds) - (time.perf_counter() - begun)
@@ -237,24 +239,24 @@ def main() -> int:
         cache = options.cache or Path(own)
         suites = [Suite(options.tests.resolve(), options.selection, cache, options.number, gpu) for gpu in options.gpus]
         suites[0].compile_kernels(options.seconds / 2)  # it ends earlier where all is compiled
-        suites[0].session(watched=False)
-        shown = suites[0].session(watched=True, rows=True)
+        suites[0].session(WITHOUT)
+        shown = suites[0].session(WITH, rows=True)
         turn = 0.0
-        while not pairs or turn + turn < left():  # the next pairs, and the stop-watches
-            started, number = time.perf_counter(), len(pairs)
-            pairs += at_once.map(pair, suites, range(number, number + len(suites)))
-            record = record_of(shown, pairs, options.selection)
+        while not rounds or turn + turn / 2 < left():  # the next rounds, and the stop-watches
+            started, number = time.perf_counter(), len(rounds)
+            rounds += at_once.map(one_round, suites, range(number, number + len(suites)))
+            record = record_of(shown, rounds, options.selection)
             if options.json:
                 write_record(options.json, record, indent=1)
             turn = time.perf_counter() - started
         if left() > turn / 2:
-            costs = suites[0].session(watched=True, profile=True)["costs"]
+            costs = suites[0].session(WITH, profile=True)["costs"]
             profile = [{"function": name, "calls": calls, "seconds": seconds} for name, (calls, seconds) in costs.items()]
             record["profile"] = sorted(profile, key=lambda one: -one["seconds"])
             if options.json:
                 write_record(options.json, record, indent=1)
     print(table(record))
-    print(pairs[-1][1]["printed"][-300:])
+    print(rounds[-1][WITH]["printed"][-300:])
     for one in broken(record):
         print(f"BROKEN: {one}")
     return 1 if broken(record) else 0

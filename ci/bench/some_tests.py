@@ -2,7 +2,8 @@
 
 SOME_TESTS is the number of tests: of each file the first ones, as large a part of it as of the others. SOME_TIMES is the file of the
 results: by node id the seconds of each test with all hooks around it, and how it ended; and the calls and seconds of the functions of
-`WATCHED`, those that they call included, if SOME_PROFILE is set.
+`WATCHED`, those that they call included, if SOME_PROFILE is set. If SOME_HOOK is set, the tests run with a memory hook of CuPy that does
+nothing.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ def pytest_collection_finish() -> None:
     import cupy
 
     float(cupy.ones(4).sum())
+    if os.environ.get("SOME_HOOK"):
+        cupy.cuda.MemoryHook().__enter__()
     if not os.environ.get("SOME_PROFILE"):
         return
     for module, owner, name in WATCHED:

@@ -297,7 +297,8 @@ def account(steps: Sequence[Step], uses: Mapping[Series, Use], begin: float) -> 
     changes = {series: (use, until(use)) for series, use in found.items()}
     memory_uses = {series: use.memory_use(series, use.total[last - 1] if last else 0) for series, (use, last) in changes.items()}
     courses = tuple(
-        Course(*series, tuple((max(0.0, at - begin), now) for at, now in thinned(use.at, use.total))) for series, use in found.items()
+        Course(*series, tuple([(at - begin if at > begin else 0.0, now) for at, now in thinned(use.at, use.total)]))
+        for series, use in found.items()
     )
     return Accounts(peak, driver_peak, memory_uses, courses, changes)
 
