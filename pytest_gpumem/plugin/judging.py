@@ -139,7 +139,6 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     for row in rows:
         if test.replay is not None and row.measurement is not None:
             test.replay.feed(row.label, row.measurement.samples, figures(row, session.facts), failed=failed)
-    tell(item, session)
     return [row for row in rows if fails(row, session)] if error is None else []
 
 
@@ -219,7 +218,6 @@ def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | No
     failing = [row for row in rows if fails(row, session)]
     failed = error is not None or bool(failing)
     item.stash[ROWS] = [replace(row, failed=failed) for row in rows]
-    tell(item, session)
     return [row for row in item.stash[ROWS] if fails(row, session)] if error is None else []
 
 
@@ -235,17 +233,6 @@ def _first_line(error: BaseException) -> str:
     named = "" if isinstance(error, pytest.fail.Exception) else type(error).__name__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join(part for part in (named, lines[0] if lines else "") if part) or "no message"
-
-
-def tell(item: pytest.Item, session: GpuSession) -> None:
-    """Give the figures of a test's rows to JUnit and pytest-benchmark, in place of those that its rows had before."""
-    test, rows = item.stash.get(TEST, None), item.stash.get(ROWS, [])
-    found = [one for row in rows for one in properties(row, session.facts)]
-    names = {name for name, _ in found}
-    item.user_properties[:] = [*(one for one in item.user_properties if one[0] not in names), *found]
-    for row in rows:
-        if test is not None and test.replay is not None:
-            test.replay.correct(row.label, figures(row, session.facts))
 
 
 def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:

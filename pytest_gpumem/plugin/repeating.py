@@ -24,7 +24,6 @@ from pytest_gpumem.plugin.state import GpuSession, fail
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.plugin.workers import is_controller, refuse_workers
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.exports import figures
 from pytest_gpumem.reporting.progress import of_processes
 from pytest_gpumem.runs.repeats import AHEAD, ENDED, Further, RepeatFailed, Repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TESTS, FURTHER_TURN, READS_CONTROLS
@@ -303,8 +302,6 @@ class DecideHooks:
             siblings = {row.label: row.measurement for row in gpu.rows.own() if row.nodeid == first.nodeid and row.measurement is not None}
             row = judged(replace(first, measurement=merged(first.measurement, key, [process.rows for process in further])), siblings, gpu)
             gpu.rows.update(row)
-            if row.nodeid in gpu.replays:  # in an xdist worker, pytest-benchmark's statistics are off
-                gpu.replays[row.nodeid].correct(row.label, figures(row, gpu.facts))
             if not undecided(row, gpu, most):
                 self._open.remove(key)
                 failing += [row] if fails(row, gpu) else []
@@ -335,7 +332,7 @@ class DecideHooks:
         failed.outcome, failed.longrepr = "failed", text
         setattr(failed, BY_LIMITS_ATTRIBUTE, by_limits)
         vars(failed).pop(ROWS_ATTRIBUTE, None)  # as a worker measured them; they were judged again since
-        if nodeid in gpu.replays:
+        if nodeid in gpu.replays:  # in an xdist worker, pytest-benchmark's statistics are off
             gpu.replays[nodeid].excuse()
         gpu.config.hook.pytest_runtest_logreport(report=failed)
 

@@ -88,7 +88,7 @@ class Replay:
         # Another plugin's fixture of that name (CodSpeed's) is left alone: it would time an empty function.
         self._fixture = benchmark if _is_pytest_benchmarks(benchmark) else None
         self._unused: BenchmarkFixture | None = None
-        self._fed: dict[str, BenchmarkFixture] = {}
+        self._fed: list[BenchmarkFixture] = []
 
     def feed(self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool) -> None:
         """Store one measurement.
@@ -112,18 +112,13 @@ class Replay:
             # pytest-benchmark shows the group above its table: these are no times of a GPU.
             fixture.group = f"{fixture.group}, simulated" if fixture.group else "simulated"
         fixture.has_error = failed
-        self._fed[label] = fixture
+        self._fed.append(fixture)
         self._timer.load(durations)
         fixture.pedantic(_nothing, rounds=len(durations), iterations=1)
 
-    def correct(self, label: str, summary: Mapping[str, Any]) -> None:
-        """Replace the figures of a measurement that was judged again."""
-        if label in self._fed:
-            self._fed[label].extra_info["gpumem"] = dict(summary)
-
     def excuse(self) -> None:
         """For a test that did not pass: pytest-benchmark stores nothing of it, and does not warn that its fixture was not used."""
-        for fixture in self._fed.values():
+        for fixture in self._fed:
             fixture.has_error = True
         if self._fixture is not None and self._fixture._mode is None:
             self._fixture._mode = "gpu_benchmark(...)"

@@ -85,6 +85,10 @@ class Rows:
         """The rows of a test on the session's GPU, as they were judged."""
         return self._rows.get((nodeid, None), ())
 
+    def reported(self, report: pytest.TestReport) -> list[Row]:
+        """The rows of the test of a report, as all its reports so far make them."""
+        return self._reported((report.nodeid, getattr(report, CARD_ATTRIBUTE, None)))
+
     def update(self, row: Row) -> None:
         """Take a row that was judged again."""
         test = row.nodeid, card_of(row)
@@ -137,10 +141,12 @@ class Rows:
         return f"{end} ({reason})" if end == SKIPPED and reason else end
 
     def __iter__(self) -> Iterator[Row]:
-        for test, rows in tuple(self._rows.items()):
-            for row in rows:
-                reported = _reported(row, self._ends.get(test))
-                yield replace(reported, test_error=True) if test in self._errors else reported
+        for test in tuple(self._rows):
+            yield from self._reported(test)
+
+    def _reported(self, test: _Test) -> list[Row]:
+        rows = [_reported(row, self._ends.get(test)) for row in self._rows.get(test, ())]
+        return [replace(row, test_error=True) for row in rows] if test in self._errors else rows
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))

@@ -18,7 +18,7 @@ from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
-from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, tell, unmeasured, why_text
+from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, KERNELS_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, CARD_ATTRIBUTE, ROWS_ATTRIBUTE, broken_limits, failure_texts, short_texts
@@ -152,8 +152,7 @@ class RunningHooks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        if with_end := call.when == "teardown" and any(row.footprint is not None for row in item.stash.get(ROWS, [])):
-            tell(item, self._session)  # what the test keeps is known now
+        with_end = call.when == "teardown" and any(row.footprint is not None for row in item.stash.get(ROWS, []))
         shown = yield
         if self._session.of_another_model:
             setattr(shown, CARD_ATTRIBUTE, self._session.facts.key)

@@ -26,6 +26,7 @@ from pytest_gpumem.plugin.footprints import FootprintHooks
 from pytest_gpumem.plugin.gpus import KEY, VISIBLE, WorkerGpus, own_in_turn
 from pytest_gpumem.plugin.hangs import WatchdogHooks
 from pytest_gpumem.plugin.isolation import FOLDER, ControllerHooks, WorkerHooks
+from pytest_gpumem.plugin.judging import properties
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.reported import CARD_ATTRIBUTE, FAILED, PASSED, ROWS_ATTRIBUTE
@@ -36,6 +37,7 @@ from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.row import ALLOWED, LOST, NOT_RUN, Missing, Status, key_of, selects
 from pytest_gpumem.records.schema import SWEEPS_KEY, device_to_json, document, row_from_json, sweeps_to_json
 from pytest_gpumem.reporting.concerns import Place
+from pytest_gpumem.reporting.exports import figures
 from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import FURTHER_PROCESS, Settings
 from pytest_gpumem.units import comparison_text
@@ -260,6 +262,9 @@ class SessionHooks:
         if rows is not None and not self._session.is_worker:
             self._session.rows.add(report.nodeid, [row_from_json(row) for row in rows], getattr(report, CARD_ATTRIBUTE, None))
         self._session.rows.report(report)
+        if report.when in ("call", "teardown"):  # JUnit takes the properties of the last report
+            own = dict(one for row in self._session.rows.reported(report) for one in properties(row, self._session.facts))
+            report.user_properties = [*(one for one in report.user_properties if one[0] not in own), *own.items()]
 
     @pytest.hookimpl(tryfirst=True)  # before anything is stored
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -336,6 +341,10 @@ class SessionHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         session = self._session
+        found = {(row.range_name, row.label): figures(row, session.facts) for row in session.rows}
+        for one in output_json["benchmarks"]:
+            if (fed := one["extra_info"].get("gpumem")) is not None:  # since then the row may have been judged again
+                one["extra_info"]["gpumem"] = found.get((fed["range"], fed.get("label", "")), fed)
         output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json(), session.missing)
         if session.sweeps:
             output_json[SWEEPS_KEY] = sweeps_to_json(session.sweeps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from sessions import Run
@@ -120,6 +121,30 @@ def test_only_a_test_that_passed_is_stored(pytester: pytest.Pytester, gpumem: Ru
     # pytest-benchmark's own list of what passed.
     benchmarks = json.loads((pytester.path / "out.json").read_text())["benchmarks"]
     assert how or {one["name"] for one in benchmarks} == {"test_passes"}
+
+
+@pytest.mark.parametrize("how", [(), ("-n", "1")], ids=["here", "xdist"])
+def test_junit_says_of_a_row_what_the_results_say(pytester: pytest.Pytester, gpumem: Run, how: tuple[str, ...]) -> None:
+    pytester.makepyfile(
+        FUNCTIONS
+        + """
+@pytest.fixture
+def torn():
+    yield
+    assert False, "not freed"
+
+def test_fails_afterwards(torn, gpu_benchmark, device_buffer, gpu_kernels):
+    test_passes(gpu_benchmark, device_buffer, gpu_kernels)
+"""
+    )
+    gpumem("--benchmark-json=out.json", "--junitxml=out.xml", *how)
+    told = {}
+    for case in ElementTree.parse("out.xml").getroot().iter("testcase"):
+        properties = {one.get("name"): one.get("value", "") for one in case.iter("property")}
+        told[case.get("name")] = properties["gpumem_verdict"], json.loads(properties["gpumem"])["failed"]
+    assert told == results(pytester.path / "out.json")
+    assert told["test_xfails"] == ("UNDECIDED", False)
+    assert told["test_fails_afterwards"] == ("PASS", True)
 
 
 def test_rows_of_a_forked_child_reach_its_parent(pytester: pytest.Pytester, gpumem: Run) -> None:
