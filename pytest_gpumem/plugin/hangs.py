@@ -40,7 +40,7 @@ class WatchdogHooks:
         self._leave = leave
         self._gone = gone
         self._items: dict[str, pytest.Item] = {}
-        self._pid = os.getpid()
+        self._told: tuple[Row, ...] = ()  # the rows of the last report
 
     @pytest.hookimpl(wrapper=True, trylast=True)  # after the further processes that come first
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -84,7 +84,9 @@ class WatchdogHooks:
             return
         data = gpu.config.hook.pytest_report_to_serializable(config=gpu.config, report=report)
         data["user_properties"] = [(str(name), _plain(value)) for name, value in data["user_properties"]]
-        self._tell("report", data, () if report.when == "teardown" else gpu.rows.of(report.nodeid))
+        rows = gpu.rows.of(report.nodeid)
+        self._tell("report", data, () if rows is self._told else rows)
+        self._told = rows
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logfinish(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
