@@ -329,7 +329,7 @@ class DecideHooks:
         if reporter is not None and passed in (shown := reporter.stats.get("passed", [])):
             shown.remove(passed)
         failed = copy(passed)
-        failed.outcome, failed.longrepr = "failed", text
+        failed.outcome, failed.longrepr, failed.duration = "failed", text, 0.0  # its time is reported
         setattr(failed, BY_LIMITS_ATTRIBUTE, by_limits)
         vars(failed).pop(ROWS_ATTRIBUTE, None)  # as a worker measured them; they were judged again since
         if nodeid in gpu.replays:  # in an xdist worker, pytest-benchmark's statistics are off

@@ -78,8 +78,8 @@ class ShardHooks:
         elif report.skipped:
             outcome = "xfailed" if hasattr(report, "wasxfail") else SKIPPED
             text = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
-        elif report.when == "call" and outcome is None:
-            outcome = "passed"
+        elif report.when == "call" and outcome not in (FAILED, ERROR):
+            outcome, text = "passed", ""  # whatever its subtests skipped
         seconds = (before.seconds if before is not None else 0.0) + report.duration
         given = [(str(name), str(value)) for name, value in report.user_properties]
         self._ends[report.nodeid] = Ended(report.nodeid, outcome, seconds, text, properties=given)

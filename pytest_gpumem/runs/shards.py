@@ -166,7 +166,8 @@ def junit(tests: Sequence[Ended]) -> str:
                 ElementTree.SubElement(properties, "property", name=_xml(key), value=_xml(value))
         if (kind := kinds.get(test.outcome or "")) is not None:
             text = _xml(test.text)
-            ElementTree.SubElement(case, kind, message=text.partition("\n")[0]).text = text
+            errors = (line[1:].strip() for line in text.splitlines() if line.startswith("E "))  # as pytest marks them
+            ElementTree.SubElement(case, kind, message=next(errors, text.partition("\n")[0])).text = text
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
 

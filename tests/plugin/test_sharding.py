@@ -282,6 +282,30 @@ def test_the_header_says_which(suite: Path, gpumem: Run) -> None:
     assert re.fullmatch(r"gpumem: shard 2 of 4: \d+ of 19 tests; of the 19, 6 have a cost in the baseline", line)
 
 
+def test_the_merged_junit_says_of_a_test_what_pytests_says(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pytester.path)
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_skips_a_part(subtests):
+            with subtests.test("part"):
+                pytest.skip("not here")
+
+        def test_fails():
+            three = 3
+            assert three == 4, "counted wrong"
+        """
+    )
+    (name,) = sharded(gpumem, count=1)
+    assert merge(name).exit_code == 1
+    passed, failed = ElementTree.parse("gpumem-results/junit.xml").getroot().iter("testcase")
+    assert passed.find("skipped") is None
+    failure = failed.find("failure")
+    assert failure is not None
+    assert failure.get("message") == "AssertionError: counted wrong"
+
+
 def test_rows_that_are_judged_again_are_counted_as_in_one_process(suite: Path, session: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller of xdist, which collects nothing, judges them among as many."""
     pytest.importorskip("xdist")
