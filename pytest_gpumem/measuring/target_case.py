@@ -26,7 +26,7 @@ from pytest_gpumem.records.measurement import Traffic
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that an honest measurement of your own code needs, in one value.
+    """A measurement of your own code: the launch, how its result is checked, and the bytes that it moves.
 
     The function that builds it gets a `Memory` and is called once for each placement, at fresh addresses.
     """

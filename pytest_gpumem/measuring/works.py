@@ -98,7 +98,7 @@ class Works:
 
     @on_its_device
     def allocating(self, allocator: str, nbytes: int | str) -> Host:
-        """One allocation and its free, by an allocator of `devices.protocol.ALLOCATORS`.
+        """One allocation and its free, by "cudaMalloc", "cudaMallocAsync", "CuPy pool" or another allocator of `devices.protocol`.
 
         Raises:
             DeviceError: there is no such allocator.
@@ -112,7 +112,7 @@ class Works:
         return self._keep(InTurn(self.device, self._works(works)))
 
     def after(self, before: Work, work: _W) -> _W:
-        """`work`, with an untimed run of `before` ahead of every sample, which finds the caches as that leaves them.
+        """`work`, with an untimed run of `before` ahead of every sample, which leaves the caches to it.
 
         Measure it with `mode="hot"`: in the other modes L2 is flushed in between.
         """

@@ -192,7 +192,7 @@ class LeftBehind(UserWarning):
 
 @dataclass(eq=False)
 class PersistingStream:
-    """A stream whose accesses to one buffer prefer to stay in L2."""
+    """A stream with an access-policy window: its accesses to one buffer persist in L2."""
 
     stream: Stream
     device: Device
@@ -330,16 +330,12 @@ class PersistingStream:
 
     @on_its_device
     def reset(self, how: Literal["window", "context"] = "context") -> None:
-        """Let go of what persists, until `renew`.
+        """Release persisting lines, until `renew` (CUDA C++ Programming Guide, Reset L2 Access to Normal).
 
         Args:
-            how: "context" turns the window off and all persisting lines of the device to normal at once
-                (`cudaCtxResetPersistingL2Cache`), those of other streams too, whose next accesses bring them back. "window" gives the
-                window the hit property normal, so that lines under it turn to normal as work with this window touches them; those
-                that nothing touches go on persisting.
-
-        To wait until the lines turn normal by themselves is the third way, which the CUDA C++ Programming Guide (Reset L2 Access to
-        Normal) strongly discourages: how long that takes is not determined.
+            how: "context" turns the window off, and makes all persisting lines of the device normal at once
+                (`cudaCtxResetPersistingL2Cache`), those of other streams too, whose next accesses restore them. "window" gives the
+                window the hit property normal: lines become normal as work under the window touches them; the others stay persisting.
 
         Raises:
             BadWindow: `how` is neither.

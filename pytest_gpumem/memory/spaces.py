@@ -16,7 +16,7 @@ from pytest_gpumem.memory.managed import Advised, Place, advised, managed
 
 
 class Memory:
-    """Asks an arena for buffers, one method for each kind of memory.
+    """Buffers of every kind of memory, one method for each kind.
 
     Sizes are bytes, as one integer or as "64 MiB", or elements as a tuple. Content is seeded and random: floats uniform in [0, 1),
     integers over their full range. `like` is a module (`cupy`, `torch`, `numba.cuda`, `jax`, `warp`, `cudf`, or `numpy` for managed and

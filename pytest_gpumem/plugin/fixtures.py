@@ -117,13 +117,15 @@ def managed_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
 
 @pytest.fixture
 def prefetched_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
-    """`prefetched_buffer(bytes_or_shape, dtype="f4", like=None)`: managed memory, prefetched to the device before every sample."""
+    """`prefetched_buffer(bytes_or_shape, dtype="f4", read_mostly=False, preferred_location=None, accessed_by=None, like=None)`: managed
+    memory, prefetched to the device before every sample."""
     return _gpumem_test.memory.prefetched
 
 
 @pytest.fixture
 def pinned_buffer(_gpumem_test: GpuTest) -> Callable[..., Any]:
-    """`pinned_buffer(bytes_or_shape, dtype="f4", mapped=True, write_combined=False, portable=True, numa=None)`: page-locked memory."""
+    """`pinned_buffer(bytes_or_shape, dtype="f4", mapped=True, write_combined=False, portable=True, numa=None, like=None)`: page-locked
+    host memory."""
     return _gpumem_test.memory.pinned
 
 

@@ -108,7 +108,7 @@ class GpuBenchmark:
             moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where it cannot be known.
             mode: state of the cache before each sample, "clean-cold", "dirty-cold" or "hot"; default: the marker's or the session's.
             count_pages: count page faults and migrations of managed memory in an untimed pass; default: the marker's or the session's.
-            limits: the limits of this measurement, see `pytest_gpumem.limits.LIMITS`. A limit takes precedence over those of the marker and
+            limits: limits of this measurement by name, such as `max_latency="12 us"`. They take precedence over those of the marker and
                 the session, and None lifts them. `max_gpu_page_faults` and `max_migrated` make the test count pages, without which they
                 are UNDECIDED.
 
@@ -140,9 +140,11 @@ class GpuBenchmark:
         count_pages: bool | None = None,
         **limits: Unpack[LimitKeywords],
     ) -> Result:
-        """Measure a `Case`, built anew by `build(memory)` for each placement.
+        """Measure a `Case`. Keywords and errors as for the call.
 
-        Args and errors as for the short form.
+        Args:
+            build: called with a `Memory` for each placement of the buffers; returns the `Case`.
+            label, mode, count_pages, limits: as for the call.
         """
         __tracebackhide__ = True
         test = self._test

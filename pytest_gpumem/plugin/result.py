@@ -133,7 +133,7 @@ class Result:
 
     @property
     def hidden(self) -> float:
-        """Share of the time that the best overlap would hide which was hidden: 0 as slow as one after another, 1 at the bound.
+        """Hidden share of the time that overlap can hide: 0 is as slow as one part after another, 1 is at the bound.
 
         Raises:
             NoTraffic: the measured work does not overlap, or one part takes all of the time.
@@ -207,7 +207,7 @@ class SweepResult(Sweep, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """Whether persistence pays, with the gain of the best setting."""
+        """The finding in words: whether persistence pays, with the gain of the best setting, or why it does not."""
         from pytest_gpumem.reporting.l2_sweep import sweep_sentence  # here: few tests sweep
 
         return sweep_sentence(self)
