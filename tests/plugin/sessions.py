@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -122,9 +123,9 @@ class Repository:
         return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        """`gpumem` in a process of its own."""
+        """`gpumem` in an interpreter of its own, which like the processes that it starts is not forked: a signal may end it."""
         command = [sys.executable, "-c", COMMAND, *arguments]
-        return subprocess.Popen(
+        return Popen(
             command,
             cwd=self.folder,
             env=self.environment,

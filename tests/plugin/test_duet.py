@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import COMMAND
 from sessions import PROCESSES, Repository
 
 from pytest_gpumem.judging.finding import counted
@@ -109,7 +110,6 @@ def flagged(document: dict[str, Any], *tests: str) -> str:
     return json.dumps(document)
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(project: Project) -> None:
     """Half as many bytes more, not committed. It compares what a run flagged, nothing else; limits that every row breaks and a strict
     ini do not interfere."""
@@ -173,7 +173,6 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     assert "of other arguments: head was" in complaint(project.duet(*asked))
 
 
-@pytest.mark.usefixtures("new_interpreters")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_removes_everything_but_its_journal(project: Project, number: signal.Signals) -> None:
     process = project.start_duet("main", *ROUNDS)
@@ -199,11 +198,16 @@ def test_interrupted_it_removes_everything_but_its_journal(project: Project, num
 def test_the_sides_are_named_once_to_each_reader(project: Project) -> None:
     project.write("test_other.py", "def test_nothing():\n    pass\n")
     project.commit()
-    arguments = ("duet", "main", "--", "test_other.py", *PROCESSES)
-    together, _ = project.start(*arguments, stderr=subprocess.STDOUT).communicate()
-    assert together.count("base: revision main (") == 1, together
-    apart = project.start(*arguments).communicate()
-    assert [text.count("base: revision main (") for text in apart] == [1, 1]
+    command = [sys.executable, "-c", COMMAND, "duet", "main", "--", "test_other.py", *PROCESSES]
+
+    def times_named(stderr: int) -> list[int]:
+        done = subprocess.run(
+            command, cwd=project.folder, env=project.environment, text=True, stdout=subprocess.PIPE, stderr=stderr, check=False
+        )
+        return [text.count("base: revision main (") for text in (done.stdout, done.stderr or "")]
+
+    assert times_named(subprocess.STDOUT) == [1, 0]
+    assert times_named(subprocess.PIPE) == [1, 1]
 
 
 def test_what_cannot_be_played_is_one_line(project: Project) -> None:
@@ -238,7 +242,6 @@ def test_a_base_that_imports_heads_code_is_found_out(project: Project) -> None:
     assert f"did not run its own code: mine from {source / 'mine.py'}" in said
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_a_test_without_its_parameters_is_all_of_them(project: Project) -> None:
     sized = TESTS.replace("def test_mine(", "import pytest\n\n@pytest.mark.parametrize('mib', [1, 2])\ndef test_sized(mib, ")
     project.write("test_it.py", sized.replace("NBYTES)", "mib << 20)"))

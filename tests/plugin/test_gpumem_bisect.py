@@ -66,7 +66,6 @@ def ended_by(number: signal.Signals, project: Project, arguments: tuple[str, ...
     return search.returncode, errors
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
     """Of one row of a test; interrupted, it goes on. A merge is one step; of two slow-downs one is found, and the command for the other is
     printed."""
@@ -103,7 +102,6 @@ def test_comments_cost_no_duet_and_the_cause_is_told(project: Project) -> None:
     assert document["simulated"] is True
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
     """Killed, a search goes on, and past commits that cannot be measured."""
     commits = [project.add(f"commit {number}", 16) for number in range(3)]
