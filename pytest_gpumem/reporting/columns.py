@@ -64,27 +64,28 @@ class Columns:
 
     def fits(self, width: int, least: int) -> bool:
         """True if `width` leaves the names so many columns, or as many as the longest of them needs."""
-        return width - self._others >= min(least, max((len(row.name) for row in self.rows), default=0))
+        return width - self._others >= min(least, max((_columns(row.name) for row in self.rows), default=0))
 
     def name_width(self, width: int) -> int:
         """Columns of the names in a table of that width."""
-        longest = max(len(self.name), *(len(row.name) for row in self.rows))
+        longest = max(len(self.name), *(_columns(row.name) for row in self.rows))
         return min(longest, max(LEAST_NAME, width - self._others))
 
     def drawn(self, width: int, colour: bool) -> str:
         """The table in lines without trailing blanks."""
         from rich.text import Text
 
-        name_width = self.name_width(width)
+        cut = shortened_apart([row.name for row in self.rows], self.name_width(width))
+        name_width = max([len(self.name), *map(_columns, cut)])
         headings = [self.figures[index].rjust(wide) for index, wide in zip(self.shown, self._widths, strict=True)]
         lines = [Text(_BLANK.join([self.name.ljust(name_width), *headings, self.last]), style="bold")]
         lines.append(Text("-" * (name_width + self._others)))
-        names = iter(shortened_apart([row.name for row in self.rows], name_width))
+        names = (name + " " * (name_width - _columns(name)) for name in cut)
         for line in self.lines:
             if isinstance(line, Text):
                 lines.append(Text(shortened(line.plain, max(width, name_width)), style=line.style))
                 continue
-            text = Text(next(names).ljust(name_width))
+            text = Text(next(names))
             for index, wide in zip(self.shown, self._widths, strict=True):
                 figure = line.figures[index]
                 text.append(_BLANK + " " * (wide - len(figure))).append(figure)
@@ -92,6 +93,13 @@ class Columns:
             indent = _BLANK + _BLANK * line.name.startswith(_BLANK)
             lines += [Text(shortened(indent + below, width), style="dim") for below in line.below]
         return _printed(lines, colour)
+
+
+def _columns(text: str) -> int:
+    """How many columns a terminal draws a text in: two for a CJK character."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def narrowed(parts: Sequence[tuple[str, int]], width: int, made: Callable[[Sequence[str]], Columns]) -> tuple[Columns, list[str]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from rich.cells import cell_len
 
-from pytest_gpumem.reporting.columns import shortened, shortened_apart, wrapped
+from pytest_gpumem.reporting.columns import Columns, Line, shortened, shortened_apart, wrapped
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,13 @@ def test_names_that_no_cut_tells_apart_stay_short() -> None:
     names = [f"test_{'a' * 40}{letter}{'b' * 40}" for letter in "xy"]
     assert all(len(name) == 20 for name in shortened_apart(names, 20))
     assert shortened_apart(["same", "same"], 20) == ["same", "same"]
+
+
+@pytest.mark.parametrize("width", [80, 20])
+def test_figures_stand_below_each_other_where_characters_are_wide(width: int) -> None:
+    lines = (
+        Columns("test", ["latency"], "", [Line("test_copy", ["1 us"]), Line("test_\u65e5\u672c\u8a9e\u306e\u8a66\u9a13", ["2 us"])])
+        .drawn(width, colour=False)
+        .splitlines()
+    )
+    assert {cell_len(line) for line in lines} == {cell_len(lines[1])}
