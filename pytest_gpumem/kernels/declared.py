@@ -61,8 +61,13 @@ def project(folder: Path) -> Project:
     except (OSError, ValueError) as error:
         raise BadDeclaration(f"{file}: {getattr(error, 'strerror', None) or error}") from None
     tool = content.get("tool", {})
-    table = tool.get("gpumem", {}).get("code", {}) if isinstance(tool, dict) and isinstance(tool.get("gpumem", {}), dict) else {}
+    gpumem = tool.get("gpumem", {}) if isinstance(tool, dict) else {}
+    for name in gpumem if isinstance(gpumem, dict) else ():
+        if name != "code":
+            remedy = f"options stand in [tool.pytest.ini_options], as gpumem_{name}"
+            raise BadDeclaration(f"{file}: tool.gpumem: there is no key {name!r}; {remedy}")
     where = f"{file}: {TABLE}"
+    table = gpumem.get("code", {}) if isinstance(gpumem, dict) else None
     if not isinstance(table, dict):
         raise BadDeclaration(f"{where} is no table")
     _known(table, ("architectures", "kernels", *_LIMITS), where)

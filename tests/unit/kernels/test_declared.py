@@ -71,6 +71,12 @@ def test_a_project_may_declare_nothing(tmp_path: Path, text: str | None) -> None
         ('["sm_90a"]', '["90"]', r"architectures: '90' is no architecture; accepted is such as \"sm_90\""),
         ("[[tool.gpumem.code.kernels]]\nsource", "[tool.gpumem.code.kernels]\nsource", "Cannot overwrite|is no array of tables|not a"),
         ("[tool.gpumem.code]", "[tool.gpumem.code", "pyproject.toml: "),
+        (
+            "[tool.gpumem.code]",
+            '[tool.gpumem]\nmode = "hot"\n[tool.gpumem.code]',
+            r"tool.gpumem: .* 'mode'; .*\[tool.pytest.ini_options\], as gpumem_mode",
+        ),
+        (GOOD, "[tool]\ngpumem = 1", "is no table"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
