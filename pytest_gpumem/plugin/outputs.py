@@ -43,6 +43,9 @@ class OutputHooks(SummaryHooks):
         self._notes: list[str] = []
         files = {option: session.output(option.name) for option in of_role(Role.OUTPUT)}
         self._files = {option: path for option, path in files.items() if path is not None}
+        # Before pytest-benchmark 5.3, which writes it, an open file.
+        if isinstance(results := session.config.option.benchmark_json, (str, os.PathLike)):
+            session.writable("--benchmark-json", Path(results))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file, line, _ = report.location

@@ -157,9 +157,13 @@ class GpuSession:
         """
         if (written := getattr(self.settings, name)) is None:
             return None
-        path = Path(self.config.invocation_params.dir, Path(written).expanduser())
+        return self.writable(self.settings.origins[name], Path(written).expanduser())
+
+    def writable(self, flag: str, written: Path) -> Path:
+        """A file relative to where pytest was called. Raises `pytest.UsageError`: it cannot be written."""
+        path = Path(self.config.invocation_params.dir, written)
         if (why := unwritable(path)) is not None:
-            raise pytest.UsageError(f"gpumem: {self.settings.origins[name]}: cannot write {path}: {why}")
+            raise pytest.UsageError(f"gpumem: {flag}: cannot write {path}: {why}")
         return path
 
     @property

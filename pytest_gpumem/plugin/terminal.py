@@ -7,8 +7,9 @@ import secrets
 import shlex
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,8 @@ class TerminalHooks(SummaryHooks):
         self._notes: list[str] = []
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
+        if (benchmarks := getattr(session.config, "_benchmarksession", None)) is not None:
+            benchmarks.handle_saving = partial(self._guarded, session, benchmarks.handle_saving)
         reporter = session.config.pluginmanager.getplugin("terminalreporter")  # not there yet while options are read; None with -p no:
         # A named history means that the run is to be compared with it: printed even if -q leaves out the header.
         if reporter is not None and self._session.settings.baseline_of is not None and (note := self._session.baseline.note) is not None:
@@ -134,7 +137,7 @@ class TerminalHooks(SummaryHooks):
             self._notes.append(f"baseline: {gpu.baseline.dated_ahead}")
         self._notes += [*gpu.drifted, *missing_lines(gpu.missing), *gpu.remarks]
         if len(gpu.rows) or gpu.missing or gpu.settings.shard is not None:  # of an empty shard too: a merge takes all
-            path = replay.write_json(gpu.config)
+            path = self._guarded(session, partial(replay.write_json, gpu.config))
             if path is not None:
                 self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
         for asked, flag, store in (
@@ -147,12 +150,21 @@ class TerminalHooks(SummaryHooks):
                 self._notes.append(f"{flag}: {error}")
                 fail(session)
 
+    def _guarded(self, session: pytest.Session, save: Callable[[], Path | None]) -> Path | None:
+        """Save the results of pytest-benchmark. An error, such as a full disk, fails the session; the summary and other files follow."""
+        try:
+            return save()
+        except OSError as error:
+            self._notes.append(f"pytest-benchmark cannot save its results: {error.strerror or error}")
+            fail(session)
+            return None
+
     def _record(self) -> Iterator[str]:
         """Keep the run whatever its verdicts; a line about it."""
-        gpu = self._session
-        rows = gpu.settled(gpu.rows)
+        gpu, taken = self._session, self._measured()
+        rows = gpu.settled(taken)
         if not rows:
-            changed = "the device changed while it was measured" if len(gpu.rows) else "nothing was measured"
+            changed = "the device changed while it was measured" if taken else "nothing was measured"
             yield f"{changed}, nothing is recorded"
         elif (fork := untrusted(os.environ)) is not None:
             yield f"nothing is recorded of code that is not ours: {fork}"
@@ -168,10 +180,9 @@ class TerminalHooks(SummaryHooks):
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             yield "the session was interrupted, nothing is stored"
             return
-        if not len(gpu.rows):
+        if not (rows := self._measured()):
             yield "nothing was measured, nothing is stored"
             return
-        rows = list(gpu.rows)
         settled = gpu.settled(rows)
         if not settled:
             yield "the device changed while it was measured, nothing is stored"
@@ -184,10 +195,14 @@ class TerminalHooks(SummaryHooks):
         for facts, own, measured in self._by_model(settled):
             yield from self._save_on(facts, own, measured)
 
+    def _measured(self) -> list[Row]:
+        """Without tests that failed before they measured anything, of which pytest reports the failure."""
+        return [row for row in self._session.rows if row.measured_something]
+
     def _by_model(self, rows: Sequence[Row]) -> Iterator[tuple[DeviceFacts, list[Row], int]]:
         """Rows by the model of their GPU: workers of xdist may have several. With how many rows of it were measured."""
         gpu = self._session
-        measured = Counter(row.measured_on(gpu.facts).key for row in gpu.rows)
+        measured = Counter(row.measured_on(gpu.facts).key for row in self._measured())
         cards: dict[str, list[Row]] = {}
         for row in rows:
             cards.setdefault(row.measured_on(gpu.facts).key, []).append(row)
@@ -220,17 +235,14 @@ class TerminalHooks(SummaryHooks):
 
         session, width, colour = self._session, writer._tw.fullwidth, writer._tw.hasmarkup
         measured = [row for row in rows if row.measured_something]
-        memory = session.settings.footprint in ("on", "trace")
-        if writer.verbosity > 0:
-            drawn = [table(measured, session.facts, width=width, colour=colour, memory=memory), *wrapped(counts_text(rows), width)]
-        elif writer.verbosity == 0:
-            drawn = [summary(rows, session.facts, in_session=True, width=width, colour=colour, memory=memory)]
+        how: dict[str, Any] = {"width": width, "colour": colour, "saved": session.settings.save}
+        how["memory"] = session.settings.footprint in ("on", "trace")
+        if writer.verbosity == 0:
+            drawn = [summary(rows, session.facts, in_session=True, **how)]
         else:
-            shown = [row for row in measured if row.failed or is_failure(row.verdict, True)]
-            drawn = [
-                table(shown, session.facts, notes=False, width=width, colour=colour, memory=memory),
-                *wrapped(counts_text(rows), width),
-            ]
+            notes = writer.verbosity > 0
+            shown = measured if notes else [row for row in measured if row.failed or is_failure(row.verdict, True)]
+            drawn = [table(shown, session.facts, notes=notes, **how), *wrapped(counts_text(rows), width)]
         return "\n".join([*filter(None, drawn), *self._loosened(rows, width)])
 
     def _loosened(self, rows: Iterable[Row], width: int) -> Iterator[str]:

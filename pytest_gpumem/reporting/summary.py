@@ -28,12 +28,15 @@ _LEFT_OUT = (("noise", 30), ("of peak", 30), ("bandwidth", 24), (_INTERVALS, 20)
 _Part = tuple[str, list[RowFacts]]  # a line of the table: its name and its rows
 
 
-def summary(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, in_session: bool, memory: bool = False) -> str:
+def summary(
+    rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, in_session: bool, saved: bool = False, memory: bool = False
+) -> str:
     """The table, what decides the undecided rows, and the counts; without a trailing line break.
 
     Rows that fail come first, then rows of tests that failed otherwise, then undecided rows, each on its own line. All other rows of a
     test share a line with the span of their figures. The table never cuts figures, and leaves out columns in a narrow terminal.
     `in_session`: pytest itself has reported the tests that failed without a measurement, and -v lists every row.
+    `saved`: the session stores its rows, so that no row needs another session for it.
     `memory`: as `RowFacts.memory`.
     """
     rows, facts = printable(list(rows)), printable(facts)
@@ -41,7 +44,7 @@ def summary(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool
     parts = list(_parts(shown, facts))
     lines = [_drawn(parts, width, colour)] if parts else []
     folded = any(len(of) > 1 for _, of in parts)
-    sentences = [*_sentences(shown), counts_text(rows) + ("; -v lists every row" if folded and in_session else "")]
+    sentences = [*_sentences(shown, saved), counts_text(rows) + ("; -v lists every row" if folded and in_session else "")]
     return "\n".join([*lines, *(line for sentence in sentences for line in wrapped(sentence, width))])
 
 
@@ -153,10 +156,10 @@ def _span(heading: str, of: Sequence[RowFacts]) -> str:
     return f"{first} to {last} {unit}" if unit == same else f"{low} to {high}"
 
 
-def _sentences(shown: Sequence[RowFacts]) -> Iterator[str]:
+def _sentences(shown: Sequence[RowFacts], saved: bool) -> Iterator[str]:
     """What decides the undecided rows, and what else a person must know. Without full stops."""
     rows = [one.row for one in shown]
-    yield from remedies(rows)
+    yield from remedies(row for row in rows if not (saved and row.verdict.outcome is Outcome.NEW))
     yield from since_the_baseline(rows)
     if any(one.figures[HEADINGS.index(heading)].text for one in shown for heading in OF_MEMORY):
         yield from totals(rows)

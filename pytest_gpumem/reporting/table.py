@@ -43,7 +43,9 @@ class _Shown:
     alone: bool  # True if it is the only row of its test, so that its name is not under a heading
 
 
-def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True, memory: bool = False) -> str:
+def table(
+    rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, notes: bool = True, saved: bool = False, memory: bool = False
+) -> str:
     """The table and the sentences under it, without a trailing line break.
 
     Rows are grouped by kind of test; what got worse is first, then the slowest. The rows of one test are under its name. Columns without
@@ -52,6 +54,7 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     parameters, then loses words in its middle.
     `notes`: show each measurement's notes, sectors of requests that are not coalesced, and intervals of latencies per access; if False,
     only the number of notes.
+    `saved`: as for `summary`.
     `memory`: as `RowFacts.memory`.
     """
     if not rows:
@@ -71,7 +74,7 @@ def table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool, 
     drawn = _columns([part for line in lines for part in _parted(line, name_width)], without)
     columns = [HEADINGS[index] for index in drawn.shown]
     short = _SIMULATED in without and any(one.simulated for one in facts_of.values())
-    below = _sentences(list(facts_of.values()), columns=columns, notes=notes, short=short)
+    below = _sentences(list(facts_of.values()), columns=columns, notes=notes, short=short, saved=saved)
     return "\n".join([drawn.drawn(width, colour), *(line for sentence in below for line in wrapped(sentence, width))])
 
 
@@ -134,11 +137,12 @@ def _usual_way(rows: Sequence[Row]) -> tuple[str, str] | None:
     return most[0][0] if most else None
 
 
-def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bool, short: bool) -> list[str]:
+def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bool, short: bool, saved: bool) -> list[str]:
     """The sentences under a table: how the figures were taken, and the reason of every verdict but PASS. Without full stops.
     `shown`: the rows, in the order in which they are shown.
     `notes`: show each measurement's notes; if False, only their number.
     `short`: the table has "sim" for "simulated".
+    `saved`: as for `summary`.
     """
     rows = [one.row for one in shown]
     usual = _usual_way(rows)
@@ -174,7 +178,7 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
             text.append(first + (f" ({counted(len(more), 'row')} more with such a note)" if more else ""))
     elif noted:
         text.append(f"{counted(len(noted), 'note')} on how it was measured; -v shows {'them' if len(noted) > 1 else 'it'}")
-    return [*text, *remedies([row for row in rows if row.verdict.outcome is Outcome.NEW])]
+    return [*text, *remedies(row for row in rows if row.verdict.outcome is Outcome.NEW and not saved)]
 
 
 _NOT_COUNTED = "not counted"

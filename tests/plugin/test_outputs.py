@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 
 import jsonschema
 import pytest
-from sessions import TRIAD, Run, results_in
+from sessions import TRIAD, Run, results_in, stored_in
 
 from pytest_gpumem.records.schema import json_schema
 
@@ -65,12 +65,30 @@ def test_elsewhere_nothing_is_annotated_and_nothing_measured_is_said(pytester: p
     assert (pytester.path / "quality.json").read_text() == "[]\n"
 
 
-@pytest.mark.parametrize("option", ["--gpumem-markdown", "--gpumem-code-quality"])
+@pytest.mark.parametrize("option", ["--gpumem-markdown", "--gpumem-code-quality", "--benchmark-json"])
 def test_a_file_that_cannot_be_written_is_noticed_before_anything_is_measured(pytester: pytest.Pytester, gpumem: Run, option: str) -> None:
     pytester.makepyfile("def test_it(): pass")
     result = gpumem(f"{option}=nowhere/out")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"ERROR: gpumem: {option}: *nowhere/out: there is no folder *nowhere"])
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_a_full_disk_costs_only_the_file_that_is_on_it(pytester: pytest.Pytester, gpumem: Run, workers: tuple[str, ...]) -> None:
+    pytester.makepyfile(TRIAD)
+    result = gpumem("--benchmark-json=/dev/full", "--gpumem-save", "--gpumem-markdown=out.md", "--gpumem-max-regression=5%", *workers)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        [
+            "1 measured (simulated): 1 NEW",
+            "pytest-benchmark cannot save its results: No space left on device",
+            "--gpumem-save: 1 of 1 rows stored in *",
+            "--gpumem-markdown: wrote *out.md",
+            "*= 1 passed*",
+        ]
+    )
+    assert len(stored_in(pytester.path)) == 1
+    result.stdout.no_fnmatch_line("NEW: *--gpumem-save stores*")  # this session does
 
 
 def test_verdicts_stand_below_the_table_of_pytest_benchmark_also_where_its_own_comparison_fails(
