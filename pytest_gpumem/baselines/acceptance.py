@@ -13,10 +13,6 @@ from pytest_gpumem.records.row import ENOUGH, GROSS, Row
 from pytest_gpumem.units import format_share, parse_margin
 
 USUAL_LIMIT = 0.01  # allowed slow-down of a row without max_regression, as a share
-_REFUSED = {
-    Code.CONDITIONS: "its conditions forbid a comparison",
-    Code.MEASURED_DIFFERENTLY: "it is measured in another way than its baseline",
-}
 
 
 def refusal(row: Row, simulated: bool, *, again: bool = False) -> str | None:
@@ -34,8 +30,10 @@ def refusal(row: Row, simulated: bool, *, again: bool = False) -> str | None:
         return "it is simulated" if verdict.simulated else "it is not simulated"
     if measurement is not None and (why := unfit(measurement)) is not None:
         return why
-    if verdict.code in _REFUSED and not (again and verdict.code is Code.MEASURED_DIFFERENTLY):
-        return f"{_REFUSED[verdict.code]}: {verdict.reason}"
+    if verdict.code is Code.CONDITIONS:
+        return verdict.reason
+    if verdict.code is Code.MEASURED_DIFFERENTLY and not again:
+        return f"it is measured in another way than its baseline: {verdict.reason}"
     comparison = verdict.comparison
     if comparison is not None and row.limits.max_regression is None:
         beyond = USUAL_LIMIT if comparison.measured >= ENOUGH else USUAL_LIMIT + GROSS

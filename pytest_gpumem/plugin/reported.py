@@ -168,6 +168,7 @@ def _reported(row: Row, end: str | None) -> Row:
         return replace(row, failed=True)
     verdict = row.verdict
     if verdict.code is not Code.CONDITIONS:
-        reason = f"the test {end} after this measurement ({verdict.outcome.value}: {verdict.reason})"
+        judged = f" (FAIL: {verdict.reason})" if verdict.outcome is Outcome.FAIL else ""
+        reason = f"the test {end} after this measurement{judged}"
         verdict = replace(verdict, outcome=Outcome.UNDECIDED, reason=reason, code=Code.CONDITIONS)
     return replace(row, verdict=verdict, failed=False)

@@ -43,7 +43,7 @@ def page(run: Run) -> str:
             parts.append(f"{left} further rows need a look.")
     parts.append(folded("How it was measured", preformatted(header(facts, run.settings))))
     room = LIMIT - len(_joined(parts)) - 200  # 200: the heading and the last sentence of what is folded
-    parts.append(folded(f"All {len(rows)} rows", table(sorted(lines, key=lambda one: one.outcome.rank), room)))
+    parts.append(folded(f"All rows ({len(rows)})", table(sorted(lines, key=lambda one: one.outcome.rank), room)))
     return _joined(parts)
 
 

@@ -206,8 +206,6 @@ def decide(
     remarks += [f"undecided{f', {row.verdict.code.value}' if row.verdict.code is not None else ''}: {row.key}" for row in undecided]
     if no_duet := sum(unaltered(row) and row.key not in (duet or {}) for row in undecided):
         remarks.append(f"{counted(no_duet, 'noisy row')} of the same machine code had no duet: --strict, or gpumem duet, decides")
-    if same := sum(row.verdict.code is Code.SAME_CODE for row in rows):
-        remarks.append(f"{counted(same, 'row')} in doubt needed no duet: the same machine code ran in the same way")
     if free := sum(row.measurement is not None and row.limits.max_regression is None for row in after):
         remarks.append(f"{free} of {len(after)} rows have no max_regression, so no slow-down of them is detected; see --max-regression")
     if strict and (doubtful or facts.simulated):

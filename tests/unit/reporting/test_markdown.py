@@ -34,7 +34,7 @@ def test_what_needs_a_look_comes_first_and_everything_is_there(make_row: Make, f
     assert text.startswith("### gpumem: NVIDIA H100 80GB HBM3\n")
     assert "**2 measured: 1 FAIL, 1 PASS (1 held to no limit)**" in text
     assert "<pre>\nFAIL t.py::test_slow: slower: +3.10 %\n</pre>" in text
-    first, folded = text.split("<details><summary>All 2 rows</summary>")
+    first, folded = text.split("<details><summary>All rows (2)</summary>")
     assert "test&#95;fine" not in first
     assert [line for line in folded.splitlines() if "fine" in line] == [
         "| <code>test&#95;fine</code> | 268.3 us | 3002 GB&#47;s | 89.5 &#37; | 0.100 &#37; |  | PASS |"
