@@ -56,7 +56,7 @@ def devices(place: Storage, gpu: str | None) -> list[str]:
     epilog=examples("gpumem baseline list --baseline s3://bucket/baselines"),
 )
 def baseline() -> None:
-    """Look at the accepted runs of --gpumem-baseline, copy them between places, and remove those that no comparison needs."""
+    """List the accepted runs of --gpumem-baseline, copy them between places, and remove those that no comparison needs."""
 
 
 @baseline.command("list", short_help="List every run and every accepted change.", epilog=examples("gpumem baseline list"))

@@ -68,7 +68,7 @@ def bisect(file: Path | None, **options: Any) -> int:
 
     Duets of single commits halve the range, along first parents. Another duet proves the commit: it names a wrong one in at most 1 % of
     searches. Commits that run the same machine code as one that was measured need no duet; those that do not build or lack the test are
-    stepped over. Ended at any moment, the same command goes on where it was.
+    stepped over. After an interruption, the same command continues.
     """
     from pytest_gpumem.revisions import RevisionError, line_between
     from pytest_gpumem.runs.workers import check_arguments

@@ -22,7 +22,7 @@ _COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
 )
 @json_option("Write the report as JSON.")
 def doctor(file: Path | None) -> None:
-    """Say what this machine can measure, and what is missing for the rest.
+    """Report what this machine can measure, and what is missing for the rest.
 
     The exit code is 0 even if only the simulated device can be used.
     """
@@ -42,7 +42,7 @@ def _coloured(line: str) -> str:
 
 
 @click.command(
-    short_help="Measure a card, and say whether it is healthy.",
+    short_help="Measure a card, and report whether it is healthy.",
     epilog=examples("gpumem card", "gpumem card --device cuda:1 --baseline s3://bucket/baselines --json card.json"),
 )
 @click.option("--device", metavar="DEVICE", help="cuda, cuda:N or sim:NAME. Default: GPUMEM_DEVICE, else the first GPU.")
@@ -96,7 +96,7 @@ VARIABLE = "_GPUMEM_COMPLETE"  # by which the shell asks `gpumem` for what may c
 
 
 @click.command(
-    short_help="Print what completes this command in a shell.",
+    short_help="Print a script that completes this command in a shell.",
     epilog=examples("gpumem completion bash >> ~/.bashrc", "gpumem completion fish > ~/.config/fish/completions/gpumem.fish"),
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))

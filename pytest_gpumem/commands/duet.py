@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: each test\'s own, else 1%.'
 )
 @rounds_option
-@click.option("--extend", type=click.IntRange(1, 10_000), metavar="N", help="Go on with a duet that ended UNDECIDED, by N pairs at most.")
+@click.option("--extend", type=click.IntRange(1, 10_000), metavar="N", help="Continue a duet that ended UNDECIDED, by N pairs at most.")
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File to resume from. Default: one in the temporary folder."
 )
@@ -67,8 +67,8 @@ def duet(
 ) -> int:
     """Decide whether head is slower than BASE: a git revision, a folder or a wheel.
 
-    Both are measured by pytest in alternating fresh processes on one GPU, until every test is decided. Ended at any moment, the same
-    command goes on where it was.
+    Both are measured by pytest in alternating fresh processes on one GPU, until every test is decided. After an
+    interruption, the same command continues.
     """
     from pytest_gpumem.runs.report import SCHEMA
     from pytest_gpumem.runs.workers import check_arguments
