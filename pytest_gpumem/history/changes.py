@@ -72,7 +72,10 @@ def exact_steps(values: Floats) -> list[Step]:
     bounds = np.flatnonzero(np.diff(values)) + 1
     begins, ends = [0, *bounds.tolist()], [*bounds.tolist(), len(values)]
     lasting = [(begin, values[begin]) for begin, end in zip(begins, ends, strict=True) if end - begin >= LASTING_EXACT]
-    found = [Step(at, at, at) for (_, before), (at, after) in pairwise(lasting) if after != before]
+    # Runs between two levels may have the change already.
+    found = [
+        Step(at, int(np.flatnonzero(values[:at] == before)[-1]) + 1, at) for (_, before), (at, after) in pairwise(lasting) if after != before
+    ]
     if len(found) <= max(3, len(values) / UNSTEADY):
         return found
     return steps([np.arange(len(values), dtype=np.int32)], [values], len(values), scaled=False)[0]

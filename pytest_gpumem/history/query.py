@@ -207,9 +207,9 @@ def _steps_of(found: Sequence[Series], group: Sequence[int]) -> dict[int, list[S
 
 
 def _changes(position: int, one: Series, own: Sequence[Step], runs: Sequence[Run], marks: Sequence[Mark]) -> Iterator[Change]:
-    edges = [0, *(step.at for step in own), len(one.values)]
-    levels = [(edges[0], own[0].earliest), *((step.at, end) for step, end in zip(own, edges[2:], strict=True))] if own else []
-    medians = [float(np.median(one.values[begin:end])) for begin, end in levels]
+    # Between two levels lies what may be of either.
+    levels = zip([0, *(step.at for step in own)], [*(step.earliest for step in own), len(one.values)], strict=True)
+    medians = [float(np.median(one.values[begin : max(begin + 1, end)])) for begin, end in levels] if own else []
     by = _accepted(one, own, medians, runs, marks) if marks else {}
     for index, (step, before, after) in enumerate(zip(own, medians, medians[1:], strict=False)):
         relative = after / before - 1 if before else math.copysign(math.inf, after - before)

@@ -76,6 +76,13 @@ def test_a_change_of_bytes_and_its_commits() -> None:
     assert recent(found, BEGIN + timedelta(days=5)) == []
 
 
+def test_runs_between_two_levels_are_of_neither() -> None:
+    found = of(*(content(day, peak=peak) for day, peak in enumerate((1000, 1000, 200, 300, 400, 1500, 1500, 100, 200, 2000, 2000))))
+    assert [(change.before, change.after) for change in found.changes] == [(1000, 1500), (1500, 2000)]
+    one = found.series[0]
+    assert [found.runs[one.runs[change.earliest - 1]].revision for change in found.changes] == ["commit-1", "commit-6"]
+
+
 def test_the_time_of_a_run_is_the_mean_over_its_processes() -> None:
     """As the gate compares it."""
     found = of(content(0, measurement(1e-4, further=(Repeat((2e-4,)), Repeat((4e-4,))))), content(1, measurement(1e-4)))
