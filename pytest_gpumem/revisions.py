@@ -93,8 +93,9 @@ def _hint(folder: Path) -> str:
 
 
 def _commits(folder: Path, ids: Sequence[str]) -> list[Commit]:
-    shown = _git(folder, ["log", "--no-walk=unsorted", "--stdin", "-z", "--format=%H%x01%P%x01%an%x01%aI%x01%s"], given=ids)
-    fields = (one.split("\x01") for one in shown.split("\0") if one)
+    form = ["--no-show-signature", "-z", "--format=%H%x01%P%x01%an%x01%aI%x01%s"]
+    shown = _git(folder, ["log", "--no-walk=unsorted", "--stdin", *form], given=ids)
+    fields = (one.split("\x01", 4) for one in shown.split("\0") if one)
     return [Commit(own, tuple(parents.split()), author, date, subject) for own, parents, author, date, subject in fields]
 
 

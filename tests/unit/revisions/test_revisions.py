@@ -124,12 +124,13 @@ def test_the_line_follows_first_parents(repository: Repository) -> None:
     repository.git("checkout", "-q", "-b", "feature")
     own, last_own = repository.commit("own"), repository.commit("last own")
     repository.git("checkout", "-q", "main")
-    second = repository.commit("second: a\ttab and a | bar")
+    second = repository.commit("second: a\ttab, a \x01 and a | bar")
     repository.git("merge", "-q", "--no-ff", "-m", "merge", "feature")
     merge, last = repository.git("rev-parse", "HEAD"), repository.commit("last")
+    repository.git("config", "log.showSignature", "true")
     line = line_between(first[:12], "main", repository.folder)
     assert [one.id for one in line] == [first, second, merge, last]
-    assert (line[1].subject, line[1].author, line[2].parents) == ("second: a\ttab and a | bar", "Ada", (second, last_own))
+    assert (line[1].subject, line[1].author, line[2].parents) == ("second: a\ttab, a \x01 and a | bar", "Ada", (second, last_own))
     assert [one.id for one in line_between(own, last, repository.folder)] == [own, merge, last]
 
 
