@@ -102,7 +102,8 @@ class Journal:
     def _append(self, plain: Mapping[str, Any]) -> None:
         text = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
-            os.write(self._file, text)
+            while text:  # a disk that is nearly full takes a part
+                text = text[os.write(self._file, text) :]
             os.fsync(self._file)
         except OSError as error:
             raise DuetError(f"journal {self.path} cannot be written: {error.strerror or error}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,15 @@ def test_lines_come_back(tmp_path: Path) -> None:
     assert journal.count() == 2
     journal.close()
     assert [path.name for path in tmp_path.iterdir()] == ["j"]
+
+
+def test_a_line_of_which_the_disk_takes_a_part_is_written_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, text: write(file, text[:7]))
+    written(tmp_path / "j")
+    journal = Journal(tmp_path / "j", ASKED)
+    assert journal.lines == [{"n": 1}, {"n": 2}]
+    journal.close()
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
