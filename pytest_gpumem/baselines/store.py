@@ -20,7 +20,7 @@ from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint,
 from pytest_gpumem.baselines.layout import LARGEST, Content, read, reduced, reduced_footprint, written
 from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.judging.judge import comparable
+from pytest_gpumem.judging.judge import comparable, way_of
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.result_files import FileError
@@ -241,17 +241,10 @@ def surplus(found: Mapping[Path, Content], keep: int) -> list[Path]:
 
 
 def _compared(runs: Sequence[Accepted], keep: int) -> Iterator[Accepted]:
-    """The first and the newest runs of a row, of each way in which it was measured."""
-    ways: list[list[Accepted]] = []
-    for run in runs:
-        for way in ways:
-            if comparable(way[0].measurement, run.measurement):
-                way.append(run)
-                break
-        else:
-            ways.append([run])
-    for way in ways:
-        yield from (way[0], *way[-keep:])
+    """The first and the newest runs of a row that a run of each way in which it was measured is compared with."""
+    for one in {way_of(run.measurement): run.measurement for run in runs}.values():
+        alike = [run for run in runs if comparable(one, run.measurement)]
+        yield from (alike[0], *alike[-keep:])
 
 
 def _assembled(contents: Collection[Content], window: int) -> Baseline:

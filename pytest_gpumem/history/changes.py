@@ -74,7 +74,9 @@ def exact_steps(values: Floats) -> list[Step]:
     lasting = [(begin, values[begin]) for begin, end in zip(begins, ends, strict=True) if end - begin >= LASTING_EXACT]
     # Runs between two levels may have the change already.
     found = [
-        Step(at, int(np.flatnonzero(values[:at] == before)[-1]) + 1, at) for (_, before), (at, after) in pairwise(lasting) if after != before
+        Step(at, int(np.flatnonzero(values[:at] == before)[-1]) + 1, at)
+        for (_, before), (at, after) in pairwise(lasting)
+        if after != before
     ]
     if len(found) <= max(3, len(values) / UNSTEADY):
         return found

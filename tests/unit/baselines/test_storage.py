@@ -15,10 +15,12 @@ from s3_server import BUCKET, Server
 from stored_rows import A100, row
 
 from pytest_gpumem.baselines import storage as module
-from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.history import Baseline, History
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store, copy, files, reset, surplus
 from pytest_gpumem.baselines.transfer import Remote
+from pytest_gpumem.judging.judge import comparable
+from pytest_gpumem.records.measurement import Controls, Measurement, Provenance
 from pytest_gpumem.units import QuantityError
 
 URL = f"s3://{BUCKET}/base"
@@ -193,3 +195,22 @@ def test_pruned_runs_change_no_comparison(tmp_path: Path) -> None:
         was, now = before.history(key, lambda _: True), after.history(key, lambda _: True)
         assert (now.accepted, now.first) == (was.accepted, was.first)
     assert surplus(dict(files(tmp_path, H100.key)), 5) == []
+
+
+def test_pruned_runs_change_no_comparison_of_a_variant_of_the_card(tmp_path: Path) -> None:
+    """The first run has not read the latency of DRAM, which tells two variants apart."""
+    store, measured = Store(tmp_path, H100), list[Measurement]()
+    for number, latency in enumerate((None, *(340e-9, 353e-9) * 10)):
+        one = row(provenance=Provenance("2026-11-01T10:00:00+00:00", "GPU-a", Controls(latency=latency)))
+        store.save([one], f"revision{number}")
+        assert one.measurement is not None
+        measured.append(one.measurement)
+
+    def histories() -> list[History]:
+        baseline = store.load(window=3)
+        return [baseline.history(row().key, partial(comparable, one)) for one in measured]
+
+    before = histories()
+    store.storage.remove(H100.key, [path.name for path in surplus(dict(files(tmp_path, H100.key)), 3)])
+    assert [(one.accepted, one.first) for one in histories()] == [(one.accepted, one.first) for one in before]
+    assert len(store.load().rows[row().key]) < 10

@@ -140,9 +140,7 @@ def test_exact_figures(values: list[int], at: list[int]) -> None:
     assert exact_steps(np.array(values, float)) == [Step(one, one, one) for one in at]
 
 
-@pytest.mark.parametrize(
-    ("values", "earliest", "at"), [([3, 3, 4, 5, 5], 2, 3), ([3, 3, 1, 2, 4, 5, 5], 2, 5), ([3, 3, 9, 3, 5, 5], 4, 4)]
-)
+@pytest.mark.parametrize(("values", "earliest", "at"), [([3, 3, 4, 5, 5], 2, 3), ([3, 3, 1, 2, 4, 5, 5], 2, 5), ([3, 3, 9, 3, 5, 5], 4, 4)])
 def test_a_run_between_two_exact_levels_may_have_the_change(values: list[int], earliest: int, at: int) -> None:
     assert exact_steps(np.array(values, float)) == [Step(at, earliest, at)]
 
