@@ -163,13 +163,17 @@ def files(where: Path | Storage, key: str) -> Iterator[tuple[Path, Content]]:
     Raises `BaselineError`: as `Store.load`.
     """
     at = storage(where)
-    seen: dict[str, Path] = {}
+    seen: dict[str, str] = {}
     for path in paths(at, key):
         content = load_file(path, at.shown(path))
-        if content.id in seen:
-            raise BaselineError(f"{at.shown(path)}: a copy of {seen[content.id].name}, of the same process; it would count twice")
-        seen[content.id] = path
+        refuse_copy(seen, content.id, path, at)
         yield path, content
+
+
+def refuse_copy(seen: dict[str, str], run: str, path: Path, at: Storage) -> None:
+    """Raises `BaselineError`: a run has another file too. `seen`: by the id of a run, the name of its file."""
+    if (first := seen.setdefault(run, path.name)) != path.name:
+        raise BaselineError(f"{at.shown(path)}: a copy of {first}, of the same process; it would count twice")
 
 
 def paths(at: Storage, key: str) -> list[Path]:

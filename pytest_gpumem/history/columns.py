@@ -22,7 +22,7 @@ from platformdirs import user_cache_path
 
 from pytest_gpumem.baselines.layout import Content, read_checked
 from pytest_gpumem.baselines.storage import Storage
-from pytest_gpumem.baselines.store import load_file, paths
+from pytest_gpumem.baselines.store import load_file, paths, refuse_copy
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.history.figures import LATENCY, METRICS, of_footprint, of_measurement
@@ -229,7 +229,7 @@ def cache_file(place: Storage, key: str) -> Path:
 
 def columns_of(place: Storage, key: str) -> Columns:
     """The runs of one kind of card at a place, of which only the new files are read.
-    Raises `BaselineError`: the store cannot be reached, or a file cannot be read.
+    Raises `BaselineError`: as `Store.load`.
     """
     there = {path.name: path for path in paths(place, key)}
     cache = cache_file(place, key)
@@ -244,6 +244,9 @@ def columns_of(place: Storage, key: str) -> Columns:
     for begin in range(0, len(new), AT_ONCE):
         with uncollected():
             found.add((path.name, _content(path, place.shown(path))) for path in new[begin : begin + AT_ONCE])
+    seen: dict[str, str] = {}
+    for column in found.columns:
+        refuse_copy(seen, column.id, there[column.file], place)
     if new or gone:
         with suppress(OSError):  # it is read again
             cache.parent.mkdir(parents=True, exist_ok=True)

@@ -200,6 +200,14 @@ def test_a_damaged_file_is_named(tmp_path: Path, cache: Path) -> None:
         history(place)
 
 
+def test_a_copy_of_a_file_is_no_second_run(tmp_path: Path, cache: Path) -> None:
+    place = Storage(tmp_path / "store")
+    path, _ = record(place, H100, [row()], "commit", {}, "1")
+    path.with_name("copy.json").write_bytes(path.read_bytes())
+    with pytest.raises(BaselineError, match=rf"copy\.json: a copy of {path.name}"):
+        history(place)
+
+
 @pytest.mark.parametrize(
     ("changes", "kept"),
     [
