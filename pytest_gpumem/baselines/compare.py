@@ -61,7 +61,7 @@ def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: 
     Raises `QuantityError`: a limit that cannot be read.
     """
     theirs = {file.digest: file.path for file in base.files}
-    if copy := next((file for file in head.files if file.digest in theirs and file.device is not None), None):
+    if copy := next((file for file in head.files if file.digest in theirs and file.content.process is not None), None):
         raise UserError(f"{copy.path}: the same file as {theirs[copy.digest]} on the other side")
     why = _incomparable(base, head)
     if why is not None and not force:

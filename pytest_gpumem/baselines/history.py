@@ -11,7 +11,7 @@ not compared.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -31,7 +31,7 @@ class Process:
     utc: datetime  # when it was accepted
     revision: str | None  # revision of the measured code, with "-dirty" for uncommitted changes; None if unknown
     device: DeviceFacts  # the device at that time, with its driver and CUDA versions
-    sequence: int = 0  # as `layout.Content.sequence`
+    sequence: int = 0  # as `Content.sequence`
     mode: str | None = None  # the session's mode, which a test may override; None if unknown
 
 
@@ -87,16 +87,34 @@ class Reset:
     who: str  # who accepted it; `store.IMPROVED` for a gain that --gpumem-save accepted
     utc: datetime
     revision: str | None = None  # revision of the accepted code
-    sequence: int = 0  # as `layout.Content.sequence`
+    sequence: int = 0  # as `Content.sequence`
 
 
 @dataclass(frozen=True)
-class Rejection:
-    """A run showed its revision to be slower than the baseline of a row. Earlier runs of that revision leave the baseline."""
+class Content:
+    """One file: a run, or an acceptance."""
 
-    key: str  # `Row.key` of the row
-    revision: str  # revision of the slower code
-    sequence: int  # sequence number of the file; runs with a lower one leave
+    key: str  # `DeviceFacts.key` of the device. The file belongs into the folder of that name.
+    process: Process | None  # None in a file of `gpumem accept`, which measured nothing
+    id: str  # unique to the file
+    utc: datetime  # when it was written, by the clock of the machine that wrote it
+    revision: str | None  # as `Process.revision`; of the accepted code in a file of `gpumem accept`
+    sequence: int  # one more than the highest number that the writer had read
+    rows: tuple[Accepted, ...] = ()
+    footprints: tuple[AcceptedFootprint, ...] = ()
+    resets: tuple[Reset, ...] = ()
+    rejected: tuple[str, ...] = ()
+    """By `Row.key`: rows that show the revision to be slower than their baseline. Earlier runs of the revision leave it."""
+
+    @property
+    def nodeids(self) -> dict[str, str]:
+        """The node id of each row, by its key: of those with times, then of those with footprints."""
+        return {row.key: row.nodeid for row in self.rows} | {one.key: one.nodeid for one in self.footprints}
+
+    @property
+    def processes(self) -> int:
+        """Number of processes of the run."""
+        return 0 if self.process is None else max((row.processes for row in self.rows), default=1)
 
 
 @dataclass(frozen=True)
@@ -171,42 +189,38 @@ def _order(one: Process | Reset) -> tuple[int, datetime, str]:
     return one.sequence, one.utc, one.id
 
 
-def assemble(
-    rows: Iterable[Accepted],
-    resets: Iterable[Reset],
-    processes: int,
-    window: int,
-    rejections: Iterable[Rejection] = (),
-    footprints: Iterable[AcceptedFootprint] = (),
-) -> Baseline:
-    """Build a baseline from what stands in the files that count, in any order.
-    `processes`: number of processes in the files.
+def assemble(contents: Collection[Content], window: int = WINDOW, resets: Iterable[Reset] = ()) -> Baseline:
+    """Build a baseline from the files that count, in any order.
     `window`: newest runs of a row to compare with.
+    `resets`: of files that are not there.
     """
-    current = {reset.key: reset for reset in sorted(resets, key=_order)}
+    every = [*resets, *(reset for content in contents for reset in content.resets)]
+    current = {reset.key: reset for reset in sorted(every, key=_order)}
 
     def since_reset(one: Accepted | AcceptedFootprint) -> bool:
         return one.reset == (current[one.key].id if one.key in current else None)
 
     by_key: dict[str, list[Accepted]] = {}
     before: dict[str, int] = {}
-    for row in sorted(rows, key=lambda row: _order(row.process)):
+    for row in sorted((row for content in contents for row in content.rows), key=lambda row: _order(row.process)):
         if since_reset(row):
             by_key.setdefault(row.key, []).append(row)
         else:
             before[row.key] = before.get(row.key, 0) + row.processes
-    for rejection in rejections:
-        found = by_key.get(rejection.key, [])
-        kept = [row for row in found if row.process.revision != rejection.revision or row.process.sequence >= rejection.sequence]
-        # Without another revision in the baseline the rejection was noise: a revision is not slower than itself.
-        if any(row.process.revision != rejection.revision for row in kept):
-            by_key[rejection.key] = kept
+    for one in contents:
+        for key in one.rejected:
+            found = by_key.get(key, [])
+            kept = [row for row in found if row.process.revision != one.revision or row.process.sequence >= one.sequence]
+            # Without another revision in the baseline the rejection was noise: a revision is not slower than itself.
+            if any(row.process.revision != one.revision for row in kept):
+                by_key[key] = kept
     of_memory: dict[str, list[AcceptedFootprint]] = {}
-    for one in sorted(filter(since_reset, footprints), key=lambda one: _order(one.process)):
-        of_memory.setdefault(one.key, []).append(one)
+    footprints = (footprint for content in contents for footprint in content.footprints)
+    for footprint in sorted(filter(since_reset, footprints), key=lambda footprint: _order(footprint.process)):
+        of_memory.setdefault(footprint.key, []).append(footprint)
     return Baseline(
         {key: tuple(found) for key, found in by_key.items()},
-        processes,
+        sum(content.processes for content in contents),
         resets=current,
         before=before,
         window=window,

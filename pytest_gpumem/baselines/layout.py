@@ -19,7 +19,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from functools import cache
@@ -31,7 +30,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import Accepted, AcceptedFootprint, Process, Rejection, Reset
+from pytest_gpumem.baselines.history import Accepted, AcceptedFootprint, Content, Process, Reset
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, from_plain
@@ -40,32 +39,6 @@ from pytest_gpumem.result_files import FileError, parsed
 LAYOUT = 2  # version of the layout
 LARGEST = 64 * 2**20  # bytes of the largest file that is read; a file of 300 rows has a third of a megabyte
 _LFS = b"version https://git-lfs"
-
-
-@dataclass(frozen=True)
-class Content:
-    """One file."""
-
-    key: str  # `DeviceFacts.key` of the device. The file belongs into the folder of that name.
-    process: Process | None  # None in a file of `gpumem accept`, which measured nothing
-    id: str  # unique to the file
-    utc: datetime  # when it was written, by the clock of the machine that wrote it
-    revision: str | None  # as `Process.revision`; of the accepted code in a file of `gpumem accept`
-    sequence: int  # one more than the highest number that the writer had read
-    rows: tuple[Accepted, ...] = ()
-    footprints: tuple[AcceptedFootprint, ...] = ()
-    resets: tuple[Reset, ...] = ()
-    rejections: tuple[Rejection, ...] = ()
-
-    @property
-    def nodeids(self) -> dict[str, str]:
-        """The node id of each row, by its key: of those with times, then of those with footprints."""
-        return {row.key: row.nodeid for row in self.rows} | {one.key: one.nodeid for one in self.footprints}
-
-    @property
-    def processes(self) -> int:
-        """Number of processes of the run."""
-        return 0 if self.process is None else max((row.processes for row in self.rows), default=1)
 
 
 class _Plain(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,7 +111,7 @@ def written(content: Content, settings: Mapping[str, object] | None = None) -> s
         settings=dict(settings or {}),
         rows=[_Row(row.nodeid, row.measurement, row.reset, row.test_source) for row in content.rows],
         epochs=[_Reset(one.id, one.key, one.reason, one.who) for one in content.resets],
-        rejected=[one.key for one in content.rejections],
+        rejected=list(content.rejected),
         footprints=[_Footprint(one.nodeid, one.footprint, one.label, one.reset) for one in content.footprints],
     )
     values = {name: _value(value) for name, value in structs.asdict(plain).items() if value or name not in ("rejected", "footprints")}
@@ -209,8 +182,8 @@ def _content(read: _Content) -> Content:
         rows = [Accepted(row.nodeid, row.measurement, process, row.epoch, row.test_source) for row in read.rows]
         footprints = [AcceptedFootprint(one.nodeid, one.label, one.footprint, process, one.epoch) for one in read.footprints]
     resets = tuple(Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence) for one in read.epochs)
-    rejections = tuple(Rejection(key, read.revision, read.sequence) for key in read.rejected if read.revision is not None)
-    return Content(read.key, process, read.id, utc, read.revision, read.sequence, tuple(rows), tuple(footprints), resets, rejections)
+    rejected = tuple(read.rejected)
+    return Content(read.key, process, read.id, utc, read.revision, read.sequence, tuple(rows), tuple(footprints), resets, rejected)
 
 
 def refuse_twice(rows: Iterable[Accepted]) -> None:

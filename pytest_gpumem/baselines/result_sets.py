@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import fields, replace
 
 from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, Process, Rejection, Reset, assemble
+from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, Content, Process, Reset, assemble
 from pytest_gpumem.baselines.layout import read, refuse_twice
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, failing_in_themselves
@@ -37,12 +37,9 @@ class File:
 
     path: Path
     digest: str  # SHA-256 of its bytes: files with the same digest are copies
-    device: DeviceFacts | None  # `UNKNOWN_GPU` if the file names none; None for an acceptance, which measured nothing
-    rows: tuple[Accepted, ...] = ()
+    content: Content  # of the device `UNKNOWN_GPU` if the file names none
     limits: Mapping[str, str] = field(default_factory=dict)  # by row key: the row's max_regression
     left_out: Mapping[str, str] = field(default_factory=dict)  # by row key: why a row is left out
-    resets: tuple[Reset, ...] = ()  # of a baseline's file
-    rejections: tuple[Rejection, ...] = ()  # of a baseline's file
     of_memory: int = 0  # rows of tests whose memory alone was watched: nothing was timed
     stock: bool = False  # written by stock pytest-benchmark
 
@@ -64,13 +61,13 @@ class Side:
     @property
     def processes(self) -> int:
         """Number of processes in the files; a run with --gpumem-processes stores all of its processes in one file."""
-        measured = [file for file in self.files if file.device is not None]
-        return sum(max((row.processes for row in file.rows), default=1) for file in measured)
+        return self.baseline.processes
 
     @property
     def devices(self) -> dict[str, DeviceFacts]:
         """The measured devices by key; the last one of each key."""
-        return {file.device.key: file.device for file in self.files if file.device is not None}
+        processes = (file.content.process for file in self.files)
+        return {process.device.key: process.device for process in processes if process is not None}
 
     @property
     def stock(self) -> bool:
@@ -100,16 +97,15 @@ def side(given: str) -> Side:
             raise UserError(f"{path}: the same as {seen[file.digest]}: a copy")
         seen[file.digest] = path
         files.append(file)
-    rows, resets = [row for f in files for row in f.rows], [reset for f in files for reset in f.resets]
-    known = {reset.id for reset in resets}
+    contents = [file.content for file in files]
+    rows, known = [row for one in contents for row in one.rows], {reset.id for one in contents for reset in one.resets}
     # The file of a reset need not be among those that were given; its first row came after it.
-    resets += [
+    resets = [
         Reset(after, row.key, "", "", row.process.utc, sequence=row.process.sequence)
         for row in rows
         if (after := row.reset) is not None and after not in known
     ]
-    window = WINDOW if any(row.process.sequence for row in rows) else len(files)
-    counting = assemble(rows, resets, 0, window, [one for f in files for one in f.rejections])
+    counting = assemble(contents, WINDOW if any(one.sequence for one in contents) else len(files), resets)
     left_out = {key: why for f in files for key, why in f.left_out.items() if key not in counting.rows}
     left_out |= {row.key: why for row in rows if (why := counting.accepted(row.key)) is not None}
     found = Side(given, tuple(files), counting, left_out)
@@ -154,9 +150,7 @@ def _file(path: Path) -> File:
         if isinstance(value, dict) and isinstance(value.get("benchmarks"), list):
             return _stock(path, digest, value)
         if isinstance(value, dict) and "schema" in value:
-            baseline = read(text)
-            device = baseline.process.device if baseline.process is not None else None
-            return File(path, digest, device, baseline.rows, resets=baseline.resets, rejections=baseline.rejections)
+            return File(path, digest, read(text))
     except (FileError, RecursionError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     raise UserError(f"{path}: neither a --benchmark-json file nor a baseline's")
@@ -191,7 +185,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
         rows.append(Accepted(row.nodeid, measurement, process, test_source=row.test_source))
     refuse_twice(rows)
     limits = {row.key: row.limits.max_regression for row in own if row.limits.max_regression is not None}
-    return File(path, digest, found.device, tuple(rows), limits=limits, left_out=left_out, of_memory=of_memory)
+    return File(path, digest, _of_results(process, rows), limits, left_out, of_memory)
 
 
 def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
@@ -209,7 +203,11 @@ def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
             raise FileError(f"$.benchmarks[{index}].stats.median: {median!r} is no time")
         rows.append(Accepted(name, _host_timed(float(median), stats.get("rounds")), process))
     refuse_twice(rows)
-    return File(path, digest, UNKNOWN_GPU, tuple(rows), stock=True)
+    return File(path, digest, _of_results(process, rows), stock=True)
+
+
+def _of_results(process: Process, rows: Sequence[Accepted]) -> Content:
+    return Content(process.device.key, process, process.id, process.utc, process.revision, process.sequence, tuple(rows))
 
 
 def _host_timed(median: float, rounds: object) -> Measurement:

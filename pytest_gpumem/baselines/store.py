@@ -10,14 +10,14 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from pytest_gpumem.baselines.acceptance import improvement, recordable, refusal, rejects
-from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint, Baseline, Process, Rejection, Reset, assemble
-from pytest_gpumem.baselines.layout import LARGEST, Content, read, reduced, reduced_footprint, written
+from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint, Baseline, Content, Process, Reset, assemble
+from pytest_gpumem.baselines.layout import LARGEST, read, reduced, reduced_footprint, written
 from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.judging.judge import comparable, way_of
@@ -73,7 +73,7 @@ class Store:
             if content.key != self._facts.key:
                 raise BaselineError(f"{self.storage.shown(path)}: of {content.key!r}, this device is {self._facts.key}")
         counting, left_out = _counting(found, ancestry)
-        baseline = _assembled(counting, window)
+        baseline = assemble(counting, window)
         note = None if baseline.processes else self._absence(left_out)
         return replace(baseline, note=note, left_out=left_out, sequence=_highest(found.values()), dated_ahead=_dated_ahead(found))
 
@@ -224,7 +224,7 @@ def surplus(found: Mapping[Path, Content], keep: int) -> list[Path]:
     `keep`: runs of each row, at least those of `--gpumem-baseline-window`.
     """
     contents = found.values()
-    baseline = _assembled(contents, keep)
+    baseline = assemble(contents, keep)
     kept = {one.process.id for runs in baseline.rows.values() for one in _compared(runs, keep)}
     kept |= {one.process.id for runs in baseline.footprints.values() for one in (*runs[:1], *runs[-keep:])}
     current = {reset.id for reset in baseline.resets.values()}
@@ -232,13 +232,10 @@ def surplus(found: Mapping[Path, Content], keep: int) -> list[Path]:
     # A later file continues the numbers.
     kept |= {content.id for content in contents if content.sequence == _highest(contents)}
     while True:
-        # A run that another row keeps stays out of the row that was rejected.
-        rejected = {(row.key, row.process.revision): row.process.sequence for one in contents if one.id in kept for row in one.rows}
-        needed = {
-            content.id
-            for content in contents
-            if any(rejected.get((one.key, one.revision), content.sequence) < content.sequence for one in content.rejections)
-        }
+        # A run that another row keeps stays out of the row that was rejected. The earliest of a revision comes last.
+        rows = [(row.key, one) for one in sorted(contents, key=lambda one: -one.sequence) if one.id in kept for row in one.rows]
+        earliest = {(key, one.revision): one.sequence for key, one in rows}
+        needed = {one.id for one in contents if any(earliest.get((key, one.revision), one.sequence) < one.sequence for key in one.rejected)}
         if needed <= kept:
             return [path for path, content in found.items() if content.id not in kept]
         kept |= needed
@@ -249,18 +246,6 @@ def _compared(runs: Sequence[Accepted], keep: int) -> Iterator[Accepted]:
     for one in {way_of(run.measurement): run.measurement for run in runs}.values():
         alike = [run for run in runs if comparable(one, run.measurement)]
         yield from (alike[0], *alike[-keep:])
-
-
-def _assembled(contents: Collection[Content], window: int) -> Baseline:
-    """The baseline of the files that count."""
-    return assemble(
-        [row for content in contents for row in content.rows],
-        [reset for content in contents for reset in content.resets],
-        sum(content.processes for content in contents),
-        window,
-        [rejection for content in contents for rejection in content.rejections],
-        [one for content in contents for one in content.footprints],
-    )
 
 
 def _highest(contents: Iterable[Content]) -> int:
@@ -324,7 +309,7 @@ def _content(
         tuple(Accepted(row.nodeid, reduced(m, process), process, last, row.test_source) for row, last in of if (m := row.measurement)),
         tuple(AcceptedFootprint(row.nodeid, row.label, reduced_footprint(f), process, last) for row, last in of if (f := row.footprint)),
         tuple(resets),
-        tuple(Rejection(key, process.revision or "", process.sequence) for key in rejected),
+        tuple(rejected),
     )
 
 

@@ -17,7 +17,7 @@ from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
-    from pytest_gpumem.baselines.layout import Content
+    from pytest_gpumem.baselines.history import Content
     from pytest_gpumem.baselines.storage import Storage
 
 FOLDER = ".benchmarks"  # pytest-benchmark's storage, the default place of baselines

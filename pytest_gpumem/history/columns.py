@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
-from pytest_gpumem.baselines.layout import Content, read_checked
+from pytest_gpumem.baselines.history import Content
+from pytest_gpumem.baselines.layout import read_checked
 from pytest_gpumem.baselines.storage import Storage
 from pytest_gpumem.baselines.store import load_file, paths, refuse_copy
 from pytest_gpumem.collector import uncollected
@@ -36,7 +37,7 @@ class Column(msgspec.Struct, frozen=True):
     """One run on one card: a file whose tests ran on several cards at once has several."""
 
     file: str  # name of its file
-    id: str  # as `layout.Content.id`
+    id: str  # as `Content.id`
     when: str  # ISO 8601, UTC
     revision: str
     device: str  # name of the device

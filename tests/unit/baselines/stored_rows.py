@@ -8,6 +8,7 @@ from known_devices import H100
 from measurements import measurement
 from msgspec.structs import replace
 
+from pytest_gpumem.baselines.history import Accepted, Content
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Comparison, Row, Verdict
@@ -35,6 +36,12 @@ def row(name: str = "test_triad", *, latency: float = 268e-6, outcome: Outcome =
         "measurement": measurement(placements=around, **triad | measured),
     }
     return Row(**{**given, **changes})
+
+
+def run(*rows: Accepted) -> Content:
+    """The file of a run with these rows, at least one."""
+    process = rows[0].process
+    return Content(process.device.key, process, process.id, process.utc, process.revision, process.sequence, rows)
 
 
 def improved(delta: float, high: float, written: str | None = "1%", *, measured: int = 3, **changes: Any) -> Row:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from known_devices import H100
 from msgspec import structs
-from stored_rows import every, row
+from stored_rows import every, row, run
 
 from pytest_gpumem.baselines.history import Accepted, Baseline, Process, assemble
 from pytest_gpumem.judging.screen import compared
@@ -25,7 +25,7 @@ def _baseline() -> Baseline:
         process = Process(f"p{day}", datetime(2026, 11, 1, tzinfo=timezone.utc) + timedelta(days=day), None, H100)
         repeat = Repeat(stored.measurement.medians, stored.measurement.overhead)
         rows.append(Accepted(stored.nodeid, structs.replace(stored.measurement, further=(repeat,)), process))
-    return assemble(rows, [], len(rows), 20)
+    return assemble([run(one) for one in rows])
 
 
 @pytest.mark.parametrize(("limit", "share"), [(None, 0.0), ("5%", 0.05), ("10 us", 0.05)])

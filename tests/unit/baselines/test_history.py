@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from known_devices import H100
 from msgspec import structs
-from stored_rows import every, row
+from stored_rows import every, row, run
 
-from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, History, Process, Rejection, Reset, assemble, changes
+from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, Content, History, Process, Reset, assemble, changes
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat
 from pytest_gpumem.settings import Settings
@@ -51,7 +51,7 @@ def first(history: History) -> int | None:
 
 
 def of(rows: list[Accepted], *resets: Reset, window: int = WINDOW) -> Baseline:
-    return assemble(rows, resets, len(rows), window)
+    return assemble([run(one) for one in rows], window, resets)
 
 
 def test_the_window_rolls_and_the_first_run_stays() -> None:
@@ -106,8 +106,9 @@ def test_a_reset_is_of_one_row() -> None:
 )
 def test_earlier_runs_of_a_revision_leave_once_it_is_shown_to_be_slower(revisions: str, rejected: tuple[str, int], left: list[int]) -> None:
     rows = [accepted(day, revision=revision) for day, revision in enumerate(revisions)]
-    rows += [replace(row, nodeid="tests/test_a.py::test_copy") for row in rows]
-    found = assemble(rows, (), len(rows), WINDOW, [Rejection(KEY, *rejected)])
+    runs = [run(row, replace(row, nodeid="tests/test_a.py::test_copy")) for row in rows]
+    revision, sequence = rejected
+    found = assemble([*runs, Content(H100.key, rows[0].process, "slower", START, revision, sequence, rejected=(KEY,))])
     assert days(found.rows[KEY]) == left
     assert days(found.rows["tests/test_a.py::test_copy"]) == [0, 1, 2, 3]
 

@@ -20,7 +20,9 @@ from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storag
 from pytest_gpumem.baselines.store import Store, copy, files, reset, surplus
 from pytest_gpumem.baselines.transfer import Remote
 from pytest_gpumem.judging.judge import comparable
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Controls, Measurement, Provenance
+from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.units import QuantityError
 
 URL = f"s3://{BUCKET}/base"
@@ -214,3 +216,21 @@ def test_pruned_runs_change_no_comparison_of_a_variant_of_the_card(tmp_path: Pat
     store.storage.remove(H100.key, [path.name for path in surplus(dict(files(tmp_path, H100.key)), 3)])
     assert [(one.accepted, one.first) for one in histories()] == [(one.accepted, one.first) for one in before]
     assert len(store.load().rows[row().key]) < 10
+
+
+def test_a_rejected_run_that_another_row_needs_stays_out_after_a_prune(tmp_path: Path) -> None:
+    """Its revision was saved again since: the last run of a revision does not tell whether an earlier one was rejected."""
+    store, key = Store(tmp_path, H100), row().key
+    slower = row(latency=300e-6, outcome=Outcome.FAIL, verdict=Verdict(Outcome.FAIL, "slower", code=Code.SLOWER), failed=True)
+    for rows, revision in (
+        ([row()], "good"),
+        ([row(latency=300e-6), row("test_rare")], "slow"),
+        ([slower], "slow"),
+        *[([row()], f"later{number}") for number in range(3)],
+        ([row()], "slow"),
+    ):
+        store.save(rows, revision)
+    before = store.load(window=9).rows[key]
+    store.storage.remove(H100.key, [path.name for path in surplus(dict(files(tmp_path, H100.key)), 9)])
+    assert [one.process.revision for one in before] == ["good", "later0", "later1", "later2", "slow"]
+    assert store.load(window=9).rows[key] == before

@@ -12,8 +12,7 @@ import pytest
 from known_devices import H100
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import Accepted, AcceptedFootprint, Process, Reset
-from pytest_gpumem.baselines.layout import Content
+from pytest_gpumem.baselines.history import Accepted, AcceptedFootprint, Content, Process, Reset
 from pytest_gpumem.baselines.storage import BaselineError, Storage
 from pytest_gpumem.baselines.store import IMPROVED, record
 from pytest_gpumem.history import columns as module
