@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from workbench import Workbench, overwrite
+from workbench import OVERWRITE, Workbench
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import ALLOCATORS, CannotCapture, HoldExpired, OutOfMemory, Unsupported
@@ -45,7 +45,7 @@ def test_parts_share_the_content_of_the_whole(bench: Workbench) -> None:
 
 def test_a_launch_works_on_a_part(bench: Workbench) -> None:
     whole = bench.memory(4096)
-    launch = bench.bind(overwrite(), x=bench.device.memory.part(whole, 1024, 1024))
+    launch = bench.bind(OVERWRITE, x=bench.device.memory.part(whole, 1024, 1024))
     bench.run(launch)
     assert [bool(one) for one in bench.device.content.to_host(whole, "f4", 1024)[[255, 256, 511, 512]]] == [False, True, True, False]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workbench import Workbench, lookup, overwrite, scale, scan
+from workbench import LOOKUP, OVERWRITE, SCAN, Workbench, scale
 
 import pytest_gpumem.devices.simulated
 from pytest_gpumem.devices.protocol import WindowSpec
@@ -32,7 +32,7 @@ def test_the_same_seed_gives_the_same_samples() -> None:
 
 def test_first_launches_are_slower() -> None:
     bench = Workbench()
-    launch = bench.bind(scan(), x=bench.memory(256 * MiB))
+    launch = bench.bind(SCAN, x=bench.memory(256 * MiB))
     times = [bench.time(launch) for _ in range(60)]
     assert times[0] > 1.1 * statistics.median(times[-20:])
 
@@ -65,16 +65,16 @@ def test_the_same_addresses_give_the_same_time(bench: Workbench) -> None:
 
 
 def test_reading_twice_l2_evicts_normal_lines(bench: Workbench) -> None:
-    launch = bench.bind(scan(), x=bench.memory(16 * MiB))
+    launch = bench.bind(SCAN, x=bench.memory(16 * MiB))
     fresh = Workbench()
     fresh.warm_up()
-    first = fresh.time(fresh.bind(scan(), x=fresh.memory(16 * MiB)))
+    first = fresh.time(fresh.bind(SCAN, x=fresh.memory(16 * MiB)))
     assert bench.cold(launch) == pytest.approx(first, rel=0.03)
 
 
 def test_dirty_lines_are_billed_to_the_next_kernel(bench: Workbench) -> None:
     launch = bench.bind(scale(), x=bench.memory(48 * MiB), y=bench.memory(48 * MiB))
-    write = bench.bind(overwrite(), x=bench.memory(2 * bench.device.facts.l2_bytes))
+    write = bench.bind(OVERWRITE, x=bench.memory(2 * bench.device.facts.l2_bytes))
     clean = bench.cold(launch)
     dirty = []
     for _ in range(9):
@@ -89,7 +89,7 @@ def persisting(bench: Workbench, table_mib: int, blocks: int, set_aside: float, 
     table, out = bench.memory(table_mib * MiB), bench.memory(GiB)
     if hit_ratio is not None:
         bench.device.l2.set_window(bench.stream, WindowSpec(table.address, table.nbytes, hit_ratio))
-    seconds = bench.hot(bench.bind(lookup(), blocks=blocks, table=table, out=out, dtype="i4"), 5)
+    seconds = bench.hot(bench.bind(LOOKUP, blocks=blocks, table=table, out=out, dtype="i4"), 5)
     bench.device.l2.set_window(bench.stream, None)
     bench.device.l2.reset_persisting()
     bench.device.memory.free(table)
@@ -104,7 +104,7 @@ def test_the_largest_set_aside_slows_a_saturated_write_stream_on_hopper_alone(be
     for name in ("h100", "a100"):
         other = Workbench(name)
         other.warm_up()
-        stream = other.bind(overwrite(), x=other.memory(GiB))
+        stream = other.bind(OVERWRITE, x=other.memory(GiB))
         other.device.l2.request_set_aside(0)
         without = other.hot(stream)
         other.device.l2.request_set_aside(other.device.facts.persisting_l2_max_bytes)
@@ -115,13 +115,13 @@ def test_the_largest_set_aside_slows_a_saturated_write_stream_on_hopper_alone(be
 
 def test_what_is_set_aside_and_not_used_serves_everyone(bench: Workbench) -> None:
     table = bench.memory(24 * MiB)
-    again = bench.bind(scan(), x=bench.memory(24 * MiB))
+    again = bench.bind(SCAN, x=bench.memory(24 * MiB))
     bench.device.l2.request_set_aside(0)
     whole = bench.hot(again)
     bench.device.l2.request_set_aside(bench.device.facts.persisting_l2_max_bytes)
     assert bench.hot(again) == pytest.approx(whole, rel=0.02)
     bench.device.l2.set_window(bench.stream, WindowSpec(table.address, table.nbytes, 1.0))
-    bench.run(bench.bind(scan(), x=table))
+    bench.run(bench.bind(SCAN, x=table))
     bench.device.l2.set_window(bench.stream, None)
     assert bench.hot(again) > 1.2 * whole
     bench.device.l2.reset_persisting()
@@ -134,7 +134,7 @@ def test_a_line_that_is_written_has_one_home_of_two_partitions(name: str, faster
     bench = Workbench(name)
     bench.warm_up()
     bench.device.l2.request_set_aside(0)
-    x, kernel = bench.memory(bench.device.facts.l2_bytes * 4 // 5), scan()
+    x, kernel = bench.memory(bench.device.facts.l2_bytes * 4 // 5), SCAN
 
     def seconds(written: bool) -> float:
         def accesses(call: Call) -> tuple[Access, ...]:
@@ -149,7 +149,7 @@ def test_a_line_that_is_written_has_one_home_of_two_partitions(name: str, faster
 
 def test_changing_the_limit_drops_persisting_lines(bench: Workbench) -> None:
     memory = bench.memory(8 * MiB)
-    launch = bench.bind(scan(), x=memory)
+    launch = bench.bind(SCAN, x=memory)
     bench.device.l2.request_set_aside(10 * MiB)
     bench.device.l2.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.0))
     bench.run(launch)
@@ -181,15 +181,15 @@ def test_sectors_that_neighbours_complete_cost_l2_not_dram(bench: Workbench) -> 
 
 def test_work_on_chip_bounds_a_kernel(bench: Workbench) -> None:
     sheet, x = DATASHEETS["h100"], bench.memory(64 * MiB)
-    busy = replace(scan(), on_chip_cycles=lambda call: 1e-3 * sheet.sm_count * sheet.sm_clock)
+    busy = replace(SCAN, on_chip_cycles=lambda call: 1e-3 * sheet.sm_count * sheet.sm_clock)
     assert bench.cold(bench.bind(busy, x=x)) == pytest.approx(1e-3, rel=0.02)
-    idle = replace(scan(), on_chip_cycles=lambda call: 1.0)
-    assert bench.cold(bench.bind(idle, x=x)) == pytest.approx(bench.cold(bench.bind(scan(), x=x)), rel=0.01)
+    idle = replace(SCAN, on_chip_cycles=lambda call: 1.0)
+    assert bench.cold(bench.bind(idle, x=x)) == pytest.approx(bench.cold(bench.bind(SCAN, x=x)), rel=0.01)
 
 
 def test_a_small_grid_has_few_sms_on_chip(bench: Workbench) -> None:
     sheet, x = DATASHEETS["h100"], bench.memory(MiB)
-    busy = replace(scan(), on_chip_cycles=lambda call: 1e-3 * sheet.sm_clock)
+    busy = replace(SCAN, on_chip_cycles=lambda call: 1e-3 * sheet.sm_clock)
     one, two, all_sms = (bench.cold(bench.bind(busy, blocks=b, x=x)) for b in (1, 2, sheet.sm_count))
     assert one == pytest.approx(1e-3, rel=0.05)
     assert two == pytest.approx(0.5e-3, rel=0.1)
@@ -201,14 +201,14 @@ def test_a_table_whose_part_a_block_comes_back_to_is_read_from_l1(bench: Workben
     brings it to all of them."""
     out = bench.memory(GiB)
     own, all_of_it = (
-        bench.cold(bench.bind(lookup(), blocks=32, table=bench.memory(nbytes), out=out, dtype="i4")) for nbytes in (MiB, MiB - 4)
+        bench.cold(bench.bind(LOOKUP, blocks=32, table=bench.memory(nbytes), out=out, dtype="i4")) for nbytes in (MiB, MiB - 4)
     )
     assert own < 0.9 * all_of_it
 
 
 def test_blocks_that_wait_for_a_place_cost_time(bench: Workbench) -> None:
     x = bench.memory(64 * MiB)
-    at_once, in_turn = (bench.cold(bench.bind(scan(), blocks=blocks, x=x)) for blocks in (132 * 8, 132 * 8 * 40))
+    at_once, in_turn = (bench.cold(bench.bind(SCAN, blocks=blocks, x=x)) for blocks in (132 * 8, 132 * 8 * 40))
     turnover = 39 * 256**0.5 * DATASHEETS["h100"].fit.turnover
     assert at_once + 0.2 * turnover < in_turn < at_once + 1.1 * turnover
 
@@ -228,11 +228,11 @@ def test_sectors_far_apart_cost_more_than_their_bytes(bench: Workbench) -> None:
 
 def test_a_small_grid_is_bound_by_latency(bench: Workbench) -> None:
     x = bench.memory(256 * MiB)
-    assert bench.cold(bench.bind(scan(), blocks=8, x=x)) > 5 * bench.cold(bench.bind(scan(), x=x))
+    assert bench.cold(bench.bind(SCAN, blocks=8, x=x)) > 5 * bench.cold(bench.bind(SCAN, x=x))
 
 
 def test_ten_percent_more_bytes_take_ten_percent_longer(bench: Workbench) -> None:
-    kernel = scan()
+    kernel = SCAN
     more = replace(
         kernel,
         accesses=lambda call: tuple(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from workbench import Workbench, accumulate, lookup, overwrite, scale, scan, walk
+from workbench import ACCUMULATE, LOOKUP, OVERWRITE, SCAN, WALK, Workbench, scale
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
@@ -107,7 +107,7 @@ def test_adopted_array_is_the_users_own(bench: Workbench) -> None:
     memory = bench.device.memory.adopt(array, register=True)
     assert memory.kind is MemoryKind.REGISTERED
     assert memory.host_address == array.ctypes.data != memory.address
-    bench.run(bench.bind(overwrite(), x=memory))
+    bench.run(bench.bind(OVERWRITE, x=memory))
     assert (array == 1).all()
 
 
@@ -158,7 +158,7 @@ def test_prefixes_of_a_table_and_a_stream_belong_together(bench: Workbench) -> N
     for table_bytes in (1000 * 4, BACKED_BYTES + 4096, 24 * MiB):
         table, out = bench.memory(table_bytes), bench.memory(GiB)
         bench.device.content.fill_random(table, "i4", 1, bench.stream)
-        bench.run(bench.bind(lookup(), table=table, out=out, dtype="i4"))
+        bench.run(bench.bind(LOOKUP, table=table, out=out, dtype="i4"))
         values = bench.device.content.to_host(table, "i4", table_bytes // 4)
         result = bench.device.content.to_host(out, "i4", GiB // 4)
         assert np.array_equal(result, values[np.arange(result.size) % (table_bytes // 4)])
@@ -170,7 +170,7 @@ def test_arrays_of_different_element_sizes_are_cut_alike(bench: Workbench) -> No
     bench.device.content.fill_random(narrow, "f4", 1, bench.stream)
     bench.device.content.fill_random(wide, "f8", 2, bench.stream)
     widen = replace(
-        accumulate(),
+        ACCUMULATE,
         parameters=(Parameter("narrow", Role.READ), Parameter("wide", Role.READ), Parameter("out", Role.WRITE)),
         accesses=lambda call: (),
         reference=lambda arrays, scalars: {"out": arrays["narrow"] + arrays["wide"]},
@@ -208,12 +208,12 @@ def test_scattering_more_than_there_is_allocates_nothing() -> None:
 
 def test_wide_loads_keep_more_bytes_in_flight(bench: Workbench) -> None:
     x = bench.memory(512 * MiB)
-    narrow, wide = (bench.cold(bench.bind(replace(scan(), loads_in_flight=1, load_bytes=b), x=x)) for b in (None, 16))
+    narrow, wide = (bench.cold(bench.bind(replace(SCAN, loads_in_flight=1, load_bytes=b), x=x)) for b in (None, 16))
     assert narrow > 1.3 * wide
-    doubled = bench.bind(replace(scan(), loads_in_flight=1), x=x)
+    doubled = bench.bind(replace(SCAN, loads_in_flight=1), x=x)
     assert narrow > 1.3 * bench.cold(replace(doubled, shape=replace(doubled.shape, vectors=4)))
     # a double is half as many loads' worth
-    pairs = [bench.bind(replace(scan(), loads_in_flight=1, load_bytes=b), dtype="f8", x=x) for b in (8, None)]
+    pairs = [bench.bind(replace(SCAN, loads_in_flight=1, load_bytes=b), dtype="f8", x=x) for b in (8, None)]
     assert bench.cold(pairs[0]) == pytest.approx(bench.cold(pairs[1]), rel=0.02)
 
 
@@ -241,7 +241,7 @@ def test_events_must_be_recorded_and_completed(bench: Workbench) -> None:
     with pytest.raises(DeviceError, match="first event was never recorded"):
         bench.device.streams.elapsed(start, end)
     bench.device.streams.record(start, bench.stream)
-    bench.device.kernels.launch(bench.bind(scan(), x=bench.memory(GiB)), bench.stream)
+    bench.device.kernels.launch(bench.bind(SCAN, x=bench.memory(GiB)), bench.stream)
     bench.device.streams.record(end, bench.stream)
     with pytest.raises(DeviceError, match="has not completed"):
         bench.device.streams.elapsed(start, end)
@@ -250,7 +250,7 @@ def test_events_must_be_recorded_and_completed(bench: Workbench) -> None:
 
 
 def test_event_times_come_in_ticks(bench: Workbench) -> None:
-    seconds = bench.time(bench.bind(scan(), x=bench.memory(64 * MiB)))
+    seconds = bench.time(bench.bind(SCAN, x=bench.memory(64 * MiB)))
     assert seconds / 32e-9 == pytest.approx(round(seconds / 32e-9), abs=1e-3)
 
 
@@ -259,7 +259,7 @@ def test_empty_interval_is_the_floor(bench: Workbench) -> None:
 
 
 def test_hold_hides_the_launch_gap(bench: Workbench) -> None:
-    launch = bench.bind(scan(), x=bench.memory(4096))
+    launch = bench.bind(SCAN, x=bench.memory(4096))
     bench.hot(launch)
     gap = bench.interval(lambda: bench.device.kernels.launch(launch, bench.stream), hold=False) - bench.hot(launch)
     assert 1e-6 < gap < 10e-6
@@ -296,7 +296,7 @@ def test_waiting_behind_a_hold_expires_once(bench: Workbench) -> None:
 def test_a_replay_computes_and_records_again(bench: Workbench) -> None:
     x, y = bench.memory(64 * MiB), bench.memory(64 * MiB)
     bench.device.content.from_host(x, np.ones(1024, dtype="f4"))
-    graph, elapsed = bench.captured(bench.bind(accumulate(), x=x, y=y))
+    graph, elapsed = bench.captured(bench.bind(ACCUMULATE, x=x, y=y))
     assert bench.device.content.to_host(y, "f4", 1)[0] == 0
     with pytest.raises(DeviceError, match="never recorded"):
         elapsed()
@@ -326,7 +326,7 @@ def test_a_replay_computes_and_records_again(bench: Workbench) -> None:
 def test_what_cannot_be_captured(bench: Workbench, what: str, reason: str) -> None:
     memory, host = bench.memory(4096), bench.memory(4096, MemoryKind.PAGEABLE)
     other = bench.device.streams.create()
-    launch = bench.bind(scan(), x=memory)
+    launch = bench.bind(SCAN, x=memory)
 
     def swallowed() -> None:
         bench.device.kernels.launch(launch, bench.stream)
@@ -355,7 +355,7 @@ def test_what_cannot_be_captured(bench: Workbench, what: str, reason: str) -> No
 
 
 def test_kernels_of_two_streams_share_the_compute_engine(bench: Workbench) -> None:
-    first, second = (bench.bind(scan(), x=bench.memory(GiB)) for _ in range(2))
+    first, second = (bench.bind(SCAN, x=bench.memory(GiB)) for _ in range(2))
     alone = bench.time(first)
     other = bench.device.streams.create()
     begin = bench.device.now()
@@ -387,8 +387,8 @@ def test_every_kind_of_kernel_runs_on_every_device() -> None:
     for name in DATASHEETS:
         bench = Workbench(name)
         memory: list[Allocation] = [bench.memory(MiB) for _ in range(2)]
-        bench.run(bench.bind(walk(), nodes=memory[0]))
-        bench.run(bench.bind(lookup(), table=memory[0], out=memory[1]))
+        bench.run(bench.bind(WALK, nodes=memory[0]))
+        bench.run(bench.bind(LOOKUP, table=memory[0], out=memory[1]))
         bench.device.close()
 
 
@@ -404,8 +404,8 @@ def test_every_kind_of_kernel_runs_on_every_device() -> None:
         (lambda b: b.device.memory.guest(b.memory(4096, MemoryKind.PINNED), "f4", (1024,), math), Unsupported, "not of math"),
         (lambda b: b.device.memory.guest(b.memory(4096), "f4", (1024,), np), Unsupported, "NumPy cannot see device memory"),
         (lambda b: b.device.content.copy(b.memory(4096), b.memory(4096), 8192, b.stream), DeviceError, "a copy of 8192 bytes from 4096"),
-        (lambda b: b.run(b.bind(replace(scan(), reference=None), x=b.memory(4096))), Unsupported, "scan has no reference to run on"),
-        (lambda b: b.run(b.bind(scan(), x=b.memory(4096, MemoryKind.PAGEABLE))), DeviceError, "pageable memory, which kernels cannot see"),
+        (lambda b: b.run(b.bind(replace(SCAN, reference=None), x=b.memory(4096))), Unsupported, "scan has no reference to run on"),
+        (lambda b: b.run(b.bind(SCAN, x=b.memory(4096, MemoryKind.PAGEABLE))), DeviceError, "pageable memory, which kernels cannot see"),
         (lambda b: b.device.kernels.call(Foreign(lambda: None), b.stream), Unsupported, "unless its Case brings a reference"),
         (lambda b: b.device.l2.set_window(b.stream, WindowSpec(4096, 4096, 1.5)), DeviceError, r"a hit ratio of 1\.5: 0 to 1 is possible"),
         (lambda b: b.device.l2.set_window(b.stream, WindowSpec(4096, GiB, 1.0)), DeviceError, "a window of 1073741824 bytes: 1 to"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from workbench import Workbench, lookup, overwrite, scan
+from workbench import LOOKUP, OVERWRITE, SCAN, Workbench
 
 from pytest_gpumem.devices.protocol import AccessProperty, CannotCapture, DeviceError, Launch, WindowSpec
 from pytest_gpumem.units import GiB, MiB
@@ -22,7 +22,7 @@ class Table:
         device = self.device = self.bench.device
         device.l2.request_set_aside(25 * MiB)
         self.memory = self.bench.memory(24 * MiB)
-        self.launch: Launch = self.bench.bind(lookup(), blocks=32, table=self.memory, out=self.bench.memory(GiB))
+        self.launch: Launch = self.bench.bind(LOOKUP, blocks=32, table=self.memory, out=self.bench.memory(GiB))
         self.window = WindowSpec(self.memory.address, self.memory.nbytes, 1.0)
 
     def time(self, queue: Any) -> float:
@@ -80,13 +80,13 @@ def test_only_the_persisting_property_persists(table: Table, hit: AccessProperty
 
 def test_a_window_with_the_normal_property_lets_lines_go_as_they_are_touched(table: Table) -> None:
     bench, device = table.bench, table.device
-    reading = bench.bind(scan(), x=table.memory)
+    reading = bench.bind(SCAN, x=table.memory)
     fresh = bench.cold(reading)
     device.kernels.launch(reading, bench.stream, window=table.window)
     device.streams.synchronize()
     assert bench.cold(reading) < 0.8 * fresh
     normal = replace(table.window, hit=AccessProperty.NORMAL)
-    other = bench.bind(overwrite(), x=bench.memory(MiB))
+    other = bench.bind(OVERWRITE, x=bench.memory(MiB))
     device.kernels.launch(other, bench.stream, window=normal)  # touches nothing of it
     device.streams.synchronize()
     assert bench.cold(reading) < 0.8 * fresh

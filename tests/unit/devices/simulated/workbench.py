@@ -14,8 +14,6 @@ from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.kernels.kernel import Access, ArrayFacts, Call, Kernel, LaunchShape, Parameter, Role
 
-NODE_WORDS = 16
-
 
 def full_grid(facts: Any, call: Call) -> LaunchShape:
     return LaunchShape(call.blocks or facts.sm_count * 8, 256)
@@ -26,111 +24,55 @@ def touch(call: Call, name: str, direction: Any, *, requested: int | None = None
     return Access(name, direction, nbytes, nbytes if requested is None else requested, **more)
 
 
-def scale(reference: Any = None, sectors: float = 4.0, loads: int = 8) -> Kernel:
+def kernel(name: str, roles: dict[str, Role], accesses: Any, reference: Any, *, shape: Any = full_grid, **more: Any) -> Kernel:
+    parameters = tuple(Parameter(array, role) for array, role in roles.items())
+    return Kernel(name=name, parameters=parameters, shape=shape, accesses=accesses, source="tests.cu", reference=reference, **more)
+
+
+def scale(sectors: float = 4.0) -> Kernel:
     """y = 3 x."""
-    return Kernel(
-        name="scale",
-        parameters=(Parameter("y", Role.WRITE), Parameter("x", Role.READ)),
-        shape=full_grid,
-        accesses=lambda call: (
-            touch(call, "x", "read", sectors_per_request=sectors),
-            touch(call, "y", "write", sectors_per_request=sectors),
-        ),
-        source="tests.cu",
-        reference=reference or (lambda arrays, scalars: {"y": arrays["x"] * arrays["x"].dtype.type(3)}),
-        loads_in_flight=loads,
-    )
-
-
-def accumulate(reference: Any = None) -> Kernel:
-    """y = x + y."""
-    return Kernel(
-        name="accumulate",
-        parameters=(Parameter("x", Role.READ), Parameter("y", Role.UPDATE)),
-        shape=full_grid,
-        accesses=lambda call: (touch(call, "x", "read"), touch(call, "y", "read"), touch(call, "y", "write")),
-        source="tests.cu",
-        reference=reference or (lambda arrays, scalars: {"y": arrays["x"] + arrays["y"]}),
+    return kernel(
+        "scale",
+        {"y": Role.WRITE, "x": Role.READ},
+        lambda call: tuple(touch(call, *access, sectors_per_request=sectors) for access in (("x", "read"), ("y", "write"))),
+        lambda arrays, _: {"y": arrays["x"] * arrays["x"].dtype.type(3)},
         loads_in_flight=8,
     )
 
 
-def lookup() -> Kernel:
-    """out[i] = table[i % len(table)]."""
-
-    def reference(arrays: Any, scalars: Any) -> Any:
-        return {"out": np.resize(arrays["table"], arrays["out"].size)}
-
-    return Kernel(
-        name="lookup",
-        parameters=(Parameter("out", Role.WRITE), Parameter("table", Role.READ)),
-        shape=lambda facts, call: LaunchShape(call.blocks or 2 * facts.sm_count, 1024),
-        accesses=lambda call: (
-            touch(call, "table", "read", requested=call.arrays["out"].nbytes, wrapping=True),
-            touch(call, "out", "write"),
-        ),
-        source="tests.cu",
-        reference=reference,
-    )
-
-
-def scan() -> Kernel:
-    """Reads all of x."""
-    return Kernel(
-        name="scan",
-        parameters=(Parameter("x", Role.READ),),
-        shape=full_grid,
-        accesses=lambda call: (touch(call, "x", "read"),),
-        source="tests.cu",
-        reference=lambda arrays, scalars: {},
-        loads_in_flight=8,
-    )
-
-
-def overwrite() -> Kernel:
-    """Writes all of x."""
-    return Kernel(
-        name="overwrite",
-        parameters=(Parameter("x", Role.WRITE),),
-        shape=full_grid,
-        accesses=lambda call: (touch(call, "x", "write"),),
-        source="tests.cu",
-        reference=lambda arrays, scalars: {"x": np.ones_like(arrays["x"])},
-    )
-
-
-def walk() -> Kernel:
-    """One thread follows all nodes of 64 bytes."""
-    return Kernel(
-        name="walk",
-        parameters=(Parameter("nodes", Role.READ),),
-        shape=lambda facts, call: LaunchShape(1, 1),
-        accesses=lambda call: (
-            Access(
-                "nodes",
-                "read",
-                call.arrays["nodes"].nbytes // NODE_WORDS,
-                call.arrays["nodes"].nbytes // NODE_WORDS,
-                sectors_per_request=32.0,
-                dependent=True,
-                random=True,
-            ),
-        ),
-        source="tests.cu",
-        reference=lambda arrays, scalars: {},
-        accesses_per_launch=lambda call: call.arrays["nodes"].size // NODE_WORDS,
-    )
-
-
-def transfer() -> Kernel:
-    """A copy by the copy engine."""
-    return Kernel(
-        name="transfer",
-        parameters=(Parameter("destination", Role.WRITE), Parameter("source", Role.READ)),
-        shape=lambda facts, call: LaunchShape(0, 0),
-        accesses=lambda call: (touch(call, "source", "read"), touch(call, "destination", "write")),
-        reference=lambda arrays, scalars: {"destination": arrays["source"].copy()},
-    )
+ACCUMULATE = kernel(
+    "accumulate",
+    {"x": Role.READ, "y": Role.UPDATE},
+    lambda call: (touch(call, "x", "read"), touch(call, "y", "read"), touch(call, "y", "write")),
+    lambda arrays, _: {"y": arrays["x"] + arrays["y"]},
+    loads_in_flight=8,
+)
+"""y = x + y."""
+LOOKUP = kernel(
+    "lookup",
+    {"out": Role.WRITE, "table": Role.READ},
+    lambda call: (touch(call, "table", "read", requested=call.arrays["out"].nbytes, wrapping=True), touch(call, "out", "write")),
+    lambda arrays, _: {"out": np.resize(arrays["table"], arrays["out"].size)},
+    shape=lambda facts, call: LaunchShape(call.blocks or 2 * facts.sm_count, 1024),
+)
+"""out[i] = table[i % len(table)]."""
+SCAN = kernel("scan", {"x": Role.READ}, lambda call: (touch(call, "x", "read"),), lambda arrays, _: {}, loads_in_flight=8)
+"""Reads all of x."""
+OVERWRITE = kernel(
+    "overwrite", {"x": Role.WRITE}, lambda call: (touch(call, "x", "write"),), lambda arrays, _: {"x": np.ones_like(arrays["x"])}
+)
+"""Writes all of x."""
+WALK = kernel(
+    "walk",
+    {"nodes": Role.READ},
+    lambda call: (
+        Access("nodes", "read", *(call.arrays["nodes"].nbytes // 16,) * 2, sectors_per_request=32.0, dependent=True, random=True),
+    ),
+    lambda arrays, _: {},
+    shape=lambda facts, call: LaunchShape(1, 1),
+    accesses_per_launch=lambda call: call.arrays["nodes"].size // 16,
+)
+"""One thread follows all nodes of 64 bytes."""
 
 
 class Workbench:
@@ -154,7 +96,7 @@ class Workbench:
         self.device.streams.synchronize()
 
     def warm_up(self) -> None:
-        launch = self.bind(scan(), x=self.memory(4096))
+        launch = self.bind(SCAN, x=self.memory(4096))
         for _ in range(50):
             self.device.kernels.launch(launch, self.stream)
         self.device.streams.synchronize()
@@ -197,7 +139,7 @@ class Workbench:
     def flush(self) -> None:
         """Reads twice the L2."""
         if not hasattr(self, "_flush"):
-            self._flush = self.bind(scan(), x=self.memory(2 * self.device.facts.l2_bytes))
+            self._flush = self.bind(SCAN, x=self.memory(2 * self.device.facts.l2_bytes))
         self.run(self._flush)
 
     def cold(self, launch: Launch, samples: int = 9) -> float:
