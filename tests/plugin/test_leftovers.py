@@ -170,10 +170,27 @@ NEIGHBOUR = """
     """
 
 
-def test_the_next_test_is_measured_as_before(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(
-        NEIGHBOUR
-        + """
+AFTER = """
+    def test_after(gpu_device):
+        assert (state(gpu_device), lines(gpu_device)) == ((DEFAULT, []), 0)
+    """
+LEFT = "*LeftBehind: *::test_neighbour left an L2 set-aside of 31.25 MiB*"
+
+
+@pytest.fixture
+def beside(pytester: pytest.Pytester, gpumem: Run) -> Run:
+    """Runs tests beside a neighbour."""
+
+    def run(body: str, *arguments: str) -> pytest.RunResult:
+        pytester.makepyfile(NEIGHBOUR + body)
+        return gpumem("--gpumem-device", "sim:h100", *arguments)
+
+    return run
+
+
+def test_the_next_test_is_measured_as_before(beside: Run) -> None:
+    result = beside(
+        """
     def test_before(victim):
         seen["before"] = victim("before")
 
@@ -182,16 +199,16 @@ def test_the_next_test_is_measured_as_before(pytester: pytest.Pytester, gpumem: 
         misbehave(gpu_device, gpu_kernels.copy.launch({"c": out, "a": table}, {}), table)
         assert lines(gpu_device) > 0
         seen["beside"] = victim("beside")
-
-    def test_after(gpu_device, victim):
-        assert (state(gpu_device), lines(gpu_device)) == ((DEFAULT, []), 0)
+    """
+        + AFTER
+        + """
+    def test_victim(victim):
         seen["after"] = victim("after")
         assert seen["beside"] > 1.5 * seen["before"]  # whoever changes it measures what he changed
         assert seen["after"] == pytest.approx(seen["before"], rel=0.01)
     """
     )
-    result = gpumem("--gpumem-device", "sim:h100")
-    result.assert_outcomes(passed=3, warnings=1)
+    result.assert_outcomes(passed=4, warnings=1)
     result.stdout.re_match_lines(
         [
             r".*LeftBehind: test_the_next_test_is_measured_as_before\.py::test_neighbour left an L2 set-aside of 31\.25 MiB "
@@ -201,11 +218,10 @@ def test_the_next_test_is_measured_as_before(pytester: pytest.Pytester, gpumem: 
     )
 
 
-def test_lines_alone_are_let_go_of_before_the_next_test(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_lines_alone_are_let_go_of_before_the_next_test(beside: Run) -> None:
     """Nobody can be asked for them, so there is nothing to warn of."""
-    pytester.makepyfile(
-        NEIGHBOUR
-        + """
+    result = beside(
+        """
     def test_neighbour(gpu_device, gpu_kernels, device_buffer):
         from dataclasses import replace
         from pytest_gpumem.devices.kinds import MemoryKind
@@ -218,36 +234,34 @@ def test_lines_alone_are_let_go_of_before_the_next_test(pytester: pytest.Pyteste
         gpu_device.streams.synchronize(stream)
         gpu_device.l2.set_window(stream, None)
         assert lines(gpu_device) > 0
-
-    def test_after(gpu_device):
-        assert (state(gpu_device), lines(gpu_device)) == ((DEFAULT, []), 0)
     """
+        + AFTER
     )
-    gpumem("--gpumem-device", "sim:h100").assert_outcomes(passed=2, warnings=0)
+    result.assert_outcomes(passed=2, warnings=0)
 
 
 @pytest.mark.parametrize(
-    "body", ["raise ValueError('in the body')", "pytest.skip('in the body')", TIMEOUT], ids=["failure", "skip", "time-out"]
+    ("body", "arguments", "outcomes"),
+    [
+        ("pass", ("--gpumem-strict",), {"passed": 2}),  # strict is satisfied with what was put back
+        ("raise ValueError('in the body')", (), {"passed": 1, "failed": 1}),
+        ("pytest.skip('in the body')", (), {"passed": 1, "skipped": 1}),
+        (TIMEOUT, (), {"passed": 1, "failed": 1}),
+    ],
+    ids=["strict", "failure", "skip", "time-out"],
 )
-def test_a_neighbour_that_does_not_get_to_its_end(pytester: pytest.Pytester, gpumem: Run, body: str) -> None:
-    pytester.makepyfile(
-        NEIGHBOUR
-        + f"""
+def test_a_neighbour_is_named_however_it_ends(beside: Run, body: str, arguments: tuple[str, ...], outcomes: dict[str, int]) -> None:
+    neighbour = f"""
     import signal
 
     @pytest.mark.timeout(600, method="signal")
     def test_neighbour(gpu_device):
         misbehave(gpu_device)
         {body}
-
-    def test_after(gpu_device):
-        assert state(gpu_device) == (DEFAULT, [])
     """
-    )
-    result = gpumem("--gpumem-device", "sim:h100")
-    skipped = "skip" in body
-    result.assert_outcomes(passed=1, failed=not skipped, skipped=skipped, warnings=1)
-    result.stdout.fnmatch_lines(["*LeftBehind: *::test_neighbour left an L2 set-aside of 31.25 MiB*"])
+    result = beside(neighbour + AFTER, *arguments)
+    result.assert_outcomes(**outcomes, warnings=1)
+    result.stdout.fnmatch_lines([LEFT])
 
 
 def test_a_neighbour_that_ctrl_c_ends(pytester: pytest.Pytester) -> None:
@@ -264,20 +278,19 @@ def test_a_neighbour_that_ctrl_c_ends(pytester: pytest.Pytester) -> None:
     )
     result = pytester.runpytest_inprocess(*SIMULATED, "-W", "default", "--gpumem-device", "sim:h100", no_reraise_ctrlc=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["*LeftBehind: *::test_neighbour left an L2 set-aside of 31.25 MiB*", AT_THE_END])
+    result.stdout.fnmatch_lines([LEFT, AT_THE_END])
 
 
-def test_a_neighbour_without_our_fixtures(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_neighbour_without_our_fixtures(beside: Run) -> None:
     """Once a test has opened the device; before that nothing is looked at, and nothing opened."""
-    pytester.makepyfile(
-        NEIGHBOUR
-        + """
+    result = beside(
+        """
+    from pytest_gpumem.plugin.state import SESSION
+
     def test_early(pytestconfig):
-        from pytest_gpumem.plugin.state import SESSION
         assert pytestconfig.stash[SESSION]._device is None
 
-    def test_opens(pytestconfig, gpu_device):
-        from pytest_gpumem.plugin.state import SESSION
+    def test_opens(gpu_device):
         seen["device"] = gpu_device
 
     def test_neighbour():
@@ -287,15 +300,13 @@ def test_a_neighbour_without_our_fixtures(pytester: pytest.Pytester, gpumem: Run
         assert state(seen["device"]) == (DEFAULT, [])
     """
     )
-    result = gpumem("--gpumem-device", "sim:h100")
     result.assert_outcomes(passed=4, warnings=1)
-    result.stdout.fnmatch_lines(["*LeftBehind: *::test_neighbour left an L2 set-aside of 31.25 MiB*"])
+    result.stdout.fnmatch_lines([LEFT])
 
 
-def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(
-        NEIGHBOUR
-        + """
+def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(beside: Run) -> None:
+    result = beside(
+        """
     @pytest.fixture(scope="class", params=["restores", "does not"])
     def wide(request):
         device = seen["device"]
@@ -320,12 +331,10 @@ def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(pytester: pytest.
 
         def test_third(self, gpu_device, wide):
             assert state(gpu_device) == wide
-
-    def test_last(gpu_device):
-        assert state(gpu_device) == (DEFAULT, [])
     """
+        + AFTER,
+        "-v",
     )
-    result = gpumem("--gpumem-device", "sim:h100", "-v")
     result.assert_outcomes(passed=8, warnings=3)
     said = re.findall(r"LeftBehind: [^:]*::TestWide::(.*?) left an L2 set-aside of (.*?) \(found: (.*?)\)", result.stdout.str())
     assert sorted(said) == [
@@ -336,7 +345,7 @@ def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(pytester: pytest.
 
 
 @pytest.mark.parametrize("scope", ["function", "module", "session"])
-def test_a_fixture_from_before_the_device_was_opened_restores(pytester: pytest.Pytester, gpumem: Run, scope: str) -> None:
+def test_a_fixture_from_before_the_device_was_opened_restores(pytester: pytest.Pytester, beside: Run, scope: str) -> None:
     """What the process started with was not seen then: what such a fixture puts back on its way out is no leftover."""
     pytester.makeconftest(
         STATE
@@ -355,21 +364,19 @@ def test_a_fixture_from_before_the_device_was_opened_restores(pytester: pytest.P
         device.l2.request_set_aside(DEFAULT)
     """
     )
-    pytester.makepyfile(
+    result = beside(
         """
     def test_first(gpu_device): pass
     def test_second(gpu_device): pass
     """
     )
-    result = gpumem("--gpumem-device", "sim:h100")
     result.assert_outcomes(passed=2, warnings=0)
     result.stdout.fnmatch_lines([AT_THE_END])
 
 
-def test_a_fixture_of_one_test_that_restores_leaves_nothing(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(
-        NEIGHBOUR
-        + """
+def test_a_fixture_of_one_test_that_restores_leaves_nothing(beside: Run) -> None:
+    result = beside(
+        """
     @pytest.fixture
     def restoring(gpu_device):
         misbehave(gpu_device)
@@ -382,20 +389,17 @@ def test_a_fixture_of_one_test_that_restores_leaves_nothing(pytester: pytest.Pyt
 
     def test_first(gpu_device): pass
     def test_restoring(restoring): pass
-    def test_leaving(leaving): pass
-    def test_after(gpu_device):
-        assert state(gpu_device) == (DEFAULT, [])
+    def test_neighbour(leaving): pass
     """
+        + AFTER
     )
-    result = gpumem("--gpumem-device", "sim:h100")
     result.assert_outcomes(passed=4, warnings=1)
-    result.stdout.fnmatch_lines(["*LeftBehind: *::test_leaving left*"])
+    result.stdout.fnmatch_lines([LEFT])
 
 
-def test_a_block_that_is_never_left_is_closed_with_its_test(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(
-        NEIGHBOUR
-        + """
+def test_a_block_that_is_never_left_is_closed_with_its_test(beside: Run) -> None:
+    result = beside(
+        """
     def test_forgets(gpu_device, device_buffer, persisting_stream):
         seen["block"] = persisting_stream(device_buffer(8 * MiB))
         seen["block"].__enter__()
@@ -407,45 +411,33 @@ def test_a_block_that_is_never_left_is_closed_with_its_test(pytester: pytest.Pyt
             assert stream.handle and stream.window is not None
     """
     )
-    result = gpumem("--gpumem-device", "sim:h100")
     result.assert_outcomes(passed=2, warnings=1)
     result.stdout.fnmatch_lines(
         ["*LeftBehind: *::test_forgets left an open persisting_stream on <device buffer, 8 MiB*, which was closed*"]
     )
 
 
-LEAVES = """
-    def test_neighbour(gpu_device):
-        misbehave(gpu_device)
-    """
-
-
-def test_strict_is_satisfied_with_what_was_put_back(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(NEIGHBOUR + LEAVES)
-    gpumem("--gpumem-device", "sim:h100", "--gpumem-strict").assert_outcomes(passed=1, warnings=1)
-
-
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_cannot_be_put_back_is_an_error_under_strict(pytester: pytest.Pytester, gpumem: Run, strict: bool) -> None:
-    pytester.makepyfile(
-        NEIGHBOUR
-        + """
+def test_what_cannot_be_put_back_is_an_error_under_strict(beside: Run, strict: bool) -> None:
+    result = beside(
+        """
     def test_neighbour(gpu_device):
         misbehave(gpu_device)
         gpu_device.l2.request_set_aside = lambda nbytes: MOST
-    """
+    """,
+        *(["--gpumem-strict"] if strict else []),
     )
-    result = gpumem("--gpumem-device", "sim:h100", *(["--gpumem-strict"] if strict else []))
     result.assert_outcomes(passed=1, errors=strict, warnings=not strict)
     said = "gpumem: --gpumem-strict: " if strict else "*LeftBehind: "
     result.stdout.fnmatch_lines([f"{said}*::test_neighbour left an L2 set-aside of 31.25 MiB*; except the set-aside"])
 
 
-def test_the_warning_can_be_made_an_error(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile(
-        NEIGHBOUR
-        + LEAVES
-        + """
+def test_the_warning_can_be_made_an_error(beside: Run) -> None:
+    result = beside(
+        """
+    def test_neighbour(gpu_device):
+        misbehave(gpu_device)
+
     @pytest.fixture
     def failing(gpu_device):
         yield
@@ -453,17 +445,10 @@ def test_the_warning_can_be_made_an_error(pytester: pytest.Pytester, gpumem: Run
 
     def test_both(gpu_device, failing):
         misbehave(gpu_device)
-
-    def test_after(gpu_device):
-        assert state(gpu_device) == (DEFAULT, [])
     """
+        + AFTER,
+        "-W",
+        "error::pytest_gpumem.memory.l2.LeftBehind",
     )
-    result = gpumem("--gpumem-device", "sim:h100", "-W", "error::pytest_gpumem.memory.l2.LeftBehind")
     result.assert_outcomes(passed=3, errors=2)
-    result.stdout.fnmatch_lines(
-        [
-            "LeftBehind: *::test_neighbour left an L2 set-aside of 31.25 MiB*",
-            "*ValueError: in the teardown",
-            "LeftBehind: *::test_both left*",
-        ]
-    )
+    result.stdout.fnmatch_lines([LEFT[1:], "*ValueError: in the teardown", "LeftBehind: *::test_both left*"])
