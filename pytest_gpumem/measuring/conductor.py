@@ -141,7 +141,7 @@ class Conductor:
         device.streams.synchronize()
         with device.counters.loading() if target.foreign else nullcontext():
             unchecked = self._check(target, name)
-        if target.window is None and device.facts.persisting_l2_max_bytes and device.facts.mig_profile is None:
+        if target.window is None and device.facts.persists:
             device.l2.reset_persisting()  # a read flush does not evict lines that were left persisting
         harness.wake()
         floors = harness.floors()

@@ -40,7 +40,7 @@ def launch(device: Device, target: Target) -> None:
 def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
     """Find the kernels, copies and memsets of one launch; a reason why it cannot is in the result, not raised. Inputs and pages are put
     back first, as before a sample, outside the pass."""
-    set_aside = device.l2.set_aside() if device.facts.persisting_l2_max_bytes else None
+    set_aside = device.l2.set_aside() if device.facts.persists else None
     known = Activity(arguments=target.host_memory, set_aside=set_aside)
     if profiled:
         return replace(known, not_counted="a profiler is attached, and CUPTI serves one tool at a time; it shows what ran itself")
@@ -82,7 +82,7 @@ def find_what_ran(device: Device, target: Target, managed: Iterable[Buffer], lat
 def _state(device: Device, target: Target, managed: Iterable[Buffer]) -> dict[str, str]:
     """As `WhatRan.state`."""
     found = {f"argument {name}": kind for name, kind in target.host_memory}
-    if device.facts.persisting_l2_max_bytes:
+    if device.facts.persists:
         found["set-aside of L2"] = format_bytes(device.l2.set_aside())
     for number, buffer in enumerate(managed, 1):
         found[f"managed buffer {number}"] = f"{format_bytes(buffer.nbytes)}, {buffer.home}"

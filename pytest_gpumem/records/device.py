@@ -79,6 +79,11 @@ class DeviceFacts(Record, frozen=True):
         return self.l2_bytes // 16
 
     @property
+    def persists(self) -> bool:
+        """True if it has persisting L2. A MIG instance has none: the set-aside is disabled there."""
+        return self.persisting_l2_max_bytes > 0 and self.mig_profile is None
+
+    @property
     def arch(self) -> str:
         """Compilation target such as "sm_90"."""
         return f"sm_{self.compute_capability[0]}{self.compute_capability[1]}"

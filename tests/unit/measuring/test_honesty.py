@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import OutOfMemory
 from pytest_gpumem.measuring.bound import BadCall
+from pytest_gpumem.measuring.conductor import Passes
 from pytest_gpumem.measuring.samplers import BATCH_SECONDS, HOLD_TIMEOUT
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.buffers import BadBuffer, Buffer
@@ -125,14 +126,15 @@ def test_only_what_lies_beyond_the_link_counts_as_link_traffic(bench: Bench) -> 
     target.close()
 
 
-def test_lines_that_persist_are_not_reset_on_a_mig_instance_which_has_none() -> None:
-    for mig_profile, resets in ((None, 1), ("1g.18gb", 0)):
+def test_persisting_l2_is_left_alone_on_a_mig_instance_which_has_none() -> None:
+    for mig_profile, asked in ((None, ["l2.reset_persisting", "l2.set_aside", "l2.set_aside"]), ("1g.18gb", [])):
         bench = Bench(CountedDevice())
         bench.device.machine.facts = replace(bench.device.facts, mig_profile=mig_profile)
-        calls: list[None] = []
-        bench.device.before("l2.reset_persisting", partial(calls.append, None))
-        bench.measure("copy", *bench.buffers(2))
-        assert len(calls) == resets
+        calls = list[str]()
+        for verb in ("l2.reset_persisting", "l2.set_aside"):
+            bench.device.before(verb, partial(calls.append, verb))
+        bench.take(bench.target(bench.kernels.copy, *bench.buffers(2)), passes=Passes(activity=True, ran=True))
+        assert calls == asked
 
 
 @pytest.mark.parametrize("sampler", ["blocked", "host"])
