@@ -11,6 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, NamedTuple
@@ -75,16 +76,9 @@ def sites(
     for one in kept:
         group(one).kept.append(one)
     made = [found.site(key, root, referrers) for key, found in groups.items()]
-    shown = {id(site) for of in (_at_peak, _kept) for site in sorted(made, key=of, reverse=True)[:MOST_SITES] if of(site)}
+    both = attrgetter("at_peak"), attrgetter("kept")
+    shown = {id(site) for of in both for site in sorted(made, key=of, reverse=True)[:MOST_SITES] if of(site)}
     return tuple(sorted((site for site in made if id(site) in shown), key=lambda site: (-site.at_peak, -site.kept, site.file, site.line)))
-
-
-def _at_peak(site: Site) -> int:
-    return site.at_peak
-
-
-def _kept(site: Site) -> int:
-    return site.kept
 
 
 class _Group:

@@ -57,16 +57,16 @@ def asked(
     device: Device,
     buffer: Any,
     *,
-    hit_ratio: Any,
-    set_aside: Any,
-    hit: Any,
-    miss: Any,
-    window: Any,
-    offset: Any,
-    where: Any,
-    allow_thrash: Any,
+    hit_ratio: Any = "fit",
+    set_aside: Any = "fit",
+    hit: Any = "persisting",
+    miss: Any = "fit",
+    window: Any = "error",
+    offset: Any = 0,
+    where: Any = "stream",
+    allow_thrash: Any = False,
 ) -> Asked:
-    """Check the arguments of `persisting`. Raises `BadWindow` as documented there."""
+    """Check the arguments of `persisting`, which describes them. Raises `BadWindow` as documented there."""
     facts = device.facts
     if not isinstance(buffer, Buffer) or not buffer.kind.on_device:
         given = repr(buffer) if isinstance(buffer, Buffer) else in_one_line(buffer)
@@ -462,23 +462,11 @@ def idle_set_aside(device: Device) -> str | None:
 
 
 @contextmanager
-def persisting(
-    device: Device,
-    buffer: Buffer,
-    *,
-    hit_ratio: Literal["fit"] | float = "fit",
-    set_aside: Literal["fit", "max", "off"] | int | str = "fit",
-    hit: Literal["persisting", "streaming", "normal"] = "persisting",
-    miss: Literal["fit", "streaming", "normal"] = "fit",
-    window: Literal["error", "clamp"] | int | str = "error",
-    offset: int | str = 0,
-    where: Where = "stream",
-    allow_thrash: bool = False,
-) -> Iterator[PersistingStream]:
+def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[PersistingStream]:
     """A stream whose access-policy window lies on `buffer` and follows it when it moves.
 
     Several can be open at a time on one device. They share its set-aside: what is asked for is the sum of what each asks for, and
-    fitted hit ratios are made from what the others leave, anew whenever a stream opens or closes.
+    fitted hit ratios are made from what the others leave, anew whenever a stream opens or closes. Options, with defaults as in `asked`:
     `hit_ratio`: share of the window's accesses that have the property `hit`, in [0, 1]; "fit": as many as the set-aside holds, and all of
     them where `hit` is not "persisting".
     `set_aside`: bytes, a share of L2 such as "25%", or "fit" (what holds the window, see `fit_set_aside`), "max", or "off" (limit 0 and no
@@ -501,19 +489,7 @@ def persisting(
         reason = unsupported(device.facts, device.l2.set_aside)
         if reason is not None:
             raise Unsupported(reason)
-        wish = asked(
-            device,
-            buffer,
-            hit_ratio=hit_ratio,
-            set_aside=set_aside,
-            hit=hit,
-            miss=miss,
-            window=window,
-            offset=offset,
-            where=where,
-            allow_thrash=allow_thrash,
-        )
-        stream = PersistingStream(device.streams.create(), device, buffer, wish)
+        stream = PersistingStream(device.streams.create(), device, buffer, asked(device, buffer, **options))
         ledger = _LEDGERS.get(device)
         if ledger is None or not ledger.live:  # one without streams was interrupted before its first
             ledger = _LEDGERS[device] = _Ledger(device, device.l2.set_aside())

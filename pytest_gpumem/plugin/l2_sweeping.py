@@ -19,7 +19,7 @@ from pytest_gpumem.measuring.l2_sweep import sweep
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, in_one_line, open_streams, persisting
+from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, asked, in_one_line, open_streams, persisting
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, uses
 from pytest_gpumem.plugin.result import SweepResult
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PLACEMENTS = 3  # buffer placements of one setting: the rounds of the confirmation average over more
 PRECISION = 0.003  # half-width at which a setting's measuring stops, as a share: a third of the least gain that is recommended
 BUDGET = 0.1  # seconds of sampling at each setting; some 30 measurements and their checks stay below 10 s for a kernel of milliseconds
-STREAM_KEYWORDS = tuple(p.name for p in signature(persisting).parameters.values() if p.kind is Parameter.KEYWORD_ONLY)
+STREAM_KEYWORDS = tuple(p.name for p in signature(asked).parameters.values() if p.kind is Parameter.KEYWORD_ONLY)
 """Keywords of `persisting_stream`."""
 FIXTURE = "l2_sweep"
 NOTHING = (

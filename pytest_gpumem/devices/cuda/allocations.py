@@ -111,7 +111,8 @@ class CudaMemory:
             runtime.streamSynchronize(runtime.streamLegacy)  # other streams may use it from now on
             return Allocation(kind, nbytes, address, 0)
         if kind is MemoryKind.PEER:
-            return Allocation(kind, nbytes, links.allocate_on_peer(nbytes, self.peer), 0)
+            with cupy.cuda.Device(self.peer):
+                return Allocation(kind, nbytes, int(runtime.malloc(nbytes)), 0)
         if kind is MemoryKind.MANAGED:
             address = int(runtime.mallocManaged(nbytes))
             return Allocation(kind, nbytes, address, address)
@@ -265,7 +266,8 @@ class CudaMemory:
             elif not allocation.kind.beyond_link:
                 self._give_back(allocation.address, allocation.nbytes)
             elif allocation.kind.on_peer:
-                links.free_on_peer(allocation.address, self.peer)
+                with cupy.cuda.Device(self.peer):
+                    runtime.free(allocation.address)
             elif allocation.kind.locked:
                 unlock = runtime.hostUnregister if allocation.kind.traits.adopted else runtime.freeHost
                 unlock(allocation.host_address)
@@ -294,8 +296,8 @@ class CudaMemory:
         if kind.on_host:
             return host.available_bytes()
         if kind.on_peer:
-            with translated("asking for the other GPU's free memory"):
-                return max(0, links.free_bytes_on_peer(self.peer) - RESERVE)
+            with translated("asking for the other GPU's free memory"), cupy.cuda.Device(self.peer):
+                return max(0, int(runtime.memGetInfo()[0]) - RESERVE)
         with translated("asking for the free memory"):
             free, _total = runtime.memGetInfo()
         return int(free) - min(RESERVE, int(free) // 4) + self._kept(kind)

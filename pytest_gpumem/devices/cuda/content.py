@@ -13,7 +13,7 @@ from cupy.cuda import runtime
 
 from pytest_gpumem.devices import values
 from pytest_gpumem.devices.checks import check_copy, nodes_of
-from pytest_gpumem.devices.cuda import host, links
+from pytest_gpumem.devices.cuda import host
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.errors import translated
@@ -115,8 +115,10 @@ class CudaContent:
     def poison(self, allocation: Allocation, stream: Stream) -> None:
         if allocation.kind.on_peer:
             _wait(stream)
-            with translated("poisoning the other GPU's memory"):
-                links.set_bytes_on_peer(allocation.address, 0xFF, allocation.nbytes, self._memory.peer)
+            # On that GPU: it needs no peer access, as a kernel of this one would.
+            with translated("poisoning the other GPU's memory"), cupy.cuda.Device(self._memory.peer):
+                runtime.memset(allocation.address, 0xFF, allocation.nbytes)
+                runtime.deviceSynchronize()
             return
         with translated("poisoning memory"):
             if allocation.address:

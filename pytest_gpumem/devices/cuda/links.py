@@ -95,31 +95,6 @@ def _reaches(index: int, other: int) -> bool:
     return bool(runtime.deviceCanAccessPeer(index, other)) and bool(runtime.deviceCanAccessPeer(other, index))
 
 
-def allocate_on_peer(nbytes: int, peer: int) -> int:
-    """Address of new memory on another GPU."""
-    with cupy.cuda.Device(peer):
-        return int(runtime.malloc(nbytes))
-
-
-def free_on_peer(address: int, peer: int) -> None:
-    """Free memory of another GPU."""
-    with cupy.cuda.Device(peer):
-        runtime.free(address)
-
-
-def free_bytes_on_peer(peer: int) -> int:
-    """Bytes that the other GPU has free."""
-    with cupy.cuda.Device(peer):
-        return int(runtime.memGetInfo()[0])
-
-
-def set_bytes_on_peer(address: int, value: int, nbytes: int, peer: int) -> None:
-    """Set memory of another GPU to one byte value, and wait: it needs no peer access, as a kernel of this GPU would."""
-    with cupy.cuda.Device(peer):
-        runtime.memset(address, value, nbytes)
-        runtime.deviceSynchronize()
-
-
 @contextmanager
 def peer_access(index: int, allowed: bool) -> Iterator[None]:
     """Peer access between device `index` and its peer, both ways, on or off inside the block; the state that was found is put back.
