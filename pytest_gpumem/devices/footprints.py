@@ -99,7 +99,7 @@ class Footprints:
     """Watches over sources.
     `driver`: source of the driver's allocations; None on a simulated device.
     `libraries`: sources of the libraries.
-    `free_bytes`: free memory of the device, or None where it means nothing.
+    `free_bytes`: memory of the device that would be free without that of fixtures and of the harness; None where it means nothing.
     """
 
     def __init__(self, driver: Source | None, libraries: Sequence[Source], free_bytes: Callable[[], int | None]) -> None:
@@ -389,7 +389,9 @@ class _Watch:
         now = self._of._free_bytes() if self._free is not None else None
         if self._free is None or now is None:
             return None
-        known = sum(use.kept + use.reserved for use in uses.values() if use.kind == "device")
+        nobodys = [self._nobodys(series) for series in self._of._drift if series[1] == "device"]
+        known = sum((one.used or 0) + one.unused for one in nobodys)
+        known += sum(use.kept + use.reserved for use in uses.values() if use.kind == "device" and use.library != FIXTURES)
         return max(0, self._free - now - known)
 
     def seconds(self) -> float:

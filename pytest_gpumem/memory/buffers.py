@@ -420,6 +420,7 @@ class Arena:
         self._allocations.update((id(a), a) for a in made)
         return made
 
+    @_ours
     def release(self, allocation: Allocation) -> None:
         """Free one allocation early."""
         self._allocations.pop(id(allocation), None)
@@ -433,6 +434,7 @@ class Arena:
         if (number := self._given.pop(id(old), None)) is not None:
             self._given[id(new)] = number
 
+    @_ours
     def close(self) -> None:
         """Free and unregister everything. Every allocation is tried; the first error is raised at the end."""
         self._guests.clear()

@@ -316,6 +316,14 @@ def test_jax_cycle(jax):
     Ring(jax.numpy.zeros(4 * MIB, "uint8").block_until_ready())
 
 
+def test_fixture_of_a_pool(cupy, pooled_buffer):
+    pooled_buffer("4 MiB", pool=cupy.get_default_memory_pool().malloc)
+
+
+def test_fixtures_measured(gpu_benchmark, gpu_kernels, device_buffer):
+    gpu_benchmark(gpu_kernels.copy, device_buffer("8 MiB"), device_buffer("8 MiB"))
+
+
 @pytest.mark.parametrize("library", ["cupy", "torch", "numba", "rmm", "jax", "driver"])
 @pytest.mark.parametrize("number", range(50))
 def test_clean(request, library, number):
@@ -377,6 +385,8 @@ FOUND: dict[str, dict[str, Any]] = {
     "driver_captured": {"kept": 0, "peak": range(4 * MIB, 64 * MIB)},  # the driver gives graphs 32 MiB at once
     "numba_pattern": {"peak": 6 * MIB, "kept": 0},
     "numba_keeps": {"kept": 4096},
+    "fixture_of_a_pool": {"peak": 4 * MIB, "kept": 0, "reserved": 0},
+    "fixtures_measured": {"peak": 16 * MIB, "kept": 0, "reserved": 0},
     "rmm_pattern": {"peak": 6 * MIB, "kept": 0, "reserved": 0, "RMM device": {"allocations": 3}},
     "rmm_keeps": {"kept": 4096, "RMM device": {"kept": 4096, "allocations": 1}},
     "rmm_cycle": {"kept": 0, "RMM device": {"allocations": 1}},
@@ -477,3 +487,4 @@ def test_without_cupti_the_rest_is_a_bound(free_gpu: int, tmp_path_factory: pyte
     assert {one["driver_peak"] for one in found.values()} == {None}
     if "cupy_pattern" in found:
         assert (found["cupy_pattern"]["peak"], found["cupy_pattern"]["kept"]) == (6 * MIB, 0)
+    assert found["fixtures_measured"]["bound"] < 256 * MIB  # without the gigabytes that the harness takes

@@ -33,7 +33,7 @@ def test_the_whole_story(tmp_path: Path) -> None:
     assert "5 passed" in output["first run"]
     assert "5 of 5 rows stored" in output["baseline"]
     for test in (OPERATION, PATTERN):
-        assert f"FAIL {test}" in output["red"], output["red"]
+        assert f"FAIL, {test}" in output["red"], output["red"]
         assert f"why: {test}" in output["red"], output["red"]
     assert "sectors per request 4 → 16: stride 4" in output["red"]
     assert "5 PASS" in output["fix"], output["fix"]

@@ -72,6 +72,7 @@ class CudaMemory:
         self._locked: dict[int, Allocation] = {}  # page-locked memory that lives, by its address on the host
         self._ends: dict[int, int] = {}
         """Where memory that this device allocated ends, by where it starts: the driver rounds some sizes up and answers for the whole."""
+        self._held: dict[int, int] = {}  # bytes of device memory that live, by address
         self._peer: int | None = None
 
     @property
@@ -100,6 +101,8 @@ class CudaMemory:
             raise DeviceError(f"{kind.value} memory at {made.address or made.host_address:#x} is not aligned to {ALIGNMENT} bytes")
         for start in _starts(made):
             self._ends[start] = start + nbytes
+        if kind is MemoryKind.DEVICE:
+            self._held[made.address] = nbytes
         return made
 
     def _make(self, nbytes: int, kind: MemoryKind, mapped: bool, write_combined: bool, portable: bool) -> Allocation:
@@ -176,6 +179,7 @@ class CudaMemory:
 
     def _give_back(self, address: int, nbytes: int) -> None:
         self._ends.pop(address, None)
+        self._held.pop(address, None)
         runtime.free(address)
         self._to_scrub(nbytes)
 
@@ -301,6 +305,11 @@ class CudaMemory:
         with translated("asking for the free memory"):
             free, _total = runtime.memGetInfo()
         return int(free) - min(RESERVE, int(free) // 4) + self._kept(kind)
+
+    def free_without_ours(self) -> int:
+        """Bytes that would be free if this object had allocated nothing."""
+        free, _total = runtime.memGetInfo()
+        return int(free) + sum(self._held.values())
 
     def _kept(self, kind: MemoryKind) -> int:
         """Bytes of what counts as free that the spare region holds until they are needed."""

@@ -18,7 +18,7 @@ from pytest_gpumem.devices.cuda.code_cache import CodeCache
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
 from pytest_gpumem.devices.cuda.counters import CudaCounters
-from pytest_gpumem.devices.cuda.driver_memory import DriverMemory, free_bytes
+from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
 from pytest_gpumem.devices.cuda.facts import CudaUnavailable, uuid_of
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
@@ -108,7 +108,7 @@ class CudaDevice:
         self._beacon = Beacon(index)
         self.counters = CudaCounters(index, self._beacon)
         libraries = (CupyMemory(index), TorchMemory(index), NumbaMemory(), RmmMemory(index), JaxMemory(index))
-        self.footprints = Footprints(DriverMemory(index), libraries, free_bytes)
+        self.footprints = Footprints(DriverMemory(index), libraries, self.memory.free_without_ours)
         self.conditions = ConditionReader(facts).read
 
     def now(self) -> float:

@@ -247,9 +247,3 @@ def _known(answer: tuple[Any, ...]) -> Any:
     if int(status) != 0:
         raise NotCounted(f"the driver does not tell its memory: {status.name}")
     return value
-
-
-def free_bytes() -> int | None:
-    """Free memory of the current device."""
-    free, _total = runtime.memGetInfo()
-    return int(free)

@@ -281,6 +281,18 @@ def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(library
     assert watch.read().kept == MIB
 
 
+def test_what_the_free_memory_tells_beyond_the_rest_is_of_no_fixture_and_not_of_the_harness(library: Library) -> None:
+    free = 1024 * MIB  # as it would be without memory of fixtures
+    footprints = Footprints(Driver(), (library,), lambda: free)
+    footprints.start(driver=False)
+    watch = footprints.watch()
+    footprints.took(MemoryKind.DEVICE, 64 * MIB)
+    with footprints.ours():
+        library.take(1, 4 * MIB)  # its pool takes 16 MiB
+    free -= 18 * MIB
+    assert watch.read().bound == 2 * MIB
+
+
 def test_a_library_without_single_allocations_has_its_own_high_water_mark(library: Library) -> None:
     library.single, library.high = False, 0
     footprints = Footprints(None, (library,), lambda: None)

@@ -141,6 +141,19 @@ def test_a_freed_region_of_small_buffers_stays_beside_code_of_other_libraries(gi
     assert not memory.make_room(unless_free=PLENTY)
 
 
+def test_memory_of_its_own_counts_as_free(memory: CudaMemory, driver: Driver) -> None:
+    other = driver.malloc(GiB)
+    parts = memory.scatter([32 * MiB] * 3, seed=1)
+    single = memory.allocate(MiB, MemoryKind.DEVICE)
+    assert memory.free_without_ours() == 63 * GiB
+    for one in (*parts, single):
+        memory.free(one)
+    assert memory.free_without_ours() == 63 * GiB  # the region is kept
+    memory.make_room()
+    driver.free(other)
+    assert memory.free_without_ours() == 64 * GiB
+
+
 def test_a_freed_region_is_used_again(memory: CudaMemory, driver: Driver) -> None:
     first = memory.scatter([32 * MiB] * 3, seed=1)
     held = dict(driver.held)
