@@ -31,7 +31,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.progress import Progress
-from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines, short_header
+from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines
 from pytest_gpumem.settings import loosened
 from pytest_gpumem.units import format_time
 
@@ -80,10 +80,14 @@ class TerminalHooks(SummaryHooks):
 
     def pytest_report_header(self, config: pytest.Config) -> list[str]:
         session = self._session
-        reason = session.chosen.fallback_reason
-        conditions = session.chosen.conditions()
-        draw = header if session.config.get_verbosity() > 0 else short_header
-        lines = draw(session.facts, session.settings.to_json(), self._baseline(), fallback_reason=reason, conditions=conditions)
+        lines = header(
+            session.facts,
+            session.settings.to_json(),
+            self._baseline(),
+            fallback_reason=session.chosen.fallback_reason,
+            conditions=session.chosen.conditions(),
+            short=config.get_verbosity() <= 0,
+        )
         width = config.get_terminal_writer().fullwidth
         return [part for line in lines for part in wrapped(line, width, indent="    ")]
 
@@ -309,8 +313,7 @@ class ProgressHooks:
         shown = yield
         if report.when == "teardown":
             measured = (row.measurement for row in self._session.rows.of(report.nodeid))
-            self._progress.took(report.nodeid, sum(len(one.samples) for one in measured if one is not None))
-            self._progress.end(report.nodeid)
+            self._progress.end(report.nodeid, sum(len(one.samples) for one in measured if one is not None))
         self._draw()
         return shown
 

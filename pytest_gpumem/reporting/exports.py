@@ -113,15 +113,11 @@ def bmf(figures: Iterable[tuple[str, str, float, tuple[float, float] | None]]) -
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name, measure, value, interval in figures:
-        found.setdefault(printable(name), {})[printable(measure)] = _metric(1e9 if measure == "latency" else 1.0, value, interval)
+        scale = 1e9 if measure == "latency" else 1.0
+        ends = {} if interval is None else dict(zip(("lower_value", "upper_value"), interval, strict=True))
+        metric = {key: scale * figure for key, figure in {"value": value, **ends}.items()}
+        found.setdefault(printable(name), {})[printable(measure)] = metric
     return json.dumps(found, indent=1) + "\n"
-
-
-def _metric(scale: float, value: float, interval: tuple[float, float] | None) -> dict[str, float]:
-    metric = {"value": scale * value}
-    if interval is not None:
-        metric |= {"lower_value": scale * interval[0], "upper_value": scale * interval[1]}
-    return metric
 
 
 def github_action_benchmark(rows: Iterable[Row], device: DeviceFacts) -> str:

@@ -203,7 +203,9 @@ def _family(function: str, reads: list[_Read], facts: DeviceFacts) -> Family | N
         # A single series has the name of the figure.
         series.append(Series((name or y_name) if len(found) > 1 else y_name, drawn))
         if "bandwidth" in y_name and (predicted := _predicted(points, drawn)) is not None:
-            series.append(Series(_predicted_name(name), predicted, predicted=True))
+            words = f"{name}: " if name else ""
+            words += f"if the time grew with the sectors of a request ({COALESCED} where coalesced)"
+            series.append(Series(words, predicted, predicted=True))
     return Family(function, x_unit, y_name, unit, tuple(series), tuple(_ceilings(measured, series, y_name, facts)))
 
 
@@ -264,11 +266,6 @@ def _predicted(points: Sequence[tuple[float, _Read]], drawn: Sequence[Point]) ->
     least = min(known)
     best = max(point.y for point, count in zip(drawn, known, strict=True) if count == least)
     return tuple(Point(point.x, best * least / count) for point, count in zip(drawn, known, strict=True))
-
-
-def _predicted_name(series: str) -> str:
-    of = f"{series}: " if series else ""
-    return f"{of}if the time grew with the sectors of a request ({COALESCED} where coalesced)"
 
 
 def _ceilings(measured: Sequence[Measurement], series: Sequence[Series], y_name: str, facts: DeviceFacts) -> Iterator[Ceiling]:

@@ -24,7 +24,7 @@ from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder
 from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course
 from pytest_gpumem.reporting.plots.runs import Load, Past, history, origin, roofline, strip, trend, turns
-from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row_facts, shown_headings
+from pytest_gpumem.reporting.row_facts import OF_MEMORY, RowFacts, row_facts, shown_headings
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
@@ -96,14 +96,14 @@ def _failed_otherwise(one: RowFacts) -> bool:
 def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint | None) -> dict[str, object]:
     """One row of the table of results. Its figures have a text, a value to sort by, and what it was in the baseline."""
     was = {"change": _base_text(one.row), **dict(_memory_before(one.row.footprint, before))}
-    share = one.figures[HEADINGS.index("of peak")].value
+    share = one.figures["of peak"].value
     return {
         "name": one.name,
         "target": anchor(one.row.unique_key),
         "kind": kind,
         "figures": [
             (heading, figure.text, "" if figure.value is None else f"{figure.value:.6g}", was.get(heading, ""))
-            for heading, figure in zip(HEADINGS, one.figures, strict=True)
+            for heading, figure in one.figures.items()
             if heading in headings
         ],
         "share": "" if share is None else f"{min(share, 1.0) * 40:.0f}",

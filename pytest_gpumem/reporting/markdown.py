@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable
+from itertools import accumulate
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.concerns import concerns, fails, sentence
-from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, row_facts, shown_headings
+from pytest_gpumem.reporting.row_facts import RowFacts, row_facts, shown_headings
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
@@ -51,18 +52,14 @@ def table(rows: Iterable[RowFacts], room: int = LIMIT) -> str:
     """Rows as a table of at most `room` characters, and a sentence about the rows that do not fit."""
     rows = list(rows)
     headings = shown_headings(rows)
-    lines = [f"| test | {' | '.join(headings)} | verdict |", f"|---|{'--:|' * len(headings)}---|"]
-    length, left = sum(map(len, lines)), 0
+    above = [f"| test | {' | '.join(headings)} | verdict |", f"|---|{'--:|' * len(headings)}---|"]
+    lines = []
     for row in rows:
         verdict = f"{row.verdict}{' (simulated)' if row.simulated else ''}"
-        figures = " | ".join(escaped(row.figures[HEADINGS.index(heading)].text) for heading in headings)
-        line = f"| {code(row.name)} | {figures} | {verdict if row.outcome is Outcome.PASS else f'**{verdict}**'} |"
-        length += len(line) + 1
-        if length > room:
-            left += 1
-        else:
-            lines.append(line)
-    return "\n".join([*lines, *(["", f"{left} further rows found no place here."] if left else [])])
+        figures = " | ".join(escaped(row.figures[heading].text) for heading in headings)
+        lines.append(f"| {code(row.name)} | {figures} | {verdict if row.outcome is Outcome.PASS else f'**{verdict}**'} |")
+    fitting, left = _fitting(lines, room - sum(map(len, above)))
+    return "\n".join([*above, *fitting, *(["", f"{left} further rows found no place here."] if left else [])])
 
 
 def code(text: str) -> str:
@@ -79,16 +76,16 @@ def escaped(text: str) -> str:
 
 def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:
     """Sentences, each from a line of its own, in an HTML element within which Markdown means nothing."""
-    lines: list[str] = []
-    length, left = 0, 0
-    for one in sentences:
-        more = [html.escape(line) for line in wrapped(printable(one), WIDTH)]
-        length += sum(len(line) + 1 for line in more)
-        if length > room:
-            left += 1
-        else:
-            lines += more
-    return "\n".join(["<pre>", *lines, *([f"{left} further ones found no place here"] if left else []), "</pre>"])
+    fitting, left = _fitting((html.escape("\n".join(wrapped(printable(one), WIDTH))) for one in sentences), room)
+    return "\n".join(["<pre>", *fitting, *([f"{left} further ones found no place here"] if left else []), "</pre>"])
+
+
+def _fitting(texts: Iterable[str], room: int) -> tuple[list[str], int]:
+    """The first texts that take at most `room` characters, each with a line break, and the number of those after them."""
+    texts = list(texts)
+    lengths = accumulate(len(text) + 1 for text in texts)
+    fitting = [text for text, length in zip(texts, lengths, strict=True) if length <= room]
+    return fitting, len(texts) - len(fitting)
 
 
 def folded(heading: str, body: str) -> str:

@@ -27,11 +27,7 @@ def _markdown(run: Run) -> str:
     return markdown.page(run)
 
 
-def _code_quality(run: Run) -> str:
-    return code_quality(run.rows, run.places)
-
-
 OUTPUTS: Mapping[str, Callable[[Run], str | None]] = MappingProxyType(
-    {"report": _report, "markdown": _markdown, "code_quality": _code_quality}
+    {"report": _report, "markdown": _markdown, "code_quality": lambda run: code_quality(run.rows, run.places)}
 )
 """By the setting that names the file: the file's text, or None if a run without rows writes no such file."""

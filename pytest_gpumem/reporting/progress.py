@@ -16,8 +16,7 @@ class Progress:
         self._clock = clock
         self._begun = clock()
         self._tests: frozenset[str] = frozenset()
-        self._ended: set[str] = set()
-        self._samples: dict[str, int] = {}
+        self._samples: dict[str, int] = {}  # of each test that has ended, whether it was expected to measure or not
         self._running = ""
 
     def expect(self, tests: Iterable[str]) -> None:
@@ -30,21 +29,9 @@ class Progress:
         if test in self._tests:
             self._running = test
 
-    def took(self, test: str, samples: int) -> None:
-        """Note that a test has taken so many samples in all."""
+    def end(self, test: str, samples: int) -> None:
+        """Note that a test has ended, and took so many samples in all."""
         self._samples[test] = samples
-
-    def end(self, test: str) -> None:
-        """Note that a test has ended."""
-        if test in self._tests:
-            self._ended.add(test)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds that the other tests need if they are like those that have ended; None before the first has ended."""
-        if not self._ended:
-            return None
-        return (self._clock() - self._begun) / len(self._ended) * (len(self._tests) - len(self._ended))
 
     def __bool__(self) -> bool:
         """True if any test measures."""
@@ -52,11 +39,12 @@ class Progress:
 
     def line(self, width: int) -> str:
         """One line of at most `width` characters, ASCII."""
-        parts = [f"gpumem: {len(self._ended)} of {len(self._tests)} tests", f"{sum(self._samples.values())} samples"]
-        if (left := self.seconds_left) is not None and len(self._ended) < len(self._tests):
-            parts.append(f"about {rounded(left)} left")
+        ended, every = len(self._tests & self._samples.keys()), len(self._tests)
+        parts = [f"gpumem: {ended} of {every} tests", f"{sum(self._samples.values())} samples"]
+        if 0 < ended < every:  # the others are taken to be like those that have ended
+            parts.append(f"about {rounded((self._clock() - self._begun) / ended * (every - ended))} left")
         line = ", ".join(parts)
-        running = printable(self._running) if self._running not in self._ended else ""
+        running = printable(self._running) if self._running not in self._samples else ""
         room = width - len(line) - 2
         # A shorter piece of an id would be of no use.
         return f"{line}: {shortened(running, room)}" if running and room >= 12 else line[:width]

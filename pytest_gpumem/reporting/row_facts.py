@@ -24,7 +24,7 @@ from pytest_gpumem.units import format_bytes, format_rate, format_share, format_
 
 ALWAYS = ("latency", "bandwidth", "of peak", "noise")  # headings that a page has also where no row has a figure
 OF_MEMORY = ("peak memory", "kept")  # headings of bytes
-HEADINGS = (*ALWAYS, *OF_MEMORY, "change")  # of `RowFacts.figures`, in their order
+HEADINGS = (*ALWAYS, *OF_MEMORY, "change")  # of `RowFacts.figures`
 LEAST_NOISE = 1e-5  # share below which a noise is shown as "< 0.00100 %": the medians of all placements are on the same tick of the clock
 _MEDIANS = 24  # placements whose medians are listed
 
@@ -72,22 +72,19 @@ class RowFacts:
         return self.row.verdict.simulated or self.device.simulated
 
     @cached_property
-    def figures(self) -> tuple[Figure, ...]:
-        """One for each of `HEADINGS`."""
-        measurement, comparison = self.row.measurement, self.row.verdict.comparison
-        change = _change(comparison) if comparison is not None else Figure()
-        if measurement is None:
-            return Figure(), Figure(), Figure(), Figure(), *_memory(self.row, self.memory), change
-        # Bytes that are asked for repeatedly count once in a bandwidth and its share of the peak, so L2 would look slow.
-        share = measurement.share_of_peak(self.device) if measurement.asked_bandwidth is None else None
-        return (
-            _latency(measurement),
-            _bandwidth(measurement),
-            Figure(f"{share * 100:.1f} %", share) if share is not None else Figure(),
-            Figure(_noise(measurement.noise), measurement.noise) if measurement.noise is not None else Figure(),
-            *_memory(self.row, self.memory),
-            change,
-        )
+    def figures(self) -> dict[str, Figure]:
+        """One for each of `HEADINGS`, in their order."""
+        found = dict.fromkeys(HEADINGS, Figure()) | dict(zip(OF_MEMORY, _memory(self.row, self.memory), strict=True))
+        if (comparison := self.row.verdict.comparison) is not None:
+            found["change"] = _change(comparison)
+        if (measurement := self.row.measurement) is not None:
+            found["latency"], found["bandwidth"] = _latency(measurement), _bandwidth(measurement)
+            # Bytes that are asked for repeatedly count once in a bandwidth and its share of the peak, so L2 would look slow.
+            if measurement.asked_bandwidth is None and (share := measurement.share_of_peak(self.device)) is not None:
+                found["of peak"] = Figure(f"{share * 100:.1f} %", share)
+            if measurement.noise is not None:
+                found["noise"] = Figure(_noise(measurement.noise), measurement.noise)
+        return found
 
     def facts(self) -> Iterator[tuple[str, str]]:
         """Terms and texts in reading order: limits, change, measurement, conditions, notes."""
@@ -136,7 +133,7 @@ def row_facts(rows: Sequence[Row], device: DeviceFacts, *, memory: bool = False)
 
 def shown_headings(rows: Sequence[RowFacts]) -> list[str]:
     """The headings of a page: `ALWAYS`, and those for which some row has a figure."""
-    return [heading for place, heading in enumerate(HEADINGS) if heading in ALWAYS or any(row.figures[place].text for row in rows)]
+    return [heading for heading in HEADINGS if heading in ALWAYS or any(row.figures[heading].text for row in rows)]
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:

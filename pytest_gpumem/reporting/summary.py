@@ -128,7 +128,7 @@ def _drawn(parts: Sequence[_Part], width: int, colour: bool) -> str:
 def _line(name: str, of: Sequence[RowFacts], without: Collection[str]) -> Line:
     first = of[0]
     if len(of) == 1:
-        figures = [figure.short if figure.short and _INTERVALS in without else figure.text for figure in first.figures]
+        figures = [figure.short if figure.short and _INTERVALS in without else figure.text for figure in first.figures.values()]
     else:
         figures = [_span(heading, of) for heading in HEADINGS]
     kept = ["" if heading in without else figure for heading, figure in zip(HEADINGS, figures, strict=True)]
@@ -141,7 +141,7 @@ def _line(name: str, of: Sequence[RowFacts], without: Collection[str]) -> Line:
 
 def _span(heading: str, of: Sequence[RowFacts]) -> str:
     """The least and the largest figure, such as "2.471 to 4.254 ms"; empty where a row has none, or where figures are of two kinds."""
-    figures = [one.figures[HEADINGS.index(heading)] for one in of]
+    figures = [one.figures[heading] for one in of]
     values = [(figure.value, figure.short or figure.text) for figure in figures if figure.value is not None]
     if not values or (len(values) < len(of) and heading != "noise"):
         return ""
@@ -161,7 +161,7 @@ def _sentences(shown: Sequence[RowFacts], saved: bool) -> Iterator[str]:
     rows = [one.row for one in shown]
     yield from remedies(row for row in rows if not (saved and row.verdict.outcome is Outcome.NEW))
     yield from since_the_baseline(rows)
-    if any(one.figures[HEADINGS.index(heading)].text for one in shown for heading in OF_MEMORY):
+    if any(one.figures[heading].text for one in shown for heading in OF_MEMORY):
         yield from totals(rows)
 
 

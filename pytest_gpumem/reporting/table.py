@@ -117,7 +117,7 @@ def _columns(lines: Sequence[_Shown | Text], without: Collection[str]) -> Column
 
 
 def _figure(heading: str, facts: RowFacts, without: Collection[str]) -> str:
-    figure = facts.figures[HEADINGS.index(heading)]
+    figure = facts.figures[heading]
     if heading == "of peak" and figure.value is not None and _BARS not in without:
         full = round(min(max(figure.value, 0.0), 1.0) * _BAR)
         return f"{figure.text} {'#' * full}{'.' * (_BAR - full)}"

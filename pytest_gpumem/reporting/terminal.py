@@ -27,6 +27,7 @@ def header(
     *,
     fallback_reason: str | None = None,
     conditions: Conditions | None = None,
+    short: bool = False,
 ) -> list[str]:
     """Lines about the device and the run, without colour.
     `settings`: by the names of the options: mode, sampler, placements, precision (a share), budget and total_budget (seconds), processes,
@@ -34,7 +35,13 @@ def header(
     `baseline`: one sentence about the baseline, as `baseline_line` makes it.
     `fallback_reason`: why the device is simulated, if nobody chose that.
     `conditions`: clocks and throttle reasons at the start.
+    `short`: two lines: the device, and the settings that are not the default with the baseline.
     """
+    if short:
+        usual = Settings().to_json()
+        own = {name: value for name, value in settings.items() if name == "mode" or value != usual.get(name)}
+        parts = [_plan(own), f"baseline: {baseline}" if baseline else ""]
+        return printable([f"gpumem: {_short_device(facts, fallback_reason, conditions)}", f"  {'; '.join(filter(None, parts))}"])
     lines = []
     if facts.simulated:  # in capitals, so that nobody mistakes a green run for a real one
         lines.append(f"*** SIMULATED DEVICE: no GPU is measured. Times come from a model of {facts.name}. ***")
@@ -51,28 +58,13 @@ def header(
     return printable(lines)
 
 
-def short_header(
-    facts: DeviceFacts,
-    settings: Mapping[str, object],
-    baseline: str = "",
-    *,
-    fallback_reason: str | None = None,
-    conditions: Conditions | None = None,
-) -> list[str]:
-    """Two lines: the device, and the settings that are not the default with the baseline. Arguments as for `header`."""
+def _short_device(facts: DeviceFacts, fallback_reason: str | None, conditions: Conditions | None) -> str:
     if facts.simulated:
         why = f" ({fallback_reason})" if fallback_reason else ""
-        device = f"SIMULATED {facts.name}: no GPU is measured, times come from a model{why}"
-    else:
-        peak = f"peak {format_rate(facts.peak_bandwidth)}" if facts.peak_bandwidth else "peak unknown"
-        profile = f" MIG {facts.mig_profile}" if facts.mig_profile else ""
-        device = f"{facts.name}{profile}, driver {facts.driver or 'unknown'}, CUDA {facts.cuda or 'unknown'}, {peak}"
-        if conditions is not None and (conditions.throttle_reasons or conditions.other_processes):
-            device = f"{device}; {conditions_text(conditions)}"
-    usual = Settings().to_json()
-    own = {name: value for name, value in settings.items() if name == "mode" or value != usual.get(name)}
-    parts = [_plan(own), f"baseline: {baseline}" if baseline else ""]
-    return printable([f"gpumem: {device}", f"  {'; '.join(part for part in parts if part)}"])
+        return f"SIMULATED {facts.name}: no GPU is measured, times come from a model{why}"
+    device = f"{_name(facts)}, driver {facts.driver or 'unknown'}, CUDA {facts.cuda or 'unknown'}, {_peak(facts)}"
+    disturbed = conditions is not None and (conditions.throttle_reasons or conditions.other_processes)
+    return f"{device}; {conditions_text(conditions)}" if conditions is not None and disturbed else device
 
 
 def missing_lines(missing: Sequence[Missing]) -> list[str]:
@@ -115,10 +107,17 @@ def one_place(one: TextIO, other: TextIO) -> bool:
 
 
 def _device(facts: DeviceFacts) -> str:
-    parts = [facts.arch, f"{facts.sm_count} SMs", f"{facts.memory_bytes / 2**30:.1f} GiB", f"L2 {format_bytes(facts.l2_bytes)}"]
-    parts.append(f"peak {format_rate(facts.peak_bandwidth)}" if facts.peak_bandwidth else "peak unknown")
-    profile = f" MIG {facts.mig_profile}" if facts.mig_profile else ""
-    return f"{'simulated ' if facts.simulated else ''}{facts.name}{profile} ({', '.join(parts)})"
+    l2 = f"L2 {format_bytes(facts.l2_bytes)}"
+    parts = [facts.arch, f"{facts.sm_count} SMs", f"{facts.memory_bytes / 2**30:.1f} GiB", l2, _peak(facts)]
+    return f"{'simulated ' if facts.simulated else ''}{_name(facts)} ({', '.join(parts)})"
+
+
+def _name(facts: DeviceFacts) -> str:
+    return f"{facts.name} MIG {facts.mig_profile}" if facts.mig_profile else facts.name
+
+
+def _peak(facts: DeviceFacts) -> str:
+    return f"peak {format_rate(facts.peak_bandwidth)}" if facts.peak_bandwidth else "peak unknown"
 
 
 def _software(facts: DeviceFacts) -> str:

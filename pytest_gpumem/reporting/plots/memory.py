@@ -9,19 +9,12 @@ from markupsafe import Markup
 
 from pytest_gpumem.records.footprint import Course, Footprint, Phase
 from pytest_gpumem.reporting.plots import svg
-from pytest_gpumem.units import GiB, KiB, MiB, TiB, short_bytes
+from pytest_gpumem.units import short_bytes
 
 MOST = 10  # tests in a plot of the largest
 _HEIGHT = 190.0
-_UNITS = (("TiB", TiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB), ("B", 1))
 
 Points = Sequence[tuple[float, float]]
-
-
-def memory_unit(values: Sequence[float]) -> svg.Unit:
-    """The binary unit in which the largest of some bytes has one to four digits before the point."""
-    most = max(values, default=0.0)
-    return svg.Unit(*next(((name, float(factor)) for name, factor in _UNITS if most >= factor), ("B", 1.0)))
 
 
 def series(footprint: Footprint) -> tuple[tuple[str, Points], ...]:
@@ -43,7 +36,7 @@ def memory_course(footprint: Footprint) -> Markup:
     values = [float(footprint.peak), *(nbytes for _, points in lines for _, nbytes in points)]
     end = max(footprint.seconds, *(at for _, points in lines for at, _ in points), 1e-9)
     frame = svg.Frame(_HEIGHT)
-    x, y = frame.x(0.0, end, svg.time_unit([end])), frame.y(min(0.0, *values), svg.from_zero(values)[1], memory_unit(values))
+    x, y = frame.x(0.0, end, svg.time_unit([end])), frame.y(min(0.0, *values), svg.from_zero(values)[1], svg.bytes_unit(values))
     parts = [*_phases(footprint, frame, x), frame.y_axis(y)]
     if footprint.peak > 0:
         parts.append(svg.line(frame.left, y(footprint.peak), frame.right, y(footprint.peak), "ceiling"))

@@ -100,6 +100,7 @@ def fitted(content: str, units: float) -> str:
 
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 _RATES = (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("KB/s", 1e3), ("B/s", 1.0))
+_BYTES = tuple((name, 1024.0**power) for name, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1), ("B", 0)))
 _MANY = 5000.0  # ratio of the ends of a logarithmic scale from which on only powers of ten have labels
 
 
@@ -123,6 +124,11 @@ def time_unit(values: Sequence[float]) -> Unit:
 def rate_unit(values: Sequence[float]) -> Unit:
     """The same for bytes per second; GB/s up to 10 TB/s, as in datasheets."""
     return Unit("GB/s", 1e9) if 1e9 <= max(values, default=0.0) < 1e13 else _unit(values, _RATES)
+
+
+def bytes_unit(values: Sequence[float]) -> Unit:
+    """The binary unit in which the largest of some bytes has one to four digits before the point."""
+    return _unit(values, _BYTES)
 
 
 def _unit(values: Sequence[float], units: tuple[tuple[str, float], ...]) -> Unit:

@@ -15,7 +15,7 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.footprints import footprint_facts, totals
 from pytest_gpumem.reporting.html import page
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course, series
-from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, row_facts
+from pytest_gpumem.reporting.row_facts import OF_MEMORY, row_facts
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import summary
 from pytest_gpumem.reporting.web_page import anchor
@@ -113,7 +113,7 @@ def test_totals_name_the_tests_that_take_and_keep_most(make_row: MakeRow) -> Non
 def test_columns_are_of_rows_that_are_limited_or_keep_memory(make_row: MakeRow, facts: DeviceFacts) -> None:
     def shown(row: Row) -> list[str]:
         (one,) = row_facts([row], facts)
-        return [one.figures[HEADINGS.index(heading)].text for heading in OF_MEMORY]
+        return [one.figures[heading].text for heading in OF_MEMORY]
 
     small = Footprint(4 * MiB, watched=("fixtures",))
     leaks = replace(small, uses=(MemoryUse("CuPy", "device", peak=MiB, kept=4096),))

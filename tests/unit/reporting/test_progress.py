@@ -24,17 +24,16 @@ def test_the_line_counts_tests_and_samples_and_says_what_is_left() -> None:
     progress.begin("t.py::a")
     assert progress.line(100) == "gpumem: 0 of 3 tests, 0 samples: t.py::a"
     clock.now += 300
-    progress.took("t.py::a", 640)
-    progress.end("t.py::a")
-    progress.end("t.py::of another kind")
+    progress.end("t.py::a", 640)
+    progress.end("t.py::of another kind", 0)
     assert progress.line(100) == "gpumem: 1 of 3 tests, 640 samples, about 10 min left"
     # A rerun replaces what the test had taken before.
-    progress.took("t.py::a", 320)
+    progress.end("t.py::a", 320)
     progress.begin("t.py::b")
     assert progress.line(100) == "gpumem: 1 of 3 tests, 320 samples, about 10 min left: t.py::b"
     assert len(progress.line(30)) == 30
     for test in ("t.py::b", "t.py::c"):
-        progress.end(test)
+        progress.end(test, 0)
     assert progress.line(100) == "gpumem: 3 of 3 tests, 320 samples"
 
 

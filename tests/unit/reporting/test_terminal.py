@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.reporting.terminal import baseline_line, header, one_place, short_header, wants_colour
+from pytest_gpumem.reporting.terminal import baseline_line, header, one_place, wants_colour
 from pytest_gpumem.settings import Settings
 
 
@@ -77,11 +77,11 @@ def test_colour_only_on_a_terminal_that_wants_it(stream: io.StringIO, environmen
 
 def test_the_short_header_is_two_lines(facts: DeviceFacts) -> None:
     settings = Settings().to_json() | {"max_regression": "1%"}
-    assert short_header(facts, settings, baseline_line(3, 0.008, ".benchmarks")) == [
+    assert header(facts, settings, baseline_line(3, 0.008, ".benchmarks"), short=True) == [
         "gpumem: NVIDIA H100 80GB HBM3, driver 580.95.05, CUDA 13.0, peak 3352 GB/s",
         "  mode clean-cold, max_regression 1%; baseline: 3 processes in .benchmarks; catches slow-downs from 0.800 %",
     ]
-    first, _ = short_header(replace(facts, simulated=True), settings, fallback_reason="no driver")
+    first, _ = header(replace(facts, simulated=True), settings, fallback_reason="no driver", short=True)
     assert first == "gpumem: SIMULATED NVIDIA H100 80GB HBM3: no GPU is measured, times come from a model (no driver)"
     throttled = Conditions(throttle_reasons=("sw_power_cap",), other_processes=1)
-    assert short_header(facts, settings, conditions=throttled)[0].endswith("; THROTTLED: sw_power_cap, 1 OTHER PROCESS")
+    assert header(facts, settings, conditions=throttled, short=True)[0].endswith("; THROTTLED: sw_power_cap, 1 OTHER PROCESS")
