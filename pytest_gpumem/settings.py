@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem import units
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, YES
-from pytest_gpumem.units import refused
+from pytest_gpumem.units import did_you_mean, refused
 
 if TYPE_CHECKING:
     # records/ needs `statistics`, which a session without --gpumem does not.
@@ -66,7 +66,7 @@ def _choice(accepted: tuple[str, ...]) -> Callable[[Any], str]:
     def parse(value: object) -> str:
         if value in accepted:
             return str(value)
-        raise units.QuantityError(f"{value!r} is not one of {', '.join(accepted)}{_close(str(value), accepted)}")
+        raise units.QuantityError(f"{value!r} is not one of {', '.join(accepted)}{did_you_mean(str(value), accepted)}")
 
     return parse
 
@@ -483,7 +483,7 @@ def resolve(
         "{} is set in the environment, but there is no such setting",
     )
     _refuse_unknown(
-        (name for name in ini if re.match(r"(?i)gpumem(_|$)", name) or _close(name, [option.key for option in OPTIONS], 0.9)),
+        (name for name in ini if re.match(r"(?i)gpumem(_|$)", name) or did_you_mean(name, [option.key for option in OPTIONS], 0.9)),
         [option.key for option in OPTIONS],
         f"{{}} stands in {ini_file}, but there is no such setting",
     )
@@ -517,15 +517,11 @@ def marker_keywords(marks: Iterable[Any]) -> dict[str, Any]:
     return merged
 
 
-def marker_gpus(keywords: Mapping[str, Any]) -> int | None:
-    """How many GPUs a marker asks for; None if it does not say. Raises `SettingsError`: an unknown keyword, or no whole number."""
-    found: int | None = _parsed_keywords(keywords, "marker").get("gpus")
-    return found
-
-
-def marker_oversubscribes(keywords: Mapping[str, Any]) -> bool:
-    """True if a marker lets its test take more managed memory than is free. Raises `SettingsError`: an unknown keyword or value."""
-    return bool(_parsed_keywords(keywords, "marker").get("oversubscribe"))
+def of_marker(keywords: Mapping[str, Any], name: str) -> Any:
+    """The value of a keyword that is no option: "gpus" or "oversubscribe"; None if the marker does not say.
+    Raises `SettingsError`: an unknown keyword or value.
+    """
+    return _parsed_keywords(keywords, "marker").get(name)
 
 
 def marker_limits(keywords: Mapping[str, Any], origin: str = "marker") -> Limits:
@@ -656,13 +652,5 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], sentence: str) -
     known = tuple(known)
     for name in sorted(names):
         if name not in known:
-            remedy = _close(name, known) or f"; accepted are {', '.join(known)}"
+            remedy = did_you_mean(name, known) or f"; accepted are {', '.join(known)}"
             raise SettingsError(sentence.replace("{}", name) + remedy)
-
-
-def _close(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    import difflib
-
-    by_case = {one.casefold(): one for one in known}
-    match = [by_case[one] for one in difflib.get_close_matches(name.casefold(), by_case, n=1, cutoff=cutoff)]
-    return f" (did you mean {match[0]}?)" if match else ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     # Imported where a text is parsed: a session without --gpumem parses none.
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from fractions import Fraction
     from typing import TypeGuard
 
@@ -47,6 +47,15 @@ _PLUS = r"(?<![0-9.][eE])\+"  # of a sum: the sign of an exponent ("1e+2 us") fo
 
 class QuantityError(ValueError):
     """A text that is no such quantity; the message shows the value and what is accepted."""
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known name that a wrong one is nearest to, for the end of an error; empty if none is as near as `cutoff` (of `difflib`)."""
+    import difflib  # here: few sessions need it
+
+    by_case = {one.casefold(): one for one in known}
+    match = difflib.get_close_matches(name.casefold(), by_case, n=1, cutoff=cutoff)
+    return f" (did you mean {by_case[match[0]]}?)" if match else ""
 
 
 def refused(value: object, accepted: str, why: str = "is not understood") -> QuantityError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import getpass
 import os
 from collections.abc import Mapping, Sequence
@@ -223,6 +222,7 @@ def accept(tests: tuple[str, ...], reason: str, baseline: str | None, gpu: str |
     from pytest_gpumem.baselines.acceptance import untrusted
     from pytest_gpumem.baselines.store import reset, row_keys
     from pytest_gpumem.revisions import DIRTY, head
+    from pytest_gpumem.units import did_you_mean
 
     if not reason.strip():
         raise click.UsageError("--reason: it is empty; give the reason for the change.")
@@ -232,7 +232,8 @@ def accept(tests: tuple[str, ...], reason: str, baseline: str | None, gpu: str |
     stored = {key: row_keys(place, key) for key in devices(place, gpu)}
     for test in tests:
         if not any(_selected(rows, test) for rows in stored.values()):
-            raise UserError(f"{test}: no row in {place} belongs to it{_close(test, stored)}")
+            names = [name for rows in stored.values() for pair in rows.items() for name in pair]
+            raise UserError(f"{test}: no row in {place} belongs to it{did_you_mean(test, names, cutoff=0.5)}")
     revision = head(Path.cwd())
     for key, rows in stored.items():
         if chosen := sorted({row for test in tests for row in _selected(rows, test)}):
@@ -253,12 +254,6 @@ def _names(test: str, key: str, nodeid: str) -> bool:
     from pytest_gpumem.records.row import selects
 
     return test == key or selects(test, nodeid)
-
-
-def _close(test: str, stored: Mapping[str, Mapping[str, str]]) -> str:
-    names = {name for rows in stored.values() for pair in rows.items() for name in pair}
-    close = difflib.get_close_matches(test, names, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _who(environment: Mapping[str, str]) -> str:

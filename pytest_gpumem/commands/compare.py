@@ -60,7 +60,8 @@ def _table(compared: Compared, width: int, colour: bool) -> str:
         lines = []
         for pair, name in rows:
             figures = ["" if heading in without else text for heading, text in zip(_HEADINGS, _figures(pair), strict=True)]
-            lines.append(Line(name, figures, Text(_outcome(pair, _SIMULATED in without), style=pair.row.verdict.outcome.style)))
+            simulated = "" if not pair.row.verdict.simulated else " (sim)" if _SIMULATED in without else " (simulated)"
+            lines.append(Line(name, figures, Text(_judged(pair) + simulated, style=pair.row.verdict.outcome.style)))
         return Columns("test", _HEADINGS, "verdict", lines)
 
     found, _ = narrowed(((_SIMULATED, 28), (_BETWEEN, 28)), width, columns)
@@ -75,11 +76,6 @@ def _figures(pair: Pair) -> tuple[str, ...]:
     if found is None:
         return base, head, "", "", ""
     return base, head, change(found.delta), " to ".join(bounds(found.low, found.high)), format_share(found.catches)
-
-
-def _outcome(pair: Pair, short: bool) -> str:
-    simulated = " (sim)" if short else " (simulated)"
-    return _judged(pair) + (simulated if pair.row.verdict.simulated else "")
 
 
 def _judged(pair: Pair) -> str:

@@ -58,8 +58,10 @@ def explain(
     from pytest_gpumem.explain.text import to_json as explanation_to_json
     from pytest_gpumem.files import unwritable
 
-    if keep is not None and (why := unwritable(_deepest(keep) / "base.json")) is not None:
-        raise click.UsageError(f"--keep: {keep}: {why}.")
+    if keep is not None:
+        deepest = next(part for part in (keep.absolute(), *keep.absolute().parents) if part.exists())
+        if (why := unwritable(deepest / "base.json")) is not None:
+            raise click.UsageError(f"--keep: {keep}: {why}.")
     if base is None:
         if len(arguments) != 2 or not all(one.endswith(".json") or Path(one).is_dir() for one in arguments):
             raise UserError("without --base two files are expected, BASE.json HEAD.json; with it, tests and pytest's arguments")
@@ -80,7 +82,7 @@ def explain(
     memory = grown(*sides)
     for key, lines in memory.items():
         click.echo("\n" + "\n  ".join(printable([key, *lines])))
-    notes = [*_of_sides(*sides), *_alone(*sides)]
+    notes = list(_notes(*sides))
     for note in notes:
         click.echo("\n" + printable(f"note: {note}"))
     utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -131,23 +133,15 @@ def grown(base: SideEvidence, head: SideEvidence) -> dict[str, list[str]]:
     return {key: lines for key in common if (lines := growth_lines(base.footprints[key], head.footprints[key]))}
 
 
-def _of_sides(base: SideEvidence, head: SideEvidence) -> Iterator[str]:
-    """The notes of each side; once if both have the same."""
+def _notes(base: SideEvidence, head: SideEvidence) -> Iterator[str]:
+    """The notes of each side, once if both have the same; and the measurements that only one side has."""
     yield from (f"base and head: {note}" for note in base.notes if note in head.notes)
-    for name, one, other in (("base", base, head), ("head", head, base)):
+    sides = (("base", base, head), ("head", head, base))
+    for name, one, other in sides:
         yield from (f"{name}: {note}" for note in one.notes if note not in other.notes)
-
-
-def _alone(base: SideEvidence, head: SideEvidence) -> Iterator[str]:
-    """The measurements that only one side has."""
-    for name, one, other in (("base", base, head), ("head", head, base)):
+    for name, one, other in sides:
         if missing := [key for key in one.measured if key not in other.measured]:
             yield f"only {name} measured {', '.join(missing)}"
-
-
-def _deepest(folder: Path) -> Path:
-    """The longest part of a path that exists."""
-    return next(part for part in (folder.absolute(), *folder.absolute().parents) if part.exists())
 
 
 def _check_tools(counters: bool | None, traces: bool | None) -> None:

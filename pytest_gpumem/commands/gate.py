@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -96,7 +96,9 @@ def gate(
         raise click.UsageError(f"BASE: {error}.") from None
     steps = 1 if screen_only else 2
     if shards:
-        _check_measured({"--max-regression": max_regression, "--allow-lost": allow_lost})
+        for flag, value in (("--max-regression", max_regression), ("--allow-lost", allow_lost)):
+            if value:
+                raise click.UsageError(f"{flag}: the shards are judged already; give --gpumem-{flag.removeprefix('--')} to each of them.")
         screened = _of_shards(output, base, shards)
         max_regression = screened.document.settings.get("max_regression") if screened.document is not None else None
     # A limit of a test wins over this one, in the screen and in the duet.
@@ -185,13 +187,6 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: 
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise UserError(f"the screen's results in {output} cannot be read: {error}") from None
     return Screened(code, failures, document)
-
-
-def _check_measured(options: Mapping[str, object]) -> None:
-    """Refuse options of the screen, whose shards are measured. Raises `click.UsageError`."""
-    for flag, value in options.items():
-        if value:
-            raise click.UsageError(f"{flag}: the shards are judged already; give --gpumem-{flag.removeprefix('--')} to each of them.")
 
 
 def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:

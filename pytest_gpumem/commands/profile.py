@@ -111,7 +111,7 @@ def _echo(line: str) -> None:
 def _profiled(request: ProfileRequest) -> int:
     from pytest_gpumem.nsight.profile import profiled
     from pytest_gpumem.nsight.tools import opening
-    from pytest_gpumem.runs.child import ending
+    from pytest_gpumem.runs.child import ending, shown
 
     report = profiled(request, os.environ, _echo)
     count = len(report.tests)
@@ -120,7 +120,7 @@ def _profiled(request: ProfileRequest) -> int:
     for line in opening(report.program, report.file, report.tests[0].name if count > 1 else None):
         click.echo(printable(line))
     if count > 1:
-        click.echo(printable(f"the other tests' filters: {_ranges_call(request)}"))
+        click.echo(printable(f"the other tests' filters: {shown(['gpumem', 'ranges', '--', *request.arguments, *request.tests])}"))
     if report.exit_code < 0:
         click.echo(f"gpumem: {report.program} was {ending(report.exit_code)}: its report may not be whole", err=True)
         return Exit.FAILED
@@ -130,12 +130,6 @@ def _profiled(request: ProfileRequest) -> int:
         )
         return Exit.FAILED
     return Exit.FINE
-
-
-def _ranges_call(request: ProfileRequest) -> str:
-    from pytest_gpumem.runs.child import shown
-
-    return shown(["gpumem", "ranges", "--", *request.arguments, *request.tests])
 
 
 @click.command(

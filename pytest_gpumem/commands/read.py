@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from pytest_gpumem.commands import examples, json_option, write_json
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.nsight.recording import Recording
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.printable import printable
@@ -34,7 +35,7 @@ def text(recording: Recording) -> str:
 
 
 def _profile(one: TestProfile) -> Iterator[str]:
-    launches = "" if one.launches is None else f"  {_count(one.launches, 'launch')}"
+    launches = "" if one.launches is None else f"  {counted(one.launches, 'launch')}"
     yield f"{one.key}{launches}" if one.kernels or one.copies or one.launches else f"{one.key}  outside of its measurements"
     for kernel in one.kernels:
         yield from _kernel(kernel)
@@ -52,7 +53,7 @@ def _profile(one: TestProfile) -> Iterator[str]:
 def _kernel(kernel: KernelUse) -> Iterator[str]:
     shape = f"{_shape(kernel.grid)} x {_shape(kernel.block)}"
     yield f"  {kernel.name}"
-    yield f"    {_count(kernel.launches, 'launch')} of {shape} threads, {format_time(kernel.nanoseconds_each / 1e9)} each"
+    yield f"    {counted(kernel.launches, 'launch')} of {shape} threads, {format_time(kernel.nanoseconds_each / 1e9)} each"
     figures = []
     for name, nbytes in (("read", kernel.dram_read), ("written", kernel.dram_written)):
         if nbytes is not None:
@@ -69,7 +70,7 @@ def _kernel(kernel: KernelUse) -> Iterator[str]:
 
 def _copy(copy: CopyUse) -> str:
     sides = f"{copy.source} to {copy.destination}" if copy.source else copy.destination
-    many = _count(copy.count, "memset" if copy.kind == "memset" else f"{copy.kind} copy")
+    many = counted(copy.count, "memset" if copy.kind == "memset" else f"{copy.kind} copy")
     return f"{many}, {sides}: {format_bytes(copy.nbytes)} in {format_time(copy.nanoseconds / 1e9)}"
 
 
@@ -77,16 +78,10 @@ def _besides(title: str, rest: Besides) -> Iterator[str]:
     parts = []
     if rest.kernels:
         nanoseconds = sum(kernel.nanoseconds for kernel in rest.kernels)
-        parts.append(f"{_count(sum(k.launches for k in rest.kernels), 'kernel')} in {format_time(nanoseconds / 1e9)}")
+        parts.append(f"{counted(sum(k.launches for k in rest.kernels), 'kernel')} in {format_time(nanoseconds / 1e9)}")
     parts += [_copy(copy) for copy in (*rest.copies, *rest.memsets)]
     if parts:
         yield f"{title}: {'; '.join(parts)}"
-
-
-def _count(number: int, noun: str) -> str:
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun[:-1]}ies" if noun.endswith("copy") else f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def _shape(size: tuple[int, int, int]) -> str:

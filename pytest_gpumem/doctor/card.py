@@ -148,7 +148,9 @@ def _like_its_model(
         if own is None or not others:
             unjudged += [name] if own is not None else []
         elif field == "dram_latency":
-            found += [] if any(_alike(own, other) for other in others) else [_of_no_known_variant(own, others)]
+            if all(abs(math.log(own / other)) > math.log1p(APART) for other in others):
+                theirs = ", ".join(dict.fromkeys(format_time(other) for other in sorted(others)))
+                found.append(f"another variant than the cards on record: DRAM answers in {format_time(own)}, theirs in {theirs}")
         elif (limit := reach(field, len(others), facts.simulated, everything)) is None:
             unjudged.append(name)
         elif (slower := _slower(field, own, others)) > limit:
@@ -182,15 +184,6 @@ def _slower(field: str, own: float, others: Sequence[float]) -> float:
     """Log-ratio of the time that a figure stands for to the mean of others; slower is positive."""
     log = math.log(own) - statistics.fmean(map(math.log, others))
     return log if field in TIMES else -log
-
-
-def _alike(latency: float, other: float) -> bool:
-    return abs(math.log(latency / other)) <= math.log1p(APART)
-
-
-def _of_no_known_variant(own: float, others: Sequence[float]) -> str:
-    listed = ", ".join(dict.fromkeys(format_time(other) for other in sorted(others)))
-    return f"another variant than the cards on record: DRAM answers in {format_time(own)}, theirs in {listed}"
 
 
 def _slower_controls(own: Controls, others: Sequence[Sequence[Controls]], whose: str) -> list[str]:

@@ -9,6 +9,7 @@ from pytest_gpumem.devices import opening
 from pytest_gpumem.devices.checks import fixed_by_mps, unsupported
 from pytest_gpumem.doctor.machine import Machine
 from pytest_gpumem.doctor.report import Check, Status, in_one_line
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.memory.managed import no_migration
 from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.settings import device_choice
@@ -66,8 +67,7 @@ def _driver(machine: Machine, facts: DeviceFacts | None, card: Card | None, unse
     if facts is not None:
         return Check("driver", Status.OK, f"{facts.driver or 'version unknown'}{supports}; CuPy's CUDA is {facts.cuda or 'unknown'}")
     if card is not None:
-        cards = f"{card.cards} card{'s' * (card.cards != 1)}"
-        why = f"{card.driver or 'version unknown'}{supports}, manages {cards}, but no GPU can be used through it"
+        why = f"{card.driver or 'version unknown'}{supports}, manages {counted(card.cards, 'card')}, but no GPU can be used through it"
         return Check("driver", Status.WARNING, why, "see the line GPU")
     module = re.search(r"Kernel Module.*?\s(\d+\.\d[\d.]*)", machine.read("/proc/driver/nvidia/version") or "")
     if module:

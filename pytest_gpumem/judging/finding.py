@@ -93,8 +93,8 @@ def window_text(window: Window) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """ "1 process", "3 processes", "8 placements"."""
-    plural = f"{thing}es" if thing.endswith("s") else f"{thing}s"
+    """ "1 process", "3 processes", "8 placements", "2 copies"."""
+    plural = f"{thing[:-1]}ies" if thing.endswith("py") else f"{thing}es" if thing.endswith(("s", "ch")) else f"{thing}s"
     return f"{count} {thing if count == 1 else plural}"
 
 

@@ -79,17 +79,18 @@ def _acquire(lock: FileLock, holder: Path, gpu: str, tell: Callable[[str], None]
         except Timeout:
             now = time.monotonic()
         content = _content(holder)
+        name, of_this_run = _named(content)
         if content != seen:
             since, seen = now, content
         elif now - since >= limit:
             waited = f"for {limit:.0f} s of waiting" if limit else "and was not waited for again"
-            raise GpuBusy(f"{gpu} is in use {waited}: {_named(content)} measures on it; end that process, or measure later")
-        if now >= due and _of_this_run(content) and now < since + REPEAT:
+            raise GpuBusy(f"{gpu} is in use {waited}: {name} measures on it; end that process, or measure later")
+        if now >= due and of_this_run and now < since + REPEAT:
             due = since + REPEAT
         if now >= due:
             due = now + REPEAT
             rest = since + limit - now
-            tell(f"gpumem: waiting for {gpu}: {_named(content)} measures on it; gives up in {rest:.0f} s; the lock is {lock.lock_file}")
+            tell(f"gpumem: waiting for {gpu}: {name} measures on it; gives up in {rest:.0f} s; the lock is {lock.lock_file}")
 
 
 def lock_file(uuid: str) -> Path:
@@ -139,20 +140,12 @@ def _content(holder: Path) -> str:
         return ""
 
 
-def _of_this_run(content: str) -> bool:
-    """True if another worker of the same run holds the GPU, which nobody needs to hear of."""
-    try:
-        run = json.loads(content)["run"]
-    except (ValueError, TypeError, KeyError):
-        return False
-    return run is not None and run == os.environ.get(_RUN)
-
-
-def _named(content: str) -> str:
-    """The process and the test that hold a GPU, as `exclusive` wrote them."""
+def _named(content: str) -> tuple[str, bool]:
+    """The process and the test that hold a GPU, as `exclusive` wrote them; True for another worker of this run, of which nobody needs to
+    hear."""
     try:
         written = json.loads(content)
         test = f" ({written['test']})" if written["test"] else ""
-        return printable(f"process {written['pid']}{test}")
+        return printable(f"process {written['pid']}{test}"), _RUN in os.environ and written.get("run") == os.environ[_RUN]
     except (ValueError, TypeError, KeyError):
-        return "another process"
+        return "another process", False

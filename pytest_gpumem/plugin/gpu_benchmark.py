@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import imposed, loosened, marker_limits, merge_limits
+from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -121,8 +121,8 @@ class GpuBenchmark:
         test = self._test
         given = {name: kwargs.pop(name) for name in LIMITS if name in kwargs}
         for name in kwargs:
-            if isinstance(function, BoundKernel) and (near := difflib.get_close_matches(name, KEYWORDS, n=1)):
-                raise BadCall(f"gpu_benchmark() has no keyword {name!r}; did you mean {near[0]!r}?")
+            if isinstance(function, BoundKernel) and (near := did_you_mean(name, KEYWORDS)):
+                raise BadCall(f"gpu_benchmark() has no keyword {name!r}{near}")
         label = self._check_label(label)
         limits = self._limits(given)
         target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=moved)
@@ -151,8 +151,7 @@ class GpuBenchmark:
         label = self._check_label(label)
         for name in limits:
             if name not in LIMITS:  # one of a footprint is refused with the others
-                near = difflib.get_close_matches(name, KEYWORDS, n=1)
-                raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
+                raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}{did_you_mean(name, KEYWORDS)}")
         result = self._measure(test.conductor.case(build, arena=test.arena), label, self._limits(limits), mode, count_pages)
         if test.session.settings.l2_sweep and result.measurement.window is not None:
             self._sweeps.later_case(build, result.measurement.target, result.measurement.window.nbytes, mode)
@@ -166,7 +165,9 @@ class GpuBenchmark:
         if test.judged:
             target.close()
             raise BadCall("this test was judged already: measure in its body, not while fixtures are torn down")
-        settings = test.session.settings
+        session, settings = test.session, test.session.settings
+        # What a launch runs is recorded for the baseline, for a limit, or to explain.
+        ran = session.evidence or settings.explain or counts_steps(limits)
         provenance = test.session.provenance  # the control readings come before the first measurement
         # A profiler tells the measurements of one test apart by it.
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
@@ -179,7 +180,7 @@ class GpuBenchmark:
                 arena=test.arena,
                 label=label,
                 name=test.range_name,
-                passes=Passes(pages=self._counts(count_pages, limits), activity=settings.explain, ran=self._watches(limits)),
+                passes=Passes(pages=self._counts(count_pages, limits), activity=settings.explain, ran=ran),
             )
             if work is not None:
                 overlap = overlap_of(test.conductor, work, wanted, arena=test.arena, name=test.range_name)
@@ -204,11 +205,6 @@ class GpuBenchmark:
             return True
         settings = self._test.settings
         return settings.explain or (settings.count_pages if count_pages is None else count_pages)
-
-    def _watches(self, limits: Limits) -> bool:
-        """True if what a launch runs is recorded: for the baseline, for a limit, or to explain."""
-        session = self._test.session
-        return session.evidence or session.settings.explain or counts_steps(limits)
 
     def _claim(self, label: str, other: str, by: float) -> None:
         """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when the test ends."""

@@ -13,7 +13,7 @@ import pytest
 from pytest_gpumem.devices.opening import Chosen
 from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.plugin.marks import PEER_FIXTURE, marks_of, uses
-from pytest_gpumem.settings import Settings, marker_gpus, marker_keywords
+from pytest_gpumem.settings import Settings, marker_keywords, of_marker
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # the driver reads it once, when a process initialises CUDA
 KEY = "gpumem_device"  # key of xdist's `workerinput`: `DeviceFacts.key` of the controller, which stores the rows of all workers
@@ -47,7 +47,7 @@ def reserved(item: pytest.Item, chosen: Chosen) -> tuple[str, ...]:
     """UUIDs of the GPUs that a test has for itself: one, two if it uses `peer_buffer`, or as many as its marker says.
     Raises `Unsupported`: the marker asks for more than there are.
     """
-    asked = marker_gpus(marker_keywords(marks_of(item)))
+    asked = of_marker(marker_keywords(marks_of(item)), "gpus")
     there = max(1, len(chosen.gpus))
     if asked is not None and asked > there:
         raise Unsupported(f"the test needs {asked} GPUs (gpus={asked}); this process sees {there}")

@@ -124,7 +124,9 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
         for measured, limits in test.measurements
     ]
     if skipped:
-        rows = [replace(row, verdict=_skipped(error, session)) for row in rows]
+        why = f"the test skipped after this measurement: {error}"
+        verdict = Verdict(Outcome.UNDECIDED, why, simulated=session.facts.simulated, code=Code.CONDITIONS)
+        rows = [replace(row, verdict=verdict) for row in rows]
     else:
         rows = [judged(row, siblings, session) for row in with_footprints(item, rows, test.range_name, session)]
     failing = [row for row in rows if fails(row, session)]
@@ -166,11 +168,6 @@ def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
 
 
 _OPEN = Verdict(Outcome.UNDECIDED, "")  # of a row that is about to be judged
-
-
-def _skipped(skip: BaseException | None, session: GpuSession) -> Verdict:
-    why = f"the test skipped after this measurement: {skip}"
-    return Verdict(Outcome.UNDECIDED, why, simulated=session.facts.simulated, code=Code.CONDITIONS)
 
 
 def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -> Row:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import Parameter, signature
@@ -26,8 +24,9 @@ from pytest_gpumem.plugin.result import SweepResult
 from pytest_gpumem.plugin.state import GpuSession, GpuTest, SummaryHooks, write_output
 from pytest_gpumem.plugin.workers import refuse_workers
 from pytest_gpumem.printable import printable
+from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.settings import MODES
-from pytest_gpumem.units import format_bytes
+from pytest_gpumem.units import did_you_mean, format_bytes
 
 if TYPE_CHECKING:
     from pytest_gpumem.measuring.target import Target
@@ -233,9 +232,8 @@ class L2Sweeps:
         test = self._test
         for name in options:
             if name not in STREAM_KEYWORDS:
-                near = difflib.get_close_matches(name, STREAM_KEYWORDS, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"accepted are {', '.join(STREAM_KEYWORDS)}"
-                raise BadCall(f"persisting_stream() has no keyword {name!r}; {hint}")
+                hint = did_you_mean(name, STREAM_KEYWORDS) or f"; accepted are {', '.join(STREAM_KEYWORDS)}"
+                raise BadCall(f"persisting_stream() has no keyword {name!r}{hint}")
         found = test.arena.find(buffer)
         with self._afterwards(), persisting(test.device, buffer if found is None else found, **options) as stream:
             test.streams.append(stream)
@@ -308,10 +306,6 @@ class SweepHooks(SummaryHooks):
             self._notes.append(write_output(session, "--gpumem-l2-sweep-map", self._picture, l2_svg(gpu.sweeps)))
 
     def summarise(self, writer: pytest.TerminalReporter) -> None:
-        for line in self._lines(writer):
-            writer.write_line(line)
-
-    def _lines(self, writer: pytest.TerminalReporter) -> Iterator[str]:
         if not self._session.sweeps and not self._notes:
             return
         from pytest_gpumem.reporting.l2_sweep import drawn
@@ -320,6 +314,7 @@ class SweepHooks(SummaryHooks):
         writer.ensure_newline()  # so that the section's heading has no blank line below
         writer.section("gpumem: persisting L2")
         for nodeid, found in self._session.sweeps:
-            yield drawn(printable(nodeid), printable(found), width=width, colour=colour)
+            writer.write_line(drawn(printable(nodeid), printable(found), width=width, colour=colour))
         for note in self._notes:
-            yield from textwrap.wrap(printable(note), width, break_long_words=False, break_on_hyphens=False)
+            for line in wrapped(printable(note), width, indent=""):
+                writer.write_line(line)

@@ -69,10 +69,9 @@ def only(items: Iterable[pytest.Item], wanted: Sequence[str], folder: Path) -> l
     kept: dict[str, pytest.Item] = {}
     for item in items:
         inside = item.nodeid.partition("::")[2]
-        if any(item.path.resolve() == file and _within(inside, part) for file, part in chosen):
+        if any(
+            item.path.resolve() == file and (not part or inside == part or inside.startswith((f"{part}::", f"{part}[")))
+            for file, part in chosen
+        ):
             kept.setdefault(item.nodeid, item)
     return list(kept.values())
-
-
-def _within(inside: str, part: str) -> bool:
-    return not part or inside == part or inside.startswith((f"{part}::", f"{part}["))

@@ -240,21 +240,16 @@ class DecideHooks:
         announce(
             self._session, f"gpumem: {counted(len(self._open), 'undecided row')} measured again in fresh processes, {self._left()} at most"
         )
+        of_gpu: dict[str | None, list[str]] = {}  # by the UUID of the GPU that they were measured on: workers of xdist have one each
+        for key in self._open:
+            of_gpu.setdefault(_card(self._first[key]), []).append(key)
         undecided_rows = list[str]()
-        for card, keys in self._by_gpu().items():
+        for card, keys in of_gpu.items():
             self._open = keys
             self._measure_on(card)
             undecided_rows += self._open
-        self._open = undecided_rows
         if gpu.settings.strict:
-            self._fail(row for row in gpu.rows.own() if row.key in self._open)
-
-    def _by_gpu(self) -> dict[str | None, list[str]]:
-        """The keys of the open rows, by the UUID of the GPU that they were measured on: workers of xdist have one each."""
-        found: dict[str | None, list[str]] = {}
-        for key in self._open:
-            found.setdefault(_card(self._first[key]), []).append(key)
-        return found
+            self._fail(row for row in gpu.rows.own() if row.key in undecided_rows)
 
     def _processes(self, card: str | None) -> Repeats:
         gpu = self._session

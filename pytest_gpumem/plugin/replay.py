@@ -21,6 +21,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin.workers import is_controller, under_xdist
+from pytest_gpumem.result_files import revision_of
 
 DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's own default of `--benchmark-storage`
 
@@ -221,8 +222,4 @@ def commit_info(config: pytest.Config) -> dict[str, Any]:
 
 def revision(config: pytest.Config) -> str | None:
     """Commit id, with "-dirty" for uncommitted changes; None outside a repository."""
-    info = commit_info(config)
-    commit = info.get("id")
-    if not commit or commit in ("unversioned", "unknown"):
-        return None
-    return f"{commit}-dirty" if info.get("dirty") else str(commit)
+    return revision_of(commit_info(config))

@@ -398,9 +398,8 @@ class LostHooks:
                 one = Missing(row.nodeid, row.label, ALLOWED, reason)
             gpu.missing.append(one)
         gpu.remarks += self._useless(measured)
-        lost = any(one.status == LOST for one in gpu.missing)
-        if lost and gpu.settings.strict and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if gpu.settings.strict and any(one.status == LOST for one in gpu.missing):
+            fail(session)
 
     def _why(self, nodeid: str, *, complete: bool) -> tuple[Status, str] | None:
         """Status and reason of a measurement that is missing; None if its test was not requested."""

@@ -62,7 +62,7 @@ from pytest_gpumem.settings import (
     SettingsError,
     marker_keywords,
     marker_limits,
-    marker_oversubscribes,
+    of_marker,
     of_test,
     switched_off,
 )
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 def fail(session: pytest.Session) -> None:
     """End a session with the exit code of failed tests, unless it ends with another error."""
-    if session.exitstatus == pytest.ExitCode.OK:
+    if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -461,7 +461,7 @@ class GpuTest:
         self.device: Device = session.device
         self.exit = ExitStack()  # closed at the test's end, after its memory is freed
         self.exit.enter_context(self.device.current())
-        oversubscribes = marker_oversubscribes(keywords)
+        oversubscribes = bool(of_marker(keywords, "oversubscribe"))
         settings = session.settings
         cap = PinnedCap(settings.pinned_share, settings.origins.get("pinned_share", "default"))
         self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), cap, oversubscribes=oversubscribes)

@@ -151,7 +151,7 @@ def test_add(gpu_benchmark, gpu_kernels, managed_buffer):
         ("max_gpu_page_faults=True", "True is no number; accepted is a whole number from 0 on"),
         ("max_migrated='many'", "'many'"),
         ("count_pages=3", "count_pages=3; accepted are True, False and None"),
-        ("max_page_faults=1", "did you mean 'max_gpu_page_faults'"),
+        ("max_page_faults=1", "did you mean max_gpu_page_faults"),
     ],
 )
 def test_mistakes_are_one_line(keyword: str, message: str, pytester: pytest.Pytester, gpumem: Run) -> None:

@@ -71,7 +71,7 @@ def test_mistakes_are_one_line(pytester: pytest.Pytester, gpumem: Run) -> None:
     accepted = "hit_ratio, set_aside, hit, miss, window, offset, where, allow_thrash"
     result.stdout.fnmatch_lines(
         [
-            "*py:2: BadCall: persisting_stream() has no keyword 'setaside'; did you mean 'set_aside'?",
+            "*py:2: BadCall: persisting_stream() has no keyword 'setaside' (did you mean set_aside?)",
             f"*py:6: BadCall: persisting_stream() has no keyword 'label'; accepted are {accepted}",
             '*py:10: BadWindow: *128 MiB; persisting_stream(..., window="clamp") lays the window over its first bytes',
         ]

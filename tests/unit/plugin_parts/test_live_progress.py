@@ -23,8 +23,10 @@ class Terminal(io.StringIO):
 def made(file: io.StringIO, **option: object) -> tuple[terminal.ProgressHooks, SimpleNamespace]:
     reporter = SimpleNamespace(_tw=SimpleNamespace(_file=file, fullwidth=60), ensure_newline=lambda: None)
     reporter.write_line = lambda line: file.write(line + "\n")
-    options = SimpleNamespace(**{"capture": "fd", "usepdb": False, "log_cli_level": None, **option})
-    session: Any = SimpleNamespace(config=SimpleNamespace(option=options, getini=lambda name: False), rows=Rows())
+    options = {"capture": "fd", "usepdb": False, "log_cli_level": None, **option}
+    plugins = SimpleNamespace(hasplugin=lambda name: True)
+    config = SimpleNamespace(getoption=lambda name, default=None: options[name], getini=lambda name: False, pluginmanager=plugins)
+    session: Any = SimpleNamespace(config=config, rows=Rows())
     hooks = terminal.ProgressHooks(session, reporter)  # type: ignore[arg-type]
     items = [SimpleNamespace(nodeid=f"t.py::{name}", fixturenames=[BENCHMARK_FIXTURE]) for name in "ab"]
     items.append(SimpleNamespace(nodeid="t.py::other", fixturenames=[]))

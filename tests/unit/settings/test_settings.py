@@ -21,11 +21,10 @@ from pytest_gpumem.settings import (
     Settings,
     SettingsError,
     loosened,
-    marker_gpus,
     marker_keywords,
     marker_limits,
-    marker_oversubscribes,
     merge_limits,
+    of_marker,
     of_role,
     of_test,
     resolve,
@@ -225,18 +224,18 @@ def test_limits_on_what_a_launch_does_hold_for_a_whole_run(name: str, written: o
 
 
 def test_more_managed_memory_than_is_free_is_asked_for_by_the_test() -> None:
-    assert [marker_oversubscribes(one) for one in ({}, {"oversubscribe": None}, {"oversubscribe": True})] == [False, False, True]
+    assert [of_marker(one, "oversubscribe") for one in ({}, {"oversubscribe": None}, {"oversubscribe": True})] == [None, None, True]
     with pytest.raises(SettingsError, match=r"marker: oversubscribe: 'perhaps' is not understood"):
-        marker_oversubscribes({"oversubscribe": "perhaps"})
+        of_marker({"oversubscribe": "perhaps"}, "oversubscribe")
 
 
 def test_the_number_of_gpus_is_the_tests() -> None:
-    assert marker_gpus({"gpus": 2, "max_latency": "1 us"}) == 2
-    assert marker_gpus({}) is None
+    assert of_marker({"gpus": 2, "max_latency": "1 us"}, "gpus") == 2
+    assert of_marker({}, "gpus") is None
     assert of_test(Settings(), {"gpus": 2}) == Settings()
     for wrong in (0, "two", True, 1.5):
         with pytest.raises(SettingsError, match=r"marker: gpus: .* accepted is a whole number from 1 on"):
-            marker_gpus({"gpus": wrong})
+            of_marker({"gpus": wrong}, "gpus")
 
 
 @pytest.mark.parametrize(
