@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import shlex
 import shutil
 import sys
@@ -23,7 +22,6 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.footprints import WATCHED, with_footprints, with_verdict
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, Verdict, key_of
 from pytest_gpumem.reporting.columns import wrapped
@@ -90,15 +88,6 @@ def why_text(row: Row) -> str:
     lines = [f"why: {key}: {why[0]}", *(line if line.startswith(" ") else f"  {line}" for line in why[1:])]
     width = shutil.get_terminal_size().columns
     return "\n".join(part for line in lines for part in wrapped(line, width, indent="    "))
-
-
-PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties
-
-READABLE = (
-    *("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
-    *("delta", "delta_low", "delta_high", "catches", "mode", "sampler", "device", "simulated"),
-)
-"""Figures that have a JUnit property of their own."""
 
 
 def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
@@ -230,14 +219,3 @@ def _first_line(error: BaseException) -> str:
     named = "" if isinstance(error, pytest.fail.Exception) else type(error).__name__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join(part for part in (named, lines[0] if lines else "") if part) or "no message"
-
-
-def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
-    """JUnit properties: the figures as JSON, and those that a person looks for, each on its own.
-    `facts`: of the session's device.
-    """
-    suffix, found = f"[{row.label}]" if row.label else "", figures(row, facts)
-    return [
-        (f"{PROPERTY}{suffix}", json.dumps(found)),
-        *((f"{PROPERTY}_{name}{suffix}", found[name]) for name in READABLE if found.get(name) is not None),
-    ]

@@ -16,7 +16,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
-from pytest_gpumem.plugin.judging import explained, fails, judged, properties, undecided, why_text
+from pytest_gpumem.plugin.judging import explained, fails, judged, undecided, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, may_measure, uses
 from pytest_gpumem.plugin.outputs import correct_junit
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE, failure_texts
@@ -24,6 +24,7 @@ from pytest_gpumem.plugin.state import GpuSession, fail
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.plugin.workers import is_controller, refuse_workers
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.exports import properties
 from pytest_gpumem.reporting.progress import of_processes
 from pytest_gpumem.runs.repeats import AHEAD, ENDED, Further, RepeatFailed, Repeats
 from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TESTS, FURTHER_TURN, READS_CONTROLS

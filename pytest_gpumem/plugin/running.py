@@ -18,7 +18,7 @@ from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import BadBuffer
 from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
-from pytest_gpumem.plugin.judging import PROPERTY, explained, judge_test, unmeasured, why_text
+from pytest_gpumem.plugin.judging import explained, judge_test, unmeasured, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, KERNELS_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, CARD_ATTRIBUTE, ROWS_ATTRIBUTE, broken_limits, failure_texts, short_texts
@@ -28,6 +28,7 @@ from pytest_gpumem.plugin.tracing import memory_texts
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import phase
 from pytest_gpumem.records.schema import row_to_json
+from pytest_gpumem.reporting.exports import PROPERTY
 from pytest_gpumem.settings import ANNOUNCE, SettingsError, switched_off
 from pytest_gpumem.units import QuantityError
 

@@ -27,7 +27,6 @@ from pytest_gpumem.plugin.footprints import FootprintHooks
 from pytest_gpumem.plugin.gpus import KEY, VISIBLE, WorkerGpus, own_in_turn
 from pytest_gpumem.plugin.hangs import WatchdogHooks
 from pytest_gpumem.plugin.isolation import FOLDER, ControllerHooks, WorkerHooks
-from pytest_gpumem.plugin.judging import properties
 from pytest_gpumem.plugin.l2_sweeping import SweepHooks
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.reported import CARD_ATTRIBUTE, FAILED, PASSED, ROWS_ATTRIBUTE
@@ -38,7 +37,7 @@ from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.row import ALLOWED, LOST, NOT_RUN, Missing, Status, key_of, selects
 from pytest_gpumem.records.schema import SWEEPS_KEY, device_to_json, document, row_from_json, sweeps_to_json
 from pytest_gpumem.reporting.concerns import Place
-from pytest_gpumem.reporting.exports import figures
+from pytest_gpumem.reporting.exports import figures, properties
 from pytest_gpumem.revisions import RevisionError, ancestry
 from pytest_gpumem.settings import FURTHER_PROCESS, Settings
 from pytest_gpumem.units import comparison_text

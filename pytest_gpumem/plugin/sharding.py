@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from pytest_gpumem.measuring.budget import need
-from pytest_gpumem.plugin.judging import properties
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.reporting.concerns import Place
+from pytest_gpumem.reporting.exports import properties
 from pytest_gpumem.runs.shards import ERROR, FAILED, KEY, SKIPPED, Ended, Shard, digest, divided
 from pytest_gpumem.settings import DEFAULT_BUDGET
 

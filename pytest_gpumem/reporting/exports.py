@@ -86,6 +86,26 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
     return found | {name: value for name, value in known.items() if value is not None}
 
 
+PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties
+
+READABLE = (
+    *("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
+    *("delta", "delta_low", "delta_high", "catches", "mode", "sampler", "device", "simulated"),
+)
+"""Figures that have a JUnit property of their own."""
+
+
+def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
+    """JUnit properties: the figures as JSON, and those that a person looks for, each on its own.
+    `facts`: of the session's device.
+    """
+    suffix, found = f"[{row.label}]" if row.label else "", figures(row, facts)
+    return [
+        (f"{PROPERTY}{suffix}", json.dumps(found)),
+        *((f"{PROPERTY}_{name}{suffix}", found[name]) for name in READABLE if found.get(name) is not None),
+    ]
+
+
 def _fields(row: Row, facts: DeviceFacts) -> list[object]:
     code = row.verdict.code.value if row.verdict.code is not None else None
     found = {"label": row.label, **figures(row, facts), "test": row.nodeid, "outcome": row.verdict.outcome.value, "code": code}

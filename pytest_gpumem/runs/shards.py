@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +16,11 @@ from msgspec.structs import replace
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.outcomes import Exit, Outcome, UserError
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import LOST, Missing, Row, Verdict
 from pytest_gpumem.records.schema import SWEEPS_KEY, Document, SchemaError, document, from_plain
 from pytest_gpumem.reporting.concerns import Place
+from pytest_gpumem.reporting.exports import properties
 from pytest_gpumem.reporting.row_facts import failure_text
 from pytest_gpumem.result_files import Results, load_results
 from pytest_gpumem.settings import Role, of_role
@@ -114,13 +116,12 @@ def merged(paths: Sequence[Path]) -> Merged:
         replace(row, verdict=promoted.get(row.key, row.verdict), failed=True) if row.nodeid in failing else row  # rows fail with their test
         for row in rows
     ]
-    texts = {
-        nodeid: "\n\n".join(
-            failure_text(row, first.results.document.device, WIDTH) for row in rows if row.nodeid == nodeid and row.key in promoted
-        )
-        for nodeid in failing
-    }
-    tests = tuple(_failing(test, texts) for one in files for test in one.shard.tests)
+    device, of_test = first.results.document.device, {nodeid: [row for row in rows if row.nodeid == nodeid] for nodeid in failing}
+    tests = tuple(
+        _failing(test, of_test[test.nodeid], promoted, device) if test.nodeid in failing else test
+        for one in files
+        for test in one.shard.tests
+    )
     found = replace(
         first.results.document,
         rows=tuple(rows),
@@ -129,7 +130,9 @@ def merged(paths: Sequence[Path]) -> Merged:
     )
     value: dict[str, Any] = {name: one for name, one in first.results.value.items() if name != KEY}
     value["datetime"] = min(one.results.utc for one in files)
-    value["benchmarks"] = [benchmark for one in files for benchmark in one.results.value.get("benchmarks", [])]
+    benchmarks = (benchmark for one in files for benchmark in one.results.value.get("benchmarks", []))
+    # pytest-benchmark writes none of a test that fails.
+    value["benchmarks"] = [one for one in benchmarks if one.get("fullname") not in failing]
     value["gpumem"] = document(found.device, found.rows, found.settings, found.missing)
     if sweeps := [sweep for one in files for sweep in one.results.value.get(SWEEPS_KEY, [])]:
         value[SWEEPS_KEY] = sweeps
@@ -255,10 +258,11 @@ def _p_value(verdict: Verdict) -> float:
     return 1.0 if p_value is None else p_value
 
 
-def _failing(test: Ended, texts: Mapping[str, str]) -> Ended:
-    if (text := texts.get(test.nodeid)) is None:
-        return test
-    return msgspec.structs.replace(test, outcome=FAILED, text=f"{test.text}\n\n{text}".strip())
+def _failing(test: Ended, rows: Sequence[Row], promoted: Collection[str], device: DeviceFacts) -> Ended:
+    """A test that fails among all shards: with the text of its failure, and the properties of its rows as they are now."""
+    text = "\n\n".join([*filter(None, [test.text]), *(failure_text(row, device, WIDTH) for row in rows if row.key in promoted)])
+    named = dict(test.properties) | {name: str(value) for row in rows for name, value in properties(row, device)}
+    return msgspec.structs.replace(test, outcome=FAILED, text=text, properties=list(named.items()))
 
 
 def _missing(files: Sequence[_File], rows: Sequence[Row]) -> tuple[Missing, ...]:

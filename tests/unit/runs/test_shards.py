@@ -94,6 +94,18 @@ def test_rows_are_judged_among_those_of_all_shards(tmp_path: Path, p_values: lis
     assert {case.get("classname") for case in cases if case.find("failure") is not None} == {f"test_{i}" for i in range(rejected)}
 
 
+def test_a_row_that_fails_among_all_shards_is_so_in_every_output(tmp_path: Path) -> None:
+    path, other = files(tmp_path, [{"test_0.py::test": (4e-4, False)}, {"test_1.py::test": (0.5, False)}], 2)
+    value = json.loads(path.read_text())
+    value["benchmarks"] = [{"fullname": "test_0.py::test"}, {"fullname": "test_0.py::test_host"}]
+    value[KEY]["tests"][0]["properties"] = [("gpumem_verdict", "UNDECIDED"), ("own", "1")]
+    path.write_text(json.dumps(value))
+    found = merged([path, other])
+    assert dict(found.tests[0].properties)["gpumem_verdict"] == found.document.rows[0].verdict.outcome.value == "FAIL"
+    assert dict(found.tests[0].properties)["own"] == "1"
+    assert found.value["benchmarks"] == [{"fullname": "test_0.py::test_host"}]
+
+
 def test_a_fail_that_is_no_slow_down_makes_room_for_none(tmp_path: Path) -> None:
     """A test that fails by another limit, or because it is faster, is no rejected slow-down."""
     found = merged(files(tmp_path, [{"test_0.py::test": (0.9, True)}, {"test_1.py::test": (0.0501 / 100, False)}], 100))
