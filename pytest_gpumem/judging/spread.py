@@ -25,6 +25,7 @@ from datetime import datetime, timezone
 from typing import NamedTuple
 
 from pytest_gpumem.records.measurement import Measurement, Provenance
+from pytest_gpumem.records.record import LEAST_TIME, LONGEST_TIME
 from pytest_gpumem.records.row import ENOUGH
 
 # Latency in seconds (kernels of 2, 32 and 256 MiB), and the measured standard deviation of its logarithm.
@@ -74,6 +75,8 @@ PRIOR = 6  # degrees of freedom of the priors: the variances of recorded rows sc
 PLACEMENT_PRIOR = 4  # degrees of freedom of the prior between placements: less than the 7 of eight placements
 SESSION_SECONDS = 3600.0  # processes on one card belong to one session if they start within this time of its first one
 
+FARTHEST = math.log(LONGEST_TIME / LEAST_TIME) + 1  # log-ratio that no two times have; exponentials of larger ones overflow
+
 
 @dataclass(frozen=True)
 class Variance:
@@ -90,10 +93,10 @@ class Variance:
         return Variance(value, value**2 / (self.value**2 / self.freedom + other.value**2 / other.freedom))
 
     def reach(self, confidence: float) -> float:
-        """Largest one-sided distance with this confidence, as a log-ratio."""
+        """Largest one-sided distance with this confidence, as a log-ratio; `FARTHEST` at most."""
         from scipy.special import stdtrit  # here: SciPy takes as long to import as the rest of the package
 
-        return float(stdtrit(self.freedom, confidence)) * math.sqrt(self.value)
+        return min(float(stdtrit(self.freedom, confidence)) * math.sqrt(self.value), FARTHEST)
 
     def chance(self, distance: float) -> float:
         """Probability of a log-ratio of at least `distance` where the true one is 0 (Student's t, one-sided)."""

@@ -17,6 +17,7 @@ from pytest_gpumem.judging.spread import Difference, difference
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Window
+from pytest_gpumem.records.record import LEAST_TIME, LONGEST_TIME
 from pytest_gpumem.records.row import Verdict
 
 SHORT, LONG = 25e-6, 268e-6
@@ -360,3 +361,14 @@ def test_noise_is_no_gain(bench: Any, endless: DeviceFacts) -> None:
     assert judge(bench.run(7e-6 * 0.92, day=30), limits, endless, bench.baseline(3, latency=7e-6), strict=False).outcome is PASS
     host = [bench.run(1e-3, sampler="host", placements=1) for _ in range(2)]
     assert judge(bench.run(0.5e-3, sampler="host", placements=1), limits, endless, host, strict=False).outcome is PASS
+
+
+@pytest.mark.parametrize("then", [LEAST_TIME, 1e-6, LONGEST_TIME])
+@pytest.mark.parametrize("now", [LEAST_TIME, 1e-6, LONGEST_TIME])
+def test_times_at_the_ends_of_what_a_record_holds_have_finite_figures(bench: Any, endless: DeviceFacts, then: float, now: float) -> None:
+    limits = Limits(max_regression="1% + 1 ns", max_latency="1 us", fail_if_faster="5%")
+    measured = bench.run(now, 1, 1, day=9, placements=1, overhead=None, floor=0.0)
+    found = judge(measured, limits, endless, [bench.run(then, day=0, placements=1, overhead=None)], strict=False)
+    assert found.comparison is not None
+    assert all(math.isfinite(figure) for figure in (found.comparison.low, found.comparison.high, found.comparison.catches))
+    assert found.comparison.low <= found.comparison.delta <= found.comparison.high
