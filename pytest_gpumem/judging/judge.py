@@ -12,7 +12,7 @@ from pytest_gpumem.judging import drift, screen
 from pytest_gpumem.judging.finding import Finding, against, basis, counted, find, window_text
 from pytest_gpumem.judging.limits import STEPS, absolute, physical, uncounted
 from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, allowed, compared, decidable, judge_change
-from pytest_gpumem.judging.spread import Difference, difference
+from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.judging.traffic import size
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
@@ -78,7 +78,8 @@ def judge(
                 finding = _whatever_followed(drift.drift_of(measurement, [first], facts), creep, since_first, delta)
                 in_doubt, beyond = False, since_first.low - delta
                 comparison = replace(comparison, p_value=since_first.p_value)
-        if in_doubt and comparison.same_code and comparison.low <= 0 and _below(found, delta, moved):
+        shift = 0.0 if moved is None else max(-moved.log, 0.0)  # it may follow the device's drift
+        if in_doubt and comparison.same_code and comparison.low <= 0 and screen.below(found, delta, shift=shift):
             finding = find(Outcome.PASS, "same code", Code.SAME_CODE, limit=name, seen=against(comparison))
         finding = _of_this_device(finding, measurement, facts, changes, beyond, 1)
         findings.append(_same_work(measurement, alike[-1], finding))
@@ -252,11 +253,6 @@ def _not_compared(measurement: Measurement, past: Sequence[Measurement], limit: 
     modes = " and ".join(sorted({m.mode for m in past}))
     why = f"its rows are {modes}; this one is {measurement.mode}" if past else no_history or "the baseline holds no such row"
     return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=why)
-
-
-def _below(found: Difference, delta: float, moved: drift.Drift | None) -> bool:
-    """True if the upper bound is below the limit, whether or not the row follows the device's drift."""
-    return screen.below(found, delta, shift=0.0 if moved is None else max(-moved.log, 0.0))
 
 
 def _whatever_followed(moved: drift.Drift | None, found: Finding, comparison: Comparison, delta: float) -> Finding:

@@ -185,7 +185,7 @@ def difference(now: Measurement, history: Sequence[Measurement]) -> Difference:
         session=session + max(0.0, between - expected),
         process=process,
         base=between / independent,
-        freedom=weight + len(history) - 1 or base.freedom or 1,
+        freedom=weight + len(history) - 1,
         runs=len(history),
         processes=sum(map(len, runs[1:])),
         measured=len(runs[0]),
