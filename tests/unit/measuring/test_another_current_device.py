@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -113,6 +113,7 @@ CALLS: dict[str, Callable[[SimpleNamespace], object]] = {
     "work": lambda made: made.works.enqueue(made.works.in_turn(*[made.works.kernel(made.kernels.copy, made.x, made.y)] * 2)),
     "staged copy": lambda made: made.works.enqueue(made.works.staged(2, "1 MiB")),
     "work at once": lambda made: made.works.together(made.works.copy(made.x, made.y), made.works.busy(1e-6)),
+    "saved inputs": lambda made: made.conductor.target(made.kernels.offset_copy, (made.x, made.y), {}, arena=made.arena),
     "measurement": _measures,
     "measurement of a case": _measures_a_case,
 }
@@ -124,8 +125,11 @@ def test_everything_happens_on_the_sessions_gpu(made: SimpleNamespace, outside: 
     assert outside == []
 
 
-@pytest.mark.parametrize(("verb", "name"), [("memory.allocate", "managed buffer"), ("memory.pooled", "pool")])
-def test_memory_of_a_fixture_is_allocated_as_the_harness_so_that_it_counts_once(made: SimpleNamespace, verb: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "name"), [("memory.allocate", "managed buffer"), ("memory.pooled", "pool"), ("memory.allocate", "saved inputs")]
+)
+def test_memory_of_the_harness_counts_in_no_footprint_by_itself(made: SimpleNamespace, verb: str, name: str) -> None:
+    """A fixture's is counted as the fixture's."""
     ours = list[bool]()
     entered, footprints = made.device.footprints.ours, made.device.footprints
     inside = False
@@ -142,3 +146,14 @@ def test_memory_of_a_fixture_is_allocated_as_the_harness_so_that_it_counts_once(
     made.device.before(verb, lambda *_, **__: ours.append(inside))
     CALLS[name](made)
     assert ours == [True]
+
+
+def test_what_a_pool_gave_for_a_buffer_is_no_test_s_until_it_is_freed(made: SimpleNamespace) -> None:
+    """Else the library would keep less after the test than before it."""
+    growth, released = {("CuPy", "device"): 4096}, list[object]()
+    made.device.footprints.ours = lambda: nullcontext(growth)
+    made.device.footprints.released = lambda what: released.append(what) if what else None
+    CALLS["pool"](made)
+    assert released == []
+    made.arena.close()
+    assert growth in released
