@@ -160,7 +160,8 @@ def _record(name: str, record: Mapping[str, Any]) -> str:
         return f"{head}\n\nOne of {', '.join(f'`{value}`' for value in record['enum'])}."
     lines = ["| field | type | |", "|---|---|---|"]
     for field, described in record["properties"].items():
-        lines.append(f"| `{field}` | {_type(described)} | {_cell(described.get('description', ''))} |")
+        text = re.sub(r"\bNone\b", "null", _cell(described.get("description", "")))  # of Python's fields, as JSON has them
+        lines.append(f"| `{field}` | {_type(described)} | {text} |")
     return f"{head}\n\n" + "\n".join(lines)
 
 
