@@ -57,7 +57,8 @@ class WatchdogHooks:
         try:
             return (yield)
         finally:
-            gpu.watchdog.outlived()
+            if gpu.watchdog is not None:  # no debugger ended it
+                gpu.watchdog.outlived()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:

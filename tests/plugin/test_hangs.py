@@ -173,6 +173,21 @@ def test_an_interrupt_ends_a_process_that_hangs(
         pass
 
 
+@pytest.mark.parametrize(("culprit", "option"), [("assert 0", "--pdb"), ("breakpoint()", "--color=no")])
+def test_the_session_goes_on_after_a_debugger(ended: Callable[..., Ended], culprit: str, option: str) -> None:
+    Path(".pdbrc").write_text("continue\n")
+    session = ended(f"def test_culprit(gpu_device):\n    {culprit}", option)
+    assert session.failed == {
+        "test_triad": False,
+        "test_cpu": False,
+        "test_culprit": option == "--pdb",
+        "test_later": False,
+        "test_last": False,
+    }
+    assert session.code == (pytest.ExitCode.TESTS_FAILED if option == "--pdb" else pytest.ExitCode.OK)
+    assert set(session.rows) == {"test_triad", "test_last"}
+
+
 def test_a_test_may_interrupt_itself(ended: Callable[..., Ended]) -> None:
     culprit = "def test_culprit(gpu_device):\n    with pytest.raises(KeyboardInterrupt): os.kill(os.getpid(), signal.SIGINT)"
     session = ended(culprit)
