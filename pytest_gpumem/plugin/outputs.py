@@ -107,6 +107,7 @@ class OutputHooks(SummaryHooks):
             footprints={key: found[-1].footprint for key, found in gpu.baseline.footprints.items()},
             sweeps=gpu.sweeps,
             places=self.places(),
+            duet_follows=gpu.duet_follows,
             remarks=missing_lines(gpu.missing),
         )
 

@@ -239,7 +239,7 @@ class TerminalHooks(SummaryHooks):
 
         session, width, colour = self._session, writer._tw.fullwidth, writer._tw.hasmarkup
         measured = [row for row in rows if row.measured_something]
-        how: dict[str, Any] = {"width": width, "colour": colour, "saved": session.settings.save}
+        how: dict[str, Any] = {"width": width, "colour": colour, "saved": session.settings.save or session.duet_follows}
         how["memory"] = session.settings.footprint in ("on", "trace")
         if writer.verbosity == 0:
             drawn = [summary(rows, session.facts, in_session=True, **how)]

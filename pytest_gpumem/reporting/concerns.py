@@ -33,9 +33,10 @@ def fails(row: Row) -> bool:
     return attention(row) == FAILING
 
 
-def concerns(rows: Iterable[Row]) -> list[Row]:
-    """Failures, then UNDECIDED rows; within each, the largest slow-down first. A NEW row needs no look."""
-    found = [row for row in rows if fails(row) or row.verdict.outcome is Outcome.UNDECIDED]
+def concerns(rows: Iterable[Row], *, new: bool = False) -> list[Row]:
+    """Failures, then UNDECIDED rows; within each, the largest slow-down first. A NEW row needs no look, unless `new`."""
+    doubtful = (Outcome.UNDECIDED, *([Outcome.NEW] if new else []))
+    found = [row for row in rows if fails(row) or row.verdict.outcome in doubtful]
     return sorted(found, key=lambda row: (not fails(row), -row.verdict.comparison.delta if row.verdict.comparison is not None else 0.0))
 
 
@@ -70,11 +71,11 @@ def _property(text: str) -> str:
     return _message(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def code_quality(rows: Iterable[Row], places: Mapping[str, Place]) -> str:
+def code_quality(rows: Iterable[Row], places: Mapping[str, Place], *, new: bool = False) -> str:
     """GitLab's code-quality report as JSON. Without concerns it is an empty array, by which GitLab knows what was resolved.
-    A test without a place, by node id, is on line 1 of its file.
+    A test without a place, by node id, is on line 1 of its file. `new`: as for `concerns`.
     """
-    return json.dumps([_finding(row, places.get(row.nodeid)) for row in concerns(rows)], indent=1) + "\n"
+    return json.dumps([_finding(row, places.get(row.nodeid)) for row in concerns(rows, new=new)], indent=1) + "\n"
 
 
 def _finding(row: Row, place: Place | None) -> dict[str, object]:

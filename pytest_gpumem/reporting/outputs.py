@@ -28,6 +28,10 @@ def _markdown(run: Run) -> str:
 
 
 OUTPUTS: Mapping[str, Callable[[Run], str | None]] = MappingProxyType(
-    {"report": _report, "markdown": _markdown, "code_quality": lambda run: code_quality(run.rows, run.places)}
+    {
+        "report": _report,
+        "markdown": _markdown,
+        "code_quality": lambda run: code_quality(run.rows, run.places, new=run.duet_follows),
+    }
 )
 """By the setting that names the file: the file's text, or None if a run without rows writes no such file."""

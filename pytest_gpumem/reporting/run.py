@@ -26,4 +26,5 @@ class Run:
     footprints: Mapping[str, Footprint] = field(default_factory=dict)  # by `Row.key`, of the newest run of the baseline
     sweeps: Sequence[tuple[str, Sweep]] = ()  # of persisting L2, each with its test's id
     places: Mapping[str, Place] = field(default_factory=dict)  # where tests are defined, by node id
+    duet_follows: bool = False  # a gate reads the places of the rows that its duet judges from the code-quality report of its screen
     remarks: Sequence[str] = ()  # sentences about the run as a whole, such as lost measurements or what decided a gate

@@ -36,7 +36,7 @@ def summary(
     Rows that fail come first, then rows of tests that failed otherwise, then undecided rows, each on its own line. All other rows of a
     test share a line with the span of their figures. The table never cuts figures, and leaves out columns in a narrow terminal.
     `in_session`: pytest itself has reported the tests that failed without a measurement, and -v lists every row.
-    `saved`: the session stores its rows, so that no row needs another session for it.
+    `saved`: the session stores its rows, or a duet judges them: nobody needs to store NEW rows.
     `memory`: as `RowFacts.memory`.
     """
     rows, facts = printable(list(rows)), printable(facts)

@@ -280,6 +280,7 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(proje
     project.write("kern.py", "NBYTES = 128 << 20\n")
     hidden = TESTS.replace("def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same").replace("64 <<", "128 <<")
     project.write("test_it.py", "import pytest\n" + hidden + NEW)
+    project.environment["GITHUB_ACTIONS"] = "true"
     done = project.gate(*ROUNDS)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "the screen flags 3 rows; the duet decides them" in done.stderr
@@ -292,6 +293,12 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(proje
     (same,) = (one["sentence"] for one in found if one["key"] == "test_it.py::test_same")
     assert same.endswith("both sides are measured as base is, mode clean-cold and sampler blocked")
     assert done.stdout.splitlines()[-1] == "gpumem gate: red: 2 of 3 rows fail"
+    source = (project.folder / "test_it.py").read_text().splitlines()
+    lines_of = {line.partition("(")[0].removeprefix("def "): number for number, line in enumerate(source, 1)}
+    errors = {line.partition(",title")[0] for line in done.stdout.splitlines() if line.startswith("::error ")}
+    decorated = lines_of["test_same"] - 1
+    assert errors == {f"::error file=test_it.py,line={line}" for line in (lines_of["test_mine"], decorated)}
+    assert "--gpumem-save" not in done.stdout  # it would store what the duet has yet to judge
 
 
 def test_a_gate_needs_few_pairs_where_the_same_machine_code_runs(project: Project) -> None:
