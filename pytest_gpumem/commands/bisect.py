@@ -19,8 +19,10 @@ import click
 
 from pytest_gpumem.commands import examples, json_option, margin, pytest_arguments, rounds_option, terminal, write_json
 from pytest_gpumem.commands.duet import default_journal, ended_by_signals, measured_under, progress
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.printable import printable
+from pytest_gpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from pytest_gpumem.judging.bisection import Search
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 PEAK = "peak"  # the figure of --peak
 COUNTS = ("kernels", "copies", "copied_bytes", "syncs", "registers", "spill")  # figures of `WhatRan`
+IN_BYTES = (PEAK, "copied_bytes", "spill")
 LISTED = 20  # commits that are listed at most
 EXPLAINED = 3  # pairs of processes behind an explanation
 
@@ -139,7 +142,7 @@ def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
         click.echo(printable(text))
     if explanation is not None:
         click.echo("\n" + explanation["text"])
-    timed = f"{commits.duets} duets, " if request.figure is None else ""
+    timed = f"{counted(commits.duets, 'duet')}, " if request.figure is None else ""
     resumed = f", {commits.resumed} of them from the journal" if commits.resumed else ""
     click.echo(f"{timed}{commits.processes} processes in {seconds:.0f} s{resumed}")
     write_json(file, _document(found, line, request, key, first, explanation, commits, seconds, code))
@@ -185,7 +188,7 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
         if not (rows := rows_of_test(ends[-1], request.test)):
             raise DuetError(f"{option} {name}: {request.test} is no test or measurement there")
         commits.tests = tuple(dict.fromkeys(row.nodeid for row in rows.values()))
-    show = _Steps(line)
+    show = _Steps(line, request)
     if request.figure is not None:
         key = _grown(_values(ends[0], request), _values(ends[1], request), request)
 
@@ -257,8 +260,9 @@ def _grown(good: Mapping[str, int], bad: Mapping[str, int], request: Request) ->
 class _Steps:
     """Prints each step."""
 
-    def __init__(self, line: Sequence[Commit]) -> None:
+    def __init__(self, line: Sequence[Commit], request: Request) -> None:
         self._line = line
+        self._request = request
         self._begun = time.monotonic()
         self._seconds: list[float] = []
 
@@ -287,7 +291,7 @@ class _Steps:
         if step.same_as is not None:
             return f"{side}: runs the same as {self._line[step.same_as].short}"
         if step.value is not None:
-            return f"{side}: {step.value}"
+            return f"{side}: {_figure(step.value, self._request)}"
         return f"{side}: {_seen(step.paired) if step.paired is not None else ''}"
 
 
@@ -301,7 +305,7 @@ def _named(commit: Commit, name: str) -> str:
 
 def _seen(paired: Paired) -> str:
     """The change with its interval."""
-    from pytest_gpumem.judging.finding import between, change, counted
+    from pytest_gpumem.judging.finding import between, change
 
     ends = between(*paired.bounds) if math.isfinite(paired.bounds[0]) else "too few for an interval"
     return f"{change(paired.change)}, {ends}, over {counted(paired.pairs, 'pair')}"
@@ -357,7 +361,7 @@ def _text(found: Found, line: Sequence[Commit], request: Request, key: str, *, s
     yield f"found{note}: {commit.id}"
     yield f"  {commit.subject}"
     yield f"  {commit.author}, {commit.date}"
-    yield f"  {key}: {_own(found)} against {parent.short}"
+    yield f"  {key}: {_own(found, request)} against {parent.short}"
     yield f"  {100 * _share(found):.0f} % of the whole change, which is {_whole(found, request, key)}"
     if len(commit.parents) > 1:
         yield "  it is a merge; to look into its branch:"
@@ -381,13 +385,18 @@ def _whole(found: Found, request: Request, key: str) -> str:
     if found.start is not None:
         return _seen(found.start)
     first, last = found.values[0], found.values[max(found.values)]
-    return f"{request.figure} of {key}: {first} → {last}"
+    return f"{request.figure} of {key}: {_figure(first, request)} → {_figure(last, request)}"
 
 
-def _own(found: Found) -> str:
+def _figure(value: int, request: Request) -> str:
+    """A value of the figure of the search, in its unit."""
+    return format_bytes(value) if request.figure in IN_BYTES else str(value)
+
+
+def _own(found: Found, request: Request) -> str:
     if found.proof is not None:
         return _seen(found.proof)
-    return f"{found.values[found.low]} → {found.values[found.high]}"
+    return f"{_figure(found.values[found.low], request)} → {_figure(found.values[found.high], request)}"
 
 
 def _share(found: Found) -> float:

@@ -128,7 +128,7 @@ def _why(traffic: Traffic, counted: Counted) -> str:
 
 def size(nbytes: float) -> str:
     """Bytes in four digits, "1.074 GB", in the units of a bandwidth."""
-    return format_rate(nbytes).removesuffix("/s")
+    return format_rate(nbytes).removesuffix("/s") if nbytes else "0 B"
 
 
 def two_declarations(moved: int, reads: int, writes: int) -> str | None:

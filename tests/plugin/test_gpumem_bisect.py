@@ -128,6 +128,7 @@ def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert project.document()["found"]["commit"] == commits[6]
     assert project.document()["found"]["values"] == [34 << 20, 40 << 20]
+    assert "34 MiB → 40 MiB against" in done.stdout
     assert project.bisect("--good", commits[5], *common, "--count", "kernels").returncode == 1
     assert project.document()["nothing"] is True
     assert project.left() == []

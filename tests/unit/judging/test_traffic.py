@@ -9,7 +9,7 @@ from known_devices import H100
 from measurements import measurement
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.traffic import Agreement, account, beyond_arguments, two_declarations
+from pytest_gpumem.judging.traffic import Agreement, account, beyond_arguments, size, two_declarations
 from pytest_gpumem.records.measurement import Counted, Measurement, Traffic, Window
 from pytest_gpumem.units import MB, MiB
 
@@ -147,3 +147,7 @@ def test_more_than_the_arguments_allow() -> None:
     assert said is not None
     assert "moved= says 201.0 MB" in said
     assert "hold 100.0 MB and allow 200.0 MB" in said
+
+
+def test_bytes_are_written_as_a_bandwidth_is() -> None:
+    assert [size(0), size(1 << 30)] == ["0 B", "1.074 GB"]
