@@ -59,6 +59,11 @@ class RowFacts:
     @property
     def verdict(self) -> str:
         """As `verdict_text`, without "(simulated)"."""
+        return "".join(_verdict(self.row))
+
+    @property
+    def verdict_parts(self) -> tuple[str, str]:
+        """`verdict` in two: of the row itself, and of its test, such as ", test failed"."""
         return _verdict(self.row)
 
     @property
@@ -148,7 +153,7 @@ def names_of(rows: Sequence[Row]) -> list[str]:
 
 def verdict_text(row: Row) -> str:
     """Such as "PASS", "PASS, test failed" (by something else than its verdict) or "FAIL (simulated)"."""
-    return _verdict(row) + (" (simulated)" if row.verdict.simulated else "")
+    return "".join(_verdict(row)) + (" (simulated)" if row.verdict.simulated else "")
 
 
 def failure_text(row: Row, device: DeviceFacts, width: int) -> str:
@@ -197,10 +202,10 @@ def interval_text(measurement: Measurement) -> str:
     return "" if interval is None else f"{format_time(interval[0])} to {format_time(interval[1])}/access"
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: Row) -> tuple[str, str]:
     outcome = row.verdict.outcome
     settled = ", same code" if row.verdict.code is Code.SAME_CODE else ""
-    return outcome.value + settled + (", test failed" if row.failed and outcome is not Outcome.FAIL else "")
+    return outcome.value + settled, ", test failed" if row.failed and outcome is not Outcome.FAIL else ""
 
 
 def _latency(measurement: Measurement) -> Figure:

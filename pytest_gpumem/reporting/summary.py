@@ -132,15 +132,19 @@ def _line(name: str, of: Sequence[RowFacts], without: Collection[str]) -> Line:
     else:
         figures = [_span(heading, of) for heading in HEADINGS]
     kept = ["" if heading in without else figure for heading, figure in zip(HEADINGS, figures, strict=True)]
-    verdicts = Counter(one.verdict for one in of)
-    text = first.verdict if len(of) == 1 else ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    verdicts = Counter(one.verdict_parts for one in of)
+    shared = first.verdict_parts[1] if len({test for _, test in verdicts}) == 1 else ""
+    counts = (f"{count} {own}{'' if shared else test}" for (own, test), count in verdicts.items())
+    text = first.verdict if len(of) == 1 else ", ".join(counts) + shared
     worst = min((one.outcome for one in of), key=lambda outcome: outcome.rank)
     simulated = " (sim)" if any(one.simulated for one in of) else ""
     return Line(name, kept, Text(text + simulated, style=worst.style))
 
 
 def _span(heading: str, of: Sequence[RowFacts]) -> str:
-    """The least and the largest figure, such as "2.471 to 4.254 ms"; empty where a row has none, or where figures are of two kinds."""
+    """The least and the largest figure, such as "2.471 to 4.254 ms"; empty where a measurement has none, or where figures are of two kinds.
+    A row of memory alone has no times, and other rows may have no memory."""
+    of = [one for one in of if (one.row.measurement if heading not in OF_MEMORY else one.row.footprint) is not None]
     figures = [one.figures[heading] for one in of]
     values = [(figure.value, figure.short or figure.text) for figure in figures if figure.value is not None]
     if not values or (len(values) < len(of) and heading != "noise"):
@@ -219,7 +223,7 @@ def remedies(rows: Iterable[Row], of: Mapping[Code, tuple[str, str]] = OF_A_RUN)
         if verdict.outcome not in (Outcome.UNDECIDED, Outcome.NEW) or row.test_error is True:
             continue
         what, remedy = of.get(verdict.code, ("", "")) if verdict.code is not None else ("", "")
-        if not what:
+        if not what or (verdict.code is Code.NOISY and verdict.comparison is None):  # a duet judges no absolute limit
             what, remedy = "", verdict.reason
         runs = max(1, ENOUGH - verdict.comparison.runs) if verdict.comparison is not None else ENOUGH
         groups.setdefault((verdict.outcome, what.format(runs=counted(runs, "more run")), remedy), []).append(row)

@@ -36,6 +36,16 @@ def test_rows_of_a_test_share_a_line_with_the_span_of_their_figures(facts: Devic
     assert "of peak" not in draw(part, facts)[0]
 
 
+def test_a_row_of_memory_alone_leaves_the_span_of_the_measurements(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row("t.py::test_copy", label=label, code=code) for label, code in (("a", None), ("b", Code.SAME_CODE))]
+    rows.append(replace(make_row("t.py::test_copy", measured=False), footprint=Footprint(peak=3 << 20, watched=("CuPy",))))
+    rows = [replace(row, failed=True) for row in rows]
+    (line,) = [line for line in draw(rows, facts) if line.startswith("test_copy")]
+    assert "268.3 us" in line
+    assert "3 MiB" in line
+    assert line.endswith("2 PASS, 1 PASS, same code, test failed")
+
+
 def test_the_span_of_a_pointer_chase_is_of_its_accesses_not_of_its_launches(facts: DeviceFacts, make_row: MakeRow) -> None:
     walks = [(1000, 20e-6), (10, 3e-6)]
     rows = [make_row("t.py::test_walk", label=str(steps), accesses_per_launch=steps, placements=((t,) * 2,)) for steps, t in walks]
@@ -120,6 +130,8 @@ def test_undecided_rows_are_grouped_by_what_decides_them(make_row: MakeRow) -> N
         "UNDECIDED: 2 rows: throttled before the samples",
         "NEW: 1 row has nothing to compare with: pytest --gpumem --gpumem-save stores this state as the baseline",
     ]
+    absolute = make_row("t.py::test_m", Outcome.UNDECIDED, code=Code.NOISY, reason="too close to max_latency")
+    assert remedies([absolute]) == ["UNDECIDED t.py::test_m: too close to max_latency"]  # no duet decides it
     assert remedies([noisy, noisy], OF_FILES) == [
         "UNDECIDED: 2 rows are too close to their limit: more runs a side, or gpumem duet, decide"
     ]
