@@ -66,7 +66,7 @@ def page(run: Run) -> str:
         headings=headings,
         remarks=printable(list(run.remarks)),
         summary=counts_text(rows),
-        remedies=remedies(rows),
+        remedies=remedies(rows, reasons=False),
         concerns=list(_concerns(shown)),
         rows=[_line(one, kinds[function_of(one.row)].value, headings, footprints.get(one.row.unique_key)) for one in shown],
         figures=[*_of_suite(shown, facts, past), *_figures(shown, facts, printable(list(run.sweeps)), footprints)],
@@ -77,10 +77,11 @@ def page(run: Run) -> str:
 def _concerns(rows: Sequence[RowFacts]) -> Iterator[tuple[str, str, str, str, str]]:
     """What needs a look, worst first: verdict, its class, test or row, reason, and element of the page."""
     failed = Counter(one.row.nodeid for one in rows if _failed_otherwise(one))
+    by_verdict = {one.row.nodeid for one in rows if one.row.verdict.outcome is Outcome.FAIL}
     for one in sorted(rows, key=lambda one: attention(one.row)):
         row, how_soon = one.row, attention(one.row)
         if _failed_otherwise(one):
-            if count := failed.pop(row.nodeid, 0):
+            if (row.test_error is True or row.nodeid not in by_verdict) and (count := failed.pop(row.nodeid, 0)):
                 verdicts = "the verdict on its measurement" if count == 1 else f"the verdicts on {count} measurements"
                 yield "TEST FAILED", one.css, row.nodeid, f"the test failed by something else than {verdicts}", anchor(row.unique_key)
         elif how_soon < FINE:
@@ -89,7 +90,7 @@ def _concerns(rows: Sequence[RowFacts]) -> Iterator[tuple[str, str, str, str, st
 
 
 def _failed_otherwise(one: RowFacts) -> bool:
-    """True if the test failed by something else than the row's verdict."""
+    """True if the test failed by something else than the row's verdict, such as the verdict of another row."""
     return one.row.failed and one.row.verdict.outcome is not Outcome.FAIL
 
 

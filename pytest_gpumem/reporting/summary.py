@@ -214,9 +214,9 @@ OF_FILES: Mapping[Code, tuple[str, str]] = MappingProxyType(
 """The same of a comparison of files."""
 
 
-def remedies(rows: Iterable[Row], of: Mapping[Code, tuple[str, str]] = OF_A_RUN) -> list[str]:
+def remedies(rows: Iterable[Row], of: Mapping[Code, tuple[str, str]] = OF_A_RUN, *, reasons: bool = True) -> list[str]:
     """Such as "UNDECIDED: 9 rows need 2 more runs: pytest --gpumem --gpumem-save, or at once: gpumem duet BASE". Rows whose reason is their
-    own, such as the conditions of the measurement, are grouped by it. No full stops."""
+    own, such as the conditions of the measurement, are grouped by it, or left out without `reasons`. No full stops."""
     groups: dict[tuple[Outcome, str, str], list[Row]] = {}
     for row in rows:
         verdict = row.verdict
@@ -225,6 +225,8 @@ def remedies(rows: Iterable[Row], of: Mapping[Code, tuple[str, str]] = OF_A_RUN)
         what, remedy = of.get(verdict.code, ("", "")) if verdict.code is not None else ("", "")
         if not what or (verdict.code is Code.NOISY and verdict.comparison is None):  # a duet judges no absolute limit
             what, remedy = "", verdict.reason
+        if not what and not reasons:
+            continue
         runs = max(1, ENOUGH - verdict.comparison.runs) if verdict.comparison is not None else ENOUGH
         groups.setdefault((verdict.outcome, what.format(runs=counted(runs, "more run")), remedy), []).append(row)
     ordered = sorted(groups.items(), key=lambda group: group[0][0].rank)

@@ -176,6 +176,18 @@ def test_what_needs_a_look_stands_first(facts: DeviceFacts, make_row: MakeRow) -
     assert "Needs a look" not in Read(page(Run([make_row()], facts, {}, utc=UTC))).text
 
 
+def test_a_test_that_fails_by_one_of_its_rows_fails_by_nothing_else(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row("t.py::test_a", label="x"), make_row("t.py::test_a", Outcome.FAIL, label="y", reason="too slow")]
+    rows = [replace(row, failed=True) for row in rows]
+    assert "something else" not in page(Run(rows, facts, {}, utc=UTC))
+    assert "something else" in page(Run([replace(row, test_error=True) for row in rows], facts, {}, utc=UTC))
+
+
+def test_a_reason_of_its_own_is_there_once(facts: DeviceFacts, make_row: MakeRow) -> None:
+    text = page(Run([make_row(code=Code.CONDITIONS, outcome=Outcome.UNDECIDED, reason="throttled")], facts, {}, utc=UTC))
+    assert text[: text.index('id="results"')].count("throttled") == 1
+
+
 def test_plots_of_what_there_is(facts: DeviceFacts, make_row: MakeRow) -> None:
     empty = page(Run([make_row("t.py::test_a")], facts, {}, utc=UTC))
     assert 'id="plots"' not in empty
