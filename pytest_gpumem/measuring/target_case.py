@@ -266,8 +266,8 @@ def _same_memory(addresses: Sequence[tuple[int, ...]]) -> Iterator[str]:
     different = len(set(addresses))
     if different < len(addresses) and any(map(any, addresses)):
         yield (
-            f"{different} of {len(addresses)} placements differ in where its own arrays lie, as where a library's pool gives the same "
-            "memory again: the interval knows too little; arrays of the function's `memory` move"
+            f"its own arrays lie at {different} places in {len(addresses)} placements, because a library's pool gives the same memory "
+            "again: the interval may be too narrow; arrays of the function's `memory` move"
         )
 
 

@@ -280,7 +280,7 @@ def test_placements_of_a_pools_same_blocks_are_said_to_be_no_different_ones(
 
     taken = bench.case(build, placements=6)
     assert built == len(taken.placements) == 6
-    notes = [note for note in taken.notes if note.startswith("2 of 6 placements differ in where its own arrays lie")]
+    notes = [note for note in taken.notes if note.startswith("its own arrays lie at 2 places in 6 placements")]
     assert len(notes) == said
     assert [note for note in taken.notes if "own arrays" in note] == notes
 
