@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
-
-import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Device, Launch, Stream
@@ -138,7 +137,7 @@ class Harness:
                 self.device.kernels.launch(idle, streams[0])
                 self.device.streams.synchronize()
                 launch = readings(self.device, streams, [idle], FLOOR_SAMPLES, hold=hold)
-                self._floors = Floors(float(np.median(empty)), middle_mean(launch))
+                self._floors = Floors(statistics.median(empty), middle_mean(launch))
             finally:
                 arena.close()
         return self._floors

@@ -151,13 +151,17 @@ def strays(names: list[str], roots: list[str], foreign: list[str], spared: list[
     `foreign`: folders of which nothing may be imported,
     `spared`: but from below these.
     """
-    found = []
+    found, real = [], dict[str, str]()
     roots, foreign, spared = ([os.path.realpath(folder) + os.sep for folder in folders] for folders in (roots, foreign, spared))
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or file == __file__:
             continue
-        path = os.path.realpath(file)
+        folder, base = os.path.split(file)
+        if folder not in real:  # hundreds of modules lie in some folders
+            real[folder] = os.path.realpath(folder)
+        path = os.path.join(real[folder], base)
+        path = os.path.realpath(path) if os.path.islink(path) else path
         own = name.partition(".")[0] in names
         if (own and not _below(path, roots)) or (_below(path, foreign) and not _below(path, roots + spared)):
             found.append(f"{name} from {path}")

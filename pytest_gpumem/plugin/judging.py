@@ -28,10 +28,9 @@ from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.exports import figures
 
 
-def in_context(row: Row, item: pytest.Item, session: GpuSession) -> Row:
+def in_context(row: Row, source: str | None, session: GpuSession) -> Row:
     """Add the test's source to a row, and the changes since the baseline to its verdict's reason."""
     measurement = row.measurement
-    source = source_of(item)
     if measurement is None:
         return replace(row, test_source=source)
     changed = changes(measurement, session.facts, source, session.history(row).accepted)
@@ -123,7 +122,8 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     rows = [replace(row, failed=failed) for row in rows]
     if failed and not test.measurements and test.replay is not None:
         rows = [unmeasured(item, session, error)]
-    rows = [in_context(row, item, session) for row in rows]
+    source = source_of(item)
+    rows = [in_context(row, source, session) for row in rows]
     item.stash[ROWS] = rows
     if test.replay is not None and session.decides:
         session.replays[item.nodeid] = test.replay

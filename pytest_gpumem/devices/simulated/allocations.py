@@ -267,7 +267,7 @@ class SimulatedMemory(Facet):
         if allocation.kind.on_device:
             raise Unsupported("NumPy cannot see device memory; choose managed or pinned memory, or another library")
         if allocation.kind.managed:
-            self._timeline.wait(self._timeline.streams)
+            self._timeline.wait()
             self._timeline.host += self._machine.host_access(allocation, writes=True)
         array = self.view(allocation, dtype, math.prod(shape))
         if array.size == math.prod(shape):

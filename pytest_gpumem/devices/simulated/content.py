@@ -134,7 +134,7 @@ class SimulatedContent(Facet):
     def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
         self._timeline.forbid_capture("it reads memory on the host")
         content = prefix(allocation, dtype, size)
-        self._timeline.wait(self._timeline.streams)
+        self._timeline.wait()
         nbytes = size * np.dtype(dtype).itemsize
         self._timeline.host += self._machine.host_access(allocation, writes=False) + nbytes / self._host_speed(
             allocation, self._machine.sheet.pageable_to_host, read=True
@@ -144,7 +144,7 @@ class SimulatedContent(Facet):
     def from_host(self, allocation: Allocation, content: Any) -> None:
         self._timeline.forbid_capture("it writes memory from the host")
         memory = backed(allocation)
-        self._timeline.wait(self._timeline.streams)
+        self._timeline.wait()
         array = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
         self._timeline.host += self._machine.host_access(allocation, writes=True)
         self._timeline.host += array.nbytes / self._host_speed(allocation, self._machine.sheet.pageable_to_device, read=False)

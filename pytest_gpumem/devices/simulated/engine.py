@@ -99,7 +99,8 @@ class Engine:
         """End and share of the work on each engine that had not ended when the last one started."""
         self._last = dict.fromkeys(ENGINES, 0.0)  # start of that last work: none starts before it
         self.streams: list[SimulatedStream] = []
-        self._busy: list[SimulatedStream] = []
+        self.latest = 0.0  # end of the last finished item of all streams
+        self.busy: list[SimulatedStream] = []
         """Streams whose queue is not empty, in the order of `streams`: most that a long run has made have nothing to do."""
 
     def stream(self) -> SimulatedStream:
@@ -112,21 +113,21 @@ class Engine:
         if isinstance(item, Record):
             item.event.pending += 1
         if not stream.queue:
-            insort(self._busy, stream, key=lambda busy: busy.handle)
+            insort(self.busy, stream, key=lambda busy: busy.handle)
         stream.queue.append((issued, item))
 
     def clear(self) -> None:
         """Forget everything that waits."""
-        for stream in self._busy:
+        for stream in self.busy:
             stream.queue.clear()
-        self._busy.clear()
+        self.busy.clear()
 
     def run(self) -> None:
         """Run everything that no hold stops."""
-        while self._busy:
+        while self.busy:
             best: SimulatedStream | None = None
             earliest = waiting_since = 0.0
-            for stream in self._busy:
+            for stream in self.busy:
                 start = self._start(stream)
                 # An engine takes what has waited longest: otherwise the first streams would keep the last one from it.
                 since = max(stream.ready, stream.queue[0][0])
@@ -134,7 +135,7 @@ class Engine:
                     best, earliest, waiting_since = stream, start, since
             if best is None:
                 return
-            alone = len(self._busy) == 1
+            alone = len(self.busy) == 1
             self._step(best, earliest)
             if alone:
                 # Alone: no choice to make until the queue is empty or held.
@@ -186,7 +187,7 @@ class Engine:
     def _step(self, stream: SimulatedStream, start: float) -> None:
         _, item = stream.queue.popleft()
         if not stream.queue:
-            self._busy.remove(stream)
+            self.busy.remove(stream)
         if isinstance(item, Work):
             end = start + item.duration(start)
             still = [one for one in self._running[item.engine] if one[0] > start]
@@ -208,3 +209,4 @@ class Engine:
             stream.expired = stream.expired or item.expired
             stream.after_work = False
         stream.ready = end
+        self.latest = max(self.latest, end)

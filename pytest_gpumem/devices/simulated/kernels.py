@@ -70,7 +70,8 @@ class SimulatedKernels(Facet):
         cost: float,
     ) -> None:
         duration = partial(self._machine.watched, ran, partial(self._machine.run_kernel, work, window))
-        ran = ran if window is None else replace(ran, window=window.words)
+        if window is not None and self._timeline.recording:
+            ran = replace(ran, window=window.words)
         self._timeline.queue(stream, Step(Work(COMPUTE, duration, self._machine.share_of(work)), effect, ran), cost)
 
     def _prepare(self, launch: Launch) -> _Prepared:

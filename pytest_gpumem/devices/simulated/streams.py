@@ -84,6 +84,11 @@ class Timeline:
         if self.watching is not None:
             self.watching.steps.append(step if stream is None else replace(step, stream=stream.handle))
 
+    @property
+    def recording(self) -> bool:
+        """True if the steps that are queued now may be those of a record: of a launch that is watched, or of a graph."""
+        return self.watching is not None or self.capturing is not None
+
     def called(self, name: str) -> None:
         """Record a call of the CUDA runtime if a launch is watched."""
         if self.watching is not None:
@@ -97,14 +102,15 @@ class Timeline:
         """Run all queued work that no hold stops."""
         self.engine.run()
 
-    def wait(self, streams: Sequence[SimulatedStream]) -> None:
-        """The host waits for streams; a hold that nobody released runs into its time-out."""
+    def wait(self, streams: Sequence[SimulatedStream] | None = None) -> None:
+        """The host waits for streams, or for all; a hold that nobody released runs into its time-out."""
         self.run()
-        for stream in [one for one in streams if one.queue]:
+        for stream in [one for one in (self.engine.busy if streams is None else streams) if one.queue]:
             while (held := self.engine.holding(stream)) is not None:
                 self.engine.release(*held, at=math.inf)
                 self.run()
-        self.host = max([self.host, *[stream.ready for stream in streams]]) + _SYNCHRONIZE
+        latest = self.engine.latest if streams is None else max(stream.ready for stream in streams)
+        self.host = max(self.host, latest) + _SYNCHRONIZE
 
     def queue(self, stream: SimulatedStream, step: Step, cost: float) -> None:
         """Do a step in stream order: now, or at every replay of the graph that is being captured."""
@@ -211,13 +217,14 @@ class SimulatedStreams(Facet):
 
     def synchronize(self, stream: Stream | None = None) -> None:
         self._timeline.forbid_capture("it synchronises")
-        streams = self._timeline.streams if stream is None else [own_stream(stream)]
+        streams = None if stream is None else [own_stream(stream)]
         waits = what_ran.Step(StepKind.SYNCHRONISATION, "device" if stream is None else "stream")
         self._timeline.watch(waits, None if stream is None else own_stream(stream))
         self._timeline.wait(streams)
-        if any(s.expired for s in streams):
-            for s in streams:
-                s.expired = False
+        expired = [one for one in streams or self._timeline.streams if one.expired]
+        if expired:
+            for one in expired:
+                one.expired = False
             raise HoldExpired("a held stream ran into its time-out: the host waited for work that was queued behind it")
 
     def join(self, stream: Stream, other: Stream) -> None:
