@@ -334,14 +334,6 @@ def test_on_recorded_maps_within_one_percent_of_the_best(name: str) -> None:
     check(sweep(quiet(landscape), H200, nbytes, target=name), H200, landscape, within=1.01)
 
 
-@pytest.mark.parametrize("name", MAPS)
-def test_on_recorded_maps_with_noise(name: str) -> None:
-    # What gains little may be lost in the noise, which is 0.3 % for each reading: there off is told, and less than 2 % are given away.
-    landscape, nbytes = recorded(name)
-    for seed in range(5):
-        check(sweep(noisy(landscape, seed, 0.003), H200, nbytes, target=name), H200, landscape)
-
-
 def test_mixtures_of_recorded_maps_are_seldom_lost() -> None:
     """Two kernels on one window have a best setting that neither has. No search of a quarter of the grid finds it every time."""
     random, mixtures = np.random.default_rng(1), 400
@@ -360,13 +352,15 @@ def test_mixtures_of_recorded_maps_are_seldom_lost() -> None:
     assert np.mean(np.array(losses) > 0.02) < 0.085
 
 
-def test_on_recorded_maps_the_noise_costs_next_to_nothing() -> None:
+def test_on_recorded_maps_with_noise() -> None:
+    """What gains little may be lost in the noise, 0.3 % of each reading: there off is told. Less than 2 % are lost, 0.1 % on average."""
     losses = []
     for name in MAPS:
         landscape, nbytes = recorded(name)
         for seed in range(5):
-            best = sweep(noisy(landscape, seed, 0.003), H200, nbytes, target=name).best.setting
-            losses.append(landscape(*best) / min(landscape(*setting) for setting in grid(H200)[1:]) - 1)
+            found = sweep(noisy(landscape, seed, 0.003), H200, nbytes, target=name)
+            check(found, H200, landscape)
+            losses.append(landscape(*found.best.setting) / min(landscape(*setting) for setting in grid(H200)[1:]) - 1)
     assert np.mean(losses) < 0.001
 
 
