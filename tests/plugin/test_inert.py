@@ -48,10 +48,14 @@ def test_off_imports_no_heavy_package(pytester: pytest.Pytester) -> None:
 
 def test_hooks_alone_import_nothing_heavy() -> None:
     # Also without pytest-benchmark and the others that come with a session.
-    program = (
-        "import pytest, sys; before = set(sys.modules); import pytest_gpumem.plugin.hooks; "
-        f"print(sorted((set(sys.modules) - before) & set({HEAVY!r}) | {{m for m in sys.modules if m == 'statistics'}} - before))"
-    )
+    program = f"""
+import pytest, sys
+before = set(sys.modules)
+import pytest_gpumem.plugin.hooks
+from pytest_gpumem.settings import resolve
+resolve({{}}, {{}}, {{}}, "")
+print(sorted((set(sys.modules) - before) & {{*{HEAVY!r}, "statistics", "fractions"}}))
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -332,13 +330,6 @@ def test_no_text_raises_anything_else(option: Any, text: str) -> None:
     except SettingsError as mistake:
         message = str(mistake)
     assert message == "" or message.startswith(option.flag)
-
-
-def test_importing_costs_nothing_heavy() -> None:
-    heavy = ("numpy", "scipy", "msgspec", "rich", "click", "cupy", "pynvml", "statistics", "fractions", "difflib")
-    code = f"import sys, pytest_gpumem.settings as s; s.resolve({{}}, {{}}, {{}}, ''); print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_variables_of_the_command_are_no_mistakes_and_no_settings() -> None:
