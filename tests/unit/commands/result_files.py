@@ -48,10 +48,10 @@ class Folder:
         }
         return self.put(name, value)
 
-    def runs(self, name: str, count: int, latency: float = 268e-6, **changes: Any) -> str:
+    def runs(self, name: str, count: int, latency: float = 268e-6, facts: DeviceFacts = H100, strict: bool = False, **changes: Any) -> str:
         """Several processes; gives their pattern."""
         for index in range(count):
-            self.write(f"{name}-{index}.json", [self.row(latency, **changes)])
+            self.write(f"{name}-{index}.json", [self.row(latency, **changes)], facts, strict=strict)
         return f"{name}-*.json"
 
     def stock(self, name: str, medians: dict[str, object]) -> str:

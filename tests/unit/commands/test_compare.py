@@ -77,11 +77,28 @@ def test_rows_stay_apart_and_within_a_terminal(
     assert len({row.split("  ")[0] for row in table[2:]}) == 2
 
 
-def test_no_change_passes(folder: Folder, compare: Compare) -> None:
-    base, head = folder.runs("base", 5), folder.runs("head", 3)
-    result = compare(base, head, "--max-regression", "1%", "--strict")
-    assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1] == "1 row: 1 PASS"
+@pytest.mark.parametrize(
+    ("base", "head", "limit", "last", "codes"),
+    [
+        ((5, {}), (3, {}), "1%", "1 PASS", (0, 0)),
+        ((3, {}), (1, {"latency": 300e-6}), None, "1 no limit", (0, 6)),
+        ((3, {"spread": 0.02}), (1, {"spread": 0.02}), "1%", "1 UNDECIDED", (0, 6)),
+        ((3, {"mode": "hot"}), (1, {}), "10%", "1 NEW", (0, 6)),
+        ((3, {}), (1, {"nodeid": "tests/test_a.py::test_new"}), None, "1 UNDECIDED, 1 NEW", (6, 6)),
+        ((3, {"facts": SIMULATED}), (1, {"facts": SIMULATED}), "10%", "1 PASS", (0, 6)),
+        ((3, {}), (1, {"failed": True, "verdict": Verdict(Outcome.FAIL, "too slow")}), "10%", "1 PASS", (0, 0)),
+        ((3, {}), (1, {"failed": True, "strict": True, "verdict": Verdict(Outcome.NEW, "none")}), "10%", "1 PASS", (0, 0)),
+    ],
+    ids=["no change", "no limit", "noise", "another mode", "nothing in common", "simulated", "failed by its limit", "failed by strict"],
+)
+def test_what_passes_and_what_passes_no_strict_gate(
+    folder: Folder, compare: Compare, base: Any, head: Any, limit: str | None, last: str, codes: tuple[int, int]
+) -> None:
+    arguments = [folder.runs("base", base[0], **base[1]), folder.runs("head", head[0], **head[1])]
+    arguments += ["--max-regression", limit] if limit else []
+    plain, strict = compare(*arguments), compare(*arguments, "--strict")
+    assert (plain.stdout.splitlines()[-1].partition(": ")[2], plain.exit_code, strict.exit_code) == (last, *codes)
+    assert ("(simulated)" in plain.stdout.splitlines()[-1]) == ("facts" in base[1])
 
 
 def test_more_processes_of_head_see_more(folder: Folder, compare: Compare) -> None:
@@ -101,13 +118,6 @@ def test_the_times_are_those_that_the_change_is_of(folder: Folder, compare: Comp
         folder.write(f"head-{index}.json", [folder.row(268e-6 * slower)])
     (row,) = json.loads(compare(base, "head-*.json", "--json", "-").stdout)["rows"]
     assert row["head_s"] / row["base_s"] - 1 == pytest.approx(row["delta"], abs=1e-9)
-
-
-def test_without_a_limit_it_is_a_table(folder: Folder, compare: Compare) -> None:
-    base, head = folder.runs("base", 3), folder.runs("head", 1, 300e-6)
-    result = compare(base, head)
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 no limit")
-    assert compare(base, head, "--strict").exit_code == 6
 
 
 def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare) -> None:
@@ -130,13 +140,6 @@ def test_the_newest_run_has_the_limit(folder: Folder, compare: Compare, limits: 
     assert compare("base-*.json", "head-*.json").exit_code == code
 
 
-def test_noise_that_hides_the_limit_never_passes(folder: Folder, compare: Compare) -> None:
-    base, head = folder.runs("base", 3, spread=0.02), folder.runs("head", 1, spread=0.02)
-    result = compare(base, head, "--max-regression", "1%")
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 UNDECIDED")
-    assert compare(base, head, "--max-regression", "1%", "--strict").exit_code == 6
-
-
 def test_rows_of_one_side_are_named(folder: Folder, compare: Compare) -> None:
     for index in range(3):
         folder.write(f"a{index}.json", [folder.row(), folder.row(name="test_gone")])
@@ -149,12 +152,6 @@ def test_rows_of_one_side_are_named(folder: Folder, compare: Compare) -> None:
     assert compare("a?.json", "b.json", "--max-regression", "10%", "--strict").exit_code == 6
     found = compare_sides(side("a?.json"), side("b.json"), "10%", force=False).rows
     assert [row.verdict.code for row in found] == [None, Code.NO_BASELINE, Code.NOT_MEASURED]
-
-
-def test_nothing_in_common_is_no_verdict(folder: Folder, compare: Compare) -> None:
-    folder.write("a.json", [folder.row()])
-    folder.write("b.json", [folder.row(name="test_new")])
-    assert compare("a.json", "b.json").exit_code == 6
 
 
 THROTTLED = (Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
@@ -192,21 +189,6 @@ def test_a_limit_that_one_row_breaks_leaves_the_other_rows_of_its_test(folder: F
     assert (both.rows, set(both.left_out.values())) == ({}, {"its test failed"})
 
 
-def test_a_row_that_its_limit_failed_was_measured_all_the_same(folder: Folder, compare: Compare) -> None:
-    folder.write("a.json", [folder.row()])
-    folder.write("b.json", [folder.row(failed=True, verdict=Verdict(Outcome.FAIL, "too slow"))])
-    assert compare("a.json", "b.json", "--max-regression", "10%").exit_code == 0
-    folder.write("c.json", [folder.row(failed=True, verdict=Verdict(Outcome.NEW, "none"))], strict=True)
-    assert compare("a.json", "c.json", "--max-regression", "10%").exit_code == 0
-
-
-def test_another_mode_is_not_compared(folder: Folder, compare: Compare) -> None:
-    folder.write("a.json", [folder.row(mode="hot")])
-    folder.write("b.json", [folder.row()])
-    result = compare("a.json", "b.json", "--max-regression", "10%", "--strict")
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (6, "1 row: 1 NEW")
-
-
 def test_different_gpus_are_refused(folder: Folder, compare: Compare) -> None:
     folder.write("a.json", [folder.row()])
     folder.write("b.json", [folder.row()], A100)
@@ -235,14 +217,6 @@ def test_simulated_never_meets_real(folder: Folder, compare: Compare) -> None:
     folder.write("a.json", [folder.row()])
     folder.write("b.json", [folder.row()], SIMULATED)
     assert one_line(compare("a.json", "b.json", "--force")) == "simulated results are never compared with a GPU's"
-
-
-def test_simulated_results_pass_no_strict_gate(folder: Folder, compare: Compare) -> None:
-    for name in ("a0.json", "a1.json", "a2.json", "b.json"):
-        folder.write(name, [folder.row()], SIMULATED)
-    result = compare("a?.json", "b.json", "--max-regression", "10%")
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row (simulated): 1 PASS")
-    assert compare("a?.json", "b.json", "--max-regression", "10%", "--strict").exit_code == 6
 
 
 def test_what_changed_between_the_sides_is_said(folder: Folder, compare: Compare) -> None:
