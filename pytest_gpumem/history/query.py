@@ -134,11 +134,6 @@ def _series(key: str, both: tuple[Columns, Columns], number: Mapping[int, int]) 
     together = [column for columns in both for column in columns.columns]
     of_column = dict(zip(map(id, together), variants(together), strict=True))
     names = sorted({name for name in of_column.values() if name is not None})
-    hows: dict[str, set[str]] = defaultdict(set)
-    for columns in both:
-        for test, how in columns.rows:
-            if how:
-                hows[test].add(how)
     parts: dict[tuple[str, str, str, str | None], list[tuple[NDArray[np.int32], NDArray[np.float64]]]] = defaultdict(list)
     for columns in both:
         at = np.array([number.get(id(column), -1) for column in columns.columns], np.int32)
@@ -150,7 +145,9 @@ def _series(key: str, both: tuple[Columns, Columns], number: Mapping[int, int]) 
             for row, variant, runs, own in _rows(values, at, order, groups, known):
                 test, how = columns.rows[row]
                 parts[metric, test, how, variant].append((runs, own))
-    found = []
+    found, hows = [], defaultdict[str, set[str]](set)
+    for _, test, how, _ in parts:
+        hows[test] |= {how} - {""}
     for (metric, test, how, variant), pieces in parts.items():
         runs, own = (
             pieces[0] if len(pieces) == 1 else (np.concatenate([one[0] for one in pieces]), np.concatenate([one[1] for one in pieces]))

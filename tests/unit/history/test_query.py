@@ -135,6 +135,13 @@ def test_another_way_of_measuring_is_another_series() -> None:
     assert found.changes == ()
 
 
+def test_a_way_of_measuring_whose_runs_were_removed_names_no_series() -> None:
+    runs = columns(*(content(day, measurement(mode="clean-cold" if day < 5 else "hot")) for day in range(10)))
+    runs.remove({f"{day:04d}0.json" for day in range(5)})
+    (found,) = series(of_columns({H100.key: (runs, Columns())}), "latency")
+    assert (found.variant, len(found.runs)) == (None, 5)
+
+
 def test_a_run_that_was_recorded_and_accepted_counts_once() -> None:
     runs = [content(day, measurement(), peak=1000) for day in range(4)]
     found = of(*runs[2:], recorded=runs)
