@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+from msgspec import structs
+
 from pytest_gpumem.baselines.acceptance import improvement, recordable, refusal, rejects
 from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint, Baseline, Content, Process, Reset, assemble
 from pytest_gpumem.baselines.layout import LARGEST, read, reduced, reduced_footprint, written
@@ -22,6 +24,8 @@ from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.judging.judge import comparable, way_of
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Controls, Provenance
+from pytest_gpumem.records.record import LONGEST_TIME
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.result_files import FileError
 from pytest_gpumem.result_files import content as bytes_of
@@ -242,10 +246,16 @@ def surplus(found: Mapping[Path, Content], keep: int) -> list[Path]:
 
 
 def _compared(runs: Sequence[Accepted], keep: int) -> Iterator[Accepted]:
-    """The first and the newest runs of a row that a run of each way in which it was measured is compared with."""
+    """The first and the newest runs of a row that a new run may be compared with, measured in a way of these runs: on a card of their
+    variants, on one of another variant, or on one whose variant is unknown.
+    """
     for one in {way_of(run.measurement): run.measurement for run in runs}.values():
-        alike = [run for run in runs if comparable(one, run.measurement)]
-        yield from (alike[0], *alike[-keep:])
+        taken = one.provenance or Provenance("")
+        other = structs.replace(taken.controls or Controls(), latency=LONGEST_TIME)
+        for controls in (taken.controls, other, None):
+            new = structs.replace(one, provenance=structs.replace(taken, controls=controls))
+            alike = [run for run in runs if comparable(new, run.measurement)]
+            yield from (*alike[:1], *alike[-keep:])
 
 
 def _highest(contents: Iterable[Content]) -> int:
