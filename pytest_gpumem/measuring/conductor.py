@@ -85,7 +85,10 @@ class Conductor:
                 raise BadCall(f"{function.name}.with_stream(stream): with_stream() is for untimed calls; measure with stream=stream")
             return KernelLaunches(function, arguments, keywords, arena, queue, stream).target
         if not callable(function):
-            raise BadCall(f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not {function!r}")
+            remedy = "; pass gpu_benchmark.case() a function that returns it" if isinstance(function, Case) else ""
+            raise BadCall(
+                f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type {type(function).__name__}{remedy}"
+            )
         self.device.memory.make_room(unless_free=PLENTY)
         return callable_target(function, arguments, keywords, arena, queue, stream, declared_bytes("moved", moved))
 

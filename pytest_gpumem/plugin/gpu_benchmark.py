@@ -213,8 +213,9 @@ class GpuBenchmark:
             raise BadCall("this test was judged already: claim in its body, not while fixtures are torn down")
         labels = [measurement.label for measurement, _ in test.measurements]
         if other not in labels or other == label:
-            known = ", ".join(repr(one) for one in labels if one != label) or "none"
-            raise BadCall(f"faster_than({other!r}): no other measurement of this test has that label; others are {known}")
+            known = ", ".join(repr(one) for one in labels if one != label)
+            others = f"others are {known}" if known else "it is the only one"
+            raise BadCall(f"faster_than({other!r}): no other measurement of this test has that label; {others}")
         if isinstance(by, bool) or not isinstance(by, (int, float)) or not (math.isfinite(by) and by >= 1):
             raise BadCall(f"faster_than(..., by={by!r}); accepted is a factor of 1 or more, such as 20")
         at = labels.index(label)

@@ -38,7 +38,7 @@ def sweep_sentence(sweep: Sweep) -> str:
 def sweep_sentences(sweep: Sweep) -> tuple[str, ...]:
     """The result, the loss of the textbook's settings, the size of the search, and notes."""
     losses = (f"{book.name}, {setting_text(book.point.setting)}: {_loss(sweep, book)}" for book in sweep.textbook)
-    took = f"{len(sweep.points)} of {sweep.grid} settings measured, those that are compared here again on fresh samples"
+    took = f"{len(sweep.points)} of {sweep.grid} settings measured; the gains in words are from fresh samples"
     return (sweep_sentence(sweep), *losses, took, *sweep.notes)
 
 

@@ -228,6 +228,15 @@ def test_a_window_that_cannot_be_leaves_nothing(bench: Bench) -> None:
 def test_what_is_no_case(bench: Bench, build: Any, message: str) -> None:
     with pytest.raises(BadCall, match=message):
         bench.case(build)
+
+
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [(Case(lambda: None), r"of type Case; pass gpu_benchmark\.case\(\) a function that returns it"), (np.zeros(99), "of type ndarray$")],
+)
+def test_what_is_no_callable(bench: Bench, thing: Any, message: str) -> None:
+    with pytest.raises(BadCall, match=message):
+        bench.target(thing)
     assert bench.device.live == []
 
 
