@@ -119,8 +119,13 @@ def write(option: str, path: Path, content: str | bytes | memoryview | Iterator[
 def write_json(path: Path | None, value: object) -> None:
     """Write the file of `--json`, if there is one, and name it. Raises `UserError`: it cannot be written."""
     if path is not None:
-        write("--json", path, json.dumps(value, allow_nan=False, indent=1) + "\n")
-        click.echo(printable(f"wrote {path}"))
+        write_named("--json", path, json.dumps(value, allow_nan=False, indent=1) + "\n")
+
+
+def write_named(option: str, path: Path, text: str) -> None:
+    """Write the file that an option names, and name it. Raises `UserError`: it cannot be written."""
+    write(option, path, text)
+    click.echo(printable(f"wrote {path}"))
 
 
 def say(sentence: str, *, err: bool = False) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pytest_gpumem.baselines.compare import Compared, Pair
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side
-from pytest_gpumem.commands import examples, file_option, json_option, margin, terminal, write, write_json
+from pytest_gpumem.commands import examples, file_option, json_option, margin, terminal, write_json, write_named
 from pytest_gpumem.judging.finding import bounds, change, counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
@@ -150,6 +150,6 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, cs
     width, colour = terminal()
     click.echo(text(compared, first, second, width=width, colour=colour))
     if csv is not None:
-        write("--csv", csv, as_csv(compared))
+        write_named("--csv", csv, as_csv(compared))
     write_json(file, as_json(compared, first, second, code=code))
     return code

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.text import Text
 
-from pytest_gpumem.commands import examples, file_option, json_option, terminal, write, write_json
+from pytest_gpumem.commands import examples, file_option, json_option, terminal, write_json, write_named
 from pytest_gpumem.explain.what_ran import differences
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.printable import printable
@@ -199,5 +199,5 @@ def diff(csv: Path | None, file: Path | None, everything: bool, base: Path, head
     sides = (_side(base, first), _side(head, second))
     click.echo(as_text(found, sides, width=width, colour=colour, everything=everything))
     if csv is not None:
-        write("--csv", csv, as_csv(found))
+        write_named("--csv", csv, as_csv(found))
     write_json(file, as_json(found))

@@ -66,7 +66,7 @@ class ShardHooks:
 
     def pytest_report_collectionfinish(self) -> list[str]:
         total, known = self._division["total"], self._division["known"]
-        of = f"{len(self._own)} of {total} tests; of the {total}, {known} have a cost in the baseline"
+        of = f"{len(self._own)} of {total} tests; the baseline has the cost of {known} of the {total}"
         return [f"gpumem: shard {self._index} of {self._count}: {of}"] if total else []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -279,7 +279,7 @@ def test_the_header_says_which(suite: Path, gpumem: Run) -> None:
     gpumem("--gpumem-save", "-k", "copy").assert_outcomes(passed=6)
     result = gpumem("--gpumem-shard=2/4")
     (line,) = [line for line in result.outlines if line.startswith("gpumem: shard")]
-    assert re.fullmatch(r"gpumem: shard 2 of 4: \d+ of 19 tests; of the 19, 6 have a cost in the baseline", line)
+    assert re.fullmatch(r"gpumem: shard 2 of 4: \d+ of 19 tests; the baseline has the cost of 6 of the 19", line)
 
 
 def test_the_merged_junit_says_of_a_test_what_pytests_says(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -467,6 +467,8 @@ def test_what_fails_comes_first_and_programs_read_the_same(folder: Folder, compa
     assert [(row["test"][-6:], row["outcome"]) for row in document["rows"]] == [("test_c", "FAIL"), ("test_a", "PASS"), ("test_b", "PASS")]
     lines = list(csv.DictReader(compare("base-*.json", "head-*.json", "--csv", "-").stdout.splitlines()))
     assert float(lines[0]["delta"]) == pytest.approx(document["rows"][0]["delta"])
+    named = compare("base-*.json", "head-*.json", "--csv", "c.csv", "--json", "c.json").stdout.splitlines()
+    assert named[-2:] == ["wrote c.csv", "wrote c.json"]
 
 
 def test_rows_of_memory_alone_are_left_to_the_command_that_compares_them(folder: Folder, compare: Callable[..., Result]) -> None:
