@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -86,6 +87,29 @@ def nvtx_trace(_nvtx_library: Path | None, tmp_path: Path) -> Trace:
     if _nvtx_library is None:
         pytest.skip("no C compiler to build the NVTX injection library with")
     return Trace(_nvtx_library, tmp_path / "nvtx.log")
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Callable[[Path, int], Any]]:
+    """Opens files, with a width, in headless Chromium, where it and Playwright are installed. No page may print or raise anything."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+    if chromium is None:
+        pytest.skip("no Chromium is installed")
+    said: list[str] = []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+
+        def page(file: Path, width: int) -> Any:
+            made = browser.new_page(viewport={"width": width, "height": 800}, color_scheme="dark")
+            made.on("console", lambda message: said.append(message.text))
+            made.on("pageerror", lambda error: said.append(str(error)))
+            made.goto(file.as_uri())
+            return made
+
+        yield page
+        browser.close()
+    assert said == []
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from pytest_gpumem.history.data import History
 from pytest_gpumem.history.page import page as drawn
 from pytest_gpumem.reporting.web_page import anchor
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 HOSTILE = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
 
 
@@ -31,23 +30,12 @@ def many() -> History:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
+def page(opened: Callable[[Path, int], Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     file = tmp_path_factory.mktemp("history") / "page.html"
     file.write_text(drawn(many(), NEWEST - timedelta(days=30)))
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
-        said: list[str] = []
-        opened.on("console", lambda message: said.append(message.text))
-        opened.on("pageerror", lambda error: said.append(str(error)))
-        opened.goto(file.as_uri())
-        yield opened
-        assert said == []
-        assert opened.title() != "broken"
-        browser.close()
+    made = opened(file, 390)
+    yield made
+    assert made.title() != "broken"
 
 
 @pytest.fixture

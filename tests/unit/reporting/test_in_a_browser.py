@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
@@ -20,23 +18,11 @@ from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.web_page import anchor
 
 MakeRow = Callable[..., Row]
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, catches=0.008, processes=5)
 HOSTILE = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-def test_the_page_works(chromium: Any, tmp_path: Path, facts: DeviceFacts, make_row: MakeRow) -> None:
+def test_the_page_works(opened: Callable[[Path, int], Any], tmp_path: Path, facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [make_row("t.py::test_size", label=f"{size} MiB", placements=((size * 1e-4,),)) for size in (1, 10, 2)]
     rows += [
         make_row("t.py::test_slow", Outcome.FAIL, comparison=COMPARISON, mode="hot"),
@@ -45,12 +31,7 @@ def test_the_page_works(chromium: Any, tmp_path: Path, facts: DeviceFacts, make_
     past = [Past(datetime(2026, 11, day, tzinfo=timezone.utc), day * 1e-4, None, of) for day, of in ((1, None), (2, "abcdef012"))]
     file = tmp_path / "page.html"
     file.write_text(drawn(Run(rows, replace(facts, name=f"GPU {HOSTILE}"), {}, utc="2026-11-21T12:00:00+00:00", past={rows[0].key: past})))
-    context = chromium.new_context(viewport={"width": 400, "height": 800}, color_scheme="dark")
-    page = context.new_page()
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(file.as_uri())
+    page = opened(file, 400)
 
     def shown() -> list[str]:
         return [str(name) for name in page.locator("#results tbody tr:visible a").all_inner_texts()]
@@ -92,5 +73,3 @@ def test_the_page_works(chromium: Any, tmp_path: Path, facts: DeviceFacts, make_
     tips = page.locator("details[open] circle.tip title")
     tips.last.wait_for(state="attached")
     assert tips.all_text_contents() == ["11-01 100.0 us", "11-02 abcdef0 200.0 us"]
-    assert said == []
-    context.close()
