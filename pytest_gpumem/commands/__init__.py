@@ -18,6 +18,8 @@ import click
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.outcomes import EXIT_CODES, UserError
 from pytest_gpumem.printable import printable
+from pytest_gpumem.reporting.columns import wrapped
+from pytest_gpumem.units import QuantityError, parse_margin
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 STANDARD_OUTPUT = Path("-")  # as the file of an option
@@ -34,8 +36,6 @@ def examples(*lines: str) -> str:
 
 def margin(_context: click.Context, option: click.Parameter, written: str | None) -> str | None:
     """Check the margin that an option takes: it stays as written."""
-    from pytest_gpumem.units import QuantityError, parse_margin
-
     try:
         if written is not None:
             parse_margin(written)
@@ -130,8 +130,6 @@ def write_named(option: str, path: Path, text: str) -> None:
 
 def say(sentence: str, *, err: bool = False) -> None:
     """Print a sentence at the terminal's width."""
-    from pytest_gpumem.reporting.columns import wrapped
-
     for line in wrapped(printable(sentence), terminal()[0]):
         click.echo(line, err=err)
 

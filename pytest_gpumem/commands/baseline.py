@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pytest_gpumem.baselines.acceptance import untrusted
+from pytest_gpumem.baselines.history import Content
 from pytest_gpumem.commands import examples, json_option, terminal, write_json
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.screen import mean_latency
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.row import selects
+from pytest_gpumem.reporting.columns import Columns, Line
+from pytest_gpumem.revisions import DIRTY, head
+from pytest_gpumem.units import did_you_mean, format_bytes, format_time
 
 if TYPE_CHECKING:
-    from pytest_gpumem.baselines.history import Content
     from pytest_gpumem.baselines.storage import Storage
 
 FOLDER = ".benchmarks"  # pytest-benchmark's storage, the default place of baselines
@@ -79,9 +85,6 @@ def list_(baseline: str | None, gpu: str | None, file: Path | None) -> None:
 @click.argument("test", metavar="TEST")
 def show(baseline: str | None, gpu: str | None, file: Path | None, test: str) -> None:
     """Show the accepted runs and changes of TEST: a node id, a row's name with its label, or a file or class with all its tests."""
-    from pytest_gpumem.judging.screen import mean_latency
-    from pytest_gpumem.units import format_bytes, format_time
-
     place = opened(baseline)
     stored = [(key, content) for key in devices(place, gpu) for _, content in _by_age(place, key)]
     lines: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -197,7 +200,6 @@ def _table(key: str, name: str, headings: Sequence[str], lines: Sequence[tuple[s
     """Print the lines of one device: each a name, figures, and a remark below."""
     if not lines:
         return
-    from pytest_gpumem.reporting.columns import Columns, Line
 
     shown = [Line(row, figures, below=(remark,) if remark else ()) for row, figures, remark in printable(list(lines))]
     width, colour = terminal()
@@ -219,10 +221,7 @@ def accept(tests: tuple[str, ...], reason: str, baseline: str | None, gpu: str |
     TEST is a node id, a row's name with its label, or a selection: a file, a class, or a test with all its parameters. Nothing is
     measured; the next run with --gpumem-save starts the new baseline.
     """
-    from pytest_gpumem.baselines.acceptance import untrusted
     from pytest_gpumem.baselines.store import reset, row_keys
-    from pytest_gpumem.revisions import DIRTY, head
-    from pytest_gpumem.units import did_you_mean
 
     if not reason.strip():
         raise click.UsageError("--reason: it is empty; give the reason for the change.")
@@ -251,8 +250,6 @@ def _selected(rows: Mapping[str, str], test: str) -> list[str]:
 
 def _names(test: str, key: str, nodeid: str) -> bool:
     """True if TEST is the row's name, or selects its node id as pytest's command line would."""
-    from pytest_gpumem.records.row import selects
-
     return test == key or selects(test, nodeid)
 
 

@@ -19,15 +19,16 @@ import click
 
 from pytest_gpumem.commands import examples, json_option, margin, pytest_arguments, rounds_option, terminal, write_json
 from pytest_gpumem.commands.duet import default_journal, ended_by_signals, measured_under, progress
-from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.commands.explain import explanations, grown
+from pytest_gpumem.judging.finding import between, change, counted
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.printable import printable
+from pytest_gpumem.revisions import Commit, RevisionError, line_between
 from pytest_gpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from pytest_gpumem.judging.bisection import Search
     from pytest_gpumem.judging.paired import Judge, Paired
-    from pytest_gpumem.revisions import Commit
     from pytest_gpumem.runs.bisect import Asked, Commits, Found, Step
     from pytest_gpumem.runs.workers import Process
 
@@ -73,7 +74,6 @@ def bisect(file: Path | None, **options: Any) -> int:
     searches. Commits that run the same machine code as one that was measured need no duet; those that do not build or lack the test are
     stepped over. After an interruption, the same command continues.
     """
-    from pytest_gpumem.revisions import RevisionError, line_between
     from pytest_gpumem.runs.workers import check_arguments
 
     request = Request(**options)
@@ -305,15 +305,12 @@ def _named(commit: Commit, name: str) -> str:
 
 def _seen(paired: Paired) -> str:
     """The change with its interval."""
-    from pytest_gpumem.judging.finding import between, change
-
     ends = between(*paired.bounds) if math.isfinite(paired.bounds[0]) else "too few for an interval"
     return f"{change(paired.change)}, {ends}, over {counted(paired.pairs, 'pair')}"
 
 
 def _explanation(found: Found, key: str, commits: Commits, request: Request) -> dict[str, Any] | None:
     """What `gpumem explain` says of the commit, as text and as plain values; None if it cannot."""
-    from pytest_gpumem.commands.explain import explanations, grown
     from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
     from pytest_gpumem.explain.text import text, to_json
     from pytest_gpumem.runs.bisect import rows_of_test

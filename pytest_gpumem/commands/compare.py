@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from pytest_gpumem.baselines.compare import Compared, Pair
+from pytest_gpumem.baselines.compare import Compared, Pair, compare_sides
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side
 from pytest_gpumem.commands import examples, file_option, json_option, margin, terminal, write_json, write_named
 from pytest_gpumem.judging.finding import bounds, change, counted
@@ -139,7 +139,6 @@ def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, cs
     Each side is a file, a folder, or a quoted pattern such as "base-*.json": --benchmark-json files of this plugin or of stock
     pytest-benchmark, or files of a baseline. Each file of BASE is a run; the files of HEAD are the processes of one run.
     """
-    from pytest_gpumem.baselines.compare import compare_sides
     from pytest_gpumem.baselines.result_sets import side
 
     if len(sides) != 2:

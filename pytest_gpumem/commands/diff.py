@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.text import Text
@@ -18,10 +18,9 @@ from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.exports import written
+from pytest_gpumem.result_files import Results, load_results
 from pytest_gpumem.units import format_bytes, format_time
-
-if TYPE_CHECKING:
-    from pytest_gpumem.result_files import Results
 
 _Value = float | int | str | None
 
@@ -117,8 +116,6 @@ def as_json(found: Diff) -> dict[str, Any]:
 
 def as_csv(found: Diff) -> str:
     """A line for each figure of each row, and one for each row that one side lacks."""
-    from pytest_gpumem.reporting.exports import written
-
     lines: list[tuple[_Value, ...]] = [("row", "figure", "base", "head")]
     lines += [(pair.key, name, base, head) for pair in found.pairs for name, (base, head) in pair.figures.items()]
     lines += [(pair.key, "ran_differently", None, text) for pair in found.pairs for text in pair.ran]
@@ -191,8 +188,6 @@ def diff(csv: Path | None, file: Path | None, everything: bool, base: Path, head
     synchronisations, registers, memory, page faults) and what one launch ran differently, with the time beside them. A difference of
     times is not judged: gpumem compare does that. JSON and CSV have all figures, in SI units.
     """
-    from pytest_gpumem.result_files import load_results
-
     first, second = load_results(base), load_results(head)
     found = diff_of(first.document.rows, second.document.rows)
     width, colour = terminal()

@@ -12,6 +12,8 @@ from pytest_gpumem.commands import examples, json_option, terminal, write_json
 from pytest_gpumem.commands.baseline import opened, place_option
 from pytest_gpumem.outcomes import Exit, NoAnswer
 from pytest_gpumem.printable import printable
+from pytest_gpumem.settings import device_choice
+from pytest_gpumem.units import QuantityError
 
 _COLOURS = {"OK": "green", "warning": "yellow", "failure": "red"}
 
@@ -59,8 +61,6 @@ def card(device: str | None, baseline: str | None, quick: bool, file: Path | Non
     from pytest_gpumem.doctor.card import judge, state, stored
     from pytest_gpumem.doctor.report import lines
     from pytest_gpumem.measuring.card import examine
-    from pytest_gpumem.settings import device_choice
-    from pytest_gpumem.units import QuantityError
 
     origin, written = ("--device", device) if device else ("GPUMEM_DEVICE", os.environ.get("GPUMEM_DEVICE"))
     try:

@@ -30,11 +30,13 @@ from pytest_gpumem.commands import (
     write,
     write_json,
 )
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.result_files import load_results
 
 if TYPE_CHECKING:
-    from pytest_gpumem.records.row import Row
     from pytest_gpumem.runs.reading import Wanted
     from pytest_gpumem.runs.rounds import Progress, Result
 
@@ -112,7 +114,6 @@ def compare(
     `again`: how to resume, printed after a signal.
     Raises `DuetError`: it cannot be played as it was asked for.
     """
-    from pytest_gpumem.judging.finding import counted
     from pytest_gpumem.reporting.terminal import one_place
     from pytest_gpumem.runs import DuetError, report
     from pytest_gpumem.runs.journal import Journal
@@ -195,7 +196,6 @@ def _flagged(path: Path) -> list[Row]:
     """The rows that a run's screen flagged or could not decide.
     Raises `UserError`: the file cannot be read, or holds no results of this plugin.
     """
-    from pytest_gpumem.result_files import load_results
     from pytest_gpumem.runs.decision import flagged
 
     try:

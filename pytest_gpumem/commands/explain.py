@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_gpumem.commands import examples, json_option, terminal, write, write_json
+from pytest_gpumem.files import unwritable
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
+from pytest_gpumem.reporting.footprints import growth_lines
 
 if TYPE_CHECKING:
     from pytest_gpumem.explain.causes import Explanation
@@ -56,7 +58,6 @@ def explain(
     from pytest_gpumem.explain.evidence import load, to_json
     from pytest_gpumem.explain.text import text
     from pytest_gpumem.explain.text import to_json as explanation_to_json
-    from pytest_gpumem.files import unwritable
 
     if keep is not None:
         deepest = next(part for part in (keep.absolute(), *keep.absolute().parents) if part.exists())
@@ -127,8 +128,6 @@ def explanations(base: SideEvidence, head: SideEvidence) -> dict[str, Explanatio
 
 def grown(base: SideEvidence, head: SideEvidence) -> dict[str, list[str]]:
     """The changes in the memory of tests that both sides have, by row key, with the lines that they come from."""
-    from pytest_gpumem.reporting.footprints import growth_lines
-
     common = [key for key in head.footprints if key in base.footprints]
     return {key: lines for key in common if (lines := growth_lines(base.footprints[key], head.footprints[key]))}
 

@@ -12,7 +12,9 @@ import click
 from pytest_gpumem.commands import examples
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import json_schema
 from pytest_gpumem.reporting.exports import bencher, github_action_benchmark, of_rows
+from pytest_gpumem.result_files import load_results
 
 FORMATS: Mapping[str, Callable[[Iterable[Row], DeviceFacts], str]] = MappingProxyType(
     {"csv": of_rows, "bmf": bencher, "github-action-benchmark": github_action_benchmark}
@@ -32,8 +34,6 @@ def export(format: str, results: Path) -> None:
     github-action-benchmark is the format of that action's tool customSmallerIsBetter: their names end with the device, so that charts do
     not mix cards.
     """
-    from pytest_gpumem.result_files import load_results
-
     document = load_results(results).document
     click.echo(FORMATS[format](document.rows, document.device), nl=False)
 
@@ -41,6 +41,4 @@ def export(format: str, results: Path) -> None:
 @click.command(short_help="Print the JSON Schema of results.", epilog=examples("gpumem schema > gpumem.schema.json"))
 def schema() -> None:
     """Print the JSON Schema of results, the value of the key "gpumem" in a --benchmark-json file."""
-    from pytest_gpumem.records.schema import json_schema
-
     click.echo(json.dumps(json_schema(), indent=1))

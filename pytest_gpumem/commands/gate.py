@@ -16,6 +16,7 @@ import click
 
 from pytest_gpumem.commands import examples, margin, pytest_arguments, rounds_option, say
 from pytest_gpumem.commands.baseline import FOLDER
+from pytest_gpumem.commands.duet import compare
 from pytest_gpumem.commands.merge import (
     DUET,
     JUNIT,
@@ -28,13 +29,16 @@ from pytest_gpumem.commands.merge import (
     say_files,
     write_outputs,
 )
+from pytest_gpumem.commands.report import earlier
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.settings import Role, of_role
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import Document
+from pytest_gpumem.result_files import FileError, load, load_results
+from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, head
+from pytest_gpumem.settings import DUET_FOLLOWS, Role, of_role
 
 if TYPE_CHECKING:
-    from pytest_gpumem.records.row import Row
-    from pytest_gpumem.records.schema import Document
     from pytest_gpumem.reporting.concerns import Place
     from pytest_gpumem.runs.decision import Decision
     from pytest_gpumem.runs.reading import DuetVerdict
@@ -85,7 +89,6 @@ def gate(
     results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the job's summary and
     annotations.
     """
-    from pytest_gpumem.revisions import RevisionError, ancestry
     from pytest_gpumem.runs.decision import decide, flagged, open_to_a_duet, unaltered, with_missing
     from pytest_gpumem.runs.workers import accepted
 
@@ -167,9 +170,7 @@ class Screened:
 
 
 def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool) -> Screened:
-    from pytest_gpumem.result_files import FileError, load
     from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
-    from pytest_gpumem.settings import DUET_FOLLOWS
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
@@ -193,8 +194,6 @@ def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:
     """The results of shards as those of a screen.
     Raises `UserError`: they are not all shards of one run, of other code than is checked out, or were compared with all runs.
     """
-    from pytest_gpumem.revisions import DIRTY, head
-
     found, _ = merged_into(output, shards)
     compared, revision = found.document.settings.get("baseline_of"), head(Path.cwd())
     if compared != base:
@@ -209,7 +208,6 @@ def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:
 
 def _duet(output: Path, base: str, rows: Sequence[Row], rounds_max: int, arguments: Sequence[str]) -> dict[str, DuetVerdict]:
     """The duet's verdicts of these rows; empty if it judged none."""
-    from pytest_gpumem.commands.duet import compare
     from pytest_gpumem.runs.reading import Wanted
 
     _, played = compare(
@@ -227,9 +225,7 @@ def _duet(output: Path, base: str, rows: Sequence[Row], rounds_max: int, argumen
 def _tell(output: Path, document: Document, decision: Decision) -> None:
     """Write the outputs anew, with the duet's verdicts; under GitHub Actions the job's summary and annotations too."""
     from pytest_gpumem.baselines.storage import storage
-    from pytest_gpumem.commands.report import earlier
     from pytest_gpumem.reporting.run import Run
-    from pytest_gpumem.result_files import load_results
 
     shown = load_results(output / RESULTS)
     run = Run(decision.rows, document.device, document.settings, shown.utc, shown.revision, sweeps=shown.sweeps, remarks=decision.remarks)

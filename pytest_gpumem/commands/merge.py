@@ -17,6 +17,7 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.printable import printable
+from pytest_gpumem.reporting.summary import summary
 from pytest_gpumem.settings import Role, of_role
 
 if TYPE_CHECKING:
@@ -135,8 +136,6 @@ def merge(output: Path, results: tuple[str, ...]) -> int:
     The rows are judged as those of one suite. Writes results, JUnit, a report, a Markdown summary and a code-quality report into a folder.
     A missing shard is an error.
     """
-    from pytest_gpumem.reporting.summary import summary
-
     found, run = merged_into(output, results)
     if run.rows:
         width, colour = terminal()

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pytest_gpumem.commands import examples, json_option, pytest_arguments, terminal, test_option, write_json
+from pytest_gpumem.judging.limits import COUNTERS, absolute
+from pytest_gpumem.judging.traffic import Agreement, account
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 
@@ -145,8 +147,6 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     Runs pytest with --gpumem under ncu (GPUMEM_NCU, the PATH, or where CUDA's installers put it), with few launches of each
     measurement. Times are not comparable in such a run, so tests that assert them may fail in it.
     """
-    from pytest_gpumem.judging.limits import COUNTERS, absolute
-    from pytest_gpumem.judging.traffic import Agreement, account
     from pytest_gpumem.nsight import counting
     from pytest_gpumem.reporting.table import traffic_table
 

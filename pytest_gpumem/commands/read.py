@@ -6,21 +6,20 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from pytest_gpumem.commands import examples, json_option, write_json
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.nsight.recording import Recording
+from pytest_gpumem.nsight.recording import BadReport, Recording
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.profile import Besides, TestProfile
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import profiles_to_json
 from pytest_gpumem.records.uses import CopyUse, KernelUse
+from pytest_gpumem.result_files import load_results
 from pytest_gpumem.units import format_bytes, format_share, format_time
-
-if TYPE_CHECKING:
-    from pytest_gpumem.records.row import Row
 
 
 def text(recording: Recording) -> str:
@@ -105,10 +104,7 @@ def read(files: tuple[Path, ...], results: Path | None, file: Path | None) -> in
     occupancy and clocks. --results adds test ids and the number of launches to the kernels of Nsight Compute.
     """
     from pytest_gpumem.nsight import reading
-    from pytest_gpumem.nsight.recording import BadReport
     from pytest_gpumem.nsight.tools import ToolMissing
-    from pytest_gpumem.records.schema import profiles_to_json
-    from pytest_gpumem.result_files import load_results
 
     rows: tuple[Row, ...] = ()
     if results is not None:

@@ -15,8 +15,11 @@ import click
 import msgspec
 from msgspec.structs import replace
 
+from pytest_gpumem.baselines.compare import compare_sides
 from pytest_gpumem.baselines.layout import read
+from pytest_gpumem.baselines.result_sets import side
 from pytest_gpumem.commands import examples, write
+from pytest_gpumem.files import unwritable
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
@@ -25,7 +28,8 @@ from pytest_gpumem.records.record import is_time
 from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.records.schema import SchemaError, footprint_from_json
 from pytest_gpumem.reporting.plots.runs import Past
-from pytest_gpumem.result_files import FileError, content, parsed, revision_of, time_of
+from pytest_gpumem.result_files import FileError, content, load_results, parsed, revision_of, time_of
+from pytest_gpumem.units import QuantityError
 
 MOST = 60  # newest files and processes of a row that are shown
 
@@ -197,9 +201,6 @@ def _of_baseline(text: bytes) -> tuple[str, Iterator[_Found]]:
 
 def _against(base: str, results: Path, key: str, rows: Sequence[Row]) -> tuple[list[Row], dict[str, Footprint]]:
     """The rows of a run, judged against other results, and the footprints of these; rows that only the other results have come last."""
-    from pytest_gpumem.baselines.compare import compare_sides
-    from pytest_gpumem.baselines.result_sets import side
-
     other = side(base)
     compared = compare_sides(other, side(str(results)), None, force=False)
     judged = {row.key: row for row in compared.rows}
@@ -226,11 +227,8 @@ def report(results: Path, output: Path | None, history: Path | None, base: str |
     The page is one file that loads nothing else: summary, verdicts, plots, and every test with its samples, placements, conditions and
     history.
     """
-    from pytest_gpumem.files import unwritable
     from pytest_gpumem.reporting.html import page
     from pytest_gpumem.reporting.run import Run
-    from pytest_gpumem.result_files import load_results
-    from pytest_gpumem.units import QuantityError
 
     if results.is_dir():
         raise UserError(f"{results}: a folder; accepted is a --benchmark-json file of a session with --gpumem")

@@ -11,31 +11,28 @@ from typing import TYPE_CHECKING, Any, overload
 
 from msgspec import structs
 
+from pytest_gpumem.devices.protocol import Stream
 from pytest_gpumem.judging.limits import counts_steps, waits_for_counts
-from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT
+from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.conductor import Passes, overlap_note, overlap_of
+from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.measuring.work import Work
+from pytest_gpumem.memory.l2 import PersistingStream
+from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
 from pytest_gpumem.plugin.replay import Replay, check_timer
 from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import imposed, loosened, marker_limits, merge_limits
 from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from pytest_gpumem.devices.protocol import Stream
-    from pytest_gpumem.limits import LimitKeywords
-    from pytest_gpumem.measuring.target import Target
-    from pytest_gpumem.measuring.target_case import Case
-    from pytest_gpumem.memory.l2 import PersistingStream
-    from pytest_gpumem.memory.spaces import Memory
-    from pytest_gpumem.records.measurement import Limits
-
 
 KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *OF_MEASUREMENT)  # keywords of a measurement; all others go to the function
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import Parameter, signature
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec.structs import asdict, replace
@@ -15,9 +15,12 @@ from pytest_gpumem.judging.judge import unreliable
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.l2_sweep import sweep
 from pytest_gpumem.measuring.sampling import Plan
+from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream, Thrashing, asked, in_one_line, open_streams, persisting
+from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.plugin.marks import TEST_FIXTURE, uses
 from pytest_gpumem.plugin.result import SweepResult
@@ -27,11 +30,6 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.settings import MODES
 from pytest_gpumem.units import did_you_mean, format_bytes
-
-if TYPE_CHECKING:
-    from pytest_gpumem.measuring.target import Target
-    from pytest_gpumem.measuring.target_case import Case
-    from pytest_gpumem.memory.spaces import Memory
 
 PLACEMENTS = 3  # buffer placements of one setting: the rounds of the confirmation average over more
 PRECISION = 0.003  # half-width at which a setting's measuring stops, as a share: a third of the least gain that is recommended

@@ -14,9 +14,7 @@ from flagged_rows import row
 from known_devices import H100
 from msgspec import structs
 
-from pytest_gpumem import revisions
 from pytest_gpumem.cli import main
-from pytest_gpumem.commands import duet as duet_command
 from pytest_gpumem.commands import gate, merge
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Row
@@ -60,8 +58,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             return 1 if "FAIL" in duet.values() else 0, duet_rounds.Result(tuple(verdicts), (), 0, strict=False)
 
         monkeypatch.setattr(gate, "_screen", screen)
-        monkeypatch.setattr(revisions, "ancestry", lambda of, stored, folder: None)  # BASE is a revision
-        monkeypatch.setattr(duet_command, "compare", play)
+        monkeypatch.setattr(gate, "ancestry", lambda of, stored, folder: None)  # BASE is a revision
+        monkeypatch.setattr(gate, "compare", play)
         return CliRunner().invoke(main, ["gate", "main", *arguments], prog_name="gpumem")
 
     return invoke
