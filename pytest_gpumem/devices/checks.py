@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import ALLOCATORS, AccessProperty, Allocation, DeviceError, Launch, OutOfMemory, WindowSpec
+from pytest_gpumem.devices.protocol import ALLOCATORS, AccessProperty, Allocation, DeviceError, Launch, OutOfMemory, Unsupported, WindowSpec
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB, format_bytes
@@ -49,10 +49,15 @@ def part_of(allocation: Allocation, offset: int, nbytes: int) -> Allocation:
     return Allocation(allocation.kind, nbytes, device, on_host, backing=allocation)
 
 
-def check_managed(allocation: Allocation, done: str) -> None:
-    """Check that memory is managed. Raises `DeviceError`: it is not, so it cannot be `done`, such as "prefetched"."""
+def check_managed(allocation: Allocation, done: str, facts: DeviceFacts) -> None:
+    """Check that memory can be `done`, such as "prefetched".
+    Raises `DeviceError`: it is not managed.
+    Raises `Unsupported`: the device has no `concurrentManagedAccess`.
+    """
     if not allocation.kind.managed:
         raise DeviceError(f"only managed memory can be {done}, not {allocation.kind.value} memory")
+    if not facts.concurrent_managed_access:
+        raise Unsupported(f"{facts.name} has no concurrentManagedAccess here: managed memory cannot be {done}")
 
 
 def check_oversubscription(nbytes: int, host_bytes: int) -> None:

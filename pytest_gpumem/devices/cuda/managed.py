@@ -31,7 +31,7 @@ class CudaManaged:
         self._facts = facts
 
     def prefetch(self, allocation: Allocation, to_host: bool, stream: Stream) -> None:
-        self._check(allocation, "prefetched")
+        check_managed(allocation, "prefetched", self._facts)
         arguments = place(R, BINDINGS_MAJOR, self._index, to_host)
         check(
             R.cudaMemPrefetchAsync(allocation.address, allocation.nbytes, *arguments, stream.handle),
@@ -39,7 +39,7 @@ class CudaManaged:
         )
 
     def advise(self, allocation: Allocation, advice: Advice, to_host: bool, *, on: bool) -> None:
-        self._check(allocation, "advised about")
+        check_managed(allocation, "advised about", self._facts)
         where = location(R, BINDINGS_MAJOR, self._index, to_host)  # the driver ignores the place of ReadMostly
         check(
             R.cudaMemAdvise(allocation.address, allocation.nbytes, advice_number(advice, on=on), where),
@@ -47,7 +47,7 @@ class CudaManaged:
         )
 
     def discard(self, allocation: Allocation, stream: Stream) -> None:
-        self._check(allocation, "discarded")
+        check_managed(allocation, "discarded", self._facts)
         call = getattr(R, "cudaMemDiscardBatchAsync", None)
         if call is None:
             raise Unsupported(f"cuda-bindings {cuda.bindings.__version__} has no cudaMemDiscardBatchAsync: discarding needs CUDA 13")
@@ -63,11 +63,6 @@ class CudaManaged:
         with translated(f"allocating {nbytes} bytes of managed memory"):
             address = int(runtime.mallocManaged(nbytes))
         return Allocation(MemoryKind.MANAGED, nbytes, address, address)
-
-    def _check(self, allocation: Allocation, done: str) -> None:
-        check_managed(allocation, done)
-        if not self._facts.concurrent_managed_access:
-            raise Unsupported(f"{self._facts.name} has no concurrentManagedAccess here: managed memory cannot be {done}")
 
 
 def place(bindings: Any, major: int, index: int, to_host: bool) -> tuple[Any, ...]:

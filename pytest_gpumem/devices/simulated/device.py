@@ -8,7 +8,7 @@ from functools import partial
 
 from pytest_gpumem.devices.checks import check_managed, check_window, unsupported
 from pytest_gpumem.devices.footprints import Footprints
-from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import Advice, Allocation, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.content import SimulatedContent
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
@@ -45,8 +45,6 @@ class SimulatedL2(Facet):
         reason = unsupported(self._machine.facts, self.set_aside)
         if reason is not None:
             raise Unsupported(reason)
-        if nbytes < 0:
-            raise DeviceError(f"a set-aside of {nbytes} bytes: at least 0 is needed")
         self._timeline.forbid_capture("it changes the set-aside")
         self._timeline.run()
         self._timeline.host += ALLOCATE
@@ -116,7 +114,7 @@ class SimulatedManaged(Facet):
         return self._machine.sheet.launch
 
     def _pages_of(self, allocation: Allocation, done: str) -> Pages:
-        check_managed(allocation, done)
+        check_managed(allocation, done, self._machine.facts)
         return self._machine.pages[id(allocation)]
 
 

@@ -266,7 +266,7 @@ class SimulatedGraphs(Facet):
             self._timeline.capturing = None
         if self._timeline.cannot is not None:
             raise self._timeline.cannot
-        if not capture.steps:
+        if all(isinstance(step.item, Record) for step in capture.steps):
             raise CannotCapture("it queued nothing on the stream that is captured")
         return SimulatedGraph(capture.steps, tuple(capture.windows))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Advice, DeviceError, OutOfMemory
+from pytest_gpumem.devices.protocol import Advice, Allocation, DeviceError, OutOfMemory, Unsupported
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.devices.simulated.device import SimulatedDevice
 from pytest_gpumem.devices.simulated.pages import Pages
@@ -113,11 +114,25 @@ def test_managed_memory_beyond_the_device_needs_its_own_verb(device: SimulatedDe
     assert device.memory.free_bytes(MemoryKind.DEVICE) == 16 * GiB
 
 
-def test_only_managed_memory_takes_advice(device: SimulatedDevice) -> None:
-    memory = device.memory.allocate(1 * MiB, MemoryKind.DEVICE)
-    with pytest.raises(DeviceError, match="only managed memory can be advised about, not device memory"):
-        device.managed.advise(memory, Advice.READ_MOSTLY, False, on=True)
-    with pytest.raises(DeviceError, match="only managed memory can be discarded, not device memory"):
-        device.managed.discard(memory, device.streams.create())
-    with pytest.raises(DeviceError, match="only managed memory can be prefetched, not device memory"):
-        device.managed.prefetch(memory, False, device.streams.create())
+@pytest.mark.parametrize(
+    ("verb", "done"),
+    [("advise", "advised about"), ("discard", "discarded"), ("prefetch", "prefetched")],
+    ids=["advise", "discard", "prefetch"],
+)
+def test_pages_are_steered_of_managed_memory_on_devices_that_migrate_it(device: SimulatedDevice, verb: str, done: str) -> None:
+    plain, managed = (device.memory.allocate(1 * MiB, kind) for kind in (MemoryKind.DEVICE, MemoryKind.MANAGED))
+
+    def steer(memory: Allocation) -> None:
+        if verb == "advise":
+            device.managed.advise(memory, Advice.READ_MOSTLY, False, on=True)
+        elif verb == "discard":
+            device.managed.discard(memory, device.streams.create())
+        else:
+            device.managed.prefetch(memory, False, device.streams.create())
+
+    steer(managed)
+    with pytest.raises(DeviceError, match=f"only managed memory can be {done}, not device memory"):
+        steer(plain)
+    device.machine.facts = replace(device.facts, concurrent_managed_access=False)
+    with pytest.raises(Unsupported, match=f"no concurrentManagedAccess here: managed memory cannot be {done}"):
+        steer(managed)
