@@ -204,9 +204,10 @@ def _steps_of(found: Sequence[Series], group: Sequence[int]) -> dict[int, list[S
 
 
 def _changes(position: int, one: Series, own: Sequence[Step], runs: Sequence[Run], marks: Sequence[Mark]) -> Iterator[Change]:
-    # Between two levels lies what may be of either.
-    levels = zip([0, *(step.at for step in own)], [*(step.earliest for step in own), len(one.values)], strict=True)
-    medians = [float(np.median(one.values[begin : max(begin + 1, end)])) for begin, end in levels] if own else []
+    # A run that a change may begin with is of neither level, unless one run would be all that is left of a level.
+    begins, ends = [0, *(step.at for step in own)], [*((step.earliest, step.at) for step in own), (len(one.values),) * 2]
+    levels = [one.values[begin : earliest if earliest > begin + 1 else at] for begin, (earliest, at) in zip(begins, ends, strict=True)]
+    medians = [float(np.median(level)) for level in levels] if own else []
     by = _accepted(one, own, medians, runs, marks) if marks else {}
     for index, (step, before, after) in enumerate(zip(own, medians, medians[1:], strict=False)):
         relative = after / before - 1 if before else math.copysign(math.inf, after - before)
