@@ -74,6 +74,13 @@ def find(outcome: Outcome, form: str, code: Code | None = None, **figures: str) 
     return Finding(outcome, form, figures, code)
 
 
+def against_most(limit: str, count: float, most: float, figure: str, code: Code | None = None) -> Finding:
+    """The finding about an exact count, which `figure` has in words. `code`: of a FAIL."""
+    if count > most:
+        return find(Outcome.FAIL, "counted", code, figure=figure, side="above", limit=limit)
+    return find(Outcome.PASS, "counted", figure=figure, side="not above", limit=limit)
+
+
 def basis(measurement: Measurement) -> str:
     """The data of a figure: "1600 samples on 8 placements"."""
     samples, placements = len(measurement.samples), len(measurement.placements)

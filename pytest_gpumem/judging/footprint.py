@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.finding import Finding, counted, find
+from pytest_gpumem.judging.finding import Finding, against_most, counted, find
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
@@ -37,12 +37,6 @@ class _Judged:
     no_history: str | None
 
 
-def _counted(limit: str, count: int, most: int, figure: str) -> Finding:
-    if count > most:
-        return find(Outcome.FAIL, "counted", Code.TOO_MUCH_MEMORY, figure=figure, side="above", limit=limit)
-    return find(Outcome.PASS, "counted", figure=figure, side="not above", limit=limit)
-
-
 def _most(
     count: Callable[[Footprint], int], words: Callable[[int, Footprint], str], parse: Callable[[str], int] = parse_bytes
 ) -> Callable[[_Judged], Finding]:
@@ -50,7 +44,7 @@ def _most(
 
     def rule(one: _Judged) -> Finding:
         found = count(one.footprint)
-        return _counted(one.limit, found, parse(one.written), words(found, one.footprint))
+        return against_most(one.limit, found, parse(one.written), words(found, one.footprint), Code.TOO_MUCH_MEMORY)
 
     return rule
 
@@ -85,7 +79,7 @@ def _max_peak_regression(one: _Judged) -> Finding:
         figure += f"; unchanged code varies between {size(min(peaks))} and {size(max(peaks))}"
     elif len(set(peaks_of(now))) > 1:
         figure += f"; processes of this run vary between {size(min(peaks_of(now)))} and {size(peak)}"
-    return _counted(limit, peak, parse_growth(one.written).most(before), figure)
+    return against_most(limit, peak, parse_growth(one.written).most(before), figure, Code.TOO_MUCH_MEMORY)
 
 
 def comparable(one: Footprint, other: Footprint) -> bool:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_gpumem.judging.finding import Finding, basis, counted, find
+from pytest_gpumem.judging.finding import Finding, against_most, basis, counted, find
 from pytest_gpumem.judging.spread import of_repetition
 from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import count_of, over_baseline
@@ -126,12 +126,6 @@ def _faster_than(one: _Judged) -> Finding | None:
     return find(Outcome.PASS if low > by else Outcome.FAIL, form, times=times, limit=name)
 
 
-def _counted(one: _Judged, count: float, most: float, figure: str) -> Finding:
-    """Judge an exact count, which `figure` has in words."""
-    outcome, side = (Outcome.FAIL, "above") if count > most else (Outcome.PASS, "not above")
-    return find(outcome, "counted", figure=figure, side=side, limit=one.limit)
-
-
 def _exact(
     count: Callable[[Measurement], int | str], words: Callable[[int], str], causes: Callable[[Measurement], str] = lambda measurement: ""
 ) -> Callable[[_Judged], Finding]:
@@ -145,11 +139,11 @@ def _exact(
             return one.not_counted(found)
         figure = words(found) + causes(one.measurement)
         if (growth := over_baseline(one.written)) is None:
-            return _counted(one, found, count_of(one.written), figure)
+            return against_most(one.limit, found, count_of(one.written), figure)
         known = [then for past in one.past if not isinstance(then := count(past), str)]
         if not known:
             return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why="no run of the baseline has this count")
-        return _counted(one, found, growth.most(known[-1]), f"{figure}, {words(known[-1])} in the baseline")
+        return against_most(one.limit, found, growth.most(known[-1]), f"{figure}, {words(known[-1])} in the baseline")
 
     return rule
 
@@ -246,7 +240,7 @@ def _counter(
         if (found := figure(one.measurement.counted)) is None:
             return one.not_counted(f"Nsight Compute counted no {of}")
         if not least:
-            return _counted(one, found, parse(one.written), words(found))
+            return against_most(one.limit, found, parse(one.written), words(found))
         outcome, side = (Outcome.FAIL, "below") if found < parse(one.written) else (Outcome.PASS, "not below")
         return find(outcome, "counted", figure=words(found), side=side, limit=one.limit)
 

@@ -23,6 +23,7 @@ from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.revisions import Commit
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.journal import Journal
@@ -258,7 +259,7 @@ class Commits:
             self.resumed += len(known)
             while not known or (known[-1].error is not None and known[-1].attempt < ATTEMPTS):
                 known.append(self._run(index, len(known) + 1))
-                journal.append(known[-1].to_json())
+                journal.append(to_plain(known[-1]))
             self.processes += len(known)
         return known[-1]
 

@@ -13,6 +13,7 @@ from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs, least_pairs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.journal import Journal
 from pytest_gpumem.runs.reading import (
@@ -215,7 +216,7 @@ class Duet:
             self._check(process)
             if fresh:
                 known.append(process)
-                self._journal.append(process.to_json())
+                self._journal.append(to_plain(process))
             self._all.append(process)
             why = trouble(process, self._wanted, self._jury.open if self._jury is not None else None)
             if why is None:

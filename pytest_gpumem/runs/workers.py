@@ -23,7 +23,7 @@ import pytest_gpumem
 from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import SchemaError, document_from_json, from_plain, to_plain
+from pytest_gpumem.records.schema import SchemaError, document_from_json, from_plain
 from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.child import Background, for_a_part, name_of
@@ -87,14 +87,9 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """True if its device was simulated."""
         return self.device is not None and self.device.simulated
 
-    def to_json(self) -> dict[str, Any]:
-        """A line of the journal."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> Process:
-        """The process of a line that `to_json` wrote. Raises `DuetError`: it is no such line."""
+        """The process of a line of the journal. Raises `DuetError`: it is no such line."""
         try:
             return from_plain(plain, Process)
         except SchemaError as error:

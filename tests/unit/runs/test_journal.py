@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from processes import process, row
 
+from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.journal import Journal
 from pytest_gpumem.runs.workers import Process, Turn
@@ -94,7 +95,7 @@ def test_a_device_in_place_of_a_journal_is_not_read() -> None:
 
 @pytest.mark.parametrize("changes", [{"turn": [[1], "base"]}, {"seconds": "long"}, {"pid": None}, {"further": 1}])
 def test_a_process_with_values_of_other_types_is_refused(changes: dict[str, object]) -> None:
-    plain = process(Turn(1, "base"), [row("test_a.py::a", 1e-6)]).to_json()
+    plain = to_plain(process(Turn(1, "base"), [row("test_a.py::a", 1e-6)]))
     assert Process.from_json(json.loads(json.dumps(plain))).turn == Turn(1, "base")
     with pytest.raises(DuetError, match="holds a process that cannot be read"):
         Process.from_json(json.loads(json.dumps(plain | changes)))
