@@ -112,6 +112,15 @@ def test_the_readme_names_every_command(command: str) -> None:
     assert f"gpumem {command}" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_outputs_names_the_commands_that_write_json() -> None:
+    sentence = next(
+        line for line in (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8").splitlines() if "take `--json FILE`" in line
+    )
+    named = re.findall(r"`([a-z]+)`", sentence.partition(" take ")[0])
+    inner = {name: getattr(command, "commands", {"": command}).values() for name, command in cli.main.commands.items()}
+    assert named == sorted(name for name, found in inner.items() if any("--json" in one.opts for each in found for one in each.params))
+
+
 def test_toml_blocks_hold_known_keys() -> None:
     known = {option.key for option in settings.OPTIONS}
     keys = [key for block in blocks("toml") for key in re.findall(r"^(gpumem\w*) =", block.code, re.MULTILINE)]
