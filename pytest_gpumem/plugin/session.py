@@ -410,11 +410,11 @@ class LostHooks:
         if nodeid in self._deselected:
             return NOT_RUN, "deselected"
         if nodeid in self._collected:
-            return NOT_RUN, "the session ended before it"
+            return NOT_RUN, "not reached"
         if not complete or not self._asked_for(nodeid):
             return None
         if self._ignored(nodeid):
-            return NOT_RUN, "its file is ignored"
+            return NOT_RUN, "ignored"
         return LOST, "its test is no longer collected"
 
     def _asked_for(self, nodeid: str) -> bool:
