@@ -150,7 +150,7 @@ def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]
             lines += [line for site in sites[:SHOWN] for line in _site(site, name)]
         if sites and base is not None and base.sites:
             lines += _changes(site_changes(base.sites, footprint.sites, lambda site, name=name: int(getattr(site, name))))  # type: ignore[misc]
-    if lines and base is not None and not base.sites:
+    if lines and base is not None and not base.sites and (footprint.peak > base.peak or footprint.kept > base.kept):
         lines.append("the baseline was saved without --gpumem-footprint=trace: which line grew is not known")
     return lines
 

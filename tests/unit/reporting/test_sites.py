@@ -72,4 +72,5 @@ def test_three_of_each_are_shown_with_what_changed_and_who_keeps_it() -> None:
         "  +4 KiB  model.py:14 in forward: np.multiply(a, b, out=c)  (new)",
     ]
     assert site_lines(Footprint(1)) == []
-    assert "without --gpumem-footprint=trace" in site_lines(Footprint(1, sites=(LAYER,)), Footprint(1))[-1]
+    assert "without --gpumem-footprint=trace" in site_lines(Footprint(2, sites=(LAYER,)), Footprint(1))[-1]
+    assert "baseline" not in "\n".join(site_lines(Footprint(1, sites=(LAYER,)), Footprint(1)))
