@@ -55,7 +55,7 @@ def unfit(measurement: Measurement) -> str | None:
     """Why nothing can be compared with a measurement; None if something can."""
     if measurement.profiled:
         return "it was measured under a profiler"
-    if throttled := sorted({reason for c in measurement.conditions for reason in c.throttle_reasons}):
+    if throttled := sorted({reason for c in measurement.conditions for reason in c.throttle_reasons or ()}):
         return f"it was measured under throttling ({', '.join(throttled)})"
     return None
 

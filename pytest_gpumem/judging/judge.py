@@ -212,7 +212,7 @@ def unreliable(measurement: Measurement) -> Iterator[str]:
             clock = f" at {conditions.sm_clock_hz / 1e6:.0f} MHz" if conditions.sm_clock_hz is not None else ""
             yield f"throttled {when} the samples ({', '.join(conditions.throttle_reasons)}{clock})"
     if measurement.discarded >= len(measurement.samples):
-        reasons = f" ({', '.join(measurement.during.throttle_reasons)})" if measurement.during else ""
+        reasons = f" ({', '.join(measurement.during.throttle_reasons or ())})" if measurement.during else ""
         yield f"{measurement.discarded} samples were taken under throttling{reasons}, {len(measurement.samples)} are left"
     seen = (*measurement.conditions, *((measurement.during,) if measurement.during else ()))
     if others := max((c.other_processes or 0 for c in seen), default=0):

@@ -249,12 +249,13 @@ def worst(seen: Sequence[Conditions]) -> Conditions | None:
     def over(choose: Callable[..., Any], field: str) -> Any:
         return choose((value for one in seen if (value := getattr(one, field)) is not None), default=None)
 
+    known = [one.throttle_reasons for one in seen if one.throttle_reasons is not None]
     return Conditions(
         sm_clock_hz=over(min, "sm_clock_hz"),
         memory_clock_hz=over(min, "memory_clock_hz"),
         temperature_c=over(max, "temperature_c"),
         power_w=over(max, "power_w"),
-        throttle_reasons=tuple(dict.fromkeys(reason for one in seen for reason in one.throttle_reasons)),
+        throttle_reasons=tuple(dict.fromkeys(reason for reasons in known for reason in reasons)) if known else None,
         other_processes=over(max, "other_processes"),
     )
 

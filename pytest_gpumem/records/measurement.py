@@ -110,8 +110,9 @@ class Conditions(Record, frozen=True):
     memory_clock_hz: NotNegative | None = None  # Memory clock in hertz
     temperature_c: float | None = None  # GPU temperature in degrees Celsius
     power_w: NotNegative | None = None  # Board power in watts
-    throttle_reasons: tuple[str, ...] = ()
-    """Active clock event reasons that slow the device, such as "sw_power_cap", without idle and application clocks."""
+    throttle_reasons: tuple[str, ...] | None = ()
+    """Active clock event reasons that slow the device, such as "sw_power_cap", without idle and application clocks; None where the driver
+    does not report them"""
     other_processes: Count | None = None  # Other compute processes on the device; None where the driver does not report them
 
 

@@ -182,7 +182,7 @@ def conditions_text(conditions: Conditions) -> str:
     parts = [text.format(value * scale) for text, value, scale in figures if value is not None]
     if conditions.throttle_reasons:
         parts.append(f"THROTTLED: {', '.join(conditions.throttle_reasons)}")
-    elif parts:
+    elif parts and conditions.throttle_reasons is not None:
         parts.append("not throttled")
     if conditions.other_processes:
         parts.append(counted(conditions.other_processes, "other process").upper())

@@ -95,11 +95,7 @@ class ConditionReader:
             return Conditions()
         if (now := time.monotonic()) - self._listed > LISTED:
             self._listed, self._others = now, self._count_others()
-        return Conditions(
-            **_readings(gpu),
-            throttle_reasons=reason_names(clock_reasons(gpu) or 0),
-            other_processes=self._others,
-        )
+        return Conditions(**_readings(gpu), throttle_reasons=reason_names(clock_reasons(gpu)), other_processes=self._others)
 
     def _count_others(self) -> int | None:
         running = _running(self._gpu, self._facts)
@@ -136,9 +132,9 @@ def clock_reasons(gpu: Any) -> int | None:
     return mask
 
 
-def reason_names(mask: int) -> tuple[str, ...]:
-    """Names of the reasons in NVML's mask that slow the device."""
-    return tuple(name for bit, name in _SLOWING.items() if mask & bit)
+def reason_names(mask: int | None) -> tuple[str, ...] | None:
+    """Names of the reasons in NVML's mask that slow the device; None without a mask."""
+    return None if mask is None else tuple(name for bit, name in _SLOWING.items() if mask & bit)
 
 
 def other_processes(pids: Any, own: int) -> int | None:
@@ -202,7 +198,7 @@ def _read(gpu: Any, count: int) -> Card:
         max_memory_clock_hz=_scaled(1e6, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
         power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu),
         default_power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetPowerManagementDefaultLimit, gpu),
-        throttle_reasons=None if reasons is None else reason_names(reasons),
+        throttle_reasons=reason_names(reasons),
         chosen_clocks=None if reasons is None else bool(reasons & pynvml.nvmlClocksEventReasonApplicationsClocksSetting),
         link_generation=asked(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
         max_link_generation=asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),

@@ -626,7 +626,8 @@ KNOWN = Conditions(1.98e9, 2.6e9, 40.0, 300.0, ("sw_power_cap",), 0)
         ([], None),
         ([KNOWN], KNOWN),
         ([Conditions(), Conditions()], Conditions()),
-        ([Conditions(), KNOWN], KNOWN),  # what the driver does not say is left out
+        ([Conditions(throttle_reasons=None)] * 2, Conditions(throttle_reasons=None)),
+        ([Conditions(), Conditions(throttle_reasons=None), KNOWN], KNOWN),  # what the driver does not say is left out
         (
             [
                 KNOWN,

@@ -28,6 +28,7 @@ SLOW = Conditions(sm_clock_hz=1.41e9, throttle_reasons=("sw_power_cap",), other_
         (FAST, "SM 1980 MHz, memory 2619 MHz, 41 C, 310 W, not throttled"),
         (SLOW, "SM 1410 MHz, THROTTLED: sw_power_cap, 1 OTHER PROCESS"),
         (Conditions(other_processes=2), "2 OTHER PROCESSES"),
+        (Conditions(temperature_c=41.0, throttle_reasons=None), "41 C"),
     ],
 )
 def test_conditions_in_words(conditions: Conditions, text: str) -> None:

@@ -147,6 +147,8 @@ def test_what_the_driver_refuses_is_none(nvml: None, monkeypatch: pytest.MonkeyP
     assert (now.power_w, now.other_processes) == (None, None)
     assert now.throttle_reasons == ("hw_thermal_slowdown",)
     assert now.sm_clock_hz == 345e6
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", refuse)
+    assert ConditionReader(FACTS).read().throttle_reasons is None
 
 
 def test_processes_are_listed_now_and_then(nvml: None, monkeypatch: pytest.MonkeyPatch) -> None:
