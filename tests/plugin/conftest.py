@@ -52,7 +52,7 @@ def _quick_processes(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def new_interpreters() -> None:
-    """For tests of what a process imports, and of how it starts, hangs or ends by a signal: none is forked."""
+    """For tests of what a process imports, of how it starts, and of a signal that it gets: none is forked."""
 
 
 @pytest.fixture(scope="session")

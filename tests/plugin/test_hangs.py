@@ -16,8 +16,6 @@ from filelock import FileLock
 from sessions import SIMULATED, TRIAD, rows_in
 from test_waiting import GPU_OF_ANOTHER
 
-pytestmark = pytest.mark.usefixtures("new_interpreters")
-
 HANGS = {
     # Both wait in C for themselves and look at no signal; the first one releases the interpreter's lock, as a wait for a GPU does.
     "released": "wait_for_itself(ctypes.CDLL(None))",
@@ -151,6 +149,7 @@ def test_an_exit_fails_its_test_and_keeps_its_rows(ended: Callable[..., Ended]) 
     assert session.rows["test_culprit"]["failed"]
 
 
+@pytest.mark.usefixtures("new_interpreters")
 @pytest.mark.parametrize("workers", [(), ("--gpumem-isolate",)], ids=["alone", "worker"])
 @pytest.mark.parametrize("lock", HANGS)
 def test_an_interrupt_ends_a_process_that_hangs(
@@ -188,6 +187,7 @@ def test_the_session_goes_on_after_a_debugger(ended: Callable[..., Ended], culpr
     assert set(session.rows) == {"test_triad", "test_last"}
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_test_may_interrupt_itself(ended: Callable[..., Ended]) -> None:
     culprit = "def test_culprit(gpu_device):\n    with pytest.raises(KeyboardInterrupt): os.kill(os.getpid(), signal.SIGINT)"
     session = ended(culprit)

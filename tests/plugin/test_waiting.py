@@ -11,8 +11,6 @@ import pytest
 from filelock import FileLock
 from sessions import SIMULATED
 
-pytestmark = pytest.mark.usefixtures("new_interpreters")
-
 GPU_OF_ANOTHER = """
     from dataclasses import replace
     from msgspec import structs
@@ -55,6 +53,7 @@ def test_a_wait_that_reaches_its_limit_fails_the_tests_of_the_gpu(
     assert len(waiting) == 1  # of two tests
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_an_interrupt_ends_the_wait(pytester: pytest.Pytester, held: FileLock) -> None:
     pytester.makeconftest(GPU_OF_ANOTHER.format(limit=600.0))
     session = pytester.popen(
