@@ -20,7 +20,6 @@ import pytest
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import Asked, Chosen, NoDevice, choose
-from pytest_gpumem.kernels.declared import BadDeclaration, project
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.footprints import FootprintHooks
@@ -456,10 +455,13 @@ def check_ini_file(config: pytest.Config) -> None:
     """That the ini file in use is that of the tests, and no option stands in `[tool.gpumem]`, which pytest does not read.
     Raises `pytest.UsageError`: a value of an option led pytest away from the ini file, or a key of `[tool.gpumem]` cannot be used.
     """
-    try:
-        project(config.rootpath)
-    except BadDeclaration as error:
-        raise pytest.UsageError(f"gpumem: {error}") from None
+    if (config.rootpath / "pyproject.toml").exists():
+        from pytest_gpumem.kernels.declared import BadDeclaration, project  # here: most projects declare no kernels
+
+        try:
+            project(config.rootpath)
+        except BadDeclaration as error:
+            raise pytest.UsageError(f"gpumem: {error}") from None
     if config.option.inifilename is not None or is_worker(config):
         return
     tests = [str(given) for given in config.option.file_or_dir]
