@@ -326,8 +326,8 @@ class Memory(Protocol):
         """Wait until the driver has scrubbed freed memory: scrubbing takes bandwidth from concurrent work."""
 
     def kind_at(self, address: int) -> MemoryKind | None:
-        """The kind of memory at an address (unified virtual addressing, `cudaPointerGetAttributes`). None: the address belongs to no memory
-        of this process, such as the first byte past the end of the last allocation."""
+        """The kind of memory at an address (unified virtual addressing, `cudaPointerGetAttributes`); a pool's is `DEVICE`. None: the
+        address belongs to no memory of this process, such as the first byte past the end of the last allocation."""
 
     def host(self) -> HostMemory:
         """The host's memory: total, available and page-locked bytes."""

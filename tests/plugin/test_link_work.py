@@ -119,9 +119,10 @@ def test_staged(gpu_benchmark, gpu_device, staged_copy, monkeypatch):
 
 def test_kinds_numa_and_peers(run: Run) -> None:
     body = """
-def test_kinds(memory_kind, pinned_buffer, device_buffer, pageable_buffer):
+def test_kinds(memory_kind, pinned_buffer, device_buffer, pooled_buffer, pageable_buffer):
     assert [memory_kind(b) for b in (pinned_buffer(MiB), device_buffer(MiB), pageable_buffer(MiB))] == ["pinned", "device", "pageable"]
     assert memory_kind(np.zeros(10)) == "pageable"
+    assert memory_kind(pooled_buffer(MiB)) == "device"
 
 def test_node(pinned_buffer):
     pinned_buffer(MiB, numa=3)

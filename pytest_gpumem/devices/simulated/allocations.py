@@ -237,7 +237,7 @@ class SimulatedMemory(Facet):
         for allocation in self._live.values():
             for start in (allocation.address, allocation.host_address):
                 if start and start <= address < start + allocation.nbytes:
-                    return allocation.kind
+                    return MemoryKind.DEVICE if allocation.kind.on_device else allocation.kind  # a driver knows no pools
         return MemoryKind.PAGEABLE if is_mapped(address) in (True, None) else None
 
     def host(self) -> HostMemory:
