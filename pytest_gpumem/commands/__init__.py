@@ -134,6 +134,11 @@ def say(sentence: str, *, err: bool = False) -> None:
         click.echo(line, err=err)
 
 
+def log(line: str) -> None:
+    """Print a line on standard error, where the output of pytest and of the tools goes: results go to standard output."""
+    click.echo(printable(line), err=True)
+
+
 def terminal() -> tuple[int, bool]:
     """Columns of standard output, and whether it takes colour."""
     from pytest_gpumem.reporting.terminal import wants_colour

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, json_option, margin, pytest_arguments, rounds_option, terminal, write_json
+from pytest_gpumem.commands import examples, json_option, log, margin, pytest_arguments, rounds_option, terminal, write_json
 from pytest_gpumem.commands.duet import default_journal, ended_by_signals, measured_under, progress
 from pytest_gpumem.commands.explain import explanations, grown
 from pytest_gpumem.judging.finding import between, change, counted
@@ -296,7 +296,7 @@ class _Steps:
 
 
 def _tell(sentence: str) -> None:
-    click.echo(printable(f"gpumem bisect: {sentence}"), err=True)
+    log(f"gpumem bisect: {sentence}")
 
 
 def _named(commit: Commit, name: str) -> str:

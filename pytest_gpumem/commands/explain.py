@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, json_option, terminal, write, write_json
+from pytest_gpumem.commands import examples, json_option, log, terminal, write, write_json
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.printable import printable
@@ -166,13 +166,9 @@ def _measured(
 
     request = ExplainRequest(tests, arguments, pairs, counters, traces)
 
-    def echo(line: str) -> None:
-        # Explanations go to standard output, the output of pytest and the tools to standard error.
-        click.echo(printable(line), err=True)
-
     check_arguments(arguments)  # before a side is prepared, which may install a project
     if base.endswith(".json"):
         here = Path.cwd()
-        return load(base), measure_head(Tree("working tree", "", here, here, sys.executable, str), request, os.environ, echo)
+        return load(base), measure_head(Tree("working tree", "", here, here, sys.executable, str), request, os.environ, log)
     with two_sides(base, None, Path.cwd()) as (base_tree, head_tree):
-        return measure_sides(base_tree, head_tree, request, os.environ, echo)
+        return measure_sides(base_tree, head_tree, request, os.environ, log)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pytest_gpumem.commands import examples, json_option, pytest_arguments, terminal, test_option, write_json
+from pytest_gpumem.commands import examples, json_option, log, pytest_arguments, terminal, test_option, write_json
 from pytest_gpumem.judging.limits import COUNTERS, absolute
 from pytest_gpumem.judging.traffic import Agreement, account
 from pytest_gpumem.outcomes import Exit, Outcome
@@ -100,14 +100,9 @@ def ranges(file: Path | None, pytest_arguments: tuple[str, ...]) -> None:
     """
     from pytest_gpumem.nsight.profile import listing, select, to_json
 
-    found = select(pytest_arguments, (), os.environ, _echo)
+    found = select(pytest_arguments, (), os.environ, log)
     click.echo(listing(found))
     write_json(file, to_json(found))
-
-
-def _echo(line: str) -> None:
-    # Results go to standard output, the output of pytest and the tool to standard error.
-    click.echo(printable(line), err=True)
 
 
 def _profiled(request: ProfileRequest) -> int:
@@ -115,7 +110,7 @@ def _profiled(request: ProfileRequest) -> int:
     from pytest_gpumem.nsight.tools import opening
     from pytest_gpumem.runs.child import ending, shown
 
-    report = profiled(request, os.environ, _echo)
+    report = profiled(request, os.environ, log)
     count = len(report.tests)
     of = f"{count} tests" if count > 1 else report.tests[0].nodeid
     click.echo(printable(f"wrote {report.file}: {of}, by {report.program} {report.version}"))
@@ -124,12 +119,10 @@ def _profiled(request: ProfileRequest) -> int:
     if count > 1:
         click.echo(printable(f"the other tests' filters: {shown(['gpumem', 'ranges', '--', *request.arguments, *request.tests])}"))
     if report.exit_code < 0:
-        click.echo(f"gpumem: {report.program} was {ending(report.exit_code)}: its report may not be whole", err=True)
+        log(f"gpumem: {report.program} was {ending(report.exit_code)}: its report may not be whole")
         return Exit.FAILED
     if report.exit_code:
-        click.echo(
-            f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above", err=True
-        )
+        log(f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above")
         return Exit.FAILED
     return Exit.FINE
 
@@ -151,7 +144,7 @@ def traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[s
     from pytest_gpumem.reporting.table import traffic_table
 
     now = datetime.now(timezone.utc)
-    found = counting.count(pytest_arguments, tests, os.environ, _echo, day=now.date().isoformat())
+    found = counting.count(pytest_arguments, tests, os.environ, log, day=now.date().isoformat())
     width, colour = terminal()
     click.echo(traffic_table(found.rows, found.facts, width=width, colour=colour))
     if failed := sum(row.failed for row in found.rows):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from operator import attrgetter
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records.footprint import Footprint, MemoryUse, Site
@@ -87,9 +88,10 @@ class SiteChange:
         return self.after - self.before
 
 
-def site_changes(base: Sequence[Site], head: Sequence[Site], of: Callable[[Site], int]) -> tuple[SiteChange, ...]:
-    """The lines whose bytes (`of` a site) changed, the largest growth first. Lines are the same if file, function, text, library and kind
-    of memory are: a line that only moved is the same. Two other lines of one function with similar text count as one changed line."""
+def site_changes(base: Sequence[Site], head: Sequence[Site], name: str) -> tuple[SiteChange, ...]:
+    """The lines whose bytes (`name`: "at_peak" or "kept") changed, the largest growth first. Lines are the same if file, function, text,
+    library and kind of memory are: a line that only moved is the same. Two other lines of one function with similar text count as one
+    changed line."""
     before, after = _by_line(base), _by_line(head)
     was = {key: key for key in after if key in before}
     gone = [key for key in before if key not in after]
@@ -100,11 +102,16 @@ def site_changes(base: Sequence[Site], head: Sequence[Site], of: Callable[[Site]
         if alike is not None and _similarity(alike, key) >= ALIKE:
             was[key] = alike
             gone.remove(alike)
-    found = []
+    of, found = attrgetter(name), []
+
+    def total(sites: Iterable[Site]) -> int:
+        return sum(map(of, sites))
+
     for key, sites in after.items():
         old = was.get(key)
-        found.append(SiteChange(_largest(sites, of), _sum(before.get(old, ()) if old else (), of), _sum(sites, of), _text(old, key)))
-    found += [SiteChange(_largest(before[key], of), _sum(before[key], of), 0) for key in gone]
+        text = old[1] if old is not None and old[1] != key[1] else ""
+        found.append(SiteChange(max(sites, key=of), 0 if old is None else total(before[old]), total(sites), text))
+    found += [SiteChange(max(before[key], key=of), total(before[key]), 0) for key in gone]
     return tuple(sorted((one for one in found if one.growth), key=lambda one: -one.growth))
 
 
@@ -119,18 +126,6 @@ def _by_line(sites: Iterable[Site]) -> dict[_Key, list[Site]]:
 
 def _similarity(one: _Key, other: _Key) -> float:
     return SequenceMatcher(None, one[1], other[1], autojunk=False).ratio()
-
-
-def _text(old: _Key | None, new: _Key) -> str:
-    return old[1] if old is not None and old[1] != new[1] else ""
-
-
-def _largest(sites: Sequence[Site], of: Callable[[Site], int]) -> Site:
-    return max(sites, key=of)
-
-
-def _sum(sites: Iterable[Site], of: Callable[[Site], int]) -> int:
-    return sum(of(site) for site in sites)
 
 
 SHOWN = 3  # tests that the totals of a run name; lines, and changes, that a failed test's report shows
@@ -149,7 +144,7 @@ def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]
             lines.append(f"{title}, {_total(sites, name)}:")
             lines += [line for site in sites[:SHOWN] for line in _site(site, name)]
         if sites and base is not None and base.sites:
-            lines += _changes(site_changes(base.sites, footprint.sites, lambda site, name=name: int(getattr(site, name))))  # type: ignore[misc]
+            lines += _changes(site_changes(base.sites, footprint.sites, name))
     if lines and base is not None and not base.sites and (footprint.peak > base.peak or footprint.kept > base.kept):
         lines.append("the baseline was saved without --gpumem-footprint=trace: which line grew is not known")
     return lines
@@ -170,7 +165,7 @@ def growth_lines(base: Footprint, head: Footprint) -> list[str]:
     lines = growths(base, head)
     if lines and base.sites and head.sites:
         for name in ("at_peak", "kept"):
-            lines += _changes(site_changes(base.sites, head.sites, lambda site, name=name: int(getattr(site, name))))[1:]  # type: ignore[misc]
+            lines += _changes(site_changes(base.sites, head.sites, name))[1:]
     return lines
 
 

@@ -12,16 +12,12 @@ LAYER = Site("model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_pea
 OUT = Site("model.py", 14, "forward", "np.multiply(a, b, out=c)", "PyTorch", "device", at_peak=32 * MiB, at_peak_count=1)
 
 
-def at_peak(site: Site) -> int:
-    return site.at_peak
-
-
 def test_a_line_that_only_moved_is_the_same() -> None:
-    assert site_changes([LAYER, OUT], [replace(OUT, line=40), replace(LAYER, line=38)], at_peak) == ()
+    assert site_changes([LAYER, OUT], [replace(OUT, line=40), replace(LAYER, line=38)], "at_peak") == ()
 
 
 def test_growth_of_a_line() -> None:
-    (change,) = site_changes([LAYER, OUT], [replace(LAYER, line=13, at_peak=128 * MiB), OUT], at_peak)
+    (change,) = site_changes([LAYER, OUT], [replace(LAYER, line=13, at_peak=128 * MiB), OUT], "at_peak")
     assert (change.site.line, change.before, change.after, change.was) == (13, 64 * MiB, 128 * MiB, "")
 
 
@@ -29,25 +25,25 @@ def test_a_line_that_was_changed_is_compared_with_what_it_was() -> None:
     """A dtype is widened."""
     base = replace(LAYER, code="state = torch.zeros(n, dtype=torch.float32)")
     head = replace(LAYER, code="state = torch.zeros(n, dtype=torch.float64)", at_peak=128 * MiB)
-    (change,) = site_changes([base, OUT], [head, OUT], at_peak)
+    (change,) = site_changes([base, OUT], [head, OUT], "at_peak")
     assert (change.growth, change.was) == (64 * MiB, base.code)
 
 
 def test_a_new_line_in_place_of_one_that_took_nothing() -> None:
     """A refactoring made a temporary: what was done in place took nothing, so that the baseline has no site of it."""
     temporary = replace(LAYER, code="c = a * b + c", at_peak=16 * MiB)
-    (change,) = site_changes([OUT], [OUT, temporary], at_peak)
+    (change,) = site_changes([OUT], [OUT, temporary], "at_peak")
     assert (change.site, change.before, change.was) == (temporary, 0, "")
 
 
 def test_growth_comes_first_and_what_vanished_last() -> None:
     more = replace(LAYER, function="backward", code="grad = w.T @ y")
-    found = site_changes([LAYER, OUT], [more, replace(OUT, at_peak=33 * MiB)], at_peak)
+    found = site_changes([LAYER, OUT], [more, replace(OUT, at_peak=33 * MiB)], "at_peak")
     assert [(change.site.function, change.growth) for change in found] == [("backward", 64 * MiB), ("forward", MiB), ("forward", -64 * MiB)]
 
 
 def test_the_same_line_of_two_libraries_is_two() -> None:
-    (change,) = site_changes([LAYER], [LAYER, replace(LAYER, library="CUDA", at_peak=MiB)], at_peak)
+    (change,) = site_changes([LAYER], [LAYER, replace(LAYER, library="CUDA", at_peak=MiB)], "at_peak")
     assert (change.site.library, change.growth) == ("CUDA", MiB)
 
 
