@@ -341,8 +341,8 @@ class SessionHooks:
     def pytest_benchmark_update_json(self, output_json: dict[str, Any]) -> None:
         session = self._session
         found = {(row.range_name, row.label): figures(row, session.facts) for row in session.rows}
-        for one in output_json["benchmarks"]:
-            if (fed := one["extra_info"].get("gpumem")) is not None:  # since then the row may have been judged again
+        for one in output_json.get("benchmarks", ()):  # a project may write its own JSON
+            if (fed := one.get("extra_info", {}).get("gpumem")) is not None:  # since then the row may have been judged again
                 one["extra_info"]["gpumem"] = found.get((fed["range"], fed.get("label", "")), fed)
         output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json(), session.missing)
         if session.sweeps:

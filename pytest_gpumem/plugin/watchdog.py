@@ -80,7 +80,7 @@ class Watchdog:
         self._connection, there = Pipe()
         self._signals, self._wakeup = os.pipe()
         os.set_blocking(self._wakeup, False)
-        _wakeups.add(self._wakeup)
+        _watchdogs.append(self)
         self._obeys = False
         self._rests = True  # it was sent last that there is no limit
         for stream in (sys.stdout, sys.stderr):
@@ -180,10 +180,12 @@ class Watchdog:
             before = signal.set_wakeup_fd(-1)
             if before not in (-1, self._wakeup):
                 signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+        _watchdogs.remove(self)
         if _STACKS_SIGNAL is not None:
             faulthandler.unregister(_STACKS_SIGNAL)
+            for outer in _watchdogs[-1:]:
+                faulthandler.register(_STACKS_SIGNAL, outer._stacks, all_threads=True)
         self._connection.close()
-        _wakeups.discard(self._wakeup)
         os.close(self._wakeup)
         self._stacks.close()
 
@@ -212,14 +214,14 @@ class Watchdog:
         os._exit(code)
 
 
-_wakeups: set[int] = set()  # descriptors of the watchdogs of this process
+_watchdogs: list[Watchdog] = []  # of this process: of its session, and of those that tests start inside it
 
 
 def _hear_nothing() -> None:
     """In a forked child, whose interrupts are not the process's."""
     with suppress(ValueError):  # not in the main thread
         before = signal.set_wakeup_fd(-1)
-        if before not in (-1, *_wakeups):
+        if before not in (-1, *(one._wakeup for one in _watchdogs)):
             signal.set_wakeup_fd(before, warn_on_full_buffer=False)
 
 

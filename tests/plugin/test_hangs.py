@@ -188,6 +188,15 @@ def test_the_session_goes_on_after_a_debugger(ended: Callable[..., Ended], culpr
 
 
 @pytest.mark.usefixtures("new_interpreters")
+def test_a_session_inside_a_test_leaves_the_other_its_stacks(ended: Callable[..., Ended]) -> None:
+    inside = "from pytest_gpumem.plugin.watchdog import Watchdog\n    Watchdog(lambda end, told: 0).close()"
+    culprit = f"@pytest.mark.gpumem(timeout='1 s')\ndef test_culprit(gpu_device):\n    {inside}\n    {HANGS['released']}"
+    session = ended(culprit)
+    assert session.code == pytest.ExitCode.TESTS_FAILED
+    assert f'File "{Path("test_it.py").absolute()}"' in session.output
+
+
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_test_may_interrupt_itself(ended: Callable[..., Ended]) -> None:
     culprit = "def test_culprit(gpu_device):\n    with pytest.raises(KeyboardInterrupt): os.kill(os.getpid(), signal.SIGINT)"
     session = ended(culprit)
