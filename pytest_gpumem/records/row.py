@@ -119,9 +119,8 @@ class Missing(Record, frozen=True):
 
 def selects(name: str, nodeid: str) -> bool:
     """True if a node id selects a test as on pytest's command line: its own id, or that of a file, a class or a test with parameters."""
-    inside = (f"{name}::", f"{name.rstrip('/')}/")
     # `test[a]` is one set of parameters: `test[a][b]` is another, whose id is "a][b".
-    return nodeid == name or nodeid.startswith(inside if name.endswith("]") else (f"{name}[", *inside))
+    return nodeid == name or (not name.endswith("]") and nodeid.startswith((f"{name}[", f"{name}::", f"{name.rstrip('/')}/")))
 
 
 def covers(name: str, key: str) -> bool:
