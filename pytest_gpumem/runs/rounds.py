@@ -12,7 +12,6 @@ from pytest_gpumem.judging.judge import same_code
 from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs, least_pairs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.runs import DuetError
 from pytest_gpumem.runs.journal import Journal
@@ -255,25 +254,12 @@ class Duet:
         return Result(tuple(verdicts), tuple(self._all), self._resumed, head is not None and head.strict)
 
     def _verdict(self, key: str, found: Paired | DuetVerdict, rounds: Rounds) -> DuetVerdict:
-        base, head = (self._series(key, rounds, side) for side in (BASE, HEAD))
-        was, now = (statistics.median(_latencies(side)) if side else None for side in (base, head))
+        both = [[row for sides in rounds.values() if side in sides for row in sides[side].rows if row.key == key] for side in (BASE, HEAD)]
+        base, head = ([(row, row.measurement) for row in side if row.measurement is not None] for side in both)
+        was, now = (statistics.median([m.latency for _, m in side]) if side else None for side in (base, head))
         if isinstance(found, DuetVerdict):
             return replace(found, base_latency=was, head_latency=now)
-        notes = changes(base[1], head[1])
+        notes = changes(base[0][0], head[0][0])
         if (way := self._ways.get(key)) is not None:
             notes.append(f"both sides are measured as base is, {' and '.join(f'{name} {value}' for name, value in way.items())}")
         return DuetVerdict(key, found.outcome or Outcome.UNDECIDED, "; ".join([found.sentence, *notes]), found, was, now)
-
-    @staticmethod
-    def _series(key: str, rounds: Rounds, side: str) -> dict[int, Row]:
-        """The rows of one measurement on one side, by round."""
-        found = {}
-        for number, sides in rounds.items():
-            for row in sides[side].rows if side in sides else ():
-                if row.key == key and row.measurement is not None:
-                    found[number] = row
-        return found
-
-
-def _latencies(rows: Mapping[int, Row]) -> list[float]:
-    return [row.measurement.latency for row in rows.values() if row.measurement is not None]
