@@ -12,7 +12,7 @@ from pytest_gpumem.baselines.history import Accepted, changes
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side, merged
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, judge
-from pytest_gpumem.judging.screen import Family, mean_latency
+from pytest_gpumem.judging.screen import Family, base_latency, mean_latency
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict
@@ -25,7 +25,8 @@ class Pair:
     """One row, on both sides or on one."""
 
     row: Row  # of the second side, judged against the first; without a measurement if only the first side has the row
-    base: float | None  # seconds: the mean over the processes of the first side; None if only the second side has the row
+    base: float | None
+    """Seconds that the change is against: the mean over the processes of the first side. None if only the second side has the row."""
     head: float | None = None  # seconds: the same of the second side
 
 
@@ -123,7 +124,10 @@ def _pair(key: str, base: Side, head: Side, written: str | None, family: Family)
         verdict = replace(verdict, outcome=Outcome.NEW, reason=reason, code=Code.NO_BASELINE)
     changed = changes(measurement, facts, now[-1].test_source, history.accepted)
     row = Row(now[-1].nodeid, limits, verdict, measurement, measurement.label, test_source=now[-1].test_source, changed=changed)
-    return Pair(row, _latency(history.accepted), mean_latency([measurement]))
+    # Both sides at the launch overhead of the second one, so that the change is their ratio.
+    compared = verdict.comparison
+    before = base_latency(measurement, compared) if compared is not None else _latency(history.accepted)
+    return Pair(row, before, mean_latency([measurement]))
 
 
 def _limited(row: Row) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -73,7 +74,7 @@ def mean_latency(history: Sequence[Measurement]) -> float:
 
 def base_latency(measurement: Measurement, comparison: Comparison) -> float:
     """Seconds: the mean of the baseline that a row was compared with."""
-    return mean_latency([measurement]) / (1 + comparison.delta)
+    return mean_latency([measurement]) / max(1 + comparison.delta, sys.float_info.epsilon)  # a change of 1e-16 and less is -1 as a float
 
 
 def since(found: Difference, now: Measurement, first: Measurement) -> Difference:

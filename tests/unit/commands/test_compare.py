@@ -129,6 +129,20 @@ def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare) ->
     assert compare("base-*.json", "head-*.json", "--max-regression", "10%", "--strict").exit_code == 0
 
 
+def test_the_change_is_the_ratio_of_the_times(folder: Folder, compare: Compare) -> None:
+    """Also where another launch overhead is a part of the times of one side."""
+    for index in range(3):
+        folder.write(f"base-{index}.json", [folder.row(20e-6)])
+    row = folder.row(20.5e-6)
+    assert row.measurement is not None
+    folder.write("head.json", [replace(row, measurement=replace(row.measurement, overhead=2.5e-6))])
+    compare("base-*.json", "head.json", "--json", "out.json")
+    (found,) = json.loads((folder.path / "out.json").read_text())["rows"]
+    assert found["head_s"] / found["base_s"] - 1 == pytest.approx(found["delta"])
+    assert found["head_s"] == pytest.approx(20.5e-6, rel=1e-3)
+    assert found["delta"] == pytest.approx(0.0, abs=2e-3)
+
+
 @pytest.mark.parametrize(("limits", "code"), [(("1%", "400%"), 0), (("400%", "1%"), 1), (("1%", None), 0)])
 def test_the_newest_run_has_the_limit(folder: Folder, compare: Compare, limits: tuple[str, str | None], code: int) -> None:
     """Whatever the files are called."""

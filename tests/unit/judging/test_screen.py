@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.judge import judge, repeatable
-from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, compared, decidable, judge_change, mean_latency
+from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, base_latency, compared, decidable, judge_change, mean_latency
 from pytest_gpumem.judging.spread import Difference, difference
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -372,3 +372,4 @@ def test_times_at_the_ends_of_what_a_record_holds_have_finite_figures(bench: Any
     assert found.comparison is not None
     assert all(math.isfinite(figure) for figure in (found.comparison.low, found.comparison.high, found.comparison.catches))
     assert found.comparison.low <= found.comparison.delta <= found.comparison.high
+    assert base_latency(measured, found.comparison) > 0
