@@ -11,7 +11,6 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.memory_events import Growth
 from pytest_gpumem.devices.protocol import Allocation, Device, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import ArrayFacts
 from pytest_gpumem.memory.pinned import PinnedCap, touch
@@ -233,8 +232,8 @@ class Arena:
         self.stream = device.streams.create()
         self.seed = seed
         self._allocations: dict[int, Allocation] = {}
-        self._given: dict[int, tuple[int, Growth]] = {}
-        """By the `id` of the allocation that a buffer now has: its number in the footprint, and what pools of libraries gave for it."""
+        self._given: dict[int, int] = {}
+        """Numbers of the buffers in the test's footprint, by the `id` of the allocation that they now have."""
         self._guests: dict[int, tuple[Any, Buffer]] = {}
         self._managed: list[Buffer] = []
         self._made = 0
@@ -242,7 +241,7 @@ class Arena:
         self._kept: list[Arena] = []
         """Of cases that were measured: they live until the test ends, or until their memory is needed."""
 
-    @on_its_device
+    @_ours
     def buffer(
         self,
         shape: int | str | Sequence[int],
@@ -279,10 +278,10 @@ class Arena:
         flags = {"mapped": mapped, "write_combined": write_combined, "portable": portable}
         allocate = partial(self.device.memory.allocate, nbytes, kind, **flags) if make is None else partial(make, nbytes)
         # The driver takes the pages of page-locked memory, and so decides where they lie, while it allocates.
-        with self.device.footprints.ours() as growth, self.device.memory.near_host(numa) if kind.on_host else nullcontext():
+        with self.device.memory.near_host(numa) if kind.on_host else nullcontext():
             allocation = self.with_room(allocate)
         self._allocations[id(allocation)] = allocation
-        self._given[id(allocation)] = self.device.footprints.took(kind, nbytes), growth
+        self._given[id(allocation)] = self.device.footprints.took(kind, nbytes)
         address = allocation.address or allocation.host_address
         if address % ALIGNMENT:
             raise BadBuffer(f"the device gave {address:#x} for {format_bytes(nbytes)}, which is not aligned to {ALIGNMENT} bytes")
@@ -333,7 +332,7 @@ class Arena:
                 touch(array)
             allocation = self.device.memory.adopt(array, register=register)
         self._allocations[id(allocation)] = allocation
-        self._given[id(allocation)] = self.device.footprints.took(allocation.kind, array.nbytes), {}
+        self._given[id(allocation)] = self.device.footprints.took(allocation.kind, array.nbytes)
         return Buffer(self, allocation, array.shape, array.dtype, "as left")
 
     @_ours
@@ -427,21 +426,15 @@ class Arena:
     def release(self, allocation: Allocation) -> None:
         """Free one allocation early."""
         self._allocations.pop(id(allocation), None)
-        self._give_back(allocation)
+        self.device.footprints.gave_back(self._given.pop(id(allocation), 0))
         self.device.memory.free(allocation)
-
-    def _give_back(self, allocation: Allocation) -> None:
-        """Take an allocation that is about to be freed out of the test's footprint."""
-        number, growth = self._given.pop(id(allocation), (0, {}))
-        self.device.footprints.gave_back(number)
-        self.device.footprints.released(growth)
 
     def replaced(self, old: Allocation, new: Allocation) -> None:
         """Book a move: `new` is ours now, `old` no longer."""
         self._allocations.pop(id(old), None)
         self._allocations[id(new)] = new
-        if (given := self._given.pop(id(old), None)) is not None:
-            self._given[id(new)] = given
+        if (number := self._given.pop(id(old), None)) is not None:
+            self._given[id(new)] = number
 
     @_ours
     def close(self) -> None:
@@ -453,12 +446,14 @@ class Arena:
         except Exception as error:
             first = error
         for allocation in reversed(list(self._allocations.values())):
-            self._give_back(allocation)
             try:
                 self.device.memory.free(allocation)
             except Exception as error:
                 first = first or error
         self._allocations.clear()
+        for number in self._given.values():
+            self.device.footprints.gave_back(number)
+        self._given.clear()
         self._padding = []
         if first is not None:
             raise first

@@ -43,7 +43,7 @@ class GpuBenchmark:
     def __init__(self, test: GpuTest, sweeps: L2Sweeps, benchmark: object) -> None:
         """`benchmark` is pytest-benchmark's fixture."""
         check_timer(test.item, benchmark)
-        test.replay = Replay(test.item, benchmark)
+        self._replay = test.replay = Replay(test.item, benchmark)
         self._test = test
         self._sweeps = sweeps
 
@@ -223,6 +223,7 @@ class GpuBenchmark:
         test.measurements[at] = (measurement, structs.replace(limits, faster_than=f"{by!r} x {other}", origin=origin))
 
     def _check_label(self, label: str | None) -> str:
+        self._replay.called = True  # whatever it raises
         if label is not None and (not isinstance(label, str) or not label.strip() or not label.isprintable()):
             raise BadCall(f"label={label!r}; it is a short text that tells this measurement from others of the same test")
         label = label or ""

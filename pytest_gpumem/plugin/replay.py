@@ -90,6 +90,8 @@ class Replay:
         self._fixture = benchmark if _is_pytest_benchmarks(benchmark) else None
         self._unused: BenchmarkFixture | None = None
         self._fed: list[BenchmarkFixture] = []
+        self.called = False
+        """The test has called `gpu_benchmark`."""
 
     def feed(self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool) -> None:
         """Store one measurement.
@@ -118,7 +120,8 @@ class Replay:
         fixture.pedantic(_nothing, rounds=len(durations), iterations=1)
 
     def excuse(self) -> None:
-        """For a test that did not pass: pytest-benchmark stores nothing of it, and does not warn that its fixture was not used."""
+        """For a test that did not pass, or whose every call raised: pytest-benchmark stores nothing of it, and does not warn that its
+        fixture was not used."""
         for fixture in self._fed:
             fixture.has_error = True
         if self._fixture is not None and self._fixture._mode is None:

@@ -177,8 +177,10 @@ class RunningHooks:
         if ended and not shown.failed and (why := self._session.failure_elsewhere(item.nodeid)) is not None:
             shown.outcome, shown.longrepr = "failed", why
             vars(shown).pop("wasxfail", None)
-        if test is not None and test.replay is not None and (not shown.passed or hasattr(shown, "wasxfail")):
-            test.replay.excuse()
+        if test is not None and test.replay is not None:
+            raised = shown.when == "call" and test.replay.called and not test.measurements
+            if raised or not shown.passed or hasattr(shown, "wasxfail"):
+                test.replay.excuse()
         if shown.when == "setup" and shown.failed and uses(item, BENCHMARK_FIXTURE):
             item.stash[ROWS] = [unmeasured(item, self._session, call.excinfo.value if call.excinfo is not None else None)]
         if ended or with_end:

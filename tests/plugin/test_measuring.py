@@ -182,6 +182,29 @@ def test_mistakes_are_told_with_the_users_line(pytester: pytest.Pytester, gpumem
     gpumem("--tb=line", "-k", "limit").stdout.fnmatch_lines([f"*{name}:7: Failed: {name}:8: SettingsError: *"])
 
 
+def test_a_call_whose_error_is_expected_has_used_the_fixture(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """One that only asked for the fixture has not, and pytest-benchmark warns of it."""
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_call(gpu_benchmark):
+            with pytest.raises(Exception, match="not an object of type int"):
+                gpu_benchmark(1)
+
+        def test_case(gpu_benchmark):
+            with pytest.raises(ZeroDivisionError):
+                gpu_benchmark.case(lambda memory: 1 / 0)
+
+        def test_none(gpu_benchmark):
+            pass
+        """
+    )
+    result = gpumem("-W", "error")
+    result.assert_outcomes(passed=3, errors=1)
+    result.stdout.fnmatch_lines(["*ERROR at teardown of test_none*", "*Benchmark fixture was not used*"])
+
+
 def test_a_users_own_exception_keeps_its_traceback(pytester: pytest.Pytester, gpumem: Run) -> None:
     """Without the frames of this package between the test and the function that it gave; `--full-trace` shows all."""
     pytester.makepyfile(
