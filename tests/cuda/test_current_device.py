@@ -45,6 +45,7 @@ def test_3_measures_its_own_gpu_and_says_so(own: int, gpu_benchmark: GpuBenchmar
     assert any(f"made GPU {1 - own} current" in note for note in taken.notes)
 
 
+@pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")  # by pytest-benchmark, of a call that raises
 def test_4_a_function_that_switches_is_an_error(own: int, gpu_benchmark: GpuBenchmark, device_buffer: Any) -> None:
     from pytest_gpumem.devices.protocol import DeviceError
 
