@@ -113,21 +113,6 @@ def test_the_largest_set_aside_slows_a_saturated_write_stream_on_hopper_alone(be
     assert slowed["a100"] == pytest.approx(1.0, abs=0.05)
 
 
-def test_what_is_set_aside_and_not_used_serves_everyone(bench: Workbench) -> None:
-    table = bench.memory(24 * MiB)
-    again = bench.bind(SCAN, x=bench.memory(24 * MiB))
-    bench.device.l2.request_set_aside(0)
-    whole = bench.hot(again)
-    bench.device.l2.request_set_aside(bench.device.facts.persisting_l2_max_bytes)
-    assert bench.hot(again) == pytest.approx(whole, rel=0.02)
-    bench.device.l2.set_window(bench.stream, WindowSpec(table.address, table.nbytes, 1.0))
-    bench.run(bench.bind(SCAN, x=table))
-    bench.device.l2.set_window(bench.stream, None)
-    assert bench.hot(again) > 1.2 * whole
-    bench.device.l2.reset_persisting()
-    assert bench.hot(again) == pytest.approx(whole, rel=0.02)
-
-
 @pytest.mark.parametrize(("name", "faster"), [("h100", True), ("a100", True), ("rtx3090", False)])
 def test_a_line_that_is_written_has_one_home_of_two_partitions(name: str, faster: bool) -> None:
     """Each partition may keep a copy of what is only read: four fifths of L2, gone through again and again, fit once, not twice."""
@@ -145,18 +130,6 @@ def test_a_line_that_is_written_has_one_home_of_two_partitions(name: str, faster
         return bench.cold(bench.bind(replace(kernel, accesses=accesses), x=x))
 
     assert (seconds(written=True) < 0.9 * seconds(written=False)) == faster
-
-
-def test_changing_the_limit_drops_persisting_lines(bench: Workbench) -> None:
-    memory = bench.memory(8 * MiB)
-    launch = bench.bind(SCAN, x=memory)
-    bench.device.l2.request_set_aside(10 * MiB)
-    bench.device.l2.set_window(bench.stream, WindowSpec(memory.address, memory.nbytes, 1.0))
-    bench.run(launch)
-    bench.device.l2.set_window(bench.stream, None)
-    kept = bench.cold(launch)
-    bench.device.l2.request_set_aside(0)
-    assert bench.cold(launch) > 1.2 * kept
 
 
 def test_sectors_that_neighbours_complete_cost_l2_not_dram(bench: Workbench) -> None:
@@ -177,70 +150,6 @@ def test_sectors_that_neighbours_complete_cost_l2_not_dram(bench: Workbench) -> 
     least = 7 * 512 * MiB * sheet.fit.merging / sheet.l2_bandwidth
     assert straight < least < near < 1.3 * least
     assert far > 8 * straight
-
-
-def test_work_on_chip_bounds_a_kernel(bench: Workbench) -> None:
-    sheet, x = DATASHEETS["h100"], bench.memory(64 * MiB)
-    busy = replace(SCAN, on_chip_cycles=lambda call: 1e-3 * sheet.sm_count * sheet.sm_clock)
-    assert bench.cold(bench.bind(busy, x=x)) == pytest.approx(1e-3, rel=0.02)
-    idle = replace(SCAN, on_chip_cycles=lambda call: 1.0)
-    assert bench.cold(bench.bind(idle, x=x)) == pytest.approx(bench.cold(bench.bind(SCAN, x=x)), rel=0.01)
-
-
-def test_a_small_grid_has_few_sms_on_chip(bench: Workbench) -> None:
-    sheet, x = DATASHEETS["h100"], bench.memory(MiB)
-    busy = replace(SCAN, on_chip_cycles=lambda call: 1e-3 * sheet.sm_clock)
-    one, two, all_sms = (bench.cold(bench.bind(busy, blocks=b, x=x)) for b in (1, 2, sheet.sm_count))
-    assert one == pytest.approx(1e-3, rel=0.05)
-    assert two == pytest.approx(0.5e-3, rel=0.1)
-    assert all_sms < 0.05e-3
-
-
-def test_a_table_whose_part_a_block_comes_back_to_is_read_from_l1(bench: Workbench) -> None:
-    """32 blocks of 1024 threads: 2^18 elements are eight rounds of the grid, so that a block reads an eighth of 1024 x 8; one element less
-    brings it to all of them."""
-    out = bench.memory(GiB)
-    own, all_of_it = (
-        bench.cold(bench.bind(LOOKUP, blocks=32, table=bench.memory(nbytes), out=out, dtype="i4")) for nbytes in (MiB, MiB - 4)
-    )
-    assert own < 0.9 * all_of_it
-
-
-def test_blocks_that_wait_for_a_place_cost_time(bench: Workbench) -> None:
-    x = bench.memory(64 * MiB)
-    at_once, in_turn = (bench.cold(bench.bind(SCAN, blocks=blocks, x=x)) for blocks in (132 * 8, 132 * 8 * 40))
-    turnover = 39 * 256**0.5 * DATASHEETS["h100"].fit.turnover
-    assert at_once + 0.2 * turnover < in_turn < at_once + 1.1 * turnover
-
-
-def test_sectors_far_apart_cost_more_than_their_bytes(bench: Workbench) -> None:
-    x, y, kernel = bench.memory(512 * MiB), bench.memory(512 * MiB), scale(sectors=32.0)
-
-    def sparse(share: int) -> float:
-        accesses = lambda call: tuple(  # noqa: E731
-            replace(a, footprint=a.footprint // share, requested=a.requested // share) for a in kernel.accesses(call)
-        )
-        return bench.cold(bench.bind(replace(kernel, accesses=accesses), x=x, y=y))
-
-    assert 0.6 < sparse(16) / sparse(8) < 0.8
-    assert 0.6 < sparse(32) / sparse(16) < 0.8
-
-
-def test_a_small_grid_is_bound_by_latency(bench: Workbench) -> None:
-    x = bench.memory(256 * MiB)
-    assert bench.cold(bench.bind(SCAN, blocks=8, x=x)) > 5 * bench.cold(bench.bind(SCAN, x=x))
-
-
-def test_ten_percent_more_bytes_take_ten_percent_longer(bench: Workbench) -> None:
-    kernel = SCAN
-    more = replace(
-        kernel,
-        accesses=lambda call: tuple(
-            replace(a, footprint=a.footprint * 11 // 10, requested=a.requested * 11 // 10) for a in kernel.accesses(call)
-        ),
-    )
-    x = bench.memory(GiB)
-    assert bench.cold(bench.bind(more, x=x)) / bench.cold(bench.bind(kernel, x=x)) == pytest.approx(1.1, rel=0.01)
 
 
 def test_the_model_knows_no_kernel_by_name() -> None:
