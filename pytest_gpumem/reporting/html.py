@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.judge import failing_in_themselves, is_failure
 from pytest_gpumem.judging.screen import base_latency
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
@@ -67,31 +68,27 @@ def page(run: Run) -> str:
         remarks=printable(list(run.remarks)),
         summary=counts_text(rows),
         remedies=remedies(rows, reasons=False),
-        concerns=list(_concerns(shown)),
+        concerns=list(_concerns(shown, bool(run.settings.get("strict")))),
         rows=[_line(one, kinds[function_of(one.row)].value, headings, footprints.get(one.row.unique_key)) for one in shown],
         figures=[*_of_suite(shown, facts, past), *_figures(shown, facts, printable(list(run.sweeps)), footprints)],
         sections=[_section(one, past.get(one.row.unique_key, ()), footprints.get(one.row.unique_key)) for one in shown],
     )
 
 
-def _concerns(rows: Sequence[RowFacts]) -> Iterator[tuple[str, str, str, str, str]]:
+def _concerns(rows: Sequence[RowFacts], strict: bool) -> Iterator[tuple[str, str, str, str, str]]:
     """What needs a look, worst first: verdict, its class, test or row, reason, and element of the page."""
-    failed = Counter(one.row.nodeid for one in rows if _failed_otherwise(one))
-    by_verdict = {one.row.nodeid for one in rows if one.row.verdict.outcome is Outcome.FAIL}
+    errors = failing_in_themselves([one.row for one in rows], strict)
+    failed = Counter(one.row.nodeid for one in rows if one.row.nodeid in errors and one.row.verdict.outcome is not Outcome.FAIL)
     for one in sorted(rows, key=lambda one: attention(one.row)):
         row, how_soon = one.row, attention(one.row)
-        if _failed_otherwise(one):
-            if (row.test_error is True or row.nodeid not in by_verdict) and (count := failed.pop(row.nodeid, 0)):
+        if row.nodeid in failed and row.verdict.outcome is not Outcome.FAIL:
+            if count := failed[row.nodeid]:
                 verdicts = "the verdict on its measurement" if count == 1 else f"the verdicts on {count} measurements"
                 yield "TEST FAILED", one.css, row.nodeid, f"the test failed by something else than {verdicts}", anchor(row.unique_key)
-        elif how_soon < FINE:
+            failed[row.nodeid] = 0
+        elif how_soon < FINE and (is_failure(row.verdict, strict) or not row.failed):  # else another row fails the test
             verdict, css = ("SLOWER", "doubt") if how_soon == SLOWER else (one.verdict, one.css)
             yield verdict, css, row.unique_key, row.verdict.reason, anchor(row.unique_key)
-
-
-def _failed_otherwise(one: RowFacts) -> bool:
-    """True if the test failed by something else than the row's verdict, such as the verdict of another row."""
-    return one.row.failed and one.row.verdict.outcome is not Outcome.FAIL
 
 
 def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint | None) -> dict[str, object]:

@@ -181,6 +181,10 @@ def test_a_test_that_fails_by_one_of_its_rows_fails_by_nothing_else(facts: Devic
     rows = [replace(row, failed=True) for row in rows]
     assert "something else" not in page(Run(rows, facts, {}, utc=UTC))
     assert "something else" in page(Run([replace(row, test_error=True) for row in rows], facts, {}, utc=UTC))
+    new = replace(make_row("t.py::test_a", Outcome.NEW, reason="has no baseline"), failed=True)
+    strict = page(Run([new], facts, {"strict": True}, utc=UTC))
+    assert "something else" not in strict
+    assert "has no baseline" in strict[: strict.index('id="results"')]
 
 
 def test_a_reason_of_its_own_is_there_once(facts: DeviceFacts, make_row: MakeRow) -> None:
