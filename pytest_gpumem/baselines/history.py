@@ -181,7 +181,7 @@ class Baseline:
             return accepted
         if before := self.before.get(row_key):
             return f"its {before} accepted processes follow a reset whose file is not here"
-        return self.note or f"none of the {self.processes} accepted processes holds {row_key}"
+        return self.note or "no accepted process holds it"
 
 
 def _order(one: Process | Reset) -> tuple[int, datetime, str]:
