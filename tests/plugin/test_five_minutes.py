@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 BENCH = Path(__file__).parents[2] / "ci" / "bench"
 
 
-def test_a_slow_down_of_an_own_kernel_is_found_with_the_readme_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_down_of_an_own_kernel_is_found_with_the_readme_alone(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GPUMEM_DEVICE", "sim")
     monkeypatch.setenv("GPUMEM_BUDGET", "50 ms")
     monkeypatch.syspath_prepend(str(BENCH))
@@ -20,6 +23,7 @@ def test_a_slow_down_of_an_own_kernel_is_found_with_the_readme_alone(tmp_path: P
     assert spec.loader is not None
     five_minutes = sys.modules["five_minutes"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(five_minutes)
+    monkeypatch.setattr(five_minutes, "sys", SimpleNamespace(executable=str(programs / "python")))
     record = five_minutes.followed(tmp_path, install=False)
     assert five_minutes.missed(record) == []
     assert record["failed"].startswith("FAILED test_scale.py::test_scale - +1")  # twice the bytes

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import wall_time
 
+pytestmark = pytest.mark.usefixtures("quick_processes")
+
 
 def test_every_part_is_recorded_and_held_to_its_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
