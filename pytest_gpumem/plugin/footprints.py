@@ -381,10 +381,14 @@ class GpuMemory:
     @contextmanager
     def watch(self, label: str, **limits: Unpack[FootprintKeywords]) -> Iterator[Used]:
         """Watch the memory that the block takes.
-        `label`: names the part; its row in results is the test's with this label.
-        `limits`: limits of this part (`pytest_gpumem.limits.OF_FOOTPRINT`). Kept memory is judged at the end of the block.
-        Raises `BadCall`: the label is no short text, or was used; or memory is not watched, with the reason.
-        Raises `SettingsError`: a limit that is none.
+
+        Args:
+            label: names the part; its row in results is the test's with this label.
+            limits: limits of this part by name, such as `max_peak="64 MiB"`. Kept memory is judged at the end of the block.
+
+        Raises:
+            BadCall: the label is no short text, or was used; or memory is not watched, with the reason.
+            SettingsError: a limit that is none.
         """
         __tracebackhide__ = True
         watched = self._item.stash.get(WATCHED, None)
