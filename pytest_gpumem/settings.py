@@ -615,7 +615,7 @@ def loosened(limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASU
         if here is None:
             sentences.append(f"{name} {default} ({asked}) is lifted ({origin})")
         elif looser is not None and looser(here, default):
-            sentences.append(f"{name} {here} ({origin}) asks less than {default} ({asked})")
+            sentences.append(f"{name} {here} ({origin}) is looser than {default} ({asked})")
     return sentences
 
 

@@ -357,22 +357,22 @@ def test_roles_decide_what_a_command_switches_off_and_what_a_gate_writes() -> No
     assert {option.role for option in OPTIONS if option.gate_file is not None} == {Role.OUTPUT}
 
 
-# Limits of a test that ask less than the run's
+# Limits of a test that are looser than the run's
 
 
 @pytest.mark.parametrize(
     ("here", "default", "message"),
     [
-        ({"max_regression": "2%"}, {"max_regression": "1%"}, "max_regression 2% (marker) asks less than 1% (--gpumem-max-regression)"),
-        ({"max_regression": "0.5% + 1 us"}, {"max_regression": "1%"}, "asks less than"),
+        ({"max_regression": "2%"}, {"max_regression": "1%"}, "max_regression 2% (marker) is looser than 1% (--gpumem-max-regression)"),
+        ({"max_regression": "0.5% + 1 us"}, {"max_regression": "1%"}, "is looser than"),
         ({"max_regression": "0.5%"}, {"max_regression": "1%"}, None),
         ({"max_regression": None}, {"max_regression": "1%"}, "max_regression 1% (--gpumem-max-regression) is lifted (marker)"),
-        ({"max_latency": "2 us"}, {"max_latency": "1 us"}, "asks less than"),
+        ({"max_latency": "2 us"}, {"max_latency": "1 us"}, "is looser than"),
         ({"max_latency": "1 us"}, {"max_latency": "2 us"}, None),
-        ({"min_bandwidth": "80% of peak"}, {"min_bandwidth": "85% of peak"}, "asks less than"),
+        ({"min_bandwidth": "80% of peak"}, {"min_bandwidth": "85% of peak"}, "is looser than"),
         ({"min_bandwidth": "90% of peak"}, {"min_bandwidth": "85% of peak"}, None),
-        ({"min_bandwidth": "90% of peak"}, {"min_bandwidth": "1 TB/s"}, "asks less than"),
-        ({"fail_if_faster": "10%"}, {"fail_if_faster": "5%"}, "asks less than"),
+        ({"min_bandwidth": "90% of peak"}, {"min_bandwidth": "1 TB/s"}, "is looser than"),
+        ({"fail_if_faster": "10%"}, {"fail_if_faster": "5%"}, "is looser than"),
         ({}, {"max_regression": "1%"}, None),
     ],
 )
