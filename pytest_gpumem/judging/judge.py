@@ -57,9 +57,10 @@ def judge(
         findings.insert(0, find(Outcome.UNDECIDED, "too wide", Code.NOISY, noise=format_share(noise), basis=basis(measurement)))
     alike = [past for past in history if comparable(measurement, past)]
     if not alike:
-        if limits.max_regression is not None:
-            name = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
-            findings.append(_not_compared(measurement, history, name, no_history))
+        compares = [name for name in ("max_regression", "fail_if_faster") if getattr(limits, name) is not None]
+        if compares:
+            written = f"{compares[0]} {getattr(limits, compares[0])} ({limits.origin.get(compares[0], 'limit')})"
+            findings.append(_not_compared(measurement, history, written, no_history))
         return _verdict(findings, None, facts, strict)
     moved = drift.drift_of(measurement, alike, facts)
     if moved is not None and moved.too_large:
