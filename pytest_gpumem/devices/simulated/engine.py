@@ -176,9 +176,11 @@ class Engine:
 
     def _room(self, work: Work, start: float) -> float:
         """The first moment from `start` on at which the engine has room for a piece of work."""
-        running = sorted(one for one in self._running[work.engine] if one[0] > start)
-        taken = sum(share for _, share in running)
-        for end, share in running:
+        running = [one for one in self._running[work.engine] if one[0] > start]
+        if not running:  # as for most
+            return start
+        taken = sum([share for _, share in running])
+        for end, share in sorted(running):
             if taken + work.share <= 1.0 + 1e-9:
                 break
             start, taken = end, taken - share
