@@ -39,7 +39,7 @@ TROUBLE = (DeviceError, RuntimeError)
 YOUNG, OLD = 1, 2
 """Generations of the garbage collector: up to which the objects of a test mostly are, and of all. To collect all takes tens of
 milliseconds."""
-NO_FIXTURE_SIMULATED = "no GPU is measured: of a simulated device, buffers of fixtures are counted alone"
+NO_FIXTURE_SIMULATED = "a simulated device counts only the buffers of fixtures"
 
 
 class WatchedTest:
@@ -141,7 +141,7 @@ class FootprintHooks:
         limited = next((name for name in OF_FOOTPRINT if getattr(self._of_session, name) is not None), None)
         if limited is not None and session.facts.simulated:
             written = f"{self._of_session.origin[limited]}: {limited} {getattr(self._of_session, limited)}"
-            session.remarks.append(f"{written} holds tests with fixtures alone: {NO_FIXTURE_SIMULATED}")
+            session.remarks.append(f"{written} limits only tests with fixtures of this plugin: {NO_FIXTURE_SIMULATED}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:

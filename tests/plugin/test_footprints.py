@@ -446,5 +446,5 @@ def test_a_limit_of_a_session_without_a_gpu_says_what_it_holds(pytester: pytest.
     pytester.makepyfile(test_it="def test_of_a_library(): pass")
     result = gpumem("--gpumem-max-kept", "0 B")
     assert result.ret == 0
-    limit = "--gpumem-max-kept: max_kept 0 B holds tests with fixtures alone: no GPU is measured"
+    limit = "--gpumem-max-kept: max_kept 0 B limits only tests with fixtures of this plugin: a simulated device"
     assert limit in " ".join(result.stdout.str().split())
