@@ -76,7 +76,7 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Calla
     """Runs pytest inside this process: a process of its own would take ten times as long to start."""
     for name in ("BACKED_BYTES", "PREFIX_BYTES"):  # what the simulated device computes decides no time
         monkeypatch.setattr(content, name, 16 * KiB)
-    monkeypatch.setattr(controls, "READINGS", 4)  # a sixth of them takes a sixth of the time, which is most of a session's
+    monkeypatch.setattr(controls, "READINGS", 6)  # a quarter of them takes a quarter of the time, which is most of a session's
 
     def run(*arguments: str) -> pytest.RunResult:
         # The filters of the outer session, which make warnings errors, are not the inner one's.

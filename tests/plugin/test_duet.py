@@ -110,6 +110,7 @@ def flagged(document: dict[str, Any], *tests: str) -> str:
     return json.dumps(document)
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(project: Project) -> None:
     """Half as many bytes more, not committed. It compares what a run flagged, nothing else; limits that every row breaks and a strict
     ini do not interfere."""
