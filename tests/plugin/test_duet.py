@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from forked import COMMAND
 from sessions import PROCESSES, Repository
 
@@ -139,6 +140,9 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
         until(reached, process)
         process.kill()
         told += process.communicate()[1]
+        for lock in project.temporary.glob("gpumem-duet-*/lock"):
+            with FileLock(lock).acquire(timeout=60):  # which a git that it started may still hold
+                pass
         after = journal.read_bytes() if journal.exists() else b""
         assert after.startswith(before.rpartition(b"\n")[0])
         before = after
