@@ -115,6 +115,9 @@ class RunningHooks:
             result = yield
             self._wait(item)
         except (KeyboardInterrupt, pytest.exit.Exception):
+            test = item.stash.get(TEST, None)
+            if test is not None and test.replay is not None:  # no report follows; a warning that is an error would cost the summary
+                test.replay.excuse()
             raise
         except BaseException as error:  # pytest's own outcomes are no Exceptions
             replaced = _replaced(error, item)

@@ -205,6 +205,13 @@ def test_a_call_whose_error_is_expected_has_used_the_fixture(pytester: pytest.Py
     result.stdout.fnmatch_lines(["*ERROR at teardown of test_none*", "*Benchmark fixture was not used*"])
 
 
+def test_an_interrupted_measurement_leaves_the_summary(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(TRIAD, test_second="def test_interrupted(gpu_benchmark): raise KeyboardInterrupt")
+    result = pytester.runpytest_inprocess(*SIMULATED, "-W", "error", no_reraise_ctrlc=True)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["1 measured (simulated): 1 PASS*"])
+
+
 def test_a_users_own_exception_keeps_its_traceback(pytester: pytest.Pytester, gpumem: Run) -> None:
     """Without the frames of this package between the test and the function that it gave; `--full-trace` shows all."""
     pytester.makepyfile(
