@@ -77,6 +77,7 @@ def test_a_wait_for_tests_in_turn_goes_on(runtime: Path, monkeypatch: pytest.Mon
     clock = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: 60.0 * next(clock))
     monkeypatch.setattr(module, "_content", lambda holder: str(next(clock)))  # another test at each look
+    monkeypatch.setattr(module, "_POLL", 0.01)
     first = exclusive(GPU)
     first.__enter__()
     told: list[str] = []
