@@ -5,8 +5,8 @@ The first bytes of an allocation are real: its `backing` is a NumPy array of byt
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -71,13 +71,25 @@ def computation(launch: Launch) -> Callable[[], None]:
         return lambda: None
 
     def run() -> None:
-        results = reference(dict(arrays), call.scalars)
+        if len(arrays) == 1:
+            ((name, array),) = arrays.items()
+            results = _of_one_array(reference, name, array.tobytes(), array.dtype.str, tuple(call.scalars.items()))
+        else:
+            results = reference(dict(arrays), call.scalars)
         for name in written:
             if name in results:
                 result = np.asarray(results[name]).reshape(-1)[: arrays[name].size]
                 arrays[name][: result.size] = result
 
     return run
+
+
+@lru_cache(maxsize=256)
+def _of_one_array(
+    reference: Callable[..., Mapping[str, Any]], name: str, content: bytes, dtype: str, scalars: tuple[tuple[str, int | float], ...]
+) -> Mapping[str, Any]:
+    """The results of a kernel with one array. A staged copy launches the same chunks in every sample."""
+    return reference({name: np.frombuffer(content, dtype)}, dict(scalars))
 
 
 _WRITE_COMBINED_READ = 0.02  # speed of host reads of write-combined memory over cached memory: each one bypasses the caches
