@@ -11,7 +11,7 @@ from typing import Any
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Role
-from pytest_gpumem.memory.buffers import Buffer, on_its_device
+from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import BadWindow, PersistingStream
 from pytest_gpumem.units import format_bytes
 
@@ -63,10 +63,14 @@ class BoundKernel:
         stream.used = True
         return replace(self, stream=stream.stream, persisting=stream)
 
-    @on_its_device
     def __call__(self, *arguments: Any, **scalars: Any) -> None:
         """Launch once and wait."""
-        # A function that is measured calls it in each sample, and to describe a launch takes longer than to queue it.
+        # A function that is measured calls it in each sample: its GPU is current then, and to describe a launch takes longer than to
+        # queue it.
+        if self.device.elsewhere() is not None:
+            with self.device.current():
+                self(*arguments, **scalars)
+            return
         given = (*enumerate(arguments), *scalars.items())
         key = tuple((name, v, v.allocation) if isinstance(v, Buffer) else (name, type(v), repr(v)) for name, v in given)
         launch = self._last.get(key)
