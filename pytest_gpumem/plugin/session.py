@@ -455,14 +455,16 @@ def check_ini_file(config: pytest.Config) -> None:
     """That the ini file in use is that of the tests, and no option stands in `[tool.gpumem]`, which pytest does not read.
     Raises `pytest.UsageError`: a value of an option led pytest away from the ini file, or a key of `[tool.gpumem]` cannot be used.
     """
+    if is_worker(config):  # its controller has checked
+        return
     if (config.rootpath / "pyproject.toml").exists():
-        from pytest_gpumem.kernels.declared import BadDeclaration, project  # here: most projects declare no kernels
+        from pytest_gpumem.kernels.declared import BadDeclaration, project  # here: it imports the reader of TOML
 
         try:
             project(config.rootpath)
         except BadDeclaration as error:
             raise pytest.UsageError(f"gpumem: {error}") from None
-    if config.option.inifilename is not None or is_worker(config):
+    if config.option.inifilename is not None:
         return
     tests = [str(given) for given in config.option.file_or_dir]
     given = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
