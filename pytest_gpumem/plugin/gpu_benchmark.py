@@ -115,6 +115,7 @@ class GpuBenchmark:
             Unsupported: the device cannot do it; the test skips with the reason.
         """
         __tracebackhide__ = True
+        self._replay.called = True
         test = self._test
         given = {name: kwargs.pop(name) for name in LIMITS if name in kwargs}
         for name in kwargs:
@@ -144,6 +145,7 @@ class GpuBenchmark:
             label, mode, count_pages, limits: as for the call.
         """
         __tracebackhide__ = True
+        self._replay.called = True
         test = self._test
         label = self._check_label(label)
         for name in limits:
@@ -223,7 +225,6 @@ class GpuBenchmark:
         test.measurements[at] = (measurement, structs.replace(limits, faster_than=f"{by!r} x {other}", origin=origin))
 
     def _check_label(self, label: str | None) -> str:
-        self._replay.called = True  # whatever it raises
         if label is not None and (not isinstance(label, str) or not label.strip() or not label.isprintable()):
             raise BadCall(f"label={label!r}; it is a short text that tells this measurement from others of the same test")
         label = label or ""
