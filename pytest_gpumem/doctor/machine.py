@@ -76,9 +76,8 @@ class Machine:
     """Set-aside of a device in bytes; queried under MPS only, because it needs a context."""
     version: Callable[[str], str | None] = _version  # version of an installed distribution, without importing it
     which: Callable[[str], str | None] = shutil.which
-    tool: Callable[[Tool], Path] = lambda wanted: find(
-        wanted, os.environ
-    )  # path of a profiler, found as the commands that run it find it; raises `ToolMissing`
+    tool: Callable[[Tool], Path] = lambda wanted: find(wanted, os.environ)
+    """Path of a profiler, found as the commands that run it find it; raises `ToolMissing`."""
     fails: Callable[[str], str | None] = _fails
     """The last line that a Python program printed, if it failed in a process of its own; None if it ran."""
     read: Callable[[str], str | None] = _read  # text of a file, or None

@@ -41,7 +41,7 @@ class Progress:
         """One line of at most `width` characters, ASCII."""
         ended, every = len(self._tests & self._samples.keys()), len(self._tests)
         parts = [f"gpumem: {ended} of {every} tests", f"{sum(self._samples.values())} samples"]
-        if 0 < ended < every:  # the others are taken to be like those that have ended
+        if 0 < ended < every:  # the estimate assumes that each test takes as long as those before it
             parts.append(f"about {rounded((self._clock() - self._begun) / ended * (every - ended))} left")
         line = ", ".join(parts)
         running = printable(self._running) if self._running not in self._samples else ""

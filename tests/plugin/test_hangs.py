@@ -129,7 +129,7 @@ def test_a_crash_keeps_the_results(ended: Callable[..., Ended], death: str) -> N
     session = ended(f"def test_culprit(): {death}")
     assert session.failed == {"test_triad": False, "test_cpu": False, "test_culprit": True}
     assert set(session.rows) == {"test_triad"}
-    assert session.rows["test_triad"]["footprint"]["ended"]  # what it keeps is known after its teardown
+    assert session.rows["test_triad"]["footprint"]["ended"]  # the footprint has what the test keeps, which its teardown tells
     assert not Path("baseline").exists()
     assert "test_it.py::test_culprit; 2 tests not run" in session.output
 
