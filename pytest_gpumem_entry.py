@@ -8,21 +8,12 @@ module lies outside of it, because the package's own first module would be rewri
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 
-PACKAGE = "pytest_gpumem"
+from _pytest.assertion.rewrite import AssertionRewritingHook
 
+for finder in sys.meta_path:
+    if isinstance(finder, AssertionRewritingHook):
+        getattr(finder, "_must_rewrite", set()).discard("pytest_gpumem")  # of pytest 8 and 9; a pytest without it rewrites the package
 
-class _AsWritten:
-    """Finds the package's modules as Python does, ahead of pytest's finder."""
-
-    @staticmethod
-    def find_spec(fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return PathFinder.find_spec(fullname, path, target) if fullname.partition(".")[0] == PACKAGE else None
-
-
-sys.meta_path.insert(0, _AsWritten)
-
-from pytest_gpumem.plugin import hooks as hooks  # noqa: E402 - found by the finder above
+from pytest_gpumem.plugin import fixtures as fixtures  # noqa: E402 - pytest would rewrite it as a plugin of the hooks
+from pytest_gpumem.plugin import hooks as hooks  # noqa: E402

@@ -6,14 +6,17 @@ Pure functions that give Markdown; `ci/docs_hooks.py` puts each behind its marke
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from pytest_gpumem.kernels.kernel import Kernel
+    from pytest_gpumem.settings import Option
 
 
 def _cell(text: str) -> str:
@@ -22,15 +25,27 @@ def _cell(text: str) -> str:
 
 
 def options() -> str:
-    """Every option with its environment variable and ini key, which all derive from one table."""
+    """Every option of the command line with its environment variable and ini key, which all derive from one table."""
     from pytest_gpumem.settings import OPTIONS
 
     lines = ["| option | environment, ini | marker | |", "|---|---|---|---|"]
-    for option in OPTIONS:
+    for option in (one for one in OPTIONS if not one.ini_only):
         flag = option.flag if option.is_flag else f"{option.flag} {option.metavar}"
-        marker = f"`{option.name}=`" if option.on_marker else ""
-        lines.append(f"| `{flag}` | `{option.variable}`, `{option.key}` | {marker} | {_cell(option.help)} |")
+        lines.append(f"| `{flag}` | `{option.variable}`, `{option.key}` | {_keyword(option)} | {_cell(option.help)} |")
     return "\n".join(lines)
+
+
+def ini_keys() -> str:
+    """Every option that is an ini key alone."""
+    from pytest_gpumem.settings import OPTIONS
+
+    rare = [one for one in OPTIONS if one.ini_only]
+    rows = [f"| `{one.key} = {one.metavar}` | {_keyword(one)} | {_cell(one.help)} |" for one in rare]
+    return "\n".join(["| ini | marker | |", "|---|---|---|", *rows])
+
+
+def _keyword(option: Option) -> str:
+    return f"`{option.name}=`" if option.on_marker else ""
 
 
 def marker() -> str:
@@ -141,11 +156,12 @@ def _walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Comman
             yield from _walk(command.commands[name], f"{path} {name}")
 
 
-def schema() -> str:
-    """Every record of the results with its fields, from the JSON Schema that `gpumem schema` prints."""
-    from pytest_gpumem.records.schema import json_schema
+SCHEMA = Path(__file__).resolve().parents[1] / "docs" / "reference" / "results.schema.json"
 
-    whole = json_schema()
+
+def schema() -> str:
+    """Every record of the results with its fields, from their JSON Schema (`ci/results_schema.py`)."""
+    whole = json.loads(SCHEMA.read_text(encoding="utf-8"))
     parts = [_record("The value of `gpumem`", whole)]
     # In the order in which a reader meets them: the widest first.
     order = ("Row", "Verdict", "Comparison", "Measurement", "Traffic", "Window", "Conditions", "DeviceFacts", "Limits")
@@ -205,6 +221,7 @@ def rules() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
+    "ini-keys": ini_keys,
     "marker": marker,
     "kernels": kernels,
     "fixtures": fixtures,

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-WIDTH, MOST = 100, 40
+WIDTH, MOST = 100, 42
 PROJECT = "/home/me/project"
 DATE = "2026-11-22T12:00:00+00:00"
 TESTS = """\
@@ -41,7 +41,7 @@ def test_histogram(gpu_benchmark, device_buffer, gpu_kernels):
     assert result.bandwidth > 0.85 * result.device.peak_bandwidth
 """
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest"]
-GATE = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()", "gate"]
+GPUMEM = [sys.executable, "-c", "from pytest_gpumem.cli import main; main()"]
 REPLACED = (
     (r"Python [\d.]+, pytest-[\d.]+, pluggy-[\d.]+", "Python 3.12, pytest-9, pluggy-1"),
     (r"^plugins: .*$", "plugins: benchmark-5, gpumem-0.1.0"),
@@ -105,13 +105,23 @@ def failing(session: Session) -> str:
 
 
 def gate(session: Session) -> str:
-    """A pull request with a slow-down, from the duet on: the first step is a session as `failing` shows it."""
+    """A pull request with a slow-down, from the duet on: the second step is a session as `failing` shows it."""
     session.slowed()
-    text = session.run(*GATE, "HEAD~1", "--max-regression", "2%", "--", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
-    return text[text.index("gpumem gate: step 2") :]
+    text = session.run(*GPUMEM, "gate", "HEAD~1", "--max-regression", "2%", "--", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+    return text[text.index("gpumem gate: step 3") :]
 
 
-SESSIONS = {"failing": failing, "gate": gate}
+def compare(session: Session) -> str:
+    """The files of both states."""
+    session.slowed()
+    base, head = (session.folder / name for name in ("base.json", "head.json"))
+    for file, tests in ((base, TESTS), (head, TESTS.replace("STRIDE = 1", "STRIDE = 2"))):
+        (session.folder / "test_image.py").write_text(tests)
+        session.run(*PYTEST, "--gpumem", f"--benchmark-json={file}", "-p", "no:cacheprovider")
+    return session.run(*GPUMEM, "compare", "base.json", "head.json", "--max-regression", "2%")
+
+
+SESSIONS = {"failing": failing, "gate": gate, "compare": compare}
 
 
 def shown(text: str, folder: Path) -> list[str]:

@@ -2,7 +2,8 @@
 
     python ci/extras.py
 
-Asks pip for a solution in an empty environment, and installs nothing. Exits with 1 where there is none, or where it is too large.
+Asks pip for a solution for this Python in an empty environment, and installs nothing. Exits with 1 where there is none, or where it is too
+large.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from urllib.parse import unquote, urlparse
 
 ROOT = Path(__file__).parents[1]
 SETS = (
-    *("", "cuda12", "cuda13", "ncu", "plots", "test", "dev", "docs"),
-    *("cuda12,cupti12", "cuda13,cupti13", "cuda12,cupti12,ncu,plots", "cuda13,cupti13,ncu,plots,dev,docs"),
+    *("", "cuda12", "cuda13", "plots", "remote", "test", "dev", "docs"),
+    *("cuda12,cupti12", "cuda13,cupti13", "cuda12,cupti12,plots", "cuda13,cupti13,plots,dev,docs"),
 )
 LIMIT_MB = 400
 """Of one set. CuPy's extra `ctk` alone has 1200."""

@@ -41,12 +41,12 @@ from processes import Players, row, sides  # noqa: E402
 from pytest_gpumem.baselines.layout import digest  # noqa: E402
 from pytest_gpumem.cli import main as gpumem  # noqa: E402
 from pytest_gpumem.printable import printable  # noqa: E402
-from pytest_gpumem.runs import DuetError  # noqa: E402
+from pytest_gpumem.runs import RunError  # noqa: E402
 from pytest_gpumem.runs import report as duet_report  # noqa: E402
 from pytest_gpumem.runs.journal import Journal  # noqa: E402
+from pytest_gpumem.runs.processes import HEAD  # noqa: E402
 from pytest_gpumem.runs.reading import Wanted  # noqa: E402
 from pytest_gpumem.runs.rounds import Duet  # noqa: E402
-from pytest_gpumem.runs.workers import HEAD  # noqa: E402
 
 SECONDS = 5
 """For one case."""
@@ -241,7 +241,7 @@ def read_results(path: Path, seeds: Path, rng: random.Random) -> None:
         ("compare", str(path), good, "--max-regression", "1%"),
         ("explain", str(path), good),
         ("report", str(path), "-o", str(page)),
-        ("report", good, "-o", str(page), "--history", str(path)),
+        ("report", good, "-o", str(page), "--base", str(path)),
     )
     for one in rng.sample(commands, 2):
         command(*one)
@@ -283,11 +283,30 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
     except BaselineError as error:
         one_line(str(error))
     commands = (
-        ("report", str(seeds / "results.json"), "-o", str(path.with_suffix(".html")), "--history", str(path)),
+        ("report", str(seeds / "results.json"), "-o", str(path.with_suffix(".html")), "--base", str(path)),
         ("compare", str(path), str(seeds / "results.json")),
-        ("accept", "test_a.py::test_copy", "--reason", "why", "--baseline", str(path.parent / "baseline")),
+        ("baseline", "list", "--baseline", str(path.parent / "baseline")),
     )
     command(*rng.choice(commands))
+
+
+def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
+    from pytest_gpumem.baselines.accepted import Acceptances, in_words, read, remaining
+    from pytest_gpumem.result_files import FileError, load
+
+    name, run = path.name, load(seeds / "results.json")
+    assert run is not None
+    for _ in range(2):  # by the name that its content gives too
+        try:
+            found = Acceptances([read(name, path.read_bytes())])
+        except FileError as error:
+            one_line(" ".join(printable(str(error)).split()))
+            name = str(error).rpartition(" ")[2]
+            continue
+        for one in run.rows:
+            harmless("; ".join(in_words(replace(one, verdict=remaining(one, one.verdict, found.of(one.key))))))
+            found.slow_down(one.key)
+        return
 
 
 def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
@@ -315,7 +334,7 @@ def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
             journal.close()
     except Stopped:
         return
-    except DuetError as error:
+    except RunError as error:
         one_line(str(error))
         return
     harmless(duet_report.text(found, sides(), width=100, colour=False, seconds=1.0))
@@ -324,13 +343,26 @@ def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
 
 
 def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
-    command("read", str(path), *rng.choice(((), ("--json", "-"))))
+    from pytest_gpumem.nsight.ncu import read_csv
+    from pytest_gpumem.nsight.nsys import read_sqlite
+    from pytest_gpumem.nsight.nsys_tables import Tables
+    from pytest_gpumem.nsight.recording import BadReport
+
+    try:
+        if path.suffix == ".csv":
+            read_csv(path.read_text(errors="replace"))
+            return
+        with Tables(path) as tables:
+            read_sqlite(tables)
+    except BadReport as error:
+        one_line(str(error))
 
 
 Damage = Callable[[bytes, random.Random], bytes]
 KINDS: tuple[tuple[str, tuple[Damage, ...], Callable[[Path, Path, random.Random], None], int], ...] = (
     ("results.json", (bytes_changed, results_changed, results_changed, results_changed, json_changed), read_results, 4),
     ("baseline.json", (bytes_changed, baseline_changed, baseline_changed, baseline_changed, json_changed), read_baseline, 4),
+    ("acceptance.json", (bytes_changed, baseline_changed, baseline_changed, json_changed), read_acceptance, 2),
     ("journal.jsonl", (bytes_changed, lines_changed, lines_changed, lines_changed), read_journal, 3),
     ("nsys.sqlite", (bytes_changed, sqlite_changed, sqlite_changed), read_profile, 3),
     ("ncu.csv", (bytes_changed,), read_profile, 1),
@@ -343,14 +375,29 @@ def make_seeds(folder: Path) -> None:
     (folder / "test_a.py").write_text(SUITE)
     base = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpumem", "--gpumem-device=sim", "--gpumem-budget=5ms"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM", "GITHUB_", "CI_"))}
-    for more in (["--gpumem-save"], ["--benchmark-json=results.json", "--gpumem-explain"]):
+    for more in (["--gpumem-save"], ["--benchmark-json=results.json"]):
         done = subprocess.run([*base, *more], cwd=folder, env=environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise SystemExit(f"no seeds: {done.stdout}{done.stderr}")
     (saved,) = folder.rglob("gpumem/*.json")
     shutil.copy(saved, folder / "baseline.json")
+    (folder / "acceptance.json").write_text(_acceptance())
     _journal(folder / "journal.jsonl")
     _profiles(folder)
+
+
+def _acceptance() -> str:
+    from pytest_gpumem.baselines.accepted import Acceptance, AcceptedChange, Scope, text
+
+    test = "test_a.py::test_copy"
+    changes = (
+        AcceptedChange(test, Scope.TIME, "8.41%"),
+        AcceptedChange(test, Scope.MEMORY, "96 MiB"),
+        AcceptedChange(test, Scope.KERNELS, "3", "max_copies"),
+        AcceptedChange(test, Scope.LIMIT, "9%", "max_regression", "5%"),
+        AcceptedChange("test_a.py::test_old", Scope.REMOVED),
+    )
+    return text(Acceptance(test, "checks bounds", "ada", changes, "0" * 40))
 
 
 def _journal(path: Path) -> None:

@@ -39,7 +39,7 @@ def test_write(gpu_benchmark, device_buffer, gpu_kernels):
 """
 QUIET = ("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:hypothesispytest", "-p", "no:codspeed")
 RUN = (
-    *("-q", *QUIET, "--gpumem", "--gpumem-device=sim", "--gpumem-budget=5ms", "--gpumem-placements=2"),
+    *("-q", *QUIET, "--gpumem", "--gpumem-device=sim", "--gpumem-budget=5ms", "-o", "gpumem_placements=2"),
     *("--gpumem-save", "--gpumem-markdown=out.md", "--gpumem-report=out.html", "--benchmark-disable"),
 )
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")

@@ -20,11 +20,16 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document_from_json
 from pytest_gpumem.reporting.summary import summary
 from pytest_gpumem.reporting.table import table
@@ -45,16 +50,36 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
     run = json.loads((ROOT / name).read_text())
     if "kind" in run:
         return bench_table(run)
-    document = document_from_json(run["gpumem"])
+    document = document_from_json(of_today(run["gpumem"]))
     device = document.device
     head = f"{device.name}, driver {device.driver}, {run['datetime'][:10]}"
-    rows = [row for row in document.rows if which is None or row.nodeid.startswith(nodeid) == (which == "of")]
+    rows = [_without_limits(row) for row in document.rows if which is None or row.nodeid.startswith(nodeid) == (which == "of")]
     drawn = (
         summary(rows, device, width=WIDTH, colour=False, in_session=True)
         if short
         else table(rows, device, width=WIDTH, colour=False, notes=False)
     )
     return f"{head}\n\n{drawn}"
+
+
+NAMES = {"max_syncs": "max_waits", "syncs": "waits", "no_evidence": "no_what_ran"}
+OF_A_COMPARISON = {"delta": "change", "low": "change_low", "high": "change_high"}
+"""Keys of older records, and what they are called now."""
+
+
+def of_today(value: Any, names: Mapping[str, str] = NAMES) -> Any:
+    """The values of a record with the keys of today."""
+    if isinstance(value, list):
+        return [of_today(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {names.get(key, key): of_today(one, OF_A_COMPARISON if key == "comparison" else NAMES) for key, one in value.items()}
+
+
+def _without_limits(row: Row) -> Row:
+    """The row; MEASURED if it has no limit, which older records call PASS."""
+    judged = row.verdict.outcome is not Outcome.PASS or any(getattr(row.limits, name) is not None for name in LIMITS)
+    return row if judged else replace(row, verdict=replace(row.verdict, outcome=Outcome.MEASURED))
 
 
 def bench_table(run: dict[str, Any]) -> str:

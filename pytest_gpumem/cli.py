@@ -6,26 +6,24 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
 import click
 
-from pytest_gpumem.commands.baseline import accept, baseline
+from pytest_gpumem.commands.accept import accept
+from pytest_gpumem.commands.baseline import baseline
 from pytest_gpumem.commands.bisect import bisect
 from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
-from pytest_gpumem.commands.diff import diff
-from pytest_gpumem.commands.doctor import card, completion, doctor
+from pytest_gpumem.commands.doctor import doctor
 from pytest_gpumem.commands.duet import duet
 from pytest_gpumem.commands.explain import explain
-from pytest_gpumem.commands.export import export, schema
 from pytest_gpumem.commands.gate import gate
-from pytest_gpumem.commands.history import history
-from pytest_gpumem.commands.merge import merge
-from pytest_gpumem.commands.profile import l2_sweep, profile, ranges, traffic
-from pytest_gpumem.commands.read import read
+from pytest_gpumem.commands.l2_sweep import l2_sweep
+from pytest_gpumem.commands.profile import profile
 from pytest_gpumem.commands.report import report
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.printable import printable
@@ -33,12 +31,24 @@ from pytest_gpumem.revisions import RevisionError
 from pytest_gpumem.units import QuantityError
 
 TASKS: Mapping[str, tuple[click.Command, ...]] = {
-    "Decide": (gate, duet, compare, diff, code, accept, baseline, merge),
-    "Find the cause": (bisect, explain, profile, read, ranges, traffic, l2_sweep),
-    "Report": (report, history, export, schema),
-    "Set up": (doctor, card, completion),
+    "Decide": (gate, duet, compare, code, accept, baseline),
+    "Find the cause": (bisect, explain, profile, l2_sweep),
+    "Report": (report,),
+    "Set up": (doctor,),
 }
 """The commands by task, as `gpumem --help` lists them."""
+
+
+class _NobodyReads(Exception):
+    """The reader of the output ended. click would end with 1 after a `BrokenPipeError`, the code of a regression."""
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise _NobodyReads from None
 
 
 class _Commands(click.Group):
@@ -56,6 +66,14 @@ class _Commands(click.Group):
             after = f" after {own[own.index('') - 1]}" if own[0] else ""
             raise click.UsageError(f"an argument{after} is empty; is a variable of the shell not set?", ctx)
         return super().parse_args(ctx, args)
+
+    def make_context(self, *arguments: Any, **extra: Any) -> click.Context:
+        with _reading():
+            return super().make_context(*arguments, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _reading():
+            return super().invoke(ctx)
 
     def main(
         self,
@@ -81,7 +99,7 @@ class _Commands(click.Group):
         except (UserError, QuantityError, RevisionError, NoAnswer) as error:
             click.echo(f"gpumem: {printable(' '.join(str(error).split()))}", err=True)
             sys.exit(Exit.NO_VERDICT if isinstance(error, NoAnswer) else Exit.USAGE)
-        except BrokenPipeError:
+        except _NobodyReads:
             # Whoever read the output has enough of it, as in `gpumem ... | head`; Python would complain once more while it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(Exit.NOBODY_READS)

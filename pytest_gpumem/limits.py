@@ -33,7 +33,7 @@ class LimitKeywords(TypedDict, total=False):
     max_kernels: int | str | None
     max_copies: int | str | None
     max_copied_bytes: int | str | None
-    max_syncs: int | str | None
+    max_waits: int | str | None
     max_registers: int | str | None
     max_spill: int | str | None
     same_kernels: bool | str | None
@@ -63,6 +63,7 @@ class Limit(NamedTuple):
     looser: Callable[[str, str], bool] | None = None
     """True if the first text demands less than the second, at least of some measurements; None for a limit that has one value."""
     of_footprint: bool = False  # it limits the memory of a test or of a part of it, and no measurement
+    ini_only: bool = False  # no option of the command line and no variable
 
 
 def _written(value: object, accepted: str) -> str:
@@ -95,6 +96,15 @@ def _more(parse: Callable[[str], Any]) -> Callable[[str, str], bool]:
 def _wider(parse: Callable[[str], units.Margin]) -> Callable[[str, str], bool]:
     """The rule of `Limit.looser` for a margin."""
     return lambda one, other: any(allowed > demanded for allowed, demanded in zip(parse(one), parse(other), strict=True))
+
+
+def _less_share(one: str, other: str) -> bool:
+    return units.parse_share(one) < units.parse_share(other)
+
+
+def _looser_claim(one: str, other: str) -> bool:
+    (by, label), (demanded, of) = units.parse_claim(one), units.parse_claim(other)
+    return label != of or by < demanded
 
 
 def _min_bandwidth(value: Any) -> str:
@@ -203,12 +213,28 @@ _LIMITS = (
         'Gain against the baseline, such as "5%", that fails because the baseline is stale.',
         "SHARE",
         _more(units.parse_share),
+        ini_only=True,
     ),
-    Limit("faster_than", _as_written(units.parse_claim), 'Another measurement of the test to beat, such as "faulting" or "20 x faulting".'),
-    Limit("min_overlap", _share("cannot be hidden"), 'Least share that overlapping work hides of what overlap can hide, such as "80%".'),
+    Limit(
+        "faster_than",
+        _as_written(units.parse_claim),
+        'Another measurement of the test to beat, such as "faulting" or "20 x faulting".',
+        looser=_looser_claim,
+    ),
+    Limit(
+        "min_overlap",
+        _share("cannot be hidden"),
+        'Least share that overlapping work hides of what overlap can hide, such as "80%".',
+        looser=_less_share,
+    ),
     Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch.", "NUMBER", _looser_exact),
     Limit(
-        "max_migrated", _exact(_size), 'Most bytes of managed memory that migrate in one launch, such as "64 MiB".', "BYTES", _looser_exact
+        "max_migrated",
+        _exact(_size),
+        'Most bytes of managed memory that migrate in one launch, such as "64 MiB".',
+        "BYTES",
+        _looser_exact,
+        ini_only=True,
     ),
     Limit(
         "max_peak", _positive_size, 'Most device memory that a test uses at once, such as "2 GiB".', "SIZE", _MORE_BYTES, of_footprint=True
@@ -221,8 +247,9 @@ _LIMITS = (
         "SIZE",
         _MORE_BYTES,
         of_footprint=True,
+        ini_only=True,
     ),
-    Limit("max_allocations", _number, "Most allocations of a test.", "COUNT", _more(int), of_footprint=True),
+    Limit("max_allocations", _number, "Most allocations of a test.", "COUNT", _more(int), of_footprint=True, ini_only=True),
     Limit(
         "max_peak_regression",
         _as_written(units.parse_growth),
@@ -234,26 +261,38 @@ _LIMITS = (
     Limit("max_kernels", _exact(_number), "Most kernels in one launch.", "NUMBER", _looser_exact),
     Limit("max_copies", _exact(_number), "Most copies in one launch.", "NUMBER", _looser_exact),
     Limit("max_copied_bytes", _exact(_size), 'Most bytes that copies move in one launch, such as "64 MiB".', "BYTES", _looser_exact),
-    Limit("max_syncs", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact),
-    Limit("max_registers", _exact(_number), "Most registers that a thread of any kernel uses.", "NUMBER", _looser_exact),
-    Limit("max_spill", _exact(_size), "Most local memory of a thread of any kernel: spills and stack.", "BYTES", _looser_exact),
+    Limit("max_waits", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact),
+    Limit("max_registers", _exact(_number), "Most registers that a thread of any kernel uses.", "NUMBER", _looser_exact, ini_only=True),
+    Limit(
+        "max_spill", _exact(_size), "Most local memory of a thread of any kernel: spills and stack.", "BYTES", _looser_exact, ini_only=True
+    ),
     Limit("same_kernels", _yes, "The kernels of a launch and their shapes are those of the baseline.", ""),
-    Limit("max_dram_bytes", _size, "Most bytes of DRAM in one launch, where Nsight Compute counted.", "BYTES", _MORE_BYTES),
+    Limit("max_dram_bytes", _size, "Most bytes of DRAM in one launch, where Nsight Compute counted.", "BYTES", _MORE_BYTES, ini_only=True),
     Limit(
         "max_sectors_per_request",
         _sectors,
         "Most sectors that a load of a warp touches, of any kernel, where Nsight Compute counted.",
         "SECTORS",
         _more(float),
+        ini_only=True,
     ),
     Limit(
         "min_l2_hit_rate",
         _share("is no hit rate"),
         'Least hit rate of L2, such as "80%", of any kernel, where Nsight Compute counted.',
         "SHARE",
-        lambda one, other: units.parse_share(one) < units.parse_share(other),
+        _less_share,
+        ini_only=True,
     ),
 )
 LIMITS: Mapping[str, Limit] = MappingProxyType({limit.name: limit for limit in _LIMITS})  # by name
 OF_FOOTPRINT = tuple(name for name, limit in LIMITS.items() if limit.of_footprint)  # limits of the memory of a test
 OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)  # limits of a measurement
+
+
+def demands_more(name: str, one: str | None, other: str | None) -> bool:
+    """True if a value of a limit demands more than another one, at least of some measurements. None is no limit."""
+    if one is None or one == other:
+        return False
+    looser = LIMITS[name].looser
+    return other is None or looser is None or looser(other, one)

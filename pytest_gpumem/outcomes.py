@@ -7,12 +7,14 @@ from enum import Enum, IntEnum
 
 
 class Outcome(str, Enum):
-    """The result of judging one measurement against its limits."""
+    """The result of judging one measurement against its limits, and of one that has none."""
 
     PASS = "PASS"  # within every limit
     FAIL = "FAIL"  # outside a limit beyond doubt, or wrong
     UNDECIDED = "UNDECIDED"  # neither; `Verdict.code` names the reason
     NEW = "NEW"  # the baseline has no row to compare with
+    ACCEPTED = "ACCEPTED"  # outside a limit by a change that somebody accepted (`gpumem accept`), and within all others
+    MEASURED = "MEASURED"  # no limit is set: nobody relies on it
 
     @property
     def rank(self) -> int:
@@ -24,30 +26,48 @@ class Outcome(str, Enum):
         """Style of rich in which terminals show it."""
         return _STYLES[self]
 
+    @property
+    def word(self) -> str:
+        """The outcome in tables and sentences: in capitals, unless it is none of a limit."""
+        return "measured" if self is Outcome.MEASURED else self.value
 
-_ORDER = (Outcome.FAIL, Outcome.UNDECIDED, Outcome.NEW, Outcome.PASS)
-_STYLES = {Outcome.FAIL: "bold red", Outcome.UNDECIDED: "yellow", Outcome.NEW: "cyan", Outcome.PASS: "green"}
+    @property
+    def quiet(self) -> bool:
+        """True if it needs nobody: every limit holds, or there is none."""
+        return self in (Outcome.PASS, Outcome.MEASURED)
+
+
+_ORDER = (Outcome.FAIL, Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW, Outcome.PASS, Outcome.MEASURED)
+_STYLES = {
+    Outcome.FAIL: "bold red",
+    Outcome.UNDECIDED: "yellow",
+    Outcome.ACCEPTED: "magenta",
+    Outcome.NEW: "cyan",
+    Outcome.PASS: "green",
+    Outcome.MEASURED: "dim",
+}
 
 
 class Code(str, Enum):
     """Why an outcome is what it is, for programs and for grouping."""
 
     SLOWER = "slower"  # FAIL: above `max_regression`, beyond doubt
-    CREPT = "crept"  # FAIL: above `max_regression` against the first accepted run, by steps that each passed
+    CREPT = "crept"  # FAIL: above `max_regression` against the first saved run, by steps that each passed
     FASTER = "faster"  # FAIL: beyond `fail_if_faster`, beyond doubt
     TOO_MUCH_MEMORY = "too much memory"  # FAIL: above a limit on the memory of a test
     NOISY = "noisy"  # UNDECIDED: the interval of the change holds the limit
     LOOKS_SLOWER = "looks slower"  # UNDECIDED: measured above the limit, not beyond doubt
     CONDITIONS = "conditions"  # UNDECIDED: throttling, another process, a profiler or a changed device forbids a judgement
     MEASURED_DIFFERENTLY = "measured differently"
-    """UNDECIDED: the baseline measured another kernel, in another mode or by another sampler, or moved another number of bytes."""
+    """UNDECIDED: the baseline measured another kernel, in another mode, by another sampler or another window, or moved more bytes."""
     TOO_FEW_RUNS = "too few runs"  # UNDECIDED: the baseline has too few runs to know how they differ
     OTHER_CARD_VARIANT = "other card variant"  # UNDECIDED: all of the baseline is of another variant of this card
-    NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row
+    NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row, which `gpumem report --base` shows
+    NOT_READ = "not read"
+    """UNDECIDED: the memory that a limit is about could not be read, or a simulated device does not show it."""
     SAME_CODE = "same code"
     """PASS: noisy, but each run that it is compared with ran the same machine code in the same way, and it does not look slower."""
-    NO_BASELINE = "no baseline"  # NEW: the baseline holds no such row
-    ACCEPTED = "accepted"  # NEW: a change of the row was accepted (`gpumem accept`), and no run since
+    NO_BASELINE = "no baseline"  # NEW: the baseline holds no such row, or a change of it was accepted and no run was saved since
 
 
 class UserError(Exception):
@@ -74,27 +94,26 @@ class Exit(IntEnum):
 
 EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     "pytest --gpumem": {
-        Exit.FAILED: "a test fails, a requested file cannot be written, --gpumem-save or --gpumem-record fails, or the device changed "
-        "under --gpumem-strict",
+        Exit.FAILED: "a test fails, a requested file cannot be written, --gpumem-save fails, or the device changed under --gpumem-strict",
         Exit.USAGE: "before the first test: an option, a marker, the device, a baseline or a folder to write cannot be used, or a test is "
         "collected twice",
-        Exit.NO_VERDICT: "--gpumem-l2-sweep swept nothing",
     },
     "bisect": {
         Exit.FAILED: "BAD is not slower or larger than GOOD",
         Exit.NO_VERDICT: "no single commit is proven; those that are left are listed",
-    },
-    "card": {
-        Exit.FAILED: "a finding: the card is unlike its model, throttled, misconfigured or ageing",
-        Exit.NO_VERDICT: "nothing could be measured, such as without a GPU",
     },
     "code": {
         Exit.FAILED: "a kernel does not compile, or exceeds a limit",
         Exit.NO_VERDICT: "the compiler is not installed, or the other revision cannot be compiled",
     },
     "compare": {
-        Exit.FAILED: "a row is slower",
-        Exit.NO_VERDICT: "no row is on both sides, or --force was needed; with --strict: a row is not a PASS of a real GPU",
+        Exit.FAILED: "a row fails, its test failed, or a row of BASE is lost",
+        Exit.NO_VERDICT: "no row is on both sides, no row has a limit, a limit was judged by nothing, or --force was needed; with "
+        "--strict: a row has no limit, or is not a PASS of a real GPU",
+    },
+    "doctor": {
+        Exit.FAILED: "with --measure: the GPU is slow or throttled",
+        Exit.NO_VERDICT: "with --measure: nothing could be measured, such as without a GPU",
     },
     "duet": {
         Exit.FAILED: "a test is slower, or fails in head only",
@@ -102,18 +121,17 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     },
     "explain": {Exit.NO_VERDICT: "a side measured nothing"},
     "gate": {
-        Exit.FAILED: "a test fails or is slower, or a measurement of the baseline is lost",
+        Exit.FAILED: "a test fails, is slower, or takes more bytes, counts or other kernels; a measurement of the baseline, or a test that "
+        "BASE selects, is lost",
         Exit.USAGE: "the run could not start, such as without a GPU in CI",
-        Exit.NO_VERDICT: "nothing was measured, no row has a limit, or a row that BASE may have was compared with nothing; with --strict: "
-        "a row is not a PASS of a real GPU",
+        Exit.NO_VERDICT: "nothing was measured, no row has a limit, or one with a limit was not judged: compared with nothing, not "
+        "counted, in doubt by its conditions, or by its noise without a duet; a simulated device takes the place of the baseline's GPU; "
+        "the tests of BASE cannot be collected; with --strict: a row with a limit is not a PASS of a real GPU",
     },
-    "l2-sweep": {Exit.NO_VERDICT: "nothing was swept; the other codes are pytest's"},
-    "merge": {
-        Exit.FAILED: "a test failed in a shard, or a row fails among all of them",
-        Exit.USAGE: "a shard is missing, or of another run",
+    "l2-sweep": {Exit.NO_VERDICT: "nothing was swept"},
+    "profile": {
+        Exit.FAILED: "tests failed; the report is complete; with --traffic: a declaration is too large, or a count is beyond its limit",
+        Exit.NO_VERDICT: "no report was written; with --traffic: nothing could be counted",
     },
-    "profile": {Exit.FAILED: "tests failed; the report is complete", Exit.NO_VERDICT: "no report was written"},
-    "read": {Exit.NO_VERDICT: "a tool that reads the file is not installed"},
-    "traffic": {Exit.FAILED: "a declaration is too large, or a count is beyond its limit", Exit.NO_VERDICT: "nothing could be counted"},
 }
 """By command, the codes that mean something particular. All commands: 0 is fine, 3 an internal error, 4 wrong arguments or files."""

@@ -28,7 +28,7 @@ class Names:
 
     A name is the last component of the node id: `tests/test_a.py::TestX::test_scale[1-f4]` becomes `test_scale_1-f4`.
     Where several collected node ids would share one, each gets a short hash of its id appended, so that neither the
-    order nor xdist changes a name. An id that was not collected gets the hash if it comes second.
+    order nor the number of workers changes a name. An id that was not collected gets the hash if it comes second.
     `collected`: all known node ids of the session.
     """
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.records.schema import SWEEPS_KEY, Document, SchemaError, document_from_json, sweeps_from_json
+from pytest_gpumem.records.schema import Document, SchemaError, document_from_json
 from pytest_gpumem.revisions import DIRTY
 
 LARGEST = 1 << 30  # bytes of the largest file that is read: results hold every sample
@@ -27,11 +26,9 @@ class Results:
     """The content of one file."""
 
     path: Path
-    value: Mapping[str, Any]  # its JSON
     document: Document
     utc: str  # time of writing, ISO 8601
     revision: str | None  # revision of the measured code; None if unknown
-    sweeps: tuple[tuple[str, Sweep], ...]  # sweeps of persisting L2, each with its test's id
 
 
 def content(path: Path, most: int = LARGEST) -> bytes:
@@ -84,11 +81,10 @@ def load_results(path: Path) -> Results:
     try:
         value = parsed(content(path))
         document = document_in(value)
-        sweeps = sweeps_from_json(value.get(SWEEPS_KEY, []))
-    except (FileError, SchemaError, RecursionError) as error:
+    except FileError as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     utc = time_of(value.get("datetime"), path).isoformat(timespec="seconds")
-    return Results(path, value, document, utc, revision_of(value.get("commit_info")), sweeps)
+    return Results(path, document, utc, revision_of(value.get("commit_info")))
 
 
 def revision_of(info: object) -> str | None:

@@ -23,11 +23,10 @@ class RevisionError(Exception):
 
 @dataclass(frozen=True)
 class Ancestry:
-    """Stored revisions by history: that of the merge base, and that of the tested commit."""
+    """Stored revisions by the history of the merge base."""
 
     merge_base: str  # the newest commit that HEAD and the base have in common
     base: frozenset[str]  # revisions in the history of `merge_base`, itself included
-    head: frozenset[str]  # revisions in the history of HEAD, itself included
     unknown: frozenset[str]
     """Revisions that the repository does not contain: from another repository, missing from a shallow clone, or no commits."""
 
@@ -47,7 +46,13 @@ def ancestry(of: str, revisions: Collection[str], folder: Path) -> Ancestry:
     answers = _git(folder, ["cat-file", "--batch-check=%(objecttype)"], given=asked).splitlines() if asked else []
     known = [revision for revision, answer in zip(asked, answers, strict=True) if answer == "commit"]
     unknown = frozenset(revisions) - frozenset(known)
-    return Ancestry(merge_base, _within(folder, known, merge_base), _within(folder, known, "HEAD"), unknown)
+    return Ancestry(merge_base, _within(folder, known, merge_base), unknown)
+
+
+def files_at(commit: str, below: Path, folder: Path) -> frozenset[str]:
+    """Names of the files that a commit has in the folder `below` of `folder`. Raises `RevisionError`: git fails."""
+    listed = _git(folder, ["ls-tree", "-z", "--name-only", commit, "--", f"{below.as_posix()}/"])
+    return frozenset(path.rpartition("/")[2] for path in listed.split("\0") if path)
 
 
 @dataclass(frozen=True)

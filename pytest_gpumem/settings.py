@@ -1,14 +1,15 @@
 """The options: one table, from which the command line, the environment, ini files and the marker all derive.
 
-Precedence: command line > environment > ini > default. A mistake names where it was made, the value, and what is accepted. Cheap to import
-(hence named tuples, not dataclasses): pytest reads this module in every session, also in those without --gpumem.
+Precedence: command line > environment > ini > default. Rare ones are ini keys alone. A mistake names where it was made, the value, and
+what is accepted. Cheap to import (hence named tuples, not dataclasses): pytest reads this module in every session, also in those without
+--gpumem.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,14 +36,14 @@ COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS")  # environment variables that 
 FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"
 """Set in the further processes of a run: `READS_CONTROLS` if the run compares or saves, else any other value."""
 READS_CONTROLS = "controls"
-FURTHER_REPORTS = "_GPUMEM_FURTHER_REPORTS"  # in a further process: the file for the reports of its tests
-FURTHER_TURN = "_GPUMEM_FURTHER_TURN"
-"""In a further process: the descriptor of a pipe, from which it reads one line before it measures: a JSON list of the node ids to run;
-empty for all."""
-FURTHER_TESTS = "_GPUMEM_FURTHER_TESTS"
-"""In a further process: a JSON list of the node ids that it may be told to run; empty for all. It collects no other files."""
+EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_process`, which is in every process of an experiment
+WRITING = "_GPUMEM_WRITING"  # by a gate, for its screen: a descriptor that is open until the results are written, whatever ends the screen
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it runs: see `switch_off`
 DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"  # by a gate, for its screen: a duet decides what few processes leave undecided
+ACCEPTS = "_GPUMEM_ACCEPTS"  # by a gate, for its screen: the accepted changes count that the change adds
+SELECTION = "_GPUMEM_SELECTION"  # by a gate: the file into which a session writes the tests that it selects
+BASE_SELECTION = "_GPUMEM_BASE_SELECTION"  # by a gate, for its screen: the file of the tests that BASE selects
+CAUSES = "_GPUMEM_CAUSES"  # by `gpumem explain`: every measurement takes the passes from which causes follow
 WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
@@ -84,9 +85,9 @@ def _footprint(value: object) -> str:
 
 def device_choice(value: object) -> str:
     """A choice of a device, as written. Raises `QuantityError` if it is none."""
-    if isinstance(value, str) and re.fullmatch(r"auto|cuda(:[0-9]+)?|sim(:[a-z0-9_]+)?", value):
-        return value
-    raise refused(value, 'auto, cuda, cuda:N (such as "cuda:1"), sim, sim:NAME (such as "sim:h100")', "is not a device")
+    if isinstance(value, str) and re.fullmatch(r"auto|cuda(:[0-9]+)?|sim(ulated)?(:[a-z0-9_]+)?", value):
+        return value.replace("simulated", "sim")
+    raise refused(value, 'auto, cuda, cuda:N (such as "cuda:1"), simulated or sim, sim:NAME (such as "sim:h100")', "is not a device")
 
 
 def _count(value: object, accepted: str = "a whole number from 1 on") -> int:
@@ -107,13 +108,6 @@ def _processes(value: object) -> int | None:
     return None if value == "auto" else _count(value, "auto or a whole number from 1 on")
 
 
-def _shard(value: object) -> tuple[int, int]:
-    found = re.fullmatch(r"\s*([0-9]{1,4})/([0-9]{1,4})\s*", value) if isinstance(value, str) else None
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise refused(value, "I/N, such as 1/4 to 4/4 for four", "is no shard")
-    return int(found[1]), int(found[2])
-
-
 def _revision(value: object) -> str:
     if isinstance(value, str) and value.strip() and not value.startswith("-") and "\0" not in value:
         return value.strip()
@@ -126,14 +120,12 @@ def _memory(value: Any) -> int:
     return nbytes
 
 
-def _path(kind: str, example: str, ending: str = "") -> Callable[[Any], str]:
+def _path(kind: str, example: str) -> Callable[[Any], str]:
     def parse(value: object) -> str:
         if not (isinstance(value, str) and value.strip() and "\0" not in value):
             raise refused(value, f"a path such as {example}", f"is no {kind}")
         if value.startswith("~") and os.path.expanduser(value) == value:
             raise units.QuantityError(f"{value!r}: there is no user of that name; accepted is a path such as {example}")
-        if not value.lower().endswith(ending):
-            raise refused(value, f"a path that ends in {ending}", f"is no {kind}")
         return value
 
     return parse
@@ -143,8 +135,13 @@ def place(value: object) -> str:
     """A folder or a URL of fsspec, as written. Raises `QuantityError`: it is none, or a URL without anything behind its "://"."""
     text = _path("folder or URL", ".benchmarks or s3://bucket/baselines")(value)
     if "://" in text and not text.partition("://")[2].strip("/"):
-        raise refused(value, ".benchmarks, file:///srv/baselines or s3://bucket/baselines", "is a URL without a place")
+        raise refused(masked(text), ".benchmarks, file:///srv/baselines or s3://bucket/baselines", "is a URL without a place")
     return text
+
+
+def masked(place: str) -> str:
+    """A place without the credentials of a URL: "sftp://***@host/path"."""
+    return re.sub(r"(?<=://)[^/@]+@", "***@", place)
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -162,19 +159,13 @@ class Role(Enum):
     JUDGING = "judging"  # the limits of a row, and the baseline that it is compared with
     PROCESSES = "processes"  # in how many processes a run measures
     STRICTNESS = "strictness"  # which verdicts fail a run
-    SWEEP = "sweep"  # sweeps of persisting L2 beside the measurements
-    SAVING = "saving"  # keeps the run in a baseline, or beside it
+    SAVING = "saving"  # changes the baseline
     OUTPUT = "output"  # writes the run's results into a file
 
     @property
     def of_a_run(self) -> bool:
         """True if it belongs to a whole run: the processes that a command starts have the default."""
         return self not in (Role.SWITCH, Role.MEASURING, Role.JUDGING)
-
-    @property
-    def needs_results(self) -> bool:
-        """True if a session that measures nothing cannot do it: without `--gpumem` it is a usage error."""
-        return self.of_a_run and self is not Role.PROCESSES
 
 
 class Option(NamedTuple):
@@ -187,6 +178,7 @@ class Option(NamedTuple):
     metavar: str | None = None  # the placeholder of the value in the help; None for a flag
     on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem`
     repeats: bool = False  # may be given several times; an ini file and the environment give a value a line
+    ini_only: bool = False  # no option of the command line and no variable: `-o gpumem_placements=4` sets it for one run
     bare: str | None = None  # the value that the option has on the command line if none follows it; None: it needs one
     gate_file: str | None = None  # of an output: the file's name in the folder that `gpumem gate` writes
 
@@ -194,6 +186,19 @@ class Option(NamedTuple):
     def default(self) -> Any:
         """The field's value if the option is not set; None of a limit."""
         return Settings._field_defaults.get(self.name)
+
+    @property
+    def needs_results(self) -> bool:
+        """True if a session that measures nothing cannot do it, such as hold a limit: without `--gpumem` it is a usage error."""
+        return self.name in LIMITS or self.role in (Role.STRICTNESS, Role.SAVING, Role.OUTPUT)
+
+    def accepts(self, value: str) -> bool:
+        """True if a text is a value of the option."""
+        try:
+            self.parse(value)
+        except units.QuantityError:
+            return False
+        return True
 
     @property
     def is_flag(self) -> bool:
@@ -207,8 +212,8 @@ class Option(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Command-line spelling: "--gpumem-max-regression"."""
-        return "--" + self.key.replace("_", "-")
+        """Command-line spelling: "--gpumem-max-regression"; "-o gpumem_placements" of an ini key."""
+        return f"-o {self.key}" if self.ini_only else "--" + self.key.replace("_", "-")
 
     @property
     def variable(self) -> str:
@@ -222,17 +227,25 @@ OPTIONS: tuple[Option, ...] = (
         "device",
         Role.MEASURING,
         device_choice,
-        "auto (a GPU, else the simulated device), cuda, cuda:N, sim, sim:NAME. Default: auto.",
+        "auto (a GPU, else the simulated device), cuda, cuda:N, simulated (or sim), sim:NAME. Default: auto.",
         "DEVICE",
     ),
     *(
-        Option(name, Role.MEASURING, _choice(known), f"{what}: {', '.join(known)}. Default: {usual}.", name.upper(), on_marker=True)
-        for name, known, usual, what in (
-            ("mode", MODES, "clean-cold", "State of the L2 cache before each sample"),
-            ("sampler", SAMPLERS, "auto", "How samples are taken"),
+        Option(
+            name,
+            Role.MEASURING,
+            _choice(known),
+            f"{what}: {', '.join(known)}. Default: {usual}.",
+            name.upper(),
+            on_marker=True,
+            ini_only=rare,
+        )
+        for name, known, usual, what, rare in (
+            ("mode", MODES, "clean-cold", "State of the L2 cache before each sample", False),
+            ("sampler", SAMPLERS, "auto", "How samples are taken", True),
         )
     ),
-    Option("placements", Role.MEASURING, _count, "Buffer placements to average over. Default: 8.", "N", on_marker=True),
+    Option("placements", Role.MEASURING, _count, "Buffer placements to average over. Default: 8.", "N", on_marker=True, ini_only=True),
     Option(
         "precision",
         Role.MEASURING,
@@ -240,6 +253,7 @@ OPTIONS: tuple[Option, ...] = (
         "Half-width of the 95% interval, as a share, at which measuring stops. Default: 0.1%.",
         "SHARE",
         on_marker=True,
+        ini_only=True,
     ),
     Option(
         "budget",
@@ -259,7 +273,15 @@ OPTIONS: tuple[Option, ...] = (
         on_marker=True,
     ),
     *(
-        Option(limit.name, Role.JUDGING, limit.parse, f"{limit.help} Default: none.", limit.metavar or None, on_marker=True)
+        Option(
+            limit.name,
+            Role.JUDGING,
+            limit.parse,
+            f"{limit.help} Default: none.",
+            limit.metavar or None,
+            on_marker=True,
+            ini_only=limit.ini_only,
+        )
         for limit in LIMITS.values()
         if limit.metavar is not None
     ),
@@ -269,6 +291,7 @@ OPTIONS: tuple[Option, ...] = (
         lambda value: units.parse_part(value, "is no share of the host's RAM"),
         "Most of the host's RAM that buffers may page-lock, all together. Default: 50%.",
         "SHARE",
+        ini_only=True,
     ),
     Option(
         "count_pages",
@@ -276,12 +299,6 @@ OPTIONS: tuple[Option, ...] = (
         _flag,
         "Count page faults and migrations of managed memory in an untimed pass of each measurement (needs cupti-python on a GPU).",
         on_marker=True,
-    ),
-    Option(
-        "explain",
-        Role.MEASURING,
-        _flag,
-        "Watch one launch of each measurement in an untimed pass, and explain a failed one by changes since the baseline (CUPTI on a GPU).",
     ),
     Option(
         "footprint",
@@ -292,7 +309,12 @@ OPTIONS: tuple[Option, ...] = (
         "WHAT",
         bare="on",
     ),
-    Option("no_evidence", Role.MEASURING, _flag, "Do not record what a launch runs, and let the same machine code settle no doubt."),
+    Option(
+        "no_what_ran",
+        Role.MEASURING,
+        _flag,
+        "Watch no launch: what it runs is not recorded, the same machine code settles no doubt, and a failure has no causes.",
+    ),
     Option(
         "processes",
         Role.PROCESSES,
@@ -307,22 +329,7 @@ OPTIONS: tuple[Option, ...] = (
         _flag,
         "Run the tests in a worker of pytest-xdist, which is replaced if a test crashes it, hangs, or loses the CUDA context.",
     ),
-    Option(
-        "shard",
-        Role.PROCESSES,
-        _shard,
-        "Run the part I of N of the tests, as I/N, divided by their cost in the baseline; gpumem merge makes one run of all parts. "
-        "Default: all tests.",
-        "I/N",
-    ),
     Option("save", Role.SAVING, _flag, "Accept this run's passing rows into the baseline."),
-    Option(
-        "record",
-        Role.SAVING,
-        place,
-        "Folder, or URL of fsspec, that keeps this run for gpumem history, whatever its verdicts; no baseline has it. Default: none.",
-        "PLACE",
-    ),
     Option(
         "baseline",
         Role.JUDGING,
@@ -338,7 +345,9 @@ OPTIONS: tuple[Option, ...] = (
         "Compare only with processes of the history that HEAD shares with this branch or commit, such as origin/main. Default: with all.",
         "REVISION",
     ),
-    Option("baseline_window", Role.JUDGING, _count, "Newest accepted runs of each row that are compared with. Default: 20.", "N"),
+    Option(
+        "baseline_window", Role.JUDGING, _count, "Newest saved runs of each row that are compared with. Default: 20.", "N", ini_only=True
+    ),
     Option(
         "memory_limit",
         Role.STRICTNESS,
@@ -367,19 +376,6 @@ OPTIONS: tuple[Option, ...] = (
                 "Write failed and undecided rows as a code-quality report for GitLab.",
             ),
         )
-    ),
-    Option(
-        "l2_sweep",
-        Role.SWEEP,
-        _flag,
-        "Also search for the best set-aside and hit ratio of each measurement on a persisting_stream, and show the map.",
-    ),
-    Option(
-        "l2_sweep_map",
-        Role.SWEEP,
-        _path("SVG file", "l2.svg", ".svg"),
-        "Draw the maps of all sweeps of L2 persistence into an SVG file. Default: none.",
-        "FILE",
     ),
 )
 
@@ -419,14 +415,11 @@ class Settings(NamedTuple):
     limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
     pinned_share: float = 0.5  # share of the host's RAM
     count_pages: bool = False
-    explain: bool = False
     footprint: str = "auto"
-    no_evidence: bool = False
+    no_what_ran: bool = False
     processes: int | None = None  # None: one, and more for undecided rows
     isolate: bool = False
-    shard: tuple[int, int] | None = None  # its number, from 1 on, and how many there are; None: all tests
     save: bool = False
-    record: str | None = None  # as written
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
     baseline_offline: bool = False
     baseline_of: str | None = None  # None: all processes are compared with
@@ -437,14 +430,13 @@ class Settings(NamedTuple):
     report: str | None = None
     markdown: str | None = None
     code_quality: str | None = None
-    l2_sweep: bool = False
-    l2_sweep_map: str | None = None
     origins: Mapping[str, str] = MappingProxyType({})
-    """Where each option came from: "--gpumem-mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""
+    """Where each option came from: "--gpumem-mode", "-o gpumem_mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""
 
     def to_json(self) -> dict[str, object]:
-        """Plain values for a JSON document: everything but the origins."""
-        return {name: value for name, value in self._asdict().items() if name not in ("origins", "limits")} | dict(self.limits)
+        """Plain values for a JSON document: everything but the origins, and the credentials of a URL."""
+        plain = {name: value for name, value in self._asdict().items() if name not in ("origins", "limits")}
+        return plain | {"baseline": None if self.baseline is None else masked(self.baseline)} | dict(self.limits)
 
 
 def switch_off(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
@@ -460,28 +452,40 @@ def switched_off(environment: Mapping[str, str]) -> frozenset[str]:
     return frozenset(name for name in environment.get(SWITCHED_OFF, "").split(",") if name)
 
 
+def flag_of(name: str) -> str:
+    """How the command line sets a field of `Settings`."""
+    return _BY_NAME["budget" if name == "total_budget" else name].flag
+
+
 def resolve(
-    command_line: Mapping[str, object | None], environment: Mapping[str, str], ini: Mapping[str, object], ini_file: str
+    command_line: Mapping[str, object | None],
+    environment: Mapping[str, str],
+    ini: Mapping[str, object],
+    ini_file: str,
+    overrides: Collection[str] = (),
 ) -> Settings:
     """The settings of a session.
 
-    While the switch is off, only the command line is read besides it: a `GPUMEM_...` variable of another program must not break a session
-    that does not measure.
+    While the switch is off, only the command line is read besides it, and of variables only a misspelt switch is refused: other names may
+    be somebody else's.
     `command_line`: by `Option.key` ("gpumem_mode"); None where the command line says nothing.
     `environment`: variables that start with `GPUMEM` are read. An empty one counts as not set.
     `ini`: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem`, or that differ from an
     option by a letter or two, are refused.
     `ini_file`: how messages name the ini file, such as "pytest.ini".
+    `overrides`: keys of `ini` whose value comes from pytest's `-o`.
     Raises `SettingsError`: one line with the origin, the value and the accepted values.
     """
     off = switched_off(environment)
-    if not _resolve_one(_BY_NAME["enabled"], command_line, environment, ini, ini_file)[0]:
-        environment, ini = {}, {}
+    enabled = _resolve_one(_BY_NAME["enabled"], command_line, environment, ini, f"gpumem in {ini_file}")[0]
+    names = (name for name in environment if re.match(r"(?i)GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES)
     _refuse_unknown(
-        (name for name in environment if re.match(r"(?i)GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES),
-        [option.variable for option in OPTIONS],
+        (name for name in names if enabled or did_you_mean(name, [_BY_NAME["enabled"].variable], 0.6)),
+        [option.variable for option in OPTIONS if not option.ini_only],
         "{} is set in the environment, but there is no such setting",
     )
+    if not enabled:
+        environment, ini = {}, {}
     _refuse_unknown(
         (name for name in ini if re.match(r"(?i)gpumem(_|$)", name) or did_you_mean(name, [option.key for option in OPTIONS], 0.9)),
         [option.key for option in OPTIONS],
@@ -490,7 +494,8 @@ def resolve(
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for option in OPTIONS:
-        given = (option.default, "default") if option.name in off else _resolve_one(option, command_line, environment, ini, ini_file)
+        where = f"-o {option.key}" if option.key in overrides else f"{option.key} in {ini_file}"
+        given = (option.default, "default") if option.name in off else _resolve_one(option, command_line, environment, ini, where)
         values[option.name], origins[option.name] = given
     _refuse_contradictions({name: values[name] for name in OF_FOOTPRINT}, origins)
     if values["footprint"] == "off" and (limited := next((name for name in OF_FOOTPRINT if values[name] is not None), None)):
@@ -595,6 +600,11 @@ def merge_limits(call: Limits | None, marker: Limits | None, settings: Settings,
     return Limits(**values, origin=origin)
 
 
+def by_marker(limits: Limits, name: str) -> bool:
+    """True if a limit comes from a marker: the test's own, or in a gate that of BASE."""
+    return limits.origin.get(name, "").partition(" of ")[0] == "marker"
+
+
 def both_limits(of_measurement: Limits, of_footprint: Limits) -> Limits:
     """The limits of a row with a measurement and a footprint."""
     from msgspec.structs import replace
@@ -609,7 +619,7 @@ def loosened(limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASU
     for name, default in ((name, settings.limits.get(name)) for name in names):
         here, origin, asked = getattr(limits, name), limits.origin.get(name, "limit"), settings.origins.get(name, "default")
         # A test may adjust the default of the ini file; a limit for this run is meant for every test.
-        if default is None or here == default or not asked.startswith(("--", "GPUMEM")):
+        if default is None or here == default or not asked.startswith(("-", "GPUMEM")):
             continue
         looser = LIMITS[name].looser
         if here is None:
@@ -620,14 +630,13 @@ def loosened(limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASU
 
 
 def _resolve_one(
-    option: Option, command_line: Mapping[str, object | None], environment: Mapping[str, str], ini: Mapping[str, object], ini_file: str
+    option: Option, command_line: Mapping[str, object | None], environment: Mapping[str, str], ini: Mapping[str, object], in_ini: str
 ) -> tuple[Any, str]:
-    """Value and origin of one option."""
-    for written, origin in (
-        (command_line.get(option.key), option.flag),
-        (environment.get(option.variable), option.variable),
-        (ini.get(option.key), f"{option.key} in {ini_file}"),
-    ):
+    """Value and origin of one option; `in_ini` is the origin of a value of `ini`."""
+    places = [(ini.get(option.key), in_ini)]
+    if not option.ini_only:
+        places = [(command_line.get(option.key), option.flag), (environment.get(option.variable), option.variable), *places]
+    for written, origin in places:
         # Empty means not set, except on the command line.
         if written is not None and (written not in ("", []) or origin == option.flag):
             return _parse(option.parse, written, origin), origin

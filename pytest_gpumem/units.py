@@ -258,6 +258,14 @@ def short_bytes(nbytes: int) -> str:
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
 
 
+def sizes(*values: int) -> tuple[str, ...]:
+    """Sizes side by side: rounded as `short_bytes`, exact where two that differ would look the same."""
+    rounded = tuple(map(short_bytes, values))
+    if len(set(rounded)) == len(set(values)):
+        return rounded
+    return tuple(map(format_bytes, values))
+
+
 def format_time(seconds: float) -> str:
     """Four significant digits: "268.3 us", "1.280 us", "12.60 ms"."""
     return _scaled_text(seconds, (("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)))

@@ -8,13 +8,20 @@ from measurements import measurement
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Comparison, Row, Verdict
+from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 
 OUTCOMES = {
     **dict.fromkeys((Code.SLOWER, Code.CREPT, Code.FASTER, Code.TOO_MUCH_MEMORY), Outcome.FAIL),
-    **dict.fromkeys((Code.NO_BASELINE, Code.ACCEPTED), Outcome.NEW),
+    Code.NO_BASELINE: Outcome.NEW,
 }
 """Of codes that are not UNDECIDED."""
+LIMIT_OF: dict[Code | None, str] = {
+    None: "max_latency",
+    Code.FASTER: "fail_if_faster",
+    Code.TOO_MUCH_MEMORY: "max_peak",
+    Code.CONDITIONS: "",
+}
+"""The limit that a result is about, where it is not `max_regression`."""
 
 
 def row(verdict: Code | Outcome = Outcome.PASS, name: str = "a", delta: float | None = 0.03, label: str = "", **limits: Any) -> Row:
@@ -22,5 +29,7 @@ def row(verdict: Code | Outcome = Outcome.PASS, name: str = "a", delta: float | 
     outcome, code = (verdict, None) if isinstance(verdict, Outcome) else (OUTCOMES.get(verdict, Outcome.UNDECIDED), verdict)
     comparison = None if delta is None else Comparison(delta, delta, delta, 0.01, 3)
     held = Limits(**{"max_regression": "1%", **limits})
-    said = Verdict(outcome, f"said by the screen of {name}", comparison, code=code)
+    reason = f"said by the screen of {name}"
+    results = () if outcome.quiet else (LimitResult(LIMIT_OF.get(code, "max_regression"), outcome, code, reason),)
+    said = Verdict(outcome, reason, comparison, code=code, limits=results)
     return Row(f"t.py::{name}", held, said, made, label, failed=outcome is Outcome.FAIL)

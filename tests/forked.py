@@ -26,7 +26,7 @@ from _pytest.config import default_plugins
 SERVER = multiprocessing.get_context("forkserver")
 # Nothing whose assertions pytest rewrites, such as its plugins.
 SERVER.set_forkserver_preload(
-    ["pytest", "execnet.gateway_io", "numpy.ma", "scipy.special", "rich.console", "rich.text", "email.parser", "unittest", "pdb"]
+    ["pytest", "execnet.gateway_io", "numpy.ma", "rich.console", "rich.text", "email.parser", "unittest", "pdb"]
     + ["forkserver_requests", "nvtx", "pytest_gpumem.cli"]
     + [f"_pytest.{name}" for name in default_plugins if name != "pytester_assertions"]
     + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table")]

@@ -29,7 +29,7 @@ def copied(folder: Path) -> Path:
 
 
 def copied_as_tracked(folder: Path) -> Path:
-    """A copy of every file of the repository; of the whole folder, if it is none, as from a source distribution."""
+    """A copy of every file of the repository; of the whole folder, if it is none."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     names = listed.stdout.split("\0")[:-1] if listed.returncode == 0 else [str(p.relative_to(ROOT)) for p in ROOT.rglob("*") if p.is_file()]
     for name in names:

@@ -35,6 +35,7 @@ def measurement(**changes: Any) -> Measurement:
         "footprint": None,
         "floor": 1e-6,
         "conditions": (Conditions(), Conditions()),
+        "checked": True,
     }
     return Measurement(**given | changes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from measurements import measurement
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row, Verdict
-from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn, Workers
+from pytest_gpumem.runs.experiment import Processes
+from pytest_gpumem.runs.processes import BASE, HEAD, Process, Turn
 from pytest_gpumem.runs.worktree import Side
+from pytest_gpumem.settings import WAYS
 
 SETTINGS = {"device": "cuda", "mode": "clean-cold", "sampler": "auto", "placements": 8, "precision": 0.001, "budget": 1.0}
 
@@ -50,7 +53,7 @@ def process(turn: Turn, rows: Sequence[Row], attempt: int = 1, **changes: Any) -
 Answer = Callable[[Turn, int], Sequence[Row] | Process]
 
 
-class Players(Workers):
+class Players(Processes):
     """Start no processes: each turn is answered by a function of the turn and the attempt."""
 
     def __init__(self, answer: Answer) -> None:
@@ -62,9 +65,14 @@ class Players(Workers):
         """By row, the mode and sampler that the last process was given."""
 
     def run(
-        self, turns: Sequence[Turn], tests: Sequence[str] | None, attempt: int, ways: Mapping[str, Mapping[str, str]] | None = None
+        self,
+        turns: Sequence[Turn],
+        tests: Sequence[str] | None,
+        attempt: int,
+        variables: Mapping[str, str] | None = None,
+        watch: Callable[[int], None] = lambda finished: None,
     ) -> Process:
-        self.ways = ways or {}
+        self.ways = json.loads((variables or {}).get(WAYS, "{}"))
         self.played.append((turns[0], None if tests is None else tuple(tests)))
         answer = self.answer(turns[0], attempt)
         if isinstance(answer, Process):

@@ -192,7 +192,7 @@ def search(
         "no:cacheprovider",
         *options.pytest_arguments,
     ]
-    arguments += [] if evidence else ["--gpumem-no-evidence"]
+    arguments += [] if evidence else ["--gpumem-no-what-ran"]
     command = [*GPUMEM, "bisect", "--good", project.ids[0], PLANTED, "--journal", str(journal), "--json", str(out), "--", *arguments]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPUMEM_", "PYTEST_", "GIT_", "GITHUB_"))}
     environment = {**kept, "TMPDIR": str(folder)}

@@ -2,7 +2,7 @@
 
     python ci/bench/catalogue_traffic.py --json ci/records/nvidia-h200/catalogue_traffic.json
 
-Runs `catalogue_traffic_cases.py` under `gpumem traffic`'s own counting: five launches of each kernel on arrays of 256 MiB, caches
+Runs `catalogue_traffic_cases.py` under `gpumem profile ncu --traffic`: five launches of each kernel on arrays of 256 MiB, caches
 emptied before each. Declared are compulsory bytes, every distinct byte once. Takes about a minute; --kernel NAME counts one, --size 64
 takes smaller arrays, which the caches then may hold.
 

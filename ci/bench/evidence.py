@@ -34,7 +34,7 @@ LIMIT = 0.020
 SAME = ", same"
 """End of the label of a row that must run the same as its base."""
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-c", os.devnull)
-QUICKLY = ("--gpumem", "--gpumem-device=cuda", "--gpumem-budget=10 ms", "--gpumem-placements=1", "--gpumem-processes=1")
+QUICKLY = ("--gpumem", "--gpumem-device=cuda", "--gpumem-budget=10 ms", "-o", "gpumem_placements=1", "--gpumem-processes=1")
 
 
 def session(*arguments: str, tests: Path = ROWS, alone: bool = True) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def starts(times: int) -> dict[str, list[float]]:
     """Wall times of sessions with one row, with and without the record of what ran, in turns."""
     found: dict[str, list[float]] = {"with": [], "without": []}
     for _ in range(times):
-        for name, arguments in (("with", ()), ("without", ("--gpumem-no-evidence",))):
+        for name, arguments in (("with", ()), ("without", ("--gpumem-no-what-ran",))):
             found[name].append(session("-k", "test_catalogue", *arguments)["wall"])
     return found
 

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from record_file import write_record
 
 from pytest_gpumem.baselines.acceptance import refusal
-from pytest_gpumem.baselines.history import Accepted, Baseline, Process
+from pytest_gpumem.baselines.history import Baseline, Process, SavedRow
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.screen import ALONE, ALPHA, LOOKS, Family
@@ -303,7 +303,7 @@ def play(job: tuple[Case, int, tuple[int, ...]]) -> Tally:
 def _nights(case: Case, seed: tuple[int, ...], tally: Tally) -> None:
     """A history of nightly runs, each against the window of those accepted before; in a suite, `SLOW_ROWS` of them side by side."""
     sources = [Source(case, (*seed, row)) for row in range(1 if case.suite == 1 else SLOW_ROWS)]
-    accepted: list[list[Accepted]] = [[] for _ in sources]
+    accepted: list[list[SavedRow]] = [[] for _ in sources]
     any_alarm = False
     for night in range(case.nights):
         family, alarmed = Family(case.suite), False
@@ -317,7 +317,7 @@ def _nights(case: Case, seed: tuple[int, ...], tally: Tally) -> None:
             if refusal(Row("", case.held_to, verdict, seen), simulated=True) is None:
                 process = Process(str(night), DAY + timedelta(days=night), None, FACTS)
                 # No window reaches back further than this; the first run is kept.
-                rows[:] = [*rows[:1], *rows[1:][-20:], Accepted("", seen, process)]
+                rows[:] = [*rows[:1], *rows[1:][-20:], SavedRow("", seen, process)]
         any_alarm |= alarmed
         if case.suite > 1:
             tally.groups, tally.alarmed = tally.groups + 1, tally.alarmed + alarmed

@@ -82,7 +82,7 @@ def _ended_by_signals(asked: threading.Event) -> Iterator[None]:
 
 def versions() -> dict[str, str]:
     """Of what takes part."""
-    names = ("pytest-gpumem", "pytest", "pytest-benchmark", "scipy", "numpy", "cupy-cuda13x", "cuda-bindings")
+    names = ("pytest-gpumem", "pytest", "pytest-benchmark", "numpy", "cupy-cuda13x", "cuda-bindings")
     return {"python": platform.python_version(), **installed(*names)}
 
 

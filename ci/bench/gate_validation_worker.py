@@ -91,7 +91,6 @@ class Hold:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
-        importlib.import_module("scipy.stats")
         session.config.stash[importlib.import_module("pytest_gpumem.plugin.state").SESSION].chosen.prepare()
         self._answers.write(READY + "\n")
         self._answers.flush()

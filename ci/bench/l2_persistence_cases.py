@@ -18,8 +18,9 @@ from pytest_gpumem.devices.protocol import Allocation, Device, NotCounted, Strea
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.harness import Flush
-from pytest_gpumem.measuring.l2_sweep import grid
+from pytest_gpumem.measuring.l2_sweep import grid, sweep
 from pytest_gpumem.measuring.samplers import held
+from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import fit_hit_ratio, fit_set_aside, persisting
@@ -39,6 +40,8 @@ SECONDS = 0.04
 """Seconds of samples at one setting, on one placement."""
 LEAST, MOST = 5, 25
 """Samples at one setting, on one placement."""
+SWEPT_PLACEMENTS = 3
+"""Placements of one setting in a search."""
 GRANULES = (0, 1, 2)
 """Granules of set-aside beyond the smallest number that holds the table."""
 RESETS, A_TIMES, IN_A_ROW = 10, 10, 5
@@ -227,11 +230,6 @@ def experiment(bench: Any, gpu_device: Device, device_buffer: Any, gpu_kernels: 
         one.close()
 
 
-def options(setting: Setting) -> dict[str, Any]:
-    """A place of the map as arguments of `persisting_stream`."""
-    return {"set_aside": setting.set_aside, "hit_ratio": setting.hit_ratio} if setting.set_aside else {"set_aside": "off"}
-
-
 def in_rounds(timed: Experiment, settings: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
     """Samples of each setting by round, with its arguments."""
     return [{"options": one, "rounds": own} for one, own in zip(settings, timed.rounds(settings, rounds), strict=True)]
@@ -271,15 +269,15 @@ def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any
     """Off, the smallest set-aside that holds the table, and one and two granules more, on common placements."""
     facts = gpu_device.facts
     timed, _, _, window = experiment(placements_case)
-    step, named = facts.l2_step_bytes, {"off": options(OFF)}
+    step, named = facts.l2_step_bytes, {"off": OFF.options()}
     if asked := placements_case.get("set_aside"):
-        named["ratio 1"] = options(Setting(asked, 1.0))
-        named["fitted"] = options(Setting(asked, fit_hit_ratio(asked, window.nbytes)))
+        named["ratio 1"] = Setting(asked, 1.0).options()
+        named["fitted"] = Setting(asked, fit_hit_ratio(asked, window.nbytes)).options()
         named["fitted, else normal"] = {**named["fitted"], "miss": "normal"}
     for more in () if asked else GRANULES:
         set_aside = (-(-window.nbytes // step) + more) * step
         if set_aside <= facts.persisting_l2_max_bytes:
-            named[f"+{more}"] = options(Setting(set_aside, 1.0))
+            named[f"+{more}"] = Setting(set_aside, 1.0).options()
     rounds = timed.rounds(list(named.values()), placements_case["placements"])
     found = {
         name: {"set_aside": one["set_aside"], "medians": [round(1e9 * statistics.median(samples)) for samples in own]}
@@ -395,25 +393,28 @@ def overlap(device: Device, work: Callable[[], object]) -> list[list[int]] | str
     return [[start - seen[0][0], end - seen[0][0]] for start, end in seen]
 
 
-def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gpu_device: Device, l2_sweep: Any) -> None:
-    """Sweep it as a user does, measure the full grid, and compare: off, default, maximum, fitted, swept, the grid's best."""
+def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gpu_device: Device) -> None:
+    """Search as `gpumem l2-sweep` does, in one process; measure the full grid; compare: off, default, maximum, fitted, swept, best."""
     facts = gpu_device.facts
     before = asdict(gpu_device.conditions())
-    timed, kernel, arguments, window = experiment(settings_case)
-    begun = gpu_device.now()
-    found = l2_sweep(kernel, *arguments, window=window)
-    spent = gpu_device.now() - begun
+    timed, kernel, _, window = experiment(settings_case)
 
-    places = [(setting, timed.seconds(options(setting))) for setting in grid(facts)]
+    def measure(set_aside: int, hit_ratio: float) -> tuple[float, float | None]:
+        (rounds,) = timed.rounds([Setting(set_aside, hit_ratio).options()], SWEPT_PLACEMENTS)
+        medians = [statistics.median(samples) for samples in rounds]
+        return statistics.fmean(medians), half_width(medians)
+
+    found = sweep(measure, facts, window.nbytes, target=kernel.name)
+    places = [(setting, timed.seconds(setting.options())) for setting in grid(facts)]
     best = min(places, key=lambda place: statistics.median(place[1]))[0]
     largest, fitted = facts.persisting_l2_max_bytes, fit_set_aside(facts, window.nbytes)
     named = {
-        "off": options(OFF),
+        "off": OFF.options(),
         "driver default": dict(DEFAULT),
-        "maximum": options(Setting(largest, fit_hit_ratio(largest, window.nbytes))),
-        "fitted": options(Setting(fitted, fit_hit_ratio(fitted, window.nbytes))),
+        "maximum": Setting(largest, fit_hit_ratio(largest, window.nbytes)).options(),
+        "fitted": Setting(fitted, fit_hit_ratio(fitted, window.nbytes)).options(),
         "swept": found.recommend(),
-        "grid's best": options(best),
+        "grid's best": best.options(),
     }
     assert gpu_device.l2.set_aside() == bench.record["device"]["set_aside"], "the driver's default is not in place"
     different = [one for i, one in enumerate(named.values()) if one not in list(named.values())[:i]]
@@ -428,7 +429,6 @@ def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gp
                 "confirmed": [[*point.setting, point.latency, point.half_width] for point in (found.off, found.best)],
                 "gain": [found.gain.share, found.gain.low, found.gain.high],
                 "grid": found.grid,
-                "seconds": spent,
             },
             "grid": [[*setting, samples] for setting, samples in places],
             "named": {name: different.index(one) for name, one in named.items()},

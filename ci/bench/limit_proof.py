@@ -45,7 +45,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from record_file import write_record
 
-from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.result_files import FileError, load
 from pytest_gpumem.units import format_time
@@ -103,8 +102,8 @@ def pytest_runtestloop():
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish():
     if "last" in clock and "{AGAIN}" in os.environ:
-        duet = Path(sys.modules["__main__"].__file__).name == "duet_worker.py"
-        kind = "duet" if duet else "further" if "_GPUMEM_FURTHER_PROCESS" in os.environ else "session"
+        experiment = Path(sys.modules["__main__"].__file__).name == "experiment_process.py"
+        kind = "session" if not experiment else "further" if "_GPUMEM_FURTHER_PROCESS" in os.environ else "duet"
         with open(os.environ["{AGAIN}"], "a") as file:
             file.write(json.dumps({{"kind": kind, **clock, "end": time.time()}}) + "\\n")
 '''
@@ -431,7 +430,7 @@ def plain_row(row: Row) -> dict[str, Any]:
 
 def _doubts(row: Row) -> dict[str, Any]:
     """Of a row that is undecided: why, how it was timed, and whether it was watched."""
-    if row.verdict.outcome is Outcome.PASS or row.measurement is None:
+    if row.verdict.outcome.quiet or row.measurement is None:
         return {}
     ran, measurement = row.measurement.what_ran, row.measurement
     watched = "not recorded" if ran is None else ran.not_watched or ran.digest

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from record_file import device_of, record_parser, utc_now, write_record
 
 from pytest_gpumem.devices.opening import NoDevice, choose
+from pytest_gpumem.nsight.profile import SelectedTest, select
 from pytest_gpumem.nsight.tools import NCU, NSYS, ToolMissing, check_version, find
 from pytest_gpumem.ranges import LAUNCH, phase
 
@@ -52,6 +53,7 @@ KERNELS, COPIES, ANYTHING = MADE_OF = ("kernels", "copies", "anything")
 
 Record = dict[str, Any]
 Run = Callable[[Sequence[str]], str]
+Select = Callable[[Sequence[str]], Sequence[SelectedTest]]
 
 
 class Failed(Exception):
@@ -107,11 +109,11 @@ def kernels_by_range(table: Iterable[Mapping[str, str]]) -> dict[str, dict[str, 
     return found
 
 
-def judge_whole(tests: Sequence[Mapping[str, Any]], measured: Mapping[str, str], reports: Mapping[str, str]) -> Record:
+def judge_whole(tests: Sequence[SelectedTest], measured: Mapping[str, str], reports: Mapping[str, str]) -> Record:
     """Faults of the reports of a whole run.
 
     Args:
-        tests: of `gpumem ranges --json -`.
+        tests: those that ran.
         measured: by range, what the launches of each test that measured are made of, one of `MADE_OF`.
         reports: by name, what `nsys stats` printed.
 
@@ -120,7 +122,7 @@ def judge_whole(tests: Sequence[Mapping[str, Any]], measured: Mapping[str, str],
     pushed = {range_of(row) for row in rows(reports["nvtx_pushpop_sum"], "Range")}
     projected = {range_of(row) for row in rows(reports["nvtx_gpu_proj_sum"], "Range")}
     kernels = kernels_by_range(rows(reports["nvtx_kern_sum"], "Kernel Name"))
-    wrong = [f"{test['range']} has no range in nvtx_pushpop_sum" for test in tests if test["range"] not in pushed]
+    wrong = [f"{test.name} has no range in nvtx_pushpop_sum" for test in tests if test.name not in pushed]
     shown = {}
     for name, made_of in measured.items():
         launch = phase(name, LAUNCH)
@@ -190,11 +192,17 @@ def measured_in(results: Path) -> dict[str, str]:
     return measured
 
 
+def selected(arguments: Sequence[str]) -> Sequence[SelectedTest]:
+    """The tests that pytest would run, with the names of their ranges."""
+    return select(arguments, (), os.environ, lambda line: print(line, file=sys.stderr))
+
+
 class Looks:
     """The three looks; reports lie in one folder, which goes with it."""
 
-    def __init__(self, tests: Sequence[str], test: str, folder: Path, nsys: Path, ncu: Path, run: Run) -> None:
+    def __init__(self, tests: Sequence[str], test: str, folder: Path, nsys: Path, ncu: Path, run: Run, select: Select) -> None:
         self._tests, self._test, self._folder, self._nsys, self._ncu, self._run = tests, test, folder, nsys, ncu, run
+        self._select = select
         self.seen: dict[str, dict[str, Any]] | None = None
         """By range, the kernels that nsys saw in measured launches."""
         self.ranges: dict[str, str] = {}
@@ -202,7 +210,7 @@ class Looks:
 
     def _profile(self, tool: str, report: Path, *options: str) -> Record:
         begun = time.monotonic()
-        self._run([*GPUMEM, "profile", tool, "-o", str(report), "--force-overwrite", *options])
+        self._run([*GPUMEM, "profile", tool, "-o", str(report), *options])
         return {"seconds": time.monotonic() - begun, "bytes": report.stat().st_size}
 
     def _stats(self, names: Sequence[str], report: Path) -> dict[str, str]:
@@ -215,10 +223,10 @@ class Looks:
         report, results = self._folder / "whole.nsys-rep", self._folder / "results.json"
         quiet = ["-p", "no:cacheprovider", f"--benchmark-json={results}"]
         took = self._profile("nsys", report, "--", *self._tests, *quiet)
-        tests = json.loads(self._run([*GPUMEM, "ranges", "--json", "-", "--", *self._tests]))
+        tests = self._select(self._tests)
         begun = time.monotonic()
         judged = judge_whole(tests, measured_in(results), self._stats(REPORTS, report))
-        self.seen, self.ranges = judged["launches"], {test["nodeid"]: test["range"] for test in tests}
+        self.seen, self.ranges = judged["launches"], {test.nodeid: test.name for test in tests}
         if BOTH_FAULT in self.ranges and not judged["managed"]:
             judged["wrong"].append(f"um_total_sum has nothing, though both sides fault in {BOTH_FAULT}")
         return {**took, "stats_seconds": time.monotonic() - begun, **judged}
@@ -231,7 +239,8 @@ class Looks:
     def ncu(self) -> Record:
         report, file = self._folder / "one.ncu-rep", self._test.partition("::")[0]
         # The whole module is among pytest's arguments, so that other tests could be profiled by mistake.
-        took = self._profile("ncu", report, "--test", self._test, "--metrics", METRICS, "--", file, "-p", "no:cacheprovider")
+        chosen = ("--test", self._test, "--tool-options", f"--metrics {METRICS}")
+        took = self._profile("ncu", report, *chosen, "--", file, "-p", "no:cacheprovider")
         read = [str(self._ncu), "--import", str(report), "--csv", "--page", "raw", "--print-units", "base"]
         try:
             page = self._run([*read, "--nvtx"])
@@ -241,8 +250,8 @@ class Looks:
         return {**took, "test": self._test, "held_to_nsys": seen is not None, **judge_ncu(seen, self._name(), page)}
 
     def _name(self) -> str:
-        (found,) = json.loads(self._run([*GPUMEM, "ranges", "--json", "-", "--", self._test]))
-        return str(found["range"])
+        (found,) = self._select([self._test])
+        return found.name
 
 
 def table(record: Record) -> str:
@@ -299,7 +308,7 @@ def main() -> int:
         "asked": list(asked.tests),
     }
     with tempfile.TemporaryDirectory(prefix="gpumem-") as temporary:
-        every = Looks(asked.tests, asked.test, asked.keep or Path(temporary), nsys, ncu, run)
+        every = Looks(asked.tests, asked.test, asked.keep or Path(temporary), nsys, ncu, run, selected)
         for look in looks:
             try:
                 record[look] = getattr(every, look)()

@@ -1,7 +1,8 @@
 """The cost of a measuring test besides sampling, checking and first-use work: allocation, placements, conditions, reports.
 
-Runs the STREAM tests of the suite and a triad on 256 MiB arrays several times in one pytest session, with stop-watches around the parts
-of a test, and prints the median of the rest, of its parts, and of the checks.
+Runs the STREAM tests of the suite and a triad on 256 MiB arrays several times in one pytest session that saves its rows, with
+stop-watches around the parts of a test, and prints the median of the rest, of its parts, and of the checks; then what a saved row of
+managed memory costs besides.
 
     python ci/bench/overhead.py --json ci/records/nvidia-h200/overhead.json
 
@@ -47,6 +48,7 @@ REST: tuple[tuple[Any, str, str], ...] = (
     (Sampling, "_move", "waiting for the copies"),
     (KernelLaunches, "_leave", "leaving the places"),
     (conductor, "find_what_ran", "what a launch runs"),
+    (conductor, "watch_launch", "times of a launch, to explain"),
     (conductor.Conductor, "_measure", "conditions, record"),
     (conductor.Conductor, "target", "describing the kernel"),
     (Replay, "feed", "pytest-benchmark"),
@@ -56,6 +58,8 @@ REST: tuple[tuple[Any, str, str], ...] = (
     (GpuSession, "make_room", "giving back the spare memory"),
 )
 """Parts of the rest: owner and name of what is watched, name of the part."""
+PAGES = "page faults, to explain"
+"""The part of a row of managed memory."""
 
 TESTS = """
 import pytest
@@ -74,6 +78,10 @@ def test_stream(gpu_benchmark, gpu_kernels, device_buffer, name, round):
     if name in ("read", "dot"):
         buffers.append(device_buffer((NBYTES // tile_bytes(name),), "f4"))
     gpu_benchmark(kernel, *buffers)
+
+@pytest.mark.parametrize("round", ROUNDS)
+def test_managed(gpu_benchmark, gpu_kernels, managed_buffer, round):
+    gpu_benchmark(gpu_kernels.add, managed_buffer(NBYTES // 4), managed_buffer(NBYTES // 4))
 """
 
 
@@ -125,6 +133,7 @@ def measured(device: str, mib: int) -> tuple[Watch, dict[str, Any]]:
     watch.watch(KernelLaunches, "check", "checking")
     for owner, name, part in REST:
         watch.watch(owner, name, part)
+    watch.watch(conductor, "count_migrations", PAGES)
     watch.watch(Harness, "wake", "once a session")
     watch.watch(Harness, "floors", "once a session")
     watch.watch(Harness, "flush", "once a session")
@@ -139,6 +148,8 @@ def measured(device: str, mib: int) -> tuple[Watch, dict[str, Any]]:
         options = [
             "--gpumem",
             f"--gpumem-device={device}",
+            "--gpumem-save",
+            f"--gpumem-baseline={folder}/baseline",
             "-q",
             "-p",
             "no:cacheprovider",
@@ -167,7 +178,9 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=256, help="MiB of each array")
     chosen = parser.parse_args()
     watch, document = measured(chosen.device, chosen.mib)
-    tests = rests(watch)
+    every = rests(watch)
+    tests = [one for one in every if one["test"].startswith("test_stream")]
+    pages = statistics.median(one[PAGES] for one in every if one not in tests)
     rest = statistics.median(t["rest"] for t in tests)
     checks = [t["checking"] for t in tests if t["test"].startswith("test_stream[triad")]
     check = statistics.median(checks)
@@ -176,6 +189,7 @@ def main() -> int:
     of_rest["hooks, fixtures, reports"] = statistics.median(t["rest"] - sum(t.get(part, 0.0) for part in of_rest) for t in tests)
     for part, seconds in (medians | of_rest).items():
         print(f"{'  ' if part in of_rest else ''}{part:30s} {1e3 * seconds:8.2f} ms in the median of {len(tests)} tests")
+    print(f"{PAGES}, of a row of managed memory: {1e3 * pages:.1f} ms")
     print(f"rest: {1e3 * rest:.1f} ms, limit {1e3 * REST_LIMIT:.0f} ms")
     print(f"two checks of a {chosen.mib} MiB triad: {1e3 * check:.1f} ms, limit {1e3 * CHECK_LIMIT:.0f} ms")
     if chosen.json:
@@ -184,9 +198,9 @@ def main() -> int:
             "device": document["device"],
             "mib": chosen.mib,
             "limits_s": {"rest": REST_LIMIT, "checking": CHECK_LIMIT},
-            "median_s": {"rest": rest, "checking_triad": check},
+            "median_s": {"rest": rest, "checking_triad": check, "pages_managed": pages},
             "rest_s": of_rest,
-            "tests": tests,
+            "tests": every,
         }
         write_record(chosen.json, record, indent=1)
     return int(not (rest <= REST_LIMIT and check <= CHECK_LIMIT))

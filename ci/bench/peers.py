@@ -152,7 +152,7 @@ def new_record(facts: DeviceFacts) -> dict[str, Any]:
             "cuda": facts.cuda,
             "sm_count": facts.sm_count,
             "l2_bytes": facts.l2_bytes,
-            "peak_bandwidth": facts.peak_bandwidth,
+            "peak_bandwidth": facts.dram_peak,
         },
         "python": platform.python_version(),
         "versions": installed(*PACKAGES),

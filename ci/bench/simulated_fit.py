@@ -257,7 +257,7 @@ def simulated(device: str, tests: Sequence[str] = ("tests/memory",)) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
         # The model's noise is a thousandth: few samples say as much as many.
-        few = ["--gpumem-placements=2", "--gpumem-budget=2 ms"]
+        few = ["-o", "gpumem_placements=2", "--gpumem-budget=2 ms"]
         command = [
             sys.executable,
             "-m",

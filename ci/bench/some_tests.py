@@ -25,7 +25,7 @@ WATCHED = (
     ("plugin.footprints", "FootprintHooks", "_begin"),
     ("plugin.footprints", "FootprintHooks", "_end"),
     ("plugin.running", "LeftoverHooks", "_settle"),
-    ("plugin.watchdog", "Watchdog", "_send"),
+    ("plugin.guarding", "Guardian", "_send"),
     ("devices.footprints", "Footprints", "look"),
     ("devices.footprints", "_Watch", "read"),
     ("devices.footprints", "_Watch", "settle"),

@@ -1,1 +1,1 @@
-"""Accepted rows of earlier runs."""
+"""Saved rows of earlier runs."""

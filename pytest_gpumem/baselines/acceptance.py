@@ -1,4 +1,4 @@
-"""What may enter a baseline: which rows, and the results of which runs; which rows reset their baseline or take a revision out of it."""
+"""What may enter a baseline: which rows, and the results of which runs; which gains reset it, and which rows take a revision out of it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from pytest_gpumem.units import format_share, parse_margin
 USUAL_LIMIT = 0.01  # allowed slow-down of a row without max_regression, as a share
 
 
-def refusal(row: Row, simulated: bool, *, again: bool = False) -> str | None:
+def refusal(row: Row, simulated: bool, *, again: bool = False, slower: float = 0.0) -> str | None:
     """Why a row may not enter a baseline; None if it may.
 
     Every run of a passing test enters: without its slow runs, a baseline takes an unchanged test's slow mode for a regression. A row stays
     out if it fails, if it would fail a limit of `USUAL_LIMIT` where it has none, or if it cannot be compared.
+    `again`: it may be measured in another way than its baseline.
+    `slower`: slow-down that somebody accepted, as a share.
     """
     measurement, verdict = row.measurement, row.verdict
     if measurement is None and row.footprint is None:
         return "nothing was measured"
+    if measurement is None and row.footprint is not None and not row.footprint.watched:
+        return verdict.reason
     if row.failed:
         return "its test failed"
     if verdict.simulated != simulated:
@@ -35,20 +39,17 @@ def refusal(row: Row, simulated: bool, *, again: bool = False) -> str | None:
     if verdict.code is Code.MEASURED_DIFFERENTLY and not again:
         return f"it is measured in another way than its baseline: {verdict.reason}"
     comparison = verdict.comparison
-    if comparison is not None and row.limits.max_regression is None:
-        beyond = USUAL_LIMIT if comparison.measured >= ENOUGH else USUAL_LIMIT + GROSS
-        if comparison.low > beyond:
-            return f"it is slower than the baseline by {format_share(comparison.low)} or more with 99.9 %"
+    if comparison is not None and slower_without_limit(row) and comparison.low > slower:
+        return f"it is slower than the baseline by {format_share(comparison.low)} or more with 99.9 %"
     return f"{verdict.outcome.value}: {verdict.reason}" if verdict.outcome is Outcome.FAIL else None
 
 
-def recordable(row: Row, simulated: bool) -> bool:
-    """True if a row's figures may be kept (`--gpumem-record`): a test that fails by a limit was measured correctly; one that fails by an
-    assertion may have measured anything.
-    """
-    if row.test_error is True or row.verdict.simulated != simulated:
+def slower_without_limit(row: Row) -> bool:
+    """True if a row without `max_regression` would fail a limit of `USUAL_LIMIT`."""
+    comparison = row.verdict.comparison
+    if comparison is None or row.limits.max_regression is not None:
         return False
-    return row.footprint is not None if row.measurement is None else unfit(row.measurement) is None
+    return comparison.low > (USUAL_LIMIT if comparison.measured >= ENOUGH else USUAL_LIMIT + GROSS)
 
 
 def unfit(measurement: Measurement) -> str | None:
@@ -61,11 +62,11 @@ def unfit(measurement: Measurement) -> str | None:
 
 
 def improvement(row: Row) -> str | None:
-    """The gain of an accepted row that resets its baseline; None where the row joins the baseline.
+    """The gain of a saved row that resets its baseline; None where the row joins the baseline.
     A gain resets if it exceeds the allowed slow-down (99.5 %) over `ENOUGH` processes: older runs would hide its later loss.
     """
     comparison = row.verdict.comparison
-    if comparison is None or row.measurement is None or row.verdict.outcome is not Outcome.PASS or comparison.measured < ENOUGH:
+    if comparison is None or row.measurement is None or not row.verdict.outcome.quiet or comparison.measured < ENOUGH:
         return None
     written = row.limits.max_regression
     if comparison.high >= -(USUAL_LIMIT if written is None else parse_margin(written).over(base_latency(row.measurement, comparison))):
@@ -75,7 +76,7 @@ def improvement(row: Row) -> str | None:
 
 def rejects(row: Row) -> bool:
     """True if a row shows its revision to be slower than the baseline; earlier runs of that revision then leave the baseline."""
-    return row.verdict.code in (Code.SLOWER, Code.CREPT)
+    return row.verdict.outcome is Outcome.FAIL and row.verdict.code in (Code.SLOWER, Code.CREPT)
 
 
 # Runs of a fork's code. Such code may report any time, and must not decide the limits of later changes.

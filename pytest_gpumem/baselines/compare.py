@@ -1,33 +1,41 @@
-"""Two sides of result files: the rows that can be compared, each judged. Pure."""
+"""Two sides of result files: each row of the second is judged against the first as a session judges it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as with_fields
 from functools import partial
 
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import Accepted, changes
-from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side, merged
+from pytest_gpumem.baselines.history import Baseline, SavedFootprint, SavedRow, changes
+from pytest_gpumem.baselines.result_sets import FAILED, UNKNOWN_GPU, Side
+from pytest_gpumem.baselines.verdicts import judged
+from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import comparable, judge
+from pytest_gpumem.judging.footprint import UNLIMITED
+from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.judging.screen import Family, base_latency, mean_latency
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
-from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.row import LOST, ROW, UNJUDGED, Missing, Row
 
 OPTION = "--max-regression"
+OF_THE_TEST = ("marker", "call")  # origins of a limit that no option replaces
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One row, on both sides or on one."""
+    """A row of the second side, and its newest run of the first one."""
 
-    row: Row  # of the second side, judged against the first; without a measurement if only the first side has the row
+    row: Row  # judged against the first side
+    before: Row | None  # None if the first side has no such row, or measured it in another way only
     base: float | None
-    """Seconds that the change is against: the mean over the processes of the first side. None if only the second side has the row."""
-    head: float | None = None  # seconds: the same of the second side
+    """Seconds that the change is against: the mean over the processes of the first side. None without a time."""
+    head: float | None  # seconds: the same of the second side
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Compared:
     """The result of a comparison."""
 
     pairs: tuple[Pair, ...]
+    missing: tuple[Missing, ...]  # rows of the first side that the second one lacks, and limits that its run did not judge
     forced: str | None  # why the sides are not comparable, if --force overrules it
     notes: tuple[str, ...]  # sentences on facts that the files lack, and on rows that are not compared
 
@@ -43,98 +52,131 @@ class Compared:
         """The judged rows of the second side."""
         return [pair.row for pair in self.pairs]
 
+    @property
+    def no_verdict(self) -> str | None:
+        """Why the comparison decides nothing; None if it does."""
+        if self.forced is not None:
+            return "the sides are not comparable"
+        if not any(pair.before is not None for pair in self.pairs):
+            return "no row is on both sides"
+        if not any(limited(row) for row in self.rows):
+            return f"no row has a limit; {OPTION} sets one for all"
+        if unjudged := sum(one.status == UNJUDGED for one in self.missing):
+            return f"{counted(unjudged, 'limit')} judged by nothing"
+        return None
+
     def exit_code(self, *, strict: bool) -> int:
         """As `outcomes.EXIT_CODES` of `compare`; under `strict` every row needs a limit and a PASS of a real GPU."""
-        if any(row.verdict.outcome is Outcome.FAIL for row in self.rows):
+        if any(row.verdict.outcome is Outcome.FAIL for row in self.rows) or lost(self.missing):
             return Exit.FAILED
-        if self.forced is not None or not any(pair.base is not None and pair.row.measurement is not None for pair in self.pairs):
+        if self.no_verdict is not None:
             return Exit.NO_VERDICT
-        undecided = any(row.verdict.outcome is not Outcome.PASS or not _limited(row) or row.verdict.simulated for row in self.rows)
+        undecided = any(row.verdict.outcome is not Outcome.PASS or row.verdict.simulated for row in self.rows)
         return Exit.NO_VERDICT if strict and undecided else Exit.FINE
+
+
+def limited(row: Row) -> bool:
+    """True if a row has a limit. A pass without one is none."""
+    return any(getattr(row.limits, name) is not None for name in LIMITS)
 
 
 def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: bool) -> Compared:
     """Judge every row of `head` against `base`.
     `base`: the side that serves as the baseline.
-    `max_regression`: allowed slow-down of every row, as written; None: the limit of each row's test in `head`.
+    `max_regression`: allowed slow-down of every row whose test has no limit of its own, as written; None: as the file of `head` has it.
     `force`: compare results of different GPUs too.
     Raises `UserError`: the sides are not comparable, or share a file.
     Raises `QuantityError`: a limit that cannot be read.
     """
-    theirs = {file.digest: file.path for file in base.files}
-    if copy := next((file for file in head.files if file.digest in theirs and file.content.process is not None), None):
-        raise UserError(f"{copy.path}: the same file as {theirs[copy.digest]} on the other side")
+    known = {file.digest: file.path for file in base.files}
+    if copy := next((file for file in head.files if file.digest in known), None):
+        raise UserError(f"{copy.path}: the same file as {known[copy.digest]} on the other side")
     why = _incomparable(base, head)
     if why is not None and not force:
         raise UserError(f"{why}; --force compares them all the same, and then passes no gate")
-    keys = [*head.rows, *(key for key in head.left_out if key not in head.rows)]
-    keys += [key for key in base.rows if key not in keys]
-    family = Family(size=max(1, sum(key in base.rows for key in head.rows)))
+    facts, rows = head.newest.device, head.judged
+    siblings: dict[str, dict[str, Measurement]] = {}
+    for row in rows.values():
+        if row.measurement is not None:
+            siblings.setdefault(row.nodeid, {})[row.label] = row.measurement
+    baseline = with_fields(base.baseline, note=f"{base.name} holds no such row")
+    family = Family(size=max(1, sum(key in base.rows for key in rows)))
     pairs = []
-    for key in keys:
-        pair = _pair(key, base, head, max_regression, family)
-        family = family.after(pair.row.verdict) if _limited(pair.row) else family
-        pairs.append(pair)
+    for key, taken in rows.items():
+        failed, limits = head.left_out.get(key) == FAILED, _limits(taken, max_regression)
+        verdict = replace(UNLIMITED, simulated=facts.simulated)
+        row = replace(taken, limits=limits, verdict=verdict, failed=failed, why=(), changed=())
+        if failed:
+            row = replace(row, verdict=replace(verdict, outcome=Outcome.FAIL, reason=f"{FAILED} in {head.name}"))
+        else:
+            of_test = siblings.get(row.nodeid, {})
+            row, family = judged(row, baseline, facts, family, siblings=of_test, strict=False, evidence=head.evidence)
+        pairs.append(_pair(row, base, baseline, facts))
+    missing = tuple(_missing(base, head, rows))
+    return Compared(tuple(pairs), missing, why, tuple(_notes(base, head, pairs)))
+
+
+def _limits(row: Row, max_regression: str | None) -> Limits:
+    """The limits of a row, with the allowed slow-down of the option unless its test has one, or has lifted it."""
+    if max_regression is None or row.limits.origin.get("max_regression") in OF_THE_TEST:
+        return row.limits
+    return replace(row.limits, max_regression=max_regression, origin={**row.limits.origin, "max_regression": OPTION})
+
+
+def _pair(row: Row, base: Side, baseline: Baseline, facts: DeviceFacts) -> Pair:
+    """A judged row with its newest run of the first side, and with what changed between them."""
+    measurement, key = row.measurement, row.key
+    past, footprints = tuple[SavedRow, ...](), baseline.footprints.get(key, ())
+    if measurement is not None:
+        past = baseline.history(key, partial(comparable, measurement)).accepted
+        row = replace(row, changed=changes(measurement, facts, row.test_source, past))
+    if not past and not footprints and (row.verdict.outcome.quiet or row.verdict.outcome is Outcome.NEW):
+        absent = base.left_out.get(key)
+        reason = f"not in {base.name}" + (f": {absent}" if absent else "")
+        row = replace(row, verdict=replace(row.verdict, outcome=Outcome.NEW, reason=reason, code=row.verdict.code or Code.NO_BASELINE))
+    before = None
+    if past or footprints:
+        then = past[-1].measurement if past else None
+        memory = footprints[-1].footprint if footprints else None
+        before = Row(row.nodeid, Limits(), row.verdict, then, row.label, footprint=memory)
+    # Both sides at the launch overhead of the second one, so that the change is their ratio.
+    compared = row.verdict.comparison
+    seconds = base_latency(measurement, compared) if measurement is not None and compared is not None else _latency(past)
+    return Pair(row, before, seconds, mean_latency([measurement]) if measurement is not None else None)
+
+
+def _missing(base: Side, head: Side, rows: Mapping[str, Row]) -> list[Missing]:
+    """The rows of the first side that the second one lacks: lost, unless its own run says why it did not take them. And the limits that its
+    run judged by nothing, unless that of the first side did so too."""
+    found = []
+    # Of memory alone; a row with times too is expected in the mode of its times.
+    of_memory = {key: one[-1] for key, one in base.baseline.footprints.items() if key not in base.rows}
+    of_base: dict[str, SavedRow | SavedFootprint] = {**base.baseline.expected(head.newest.mode), **of_memory}
+    for key, row in of_base.items():
+        if key not in rows:
+            why = head.left_out.get(key) or f"not in {head.name}"
+            found.append(head.missing.get((key, ROW)) or Missing(row.nodeid, row.label, LOST, why))
+    return [*found, *(one for what, one in head.missing.items() if one.status == UNJUDGED and what not in base.missing)]
+
+
+def _notes(base: Side, head: Side, pairs: Sequence[Pair]) -> list[str]:
     notes = []
     if stock := " and ".join(one.name for one in (base, head) if one.stock):
         notes.append(
             f"stock pytest-benchmark wrote {stock}: the GPU, its clocks and driver are not known, times are the host's (medians of the "
             "rounds), the state of the caches, placements and launch overhead were left to chance"
         )
-    if memory := max(base.of_memory, head.of_memory):
-        notes.append(f"{counted(memory, 'test')} whose memory alone was watched: gpumem diff compares it")
     there = {key: sum(one.processes for one in rows) for key, rows in head.rows.items()}
-    if apart := sum((one := pair.row).measurement is not None and 1 + len(one.measurement.further) < there[one.key] for pair in pairs):
+    taken = ((pair.row.key, pair.row.measurement) for pair in pairs)
+    if apart := sum(own is not None and 1 + len(own.further) < there.get(key, 0) for key, own in taken):
         notes.append(
             f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the newest, or on another variant of the "
             "card, are left out"
         )
-    return Compared(tuple(pairs), why, tuple(notes))
+    return notes
 
 
-def _pair(key: str, base: Side, head: Side, written: str | None, family: Family) -> Pair:
-    past, now = base.rows.get(key, ()), head.rows.get(key, ())
-    if not now:
-        why = f"not in {head.name}" if key not in head.left_out else f"in {head.name}: {head.left_out[key]}"
-        nodeid = past[0].nodeid if past else key
-        verdict = Verdict(
-            Outcome.UNDECIDED,
-            why,
-            simulated=any(facts.simulated for side in (base, head) for facts in side.devices.values()),
-            code=Code.NOT_MEASURED,
-        )
-        return Pair(Row(nodeid, Limits(), verdict, label=past[0].label if past else ""), _latency(past))
-    measurement, facts = merged(now), now[-1].process.device
-    history = base.baseline.history(key, partial(comparable, measurement))
-    limit, origin = (written, OPTION) if written is not None else (head.limit(key), "of its test")
-    limits = Limits(max_regression=limit, origin={} if limit is None else {"max_regression": origin})
-    absent = base.left_out.get(key)
-    verdict = judge(
-        measurement,
-        limits,
-        facts,
-        history.measurements,
-        strict=False,
-        no_history=f"in {base.name}: {absent}" if absent is not None else f"{base.name} holds no such row",
-        family=family,
-        first=history.first_measurement,
-    )
-    if not past:
-        reason = f"not in {base.name}" + (f": {absent}" if absent else "")
-        verdict = replace(verdict, outcome=Outcome.NEW, reason=reason, code=Code.NO_BASELINE)
-    changed = changes(measurement, facts, now[-1].test_source, history.accepted)
-    row = Row(now[-1].nodeid, limits, verdict, measurement, measurement.label, test_source=now[-1].test_source, changed=changed)
-    # Both sides at the launch overhead of the second one, so that the change is their ratio.
-    compared = verdict.comparison
-    before = base_latency(measurement, compared) if compared is not None else _latency(history.accepted)
-    return Pair(row, before, mean_latency([measurement]))
-
-
-def _limited(row: Row) -> bool:
-    return row.limits.max_regression is not None
-
-
-def _latency(rows: Sequence[Accepted]) -> float | None:
+def _latency(rows: Sequence[SavedRow]) -> float | None:
     return mean_latency([one.measurement for one in rows]) if rows else None
 
 

@@ -1,4 +1,4 @@
-"""The accepted runs of each row: the runs since its last reset, the window to compare with, the first run, and what changed since. Pure.
+"""The saved runs of each row: the runs since its last reset, the window to compare with, the first run, and what changed since. Pure.
 
 An accepted change *resets* a row: earlier runs no longer count. The *window* holds the newest runs, so that the baseline follows the
 machine. The *first* run shows how far the window has crept.
@@ -14,29 +14,30 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Generic, Protocol, TypeVar
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import key_of
+from pytest_gpumem.records.row import Past, Row, key_of
 
 WINDOW = 20  # default number of newest runs of a row to compare with
 
 
 @dataclass(frozen=True)
 class Process:
-    """The process that measured accepted rows."""
+    """The process that measured saved rows."""
 
     id: str  # unique: a copy of its file is not a second process
-    utc: datetime  # when it was accepted
+    utc: datetime  # when it was saved, by the clock of the machine that saved it
     revision: str | None  # revision of the measured code, with "-dirty" for uncommitted changes; None if unknown
     device: DeviceFacts  # the device at that time, with its driver and CUDA versions
-    sequence: int = 0  # as `Content.sequence`
+    sequence: int = 0  # one more than the highest number that the writer had read
     mode: str | None = None  # the session's mode, which a test may override; None if unknown
 
 
 @dataclass(frozen=True)
-class Accepted:
+class SavedRow:
     """One row of one run, of one process or of several (`--gpumem-processes`)."""
 
     nodeid: str  # pytest's id of the test
@@ -62,14 +63,14 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class AcceptedFootprint:
+class SavedFootprint:
     """The footprint of one row of one run."""
 
     nodeid: str  # pytest's id of the test
     label: str  # label of the part of the test; empty for the whole
     footprint: Footprint  # reduced: without its course over time
     process: Process
-    reset: str | None = None  # as `Accepted.reset`
+    reset: str | None = None  # as `SavedRow.reset`
 
     @property
     def key(self) -> str:
@@ -79,32 +80,49 @@ class AcceptedFootprint:
 
 @dataclass(frozen=True)
 class Reset:
-    """The acceptance of a change of a row: from then on only later runs count."""
+    """A change of a row that a saved run took over, or a gain: earlier runs no longer count."""
 
     id: str
     key: str  # `Row.key` of the row that changed
-    reason: str  # why it was accepted, as whoever accepted it wrote
-    who: str  # who accepted it; `store.IMPROVED` for a gain that --gpumem-save accepted
+    reason: str  # why it was accepted, as whoever accepted it wrote; of a gain, how large it is
+    who: str  # who accepted it; `store.IMPROVED` for a gain
     utc: datetime
-    revision: str | None = None  # revision of the accepted code
-    sequence: int = 0  # as `Content.sequence`
+    revision: str | None = None  # revision of the saved run
+    sequence: int = 0  # as `Process.sequence`
+    accepted: tuple[str, ...] = ()  # `Acceptance.digest` of each accepted change; none for a gain. A change is taken over once.
 
 
 @dataclass(frozen=True)
 class Content:
-    """One file: a run, or an acceptance."""
+    """One file: a run."""
 
     key: str  # `DeviceFacts.key` of the device. The file belongs into the folder of that name.
-    process: Process | None  # None in a file of `gpumem accept`, which measured nothing
-    id: str  # unique to the file
-    utc: datetime  # when it was written, by the clock of the machine that wrote it
-    revision: str | None  # as `Process.revision`; of the accepted code in a file of `gpumem accept`
-    sequence: int  # one more than the highest number that the writer had read
-    rows: tuple[Accepted, ...] = ()
-    footprints: tuple[AcceptedFootprint, ...] = ()
+    process: Process
+    rows: tuple[SavedRow, ...] = ()
+    footprints: tuple[SavedFootprint, ...] = ()
     resets: tuple[Reset, ...] = ()
     rejected: tuple[str, ...] = ()
     """By `Row.key`: rows that show the revision to be slower than their baseline. Earlier runs of the revision leave it."""
+
+    @property
+    def id(self) -> str:
+        """As `Process.id`."""
+        return self.process.id
+
+    @property
+    def utc(self) -> datetime:
+        """As `Process.utc`."""
+        return self.process.utc
+
+    @property
+    def revision(self) -> str | None:
+        """As `Process.revision`."""
+        return self.process.revision
+
+    @property
+    def sequence(self) -> int:
+        """As `Process.sequence`."""
+        return self.process.sequence
 
     @property
     def nodeids(self) -> dict[str, str]:
@@ -114,16 +132,16 @@ class Content:
     @property
     def processes(self) -> int:
         """Number of processes of the run."""
-        return 0 if self.process is None else max((row.processes for row in self.rows), default=1)
+        return max((row.processes for row in self.rows), default=1)
 
 
 @dataclass(frozen=True)
 class History:
-    """The accepted runs of one row."""
+    """The saved runs of one row."""
 
-    accepted: tuple[Accepted, ...]  # the window: one item a run, oldest first
+    accepted: tuple[SavedRow, ...]  # the window: one item a run, oldest first
     reason: str | None = None  # why the window is empty
-    first: Accepted | None = None  # the first run since the reset; None while it is the only one
+    first: SavedRow | None = None  # the first run since the reset; None while it is the only one
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -138,19 +156,20 @@ class History:
 
 @dataclass(frozen=True)
 class Baseline:
-    """All accepted rows of one kind of device."""
+    """All saved rows of one kind of device."""
 
-    rows: Mapping[str, tuple[Accepted, ...]] = field(default_factory=dict)  # by row key: the runs since the row's reset, oldest first
+    rows: Mapping[str, tuple[SavedRow, ...]] = field(default_factory=dict)  # by row key: the runs since the row's reset, oldest first
     processes: int = 0  # number of processes in the files that count
     note: str | None = None  # why it is empty, and which other devices have baselines there
     resets: Mapping[str, Reset] = field(default_factory=dict)  # by row key: the last reset. Rows that were never reset are missing.
-    before: Mapping[str, int] = field(default_factory=dict)  # by row key: number of accepted processes from before the reset
+    before: Mapping[str, int] = field(default_factory=dict)  # by row key: number of saved processes from before the reset
     left_out: str | None = None  # which files do not count, and why
     window: int = WINDOW  # newest runs of a row to compare with
     sequence: int = 0  # the highest sequence number of all files, also of those that do not count
     dated_ahead: str | None = None  # which files are dated ahead of this machine's clock
-    footprints: Mapping[str, tuple[AcceptedFootprint, ...]] = field(default_factory=dict)
+    footprints: Mapping[str, tuple[SavedFootprint, ...]] = field(default_factory=dict)
     """By row key: the footprints of the runs since the row's reset, oldest first."""
+    taken_over: frozenset[tuple[str, str]] = frozenset()  # accepted changes that a saved run took over: digest and row key
 
     def history(self, row_key: str, comparable: Callable[[Measurement], bool]) -> History:
         """The newest runs of a row since its reset. Where none is `comparable`, the window holds the others."""
@@ -160,28 +179,44 @@ class Baseline:
             return History((alike or rows)[-self.window :], first=alike[0] if len(alike) > 1 else None)
         return History((), self._nothing(row_key))
 
-    def past_footprints(self, row_key: str) -> tuple[AcceptedFootprint, ...]:
+    def past_footprints(self, row_key: str) -> tuple[SavedFootprint, ...]:
         """The newest footprints of a row since its reset, oldest first, and the first of all."""
         found = self.footprints.get(row_key, ())
         return found if len(found) <= self.window else (found[0], *found[-self.window :])
 
-    def expected(self, mode: str) -> dict[str, Accepted]:
-        """By row key: the rows that a session in this mode measures if it runs the same tests as the accepted processes."""
-        return {key: rows[-1] for key, rows in self.rows.items() if any(row.process.mode in (None, mode) for row in rows)}
+    def past(self, row: Row) -> tuple[Past, ...]:
+        """The runs of the window of a row, in its mode, oldest first, for a plot."""
+        if row.measurement is None:
+            return ()
+        alike = [one for one in self.rows.get(row.key, ()) if one.measurement.mode == row.measurement.mode]
+        return tuple(
+            Past(one.process.utc, one.measurement.latency, one.measurement.half_width, one.process.revision)
+            for one in alike[-self.window :]
+        )
+
+    @property
+    def newest_footprints(self) -> dict[str, Footprint]:
+        """By row key: the newest footprint."""
+        return {key: found[-1].footprint for key, found in self.footprints.items()}
+
+    def expected(self, mode: str | None) -> dict[str, SavedRow]:
+        """By row key: the rows that a session in this mode measures if it runs the same tests as the saved processes. None: unknown."""
+        modes = (None, mode)
+        return {key: rows[-1] for key, rows in self.rows.items() if mode is None or any(row.process.mode in modes for row in rows)}
 
     def accepted(self, row_key: str) -> str | None:
-        """Reports an accepted change of a row that no run followed; None where there is none."""
+        """Reports an accepted change of a row that no saved run followed; None where there is none."""
         reset = self.resets.get(row_key)
-        if reset is None or self.rows.get(row_key):
+        if reset is None or self.rows.get(row_key) or self.footprints.get(row_key):
             return None
-        return f"a change of it was accepted on {reset.utc:%Y-%m-%d} ({reset.reason}), and no process since"
+        return f"a change of it was accepted ({reset.who}: {reset.reason}), and no run was saved since"
 
     def _nothing(self, row_key: str) -> str:
         if (accepted := self.accepted(row_key)) is not None:
             return accepted
         if before := self.before.get(row_key):
-            return f"its {before} accepted processes follow a reset whose file is not here"
-        return self.note or "no accepted process holds it"
+            return f"its {before} saved processes follow a reset whose file is not here"
+        return self.note or "no saved process holds it"
 
 
 def _order(one: Process | Reset) -> tuple[int, datetime, str]:
@@ -189,42 +224,111 @@ def _order(one: Process | Reset) -> tuple[int, datetime, str]:
     return one.sequence, one.utc, one.id
 
 
-def assemble(contents: Collection[Content], window: int = WINDOW, resets: Iterable[Reset] = ()) -> Baseline:
-    """Build a baseline from the files that count, in any order.
-    `window`: newest runs of a row to compare with.
-    `resets`: of files that are not there.
-    """
-    every = [*resets, *(reset for content in contents for reset in content.resets)]
+class Placed(Protocol):
+    """A row of a file, with its figures or without."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def reset(self) -> str | None: ...
+    @property
+    def process(self) -> Process: ...
+
+
+class Timed(Placed, Protocol):
+    """A row with a time."""
+
+    @property
+    def processes(self) -> int: ...
+
+
+P = TypeVar("P", bound=Placed)
+R = TypeVar("R", bound=Timed, covariant=True)
+F = TypeVar("F", bound=Placed, covariant=True)
+
+
+class File(Protocol[R, F]):
+    """A file, with its figures (`Content`) or without."""
+
+    @property
+    def rows(self) -> tuple[R, ...]: ...
+    @property
+    def footprints(self) -> tuple[F, ...]: ...
+    @property
+    def resets(self) -> tuple[Reset, ...]: ...
+    @property
+    def rejected(self) -> tuple[str, ...]: ...
+    @property
+    def revision(self) -> str | None: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def processes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Counting(Generic[R, F]):
+    """What counts of the files of one kind of device. Fields as of `Baseline`."""
+
+    rows: Mapping[str, Sequence[R]]
+    footprints: Mapping[str, Sequence[F]]
+    resets: Mapping[str, Reset]
+    before: Mapping[str, int]
+    processes: int
+    taken_over: frozenset[tuple[str, str]] = frozenset()
+
+
+def counting(files: Collection[File[R, F]], resets: Iterable[Reset] = ()) -> Counting[R, F]:
+    """Choose the rows that count, from files in any order. `resets`: of files that are not there."""
+    every = [*resets, *(reset for one in files for reset in one.resets)]
     current = {reset.key: reset for reset in sorted(every, key=_order)}
-
-    def since_reset(one: Accepted | AcceptedFootprint) -> bool:
-        return one.reset == (current[one.key].id if one.key in current else None)
-
-    by_key: dict[str, list[Accepted]] = {}
-    before: dict[str, int] = {}
-    for row in sorted((row for content in contents for row in content.rows), key=lambda row: _order(row.process)):
-        if since_reset(row):
-            by_key.setdefault(row.key, []).append(row)
-        else:
-            before[row.key] = before.get(row.key, 0) + row.processes
-    for one in contents:
+    rows = _since_reset((row for one in files for row in one.rows), current)
+    for one in files:
         for key in one.rejected:
-            found = by_key.get(key, [])
+            found = rows.get(key, [])
             kept = [row for row in found if row.process.revision != one.revision or row.process.sequence >= one.sequence]
             # Without another revision in the baseline the rejection was noise: a revision is not slower than itself.
             if any(row.process.revision != one.revision for row in kept):
-                by_key[key] = kept
-    of_memory: dict[str, list[AcceptedFootprint]] = {}
-    footprints = (footprint for content in contents for footprint in content.footprints)
-    for footprint in sorted(filter(since_reset, footprints), key=lambda footprint: _order(footprint.process)):
-        of_memory.setdefault(footprint.key, []).append(footprint)
+                rows[key] = kept
+    before: dict[str, int] = {}
+    for row in (row for one in files for row in one.rows):
+        if not _follows(row, current):
+            before[row.key] = before.get(row.key, 0) + row.processes
+    footprints = _since_reset((footprint for one in files for footprint in one.footprints), current)
+    taken_over = frozenset((digest, reset.key) for reset in every for digest in reset.accepted)
+    return Counting(rows, footprints, current, before, sum(one.processes for one in files), taken_over)
+
+
+def _follows(row: Placed, resets: Mapping[str, Reset]) -> bool:
+    """True if a row was saved after the last reset of its key."""
+    return row.reset == (resets[row.key].id if row.key in resets else None)
+
+
+def _since_reset(rows: Iterable[P], resets: Mapping[str, Reset]) -> dict[str, list[P]]:
+    """By key, the rows since the last reset, oldest first."""
+    found: dict[str, list[P]] = {}
+    for row in sorted(rows, key=lambda row: _order(row.process)):
+        if _follows(row, resets):
+            found.setdefault(row.key, []).append(row)
+    return found
+
+
+def assemble(
+    chosen: Counting[SavedRow, SavedFootprint] | Collection[Content], window: int = WINDOW, resets: Iterable[Reset] = ()
+) -> Baseline:
+    """Build a baseline from what counts, or from the files of which it is chosen.
+    `window`: newest runs of a row to compare with.
+    `resets`: of files that are not there.
+    """
+    found = chosen if isinstance(chosen, Counting) else counting(chosen, resets)
     return Baseline(
-        {key: tuple(found) for key, found in by_key.items()},
-        sum(content.processes for content in contents),
-        resets=current,
-        before=before,
+        {key: tuple(runs) for key, runs in found.rows.items()},
+        found.processes,
+        resets=found.resets,
+        before=found.before,
         window=window,
-        footprints={key: tuple(all_of) for key, all_of in of_memory.items()},
+        footprints={key: tuple(runs) for key, runs in found.footprints.items()},
+        taken_over=found.taken_over,
     )
 
 
@@ -233,7 +337,7 @@ CLOCKS = {"memory clock": ("memory_clock_hz", 0.01), "SM clock": ("sm_clock_hz",
 clock; the SM clock varies with temperature and power."""
 
 
-def changes(measurement: Measurement, facts: DeviceFacts, test_source: str | None, window: Sequence[Accepted]) -> tuple[str, ...]:
+def changes(measurement: Measurement, facts: DeviceFacts, test_source: str | None, window: Sequence[SavedRow]) -> tuple[str, ...]:
     """Differences from any process of the window, as short phrases: "driver 580.95.05 -> 590.10". An unknown value is no difference.
     `window`: the runs to compare with, oldest first; those of another mode do not count. A change is reported until the window has moved
     past it.

@@ -3,9 +3,9 @@
     {"schema": 2, "sha256": "...", "content": {
         "id", "utc", "sequence", "revision", "key", "written_by", "device", "settings", "rows", "epochs", "rejected", "footprints"}}
 
-A file belongs to one run, or to one `gpumem accept`, which has resets ("epochs") and no rows. `rejected` holds the keys of rows that the
-file's revision makes slower. `footprints` holds the memory of tests; it is missing where none was watched. A row keeps the median of each
-placement, not its samples.
+A file belongs to one run. Its resets ("epochs") are gains, and accepted changes with the digests of their files (`accepted`). `rejected`
+holds the keys of rows that the file's revision makes slower. `footprints` holds the memory of tests; it is missing where none was watched.
+A row keeps the median of each placement, not its samples.
 
 The digest covers the content as JSON with sorted keys. It survives a formatter, shows an edit, and does not protect against fraud. The
 sequence number is one more than the highest number that the writer had read. It orders files where a clock is wrong, and files of several
@@ -23,14 +23,14 @@ from datetime import datetime
 from enum import Enum
 from functools import cache
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import structs
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import Accepted, AcceptedFootprint, Content, Process, Reset
+from pytest_gpumem.baselines.history import Content, Process, Reset, SavedFootprint, SavedRow
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, from_plain
@@ -59,11 +59,12 @@ class _Footprint(_Plain, frozen=True):
     epoch: str | None = None
 
 
-class _Reset(_Plain, frozen=True):
+class _Reset(_Plain, frozen=True, omit_defaults=True):
     id: str
     key: str
     reason: str
     who: str
+    accepted: tuple[str, ...] = ()
 
 
 class _Content(_Plain, frozen=True):
@@ -72,8 +73,8 @@ class _Content(_Plain, frozen=True):
     sequence: Annotated[int, msgspec.Meta(ge=1)]
     key: str
     written_by: str
+    device: dict[str, Any]
     revision: str | None = None
-    device: dict[str, Any] | None = None
     settings: dict[str, Any] = {}
     rows: list[_Row] = []
     epochs: list[_Reset] = []
@@ -82,6 +83,7 @@ class _Content(_Plain, frozen=True):
 
 
 class _File(msgspec.Struct, frozen=True):
+    schema: Literal[2]
     content: _Content
 
 
@@ -107,10 +109,10 @@ def written(content: Content, settings: Mapping[str, object] | None = None) -> s
         revision=content.revision,
         key=content.key,
         written_by=f"pytest-gpumem {version('pytest-gpumem')}",
-        device=None if content.process is None else device_to_json(content.process.device),
+        device=device_to_json(content.process.device),
         settings=dict(settings or {}),
         rows=[_Row(row.nodeid, row.measurement, row.reset, row.test_source) for row in content.rows],
-        epochs=[_Reset(one.id, one.key, one.reason, one.who) for one in content.resets],
+        epochs=[_Reset(one.id, one.key, one.reason, one.who, one.accepted) for one in content.resets],
         rejected=list(content.rejected),
         footprints=[_Footprint(one.nodeid, one.footprint, one.label, one.reset) for one in content.footprints],
     )
@@ -153,6 +155,21 @@ def read(text: bytes) -> Content:
     except (FileError, SchemaError, RecursionError) as error:
         by = content.get("written_by")
         raise FileError(f"{error} (written by {by if isinstance(by, str) else 'unknown'})") from None
+    return _checked(found)
+
+
+def read_checked(text: bytes) -> Content:
+    """Read what `written` wrote and nobody changed since, as the digest in a file's name shows: in a thirtieth of the time of `read`.
+    Raises `FileError`: values that another version wrote, or a row that may not be in a baseline.
+    """
+    try:
+        found = _content(msgspec.json.decode(text, type=_File).content)
+    except (SchemaError, msgspec.MsgspecError, RecursionError):
+        return read(text)  # its message names the place
+    return _checked(found)
+
+
+def _checked(found: Content) -> Content:
     for index, row in enumerate(found.rows):
         if (why := unfit(row.measurement)) is not None:
             raise FileError(f"row {index}, {row.key}, may not be in a baseline: {why}")
@@ -160,33 +177,16 @@ def read(text: bytes) -> Content:
     return found
 
 
-def read_checked(text: bytes) -> Content:
-    """Read what `written` wrote and nobody changed since, as the digest in a file's name shows: in a thirtieth of the time of `read`.
-    Raises `FileError`: values that another version wrote.
-    """
-    try:
-        return _content(msgspec.json.decode(text, type=_File).content)
-    except (SchemaError, msgspec.MsgspecError) as error:
-        raise FileError(str(error)) from None
-
-
 def _content(read: _Content) -> Content:
-    utc, mode, process = _time(read.utc, "$.content.utc"), read.settings.get("mode"), None
-    if read.device is not None:
-        device = device_from_json(read.device)
-        process = Process(read.id, utc, read.revision, device, read.sequence, mode if isinstance(mode, str) else None)
-    elif read.rows or read.footprints:
-        raise FileError("$.content.device: null, but there are rows")
-    rows, footprints = list[Accepted](), list[AcceptedFootprint]()
-    if process is not None:
-        rows = [Accepted(row.nodeid, row.measurement, process, row.epoch, row.test_source) for row in read.rows]
-        footprints = [AcceptedFootprint(one.nodeid, one.label, one.footprint, process, one.epoch) for one in read.footprints]
-    resets = tuple(Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence) for one in read.epochs)
-    rejected = tuple(read.rejected)
-    return Content(read.key, process, read.id, utc, read.revision, read.sequence, tuple(rows), tuple(footprints), resets, rejected)
+    utc, mode, device = _time(read.utc, "$.content.utc"), read.settings.get("mode"), device_from_json(read.device)
+    process = Process(read.id, utc, read.revision, device, read.sequence, mode if isinstance(mode, str) else None)
+    rows = [SavedRow(row.nodeid, row.measurement, process, row.epoch, row.test_source) for row in read.rows]
+    footprints = [SavedFootprint(one.nodeid, one.label, one.footprint, process, one.epoch) for one in read.footprints]
+    resets = tuple(Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence, one.accepted) for one in read.epochs)
+    return Content(read.key, process, tuple(rows), tuple(footprints), resets, tuple(read.rejected))
 
 
-def refuse_twice(rows: Iterable[Accepted]) -> None:
+def refuse_twice(rows: Iterable[SavedRow]) -> None:
     """Raises `FileError`: two of the rows have one key."""
     seen: set[str] = set()
     for row in rows:

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec import UNSET
 from msgspec.structs import fields, replace
 
 from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, Content, Process, Reset, assemble
+from pytest_gpumem.baselines.history import WINDOW, Baseline, Content, Process, Reset, SavedFootprint, SavedRow, assemble
 from pytest_gpumem.baselines.layout import read, refuse_twice
-from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.footprint import UNLIMITED, peaks_of
 from pytest_gpumem.judging.judge import comparable, failing_in_themselves
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Measurement, Provenance
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Provenance
 from pytest_gpumem.records.record import is_time
+from pytest_gpumem.records.row import Missing, Row
 from pytest_gpumem.result_files import FileError, content, document_in, parsed, revision_of, time_of
 
 STOCK = "pytest-benchmark"  # `Measurement.mode` of files of stock pytest-benchmark, which knows no cache state
@@ -31,6 +31,9 @@ UNKNOWN_GPU = DeviceFacts(**{one.name: _UNKNOWN.get(one.type, (0, 0)) for one in
 SHOWN = 3  # most folders that an error names
 
 
+FAILED = "its test failed"  # in `File.left_out`: by an assertion or an error of its own
+
+
 @dataclass(frozen=True)
 class File:
     """One file: the processes of one run, or an acceptance in a baseline's folder."""
@@ -38,9 +41,10 @@ class File:
     path: Path
     digest: str  # SHA-256 of its bytes: files with the same digest are copies
     content: Content  # of the device `UNKNOWN_GPU` if the file names none
-    limits: Mapping[str, str] = field(default_factory=dict)  # by row key: the row's max_regression
-    left_out: Mapping[str, str] = field(default_factory=dict)  # by row key: why a row is left out
-    of_memory: int = 0  # rows of tests whose memory alone was watched: nothing was timed
+    rows: Mapping[str, Row] = field(default_factory=dict)  # by key: all that it holds, with limits where the file has them
+    left_out: Mapping[str, str] = field(default_factory=dict)  # by row key: why a row can be no baseline
+    missing: tuple[Missing, ...] = ()  # what the run itself did not judge
+    evidence: bool = True  # the run let the same machine code settle doubts
     stock: bool = False  # written by stock pytest-benchmark
 
 
@@ -49,12 +53,12 @@ class Side:
     """All processes of one side."""
 
     name: str  # as it was given
-    files: tuple[File, ...]
+    files: tuple[File, ...]  # oldest first
     baseline: Baseline  # of all files, those of a baseline as a session reads them
-    left_out: Mapping[str, str]  # by row key: why the row is left out
+    left_out: Mapping[str, str]  # by row key: why the row is left out of the baseline
 
     @property
-    def rows(self) -> Mapping[str, tuple[Accepted, ...]]:
+    def rows(self) -> Mapping[str, tuple[SavedRow, ...]]:
         """By row key: one a run, oldest first."""
         return self.baseline.rows
 
@@ -66,8 +70,16 @@ class Side:
     @property
     def devices(self) -> dict[str, DeviceFacts]:
         """The measured devices by key; the last one of each key."""
-        processes = (file.content.process for file in self.files)
-        return {process.device.key: process.device for process in processes if process is not None}
+        return {process.device.key: process.device for process in self._processes}
+
+    @property
+    def newest(self) -> Process:
+        """The newest process."""
+        return self._processes[-1]
+
+    @property
+    def _processes(self) -> list[Process]:
+        return [file.content.process for file in self.files]
 
     @property
     def stock(self) -> bool:
@@ -75,14 +87,36 @@ class Side:
         return any(file.stock for file in self.files)
 
     @property
-    def of_memory(self) -> int:
-        """Rows of memory alone, as in `File`."""
-        return sum(file.of_memory for file in self.files)
+    def evidence(self) -> bool:
+        """As `File.evidence`, of all files."""
+        return all(file.evidence for file in self.files)
 
-    def limit(self, key: str) -> str | None:
-        """The max_regression of the newest run of a row."""
-        newest = self.rows[key][-1].process.id
-        return next((file.limits.get(key) for file in self.files if file.digest == newest), None)
+    @property
+    def missing(self) -> dict[tuple[str, str], Missing]:
+        """What the runs themselves did not judge, by key and by what it is."""
+        return {(one.key, one.what): one for file in self.files for one in file.missing}
+
+    @property
+    def judged(self) -> dict[str, Row]:
+        """The rows that are to be judged, by key: each of its newest run that can be compared, else of its newest one, with the processes
+        of the other runs."""
+        keys = dict.fromkeys(key for file in self.files for key in file.rows)
+        return {key: row for key in keys if (row := self._judged(key)) is not None}
+
+    def _judged(self, key: str) -> Row | None:
+        having = [file for file in self.files if key in file.rows]
+        fit = [file for file in having if key not in file.left_out]
+        row = (fit or having)[-1].rows[key]
+        if not fit:
+            return row
+        runs, footprints = self.rows.get(key, ()), self.baseline.footprints.get(key, ())
+        if not runs and not footprints:
+            return None  # a change of it was accepted since
+        footprint = footprints[-1].footprint if footprints else None
+        if footprint is not None:
+            further = tuple(peak for one in footprints[:-1] for peak in peaks_of(one.footprint))
+            footprint = replace(footprint, further_peaks=(*footprint.further_peaks, *further))
+        return replace(row, measurement=merged(runs) if runs else None, footprint=footprint)
 
 
 def side(given: str) -> Side:
@@ -97,6 +131,7 @@ def side(given: str) -> Side:
             raise UserError(f"{path}: the same as {seen[file.digest]}: a copy")
         seen[file.digest] = path
         files.append(file)
+    files.sort(key=lambda file: (file.content.sequence, file.content.utc, file.content.id))
     contents = [file.content for file in files]
     rows, known = [row for one in contents for row in one.rows], {reset.id for one in contents for reset in one.resets}
     # The file of a reset need not be among those that were given; its first row came after it.
@@ -106,16 +141,15 @@ def side(given: str) -> Side:
         if (after := row.reset) is not None and after not in known
     ]
     counting = assemble(contents, WINDOW if any(one.sequence for one in contents) else len(files), resets)
-    left_out = {key: why for f in files for key, why in f.left_out.items() if key not in counting.rows}
+    left_out = {key: why for f in files for key, why in f.left_out.items() if key not in counting.rows and key not in counting.footprints}
     left_out |= {row.key: why for row in rows if (why := counting.accepted(row.key)) is not None}
     found = Side(given, tuple(files), counting, left_out)
-    if not found.processes or not (found.rows or found.left_out):
-        memory = f"; gpumem diff compares the memory of its {counted(found.of_memory, 'test')}" if found.of_memory else ""
-        raise UserError(f"{given}: nothing was {'timed' if memory else 'measured'}{memory}")
+    if not found.processes or not (found.rows or counting.footprints or found.left_out):
+        raise UserError(f"{given}: nothing was measured")
     return found
 
 
-def merged(rows: Sequence[Accepted]) -> Measurement:
+def merged(rows: Sequence[SavedRow]) -> Measurement:
     """Merge the processes of one row: the newest measurement, with all that are comparable with it as its further processes."""
     newest = rows[-1].measurement
     others = [one.measurement for one in rows[:-1] if comparable(newest, one.measurement)]
@@ -150,7 +184,8 @@ def _file(path: Path) -> File:
         if isinstance(value, dict) and isinstance(value.get("benchmarks"), list):
             return _stock(path, digest, value)
         if isinstance(value, dict) and "schema" in value:
-            return File(path, digest, read(text))
+            saved = read(text)
+            return File(path, digest, saved, _rows_of(saved))
     except (FileError, RecursionError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     raise UserError(f"{path}: neither a --benchmark-json file nor a baseline's")
@@ -159,33 +194,45 @@ def _file(path: Path) -> File:
 def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
     """A `--benchmark-json` file of a session with `--gpumem`."""
     found = document_in(value)
-    process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), found.device)
-    rows, left_out, of_memory = [], {}, 0
+    settings = found.settings
+    mode = settings.get("mode")
+    process = Process(
+        digest,
+        time_of(value.get("datetime"), path),
+        revision_of(value.get("commit_info")),
+        found.device,
+        mode=mode if isinstance(mode, str) else None,
+    )
+    rows, footprints, left_out = list[SavedRow](), list[SavedFootprint](), dict[str, str]()
     # A test that fails by a limit was timed correctly; one that fails by an assertion may have timed anything.
-    failing = failing_in_themselves(found.rows, bool(found.settings.get("strict")))
-    # A side is of one model. Rows of other models are compared with those of their own by `--gpumem-max-regression`.
+    failing = failing_in_themselves(found.rows, bool(settings.get("strict")))
     for row in found.rows:
-        if row.device is not UNSET:
-            left_out[row.key] = f"measured on {row.device.key}, and the run on {found.device.key}"
-    own = [row for row in found.rows if row.device is UNSET]
-    for row in own:
-        why = "its test failed" if row.nodeid in failing else None
+        why = FAILED if row.nodeid in failing or (row.failed and not row.measured_something) else None
         if why is None and row.measurement is not None:
             why = unfit(row.measurement)
-        elif why is None and row.footprint is not None:
-            of_memory += 1
+        elif why is None and row.footprint is None:
             continue
-        if row.measurement is None or why is not None:
-            left_out[row.key] = why or "nothing was measured"
+        if why is not None:
+            left_out[row.key] = why
             continue
-        # Not reduced: the judge needs more of a run than a baseline keeps.
-        measurement = replace(
-            row.measurement, provenance=row.measurement.provenance or Provenance(process.utc.isoformat(), found.device.uuid)
-        )
-        rows.append(Accepted(row.nodeid, measurement, process, test_source=row.test_source))
+        if row.footprint is not None:
+            footprints.append(SavedFootprint(row.nodeid, row.label, row.footprint, process))
+        if row.measurement is not None:
+            # Not reduced: the judge needs more of a run than a baseline keeps.
+            measurement = replace(
+                row.measurement, provenance=row.measurement.provenance or Provenance(process.utc.isoformat(), found.device.uuid)
+            )
+            rows.append(SavedRow(row.nodeid, measurement, process, test_source=row.test_source))
     refuse_twice(rows)
-    limits = {row.key: row.limits.max_regression for row in own if row.limits.max_regression is not None}
-    return File(path, digest, _of_results(process, rows), limits, left_out, of_memory)
+    return File(
+        path,
+        digest,
+        _of_results(process, rows, footprints),
+        {row.key: row for row in found.rows},
+        left_out,
+        found.missing,
+        not settings.get("no_what_ran"),
+    )
 
 
 def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
@@ -201,13 +248,23 @@ def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
         # A bool is an int in Python.
         if not isinstance(median, (int, float)) or isinstance(median, bool) or not is_time(median):
             raise FileError(f"$.benchmarks[{index}].stats.median: {median!r} is no time")
-        rows.append(Accepted(name, _host_timed(float(median), stats.get("rounds")), process))
+        rows.append(SavedRow(name, _host_timed(float(median), stats.get("rounds")), process))
     refuse_twice(rows)
-    return File(path, digest, _of_results(process, rows), stock=True)
+    content = _of_results(process, rows)
+    return File(path, digest, content, _rows_of(content), stock=True)
 
 
-def _of_results(process: Process, rows: Sequence[Accepted]) -> Content:
-    return Content(process.device.key, process, process.id, process.utc, process.revision, process.sequence, tuple(rows))
+def _rows_of(content: Content) -> dict[str, Row]:
+    """The rows of a file that has no limits and no verdicts."""
+    found = {one.key: Row(one.nodeid, Limits(), UNLIMITED, label=one.label, footprint=one.footprint) for one in content.footprints}
+    for row in content.rows:
+        of_test = found.get(row.key, Row(row.nodeid, Limits(), UNLIMITED, label=row.label))
+        found[row.key] = replace(of_test, measurement=row.measurement, test_source=row.test_source)
+    return found
+
+
+def _of_results(process: Process, rows: Sequence[SavedRow], footprints: Sequence[SavedFootprint] = ()) -> Content:
+    return Content(process.device.key, process, tuple(rows), tuple(footprints))
 
 
 def _host_timed(median: float, rounds: object) -> Measurement:

@@ -1,8 +1,7 @@
 """Where runs are kept: a folder, or a store behind an fsspec URL with a copy on this machine.
 
-A store of runs is immutable files: `<folder or URL>/<GPU>/gpumem/<name>.json` of accepted runs, `<GPU>/recorded/` of runs that
-`--gpumem-record` keeps, which no baseline reads. Nobody changes one, and its name is never used again, so writers need no lock, and a copy
-needs only the files that it lacks. Readers always read a folder: of a URL, the copy.
+A store of runs is immutable files, `<folder or URL>/<GPU>/gpumem/<name>.json`. Nobody changes one, and its name is never used again, so
+writers need no lock, and a copy needs only the files that it lacks. Readers always read a folder: of a URL, the copy.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import json
 import os
 import re
 import select
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -26,10 +26,9 @@ from platformdirs import user_cache_path
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.settings import place
+from pytest_gpumem.settings import masked, place
 
-SUBFOLDER = "gpumem"  # folder of accepted runs below the device's key, beside the files of pytest-benchmark
-RECORDED = "recorded"  # folder of recorded runs below the device's key
+SUBFOLDER = "gpumem"  # folder of the runs below the device's key, beside the files of pytest-benchmark
 PATIENCE = 60.0  # seconds without any answer after which a store is given up
 UNSENT = "unsent"  # folder beside the copies: runs that the store did not take
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -44,25 +43,26 @@ class BaselineError(UserError):
 class Storage:
     """Runs in a folder, which need not exist."""
 
-    def __init__(self, folder: Path, subfolder: str = SUBFOLDER) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder  # holds a folder for each kind of device
-        self.subfolder = subfolder  # below it: of the accepted runs, or of the recorded ones
 
     def __str__(self) -> str:
+        """For messages: without credentials."""
+        return str(self.folder)
+
+    @property
+    def location(self) -> str:
+        """The place as `storage` takes it, with its credentials."""
         return str(self.folder)
 
     def at(self, key: str) -> Path:
         """Folder of the files of one kind of device."""
-        return self.folder / key / self.subfolder
-
-    def recorded(self) -> Storage:
-        """The recorded runs of the same place."""
-        return Storage(self.folder, RECORDED)
+        return self.folder / key / SUBFOLDER
 
     def devices(self) -> list[str]:
         """Keys of the devices that have runs here. Raises `BaselineError`: the store cannot be reached."""
         try:
-            return sorted(path.parent.name for path in self.folder.glob(f"*/{self.subfolder}") if any(path.glob("*.json")))
+            return sorted(path.parent.name for path in self.folder.glob(f"*/{SUBFOLDER}") if any(path.glob("*.json")))
         except OSError:
             return []
 
@@ -76,6 +76,12 @@ class Storage:
     def shown(self, path: Path) -> str:
         """The name of a file of `at` for messages."""
         return str(path)
+
+    def fetch_again(self, path: Path) -> bool:
+        """Replace a file of `at` by the store's; False where the file itself is the store's.
+        Raises `BaselineError`: the store cannot be reached, or lacks it.
+        """
+        return False
 
     def unwritable(self, key: str) -> str | None:
         """Why nothing can be stored here, to be checked before long work; None if something can."""
@@ -104,19 +110,21 @@ class Storage:
 class RemoteStorage(Storage):
     """Runs behind a URL. `folder` is the copy, in the user's cache folder."""
 
-    def __init__(self, url: str, *, offline: bool = False, subfolder: str = SUBFOLDER) -> None:
+    def __init__(self, url: str, *, offline: bool = False) -> None:
         """`url`: as fsspec reads it. `offline`: read the copy as it is."""
         self.url = url.rstrip("/")
         self.offline = offline
-        self._own = user_cache_path("pytest-gpumem") / "baselines" / hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        # Without credentials: a gate knows the store by its results, which have none.
+        self._own = user_cache_path("pytest-gpumem") / "baselines" / hashlib.sha256(str(self).encode()).hexdigest()[:16]
         self._devices: list[str] | None = None
-        super().__init__(self._own / "copy", subfolder)
+        super().__init__(self._own / "copy")
 
     def __str__(self) -> str:
-        return self.url
+        return masked(self.url)
 
-    def recorded(self) -> Storage:
-        return RemoteStorage(self.url, offline=self.offline, subfolder=RECORDED)
+    @property
+    def location(self) -> str:
+        return self.url
 
     def devices(self) -> list[str]:
         if self.offline:
@@ -130,7 +138,7 @@ class RemoteStorage(Storage):
         if self.offline:
             if not stamp.exists():
                 raise BaselineError(
-                    f"{self.url}: this machine has no copy of the baseline of {key}; only a run that reaches the store makes one"
+                    f"{self}: this machine has no copy of the baseline of {key}; only a run that reaches the store makes one"
                 )
             return
         self._devices = self._ask("fetch", key, folder=str(self.at(key)))
@@ -142,20 +150,29 @@ class RemoteStorage(Storage):
         return datetime.fromtimestamp(self._stamp(key).stat().st_mtime, timezone.utc)
 
     def shown(self, path: Path) -> str:
-        return f"{self.url}/{path.relative_to(self.folder).as_posix()}"
+        return f"{self}/{path.relative_to(self.folder).as_posix()}"
+
+    def fetch_again(self, path: Path) -> bool:
+        if self.offline:
+            raise BaselineError(
+                f"{self.shown(path)}: this machine's copy does not fit the digest in its name: it was edited, or is damaged; a run that "
+                "reaches the store replaces it"
+            )
+        path.unlink(missing_ok=True)
+        self.update(path.parent.parent.name)
+        return True
 
     def unwritable(self, key: str) -> str | None:
-        return f"nothing can be stored in {self.url} offline" if self.offline else None
+        return f"nothing can be stored in {self} offline" if self.offline else None
 
     def write(self, key: str, files: Mapping[str, str | bytes]) -> None:
-        unsent = Storage(self._own / UNSENT, self.subfolder)
+        unsent = Storage(self._own / UNSENT)
         kept = _written(unsent.at(key), files)
         try:
             self._ask("send", key, files=[str(path) for path in kept])
         except BaselineError as error:
-            raise BaselineError(
-                f"{error}; what it did not take is in {unsent}: gpumem baseline push {self.url} --baseline {unsent}"
-            ) from None
+            command = shlex.join(["gpumem", "baseline", "push", str(unsent), str(self)])
+            raise BaselineError(f"{error}; it is kept on this machine: {command}") from None
         with suppress(OSError):  # the store has them
             for path in kept:
                 self.at(key).mkdir(parents=True, exist_ok=True)
@@ -166,16 +183,16 @@ class RemoteStorage(Storage):
         super().remove(key, names)
 
     def _stamp(self, key: str) -> Path:
-        return self.folder / key / f"{self.subfolder}.updated"
+        return self.folder / key / f"{SUBFOLDER}.updated"
 
     def _ask(self, do: str, key: str, **more: object) -> list[str]:
         """Have a process do one request of `transfer`.
         Raises `BaselineError`: it failed, or nothing was answered for `PATIENCE` seconds.
         """
-        request = {"do": do, "url": self.url, "under": f"{key}/{self.subfolder}", **more}
-        for line in _lines(request, self.url):
+        request = {"do": do, "url": self.url, "under": f"{key}/{SUBFOLDER}", **more}
+        for line in _lines(request, str(self)):
             if "error" in line:
-                raise BaselineError(f"{self.url}: {line['error']}")
+                raise BaselineError(f"{self}: {line['error'].replace(self.url, str(self))}")
             if "devices" in line:
                 devices: list[str] = line["devices"]
                 return devices

@@ -1,4 +1,4 @@
-"""The accepted runs of each kind of device: one JSON file a run, in a folder or behind a URL (`storage`).
+"""The saved runs of each kind of device: one JSON file a run, in a folder or behind a URL (`storage`).
 
 `<folder or URL>/<key>/gpumem/<utc>-<revision>-<digest>.json`; `layout` describes a file. A file is whole as soon as it is there, and is
 never written again, so writers need no lock.
@@ -10,16 +10,30 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 
 from msgspec import structs
 
-from pytest_gpumem.baselines.acceptance import improvement, recordable, refusal, rejects
-from pytest_gpumem.baselines.history import WINDOW, Accepted, AcceptedFootprint, Baseline, Content, Process, Reset, assemble
-from pytest_gpumem.baselines.layout import LARGEST, read, reduced, reduced_footprint, written
+from pytest_gpumem.baselines.acceptance import improvement, refusal, rejects
+from pytest_gpumem.baselines.accepted import Acceptance, Acceptances
+from pytest_gpumem.baselines.history import (
+    WINDOW,
+    Baseline,
+    Content,
+    Counting,
+    Process,
+    Reset,
+    SavedFootprint,
+    SavedRow,
+    assemble,
+    counting,
+)
+from pytest_gpumem.baselines.index import Listed, listed, needed
+from pytest_gpumem.baselines.layout import LARGEST, read, read_checked, reduced, reduced_footprint, written
 from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.judging.judge import comparable, way_of
@@ -32,6 +46,7 @@ from pytest_gpumem.result_files import content as bytes_of
 from pytest_gpumem.revisions import DIRTY, Ancestry
 
 CLOCKS_DIFFER = timedelta(hours=1)  # largest difference between the clocks of two machines that is not reported
+_NAMED = re.compile(r"-([0-9a-f]{16})\.json\Z")  # digest in a file's name
 IMPROVED = "--gpumem-save"  # `Reset.who` of an accepted gain
 
 
@@ -42,7 +57,7 @@ class Saved:
     path: Path | None  # the new file; None where no row was accepted
     accepted: tuple[Row, ...]
     refused: tuple[tuple[Row, str], ...]  # rows that stay out, each with the reason
-    improved: tuple[Reset, ...] = ()  # resets by gains among the accepted rows
+    resets: tuple[Reset, ...] = ()  # by gains among the saved rows, and by accepted changes
     rejected: tuple[str, ...] = ()  # keys of rows that show this revision to be slower; its earlier runs leave their baselines
 
 
@@ -60,26 +75,48 @@ class Store:
         return self.storage.unwritable(self._facts.key)
 
     def load(self, ancestry: Callable[[frozenset[str]], Ancestry] | None = None, window: int = WINDOW) -> Baseline:
-        """Read all accepted rows of this device.
-        `ancestry`: finds the history that holds each revision. Then only the processes count whose revision the change is built on, and the
-        acceptances of the change itself. None: all files count.
+        """Read all saved rows of this device.
+        `ancestry`: finds the history that holds each revision. Then only the runs count whose revision the change is built on. None: all
+        files count.
         `window`: newest runs of a row to compare with.
         Raises `BaselineError`: a store that cannot be reached; a file that cannot be read, has another layout, was edited, belongs to
         another device, mixes simulated and real, or holds a row that may not be in a baseline; or two files of one process. Nothing is
         skipped.
         """
         with uncollected():
-            found = dict(files(self.storage, self._facts.key))
-        for path, content in found.items():
-            if content.process is not None and content.process.device.simulated != self._facts.simulated:
-                kinds = ("real", "simulated") if self._facts.simulated else ("simulated", "real")
-                raise BaselineError(f"{self.storage.shown(path)}: of a {kinds[0]} device, this one is {kinds[1]}")
-            if content.key != self._facts.key:
-                raise BaselineError(f"{self.storage.shown(path)}: of {content.key!r}, this device is {self._facts.key}")
-        counting, left_out = _counting(found, ancestry)
-        baseline = assemble(counting, window)
+            contents, seen = dict[Path, Content](), dict[str, str]()
+            found = listed(_paths(self.storage, self._facts.key), partial(load_file, at=self.storage), contents)
+            for path, one in found.items():
+                _refuse_copy(seen, one.process.id, path, self.storage)
+                if one.process.device.simulated != self._facts.simulated:
+                    kinds = ("real", "simulated") if self._facts.simulated else ("simulated", "real")
+                    raise BaselineError(f"{self.storage.shown(path)}: of a {kinds[0]} device, this one is {kinds[1]}")
+                if one.key != self._facts.key:
+                    raise BaselineError(f"{self.storage.shown(path)}: of {one.key!r}, this device is {self._facts.key}")
+            files, left_out = _of_history(found, ancestry)
+            baseline = self._with_figures(files, window, contents)
         note = None if baseline.processes else self._absence(left_out)
         return replace(baseline, note=note, left_out=left_out, sequence=_highest(found.values()), dated_ahead=_dated_ahead(found))
+
+    def _with_figures(self, files: Mapping[Path, Listed], window: int, contents: dict[Path, Content]) -> Baseline:
+        """The baseline of the files that count. Only those are read whose runs are compared with.
+        `contents`: the files that were read already.
+        """
+        chosen = counting(files.values())
+        timed, watched = needed(chosen.rows, window), needed(chosen.footprints, window)
+        wanted = {run for by_key in (timed, watched) for runs in by_key.values() for run in runs}
+        read = [contents.get(path) or load_file(path, self.storage) for path, one in files.items() if one.process.id in wanted]
+        rows = {(one.process.id, one.key): one for content in read for one in content.rows}
+        footprints = {(one.process.id, one.key): one for content in read for one in content.footprints}
+        counted = Counting(
+            {key: [rows[run, key] for run in runs] for key, runs in timed.items()},
+            {key: [footprints[run, key] for run in runs] for key, runs in watched.items()},
+            chosen.resets,
+            chosen.before,
+            chosen.processes,
+            chosen.taken_over,
+        )
+        return assemble(counted, window)
 
     def save(
         self,
@@ -87,36 +124,36 @@ class Store:
         revision: str | None,
         settings: Mapping[str, object] | None = None,
         baseline: Baseline | None = None,
-        run: str | None = None,
+        accepted: Acceptances | None = None,
+        removed: Collection[str] = (),
     ) -> Saved:
         """Write the rows that passed into a new file.
         `revision`: revision of the measured code, such as a commit id; None if unknown.
         `baseline`: the baseline that they were judged against; None: load it.
-        `run`: unique to the run, as `record` has it; None: of no other file.
+        `accepted`: changes that this run takes over: the earlier runs of their rows no longer count.
+        `removed`: keys of rows that were not measured, because their removal was accepted.
         Raises `BaselineError`: the file cannot be written; without `baseline`, also as `load`.
         """
         baseline = baseline if baseline is not None else self.load()
-        accepted: dict[str, Row] = {}
+        changes = accepted if accepted is not None else Acceptances()
+        entering: dict[str, Row] = {}
         refused: list[tuple[Row, str]] = []
         for row in rows:
-            why = refusal(row, self._facts.simulated, again=revision in _revisions(row, revision, baseline))
-            if why is None and row.key in accepted:
+            again = revision in _revisions(row, revision, baseline) or changes.other_way(row)
+            why = refusal(row, self._facts.simulated, again=again, slower=changes.slow_down(row.key))
+            if why is None and row.key in entering:
                 why = "another row of this run has the same key"
             if why is None:
-                accepted[row.key] = row
+                entering[row.key] = row
             else:
                 refused.append((row, why))
-        kept = tuple(accepted.values())
+        kept = tuple(entering.values())
         slower = ((row.key, _revisions(row, revision, baseline)) for row in rows if rejects(row))
         rejected = [key for key, revisions in slower if revision in revisions and len(revisions) > 1]
-        if not kept and not rejected:
+        process = Process(secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
+        begun = {reset.key: reset for reset in _resets(kept, removed, changes, process)}
+        if not kept and not rejected and not begun:
             return Saved(None, (), tuple(refused))
-        process = Process(run or secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
-        begun = {
-            row.key: Reset(secrets.token_hex(8), row.key, gain, IMPROVED, process.utc, revision, process.sequence)
-            for row in kept
-            if (gain := improvement(row)) is not None
-        }
         path = _write(self.storage, _content(process, kept, {**baseline.resets, **begun}, begun.values(), rejected), settings)
         return Saved(path, kept, tuple(refused), tuple(begun.values()), tuple(rejected))
 
@@ -128,59 +165,26 @@ class Store:
         return f"no baseline of {self._facts.key} in {self.storage}{also}"
 
 
-def record(
-    where: Storage, facts: DeviceFacts, rows: Sequence[Row], revision: str | None, settings: Mapping[str, object] | None, run: str
-) -> tuple[Path, int]:
-    """Keep what a run measured at `where`, whatever its verdicts, in a file that no baseline reads.
-    Rows whose figures mean nothing stay out.
-    `run`: unique to the run; the same run among the accepted ones has it too.
-    Returns the new file, and how many rows it has.
-    Raises `BaselineError`: it cannot be written.
-    """
-    kept = {row.key: row for row in reversed(rows) if recordable(row, facts.simulated)}
-    process = Process(run, datetime.now(timezone.utc), revision, facts, 1)
-    return _write(where.recorded(), _content(process, kept.values()), settings), len(kept)
-
-
-def reset(where: Path | Storage, key: str, rows: Sequence[str], reason: str, who: str, revision: str | None) -> Path:
-    """Accept a change of rows: only runs that are saved from now on count for them.
-    Returns the new file.
-    Raises `BaselineError`: it cannot be written; also as `Store.load`.
-    """
-    at, utc = storage(where), datetime.now(timezone.utc)
-    sequence = _highest(content for _, content in files(at, key)) + 1
-    resets = tuple(Reset(secrets.token_hex(8), row, reason, who, utc, revision, sequence) for row in rows)
-    return _write(at, Content(key, None, secrets.token_hex(8), utc, revision, sequence, resets=resets), kind="accept-")
-
-
-def row_keys(where: Path | Storage, key: str) -> dict[str, str]:
-    """By row key, the node id of every row in the files of one kind of device. Raises `BaselineError`: as `Store.load`."""
-    found: dict[str, str] = {}
-    for _, content in files(where, key):
-        found |= content.nodeids
-    return found
-
-
 def files(where: Path | Storage, key: str) -> Iterator[tuple[Path, Content]]:
     """Every file of one kind of device, by name. Of a URL, the paths are those of the copy, which is brought up to date first.
 
     Raises `BaselineError`: as `Store.load`.
     """
     at = storage(where)
-    seen: dict[str, str] = {}
-    for path in paths(at, key):
-        content = load_file(path, at.shown(path))
-        refuse_copy(seen, content.id, path, at)
+    seen: dict[str, str] = {}  # by the id of a run, the name of its file
+    for path in _paths(at, key):
+        content = load_file(path, at)
+        _refuse_copy(seen, content.id, path, at)
         yield path, content
 
 
-def refuse_copy(seen: dict[str, str], run: str, path: Path, at: Storage) -> None:
+def _refuse_copy(seen: dict[str, str], run: str, path: Path, at: Storage) -> None:
     """Raises `BaselineError`: a run has another file too. `seen`: by the id of a run, the name of its file."""
     if (first := seen.setdefault(run, path.name)) != path.name:
         raise BaselineError(f"{at.shown(path)}: a copy of {first}, of the same process; it would count twice")
 
 
-def paths(at: Storage, key: str) -> list[Path]:
+def _paths(at: Storage, key: str) -> list[Path]:
     """The paths of `files`. Raises `BaselineError`: the store cannot be reached."""
     at.update(key)
     folder = at.at(key)
@@ -195,44 +199,55 @@ def paths(at: Storage, key: str) -> list[Path]:
         raise BaselineError(f"{folder}: {error.strerror or error}") from None
 
 
-def load_file(path: Path, shown: str | None = None) -> Content:
-    """Read one file, which messages call `shown`, and check it. Raises `BaselineError`: as `Store.load`."""
-    shown = str(path) if shown is None else shown
+def load_file(path: Path, at: Storage) -> Content:
+    """Read one file of a place, and check it. A copy of a store's file that does not fit the digest in its name is fetched again.
+    Raises `BaselineError`: as `Store.load`.
+    """
     try:
-        # Reading a pipe would wait.
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise FileError("Is a directory" if os.path.isdir(path) else "not a file")
-        return read(bytes_of(path, LARGEST))
+        text = _bytes(path)
+        if (named := _NAMED.search(path.name)) is not None and named[1] != hashlib.sha256(text).hexdigest()[: len(named[1])]:
+            if not at.fetch_again(path):
+                return read(text)  # the digest inside decides: it survives a formatter
+            text = _bytes(path)
+            named = None
+        return read(text) if named is None else read_checked(text)
     except FileError as error:
-        raise BaselineError(f"{shown}: {' '.join(str(error).split())}") from None
+        raise BaselineError(f"{at.shown(path)}: {' '.join(str(error).split())}") from None
+
+
+def _bytes(path: Path) -> bytes:
+    # Reading a pipe would wait.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileError("Is a directory" if os.path.isdir(path) else "not a file")
+    return bytes_of(path, LARGEST)
 
 
 def copy(source: Storage, target: Storage) -> dict[str, int]:
-    """Copy the files of accepted and of recorded runs that a place lacks; by device key, how many.
+    """Copy the files that a place lacks; by device key, how many.
     Raises `BaselineError`: a place cannot be reached or written; a file of `source` as of `Store.load`.
     """
     found: dict[str, int] = {}
-    for ours, theirs in ((source, target), (source.recorded(), target.recorded())):
-        for key in ours.devices():
-            there = {path.name for path, _ in files(theirs, key)}
-            missing = [path for path, _ in files(ours, key) if path.name not in there]
-            if missing:
-                theirs.write(key, {path.name: path.read_bytes() for path in missing})
-            found[key] = found.get(key, 0) + len(missing)
+    for key in source.devices():
+        there = {path.name for path, _ in files(target, key)}
+        missing = [path for path, _ in files(source, key) if path.name not in there]
+        if missing:
+            target.write(key, {path.name: path.read_bytes() for path in missing})
+        found[key] = len(missing)
     return found
 
 
 def surplus(found: Mapping[Path, Content], keep: int) -> list[Path]:
     """The files without which every comparison over the newest `keep` runs of a row is the same.
     `found`: all files of one kind of device (`files`).
-    `keep`: runs of each row, at least those of `--gpumem-baseline-window`.
+    `keep`: runs of each row, at least those of `gpumem_baseline_window`.
     """
     contents = found.values()
     baseline = assemble(contents, keep)
     kept = {one.process.id for runs in baseline.rows.values() for one in _compared(runs, keep)}
     kept |= {one.process.id for runs in baseline.footprints.values() for one in (*runs[:1], *runs[-keep:])}
     current = {reset.id for reset in baseline.resets.values()}
-    kept |= {content.id for content in contents if any(reset.id in current for reset in content.resets)}
+    # Without the digest of an accepted change, a later run would take it over again.
+    kept |= {content.id for content in contents if any(reset.id in current or reset.accepted for reset in content.resets)}
     # A later file continues the numbers.
     kept |= {content.id for content in contents if content.sequence == _highest(contents)}
     while True:
@@ -245,7 +260,7 @@ def surplus(found: Mapping[Path, Content], keep: int) -> list[Path]:
         kept |= needed
 
 
-def _compared(runs: Sequence[Accepted], keep: int) -> Iterator[Accepted]:
+def _compared(runs: Sequence[SavedRow], keep: int) -> Iterator[SavedRow]:
     """The first and the newest runs of a row that a new run may be compared with, measured in a way of these runs: on a card of their
     variants, on one of another variant, or on one whose variant is unknown.
     """
@@ -258,15 +273,15 @@ def _compared(runs: Sequence[Accepted], keep: int) -> Iterator[Accepted]:
             yield from (*alike[:1], *alike[-keep:])
 
 
-def _highest(contents: Iterable[Content]) -> int:
+def _highest(contents: Iterable[Content | Listed]) -> int:
     """The highest sequence number."""
     return max((content.sequence for content in contents), default=0)
 
 
-def _dated_ahead(found: Mapping[Path, Content]) -> str | None:
+def _dated_ahead(found: Mapping[Path, Listed]) -> str | None:
     """One sentence on files that are dated ahead of this machine's clock; None without any."""
     latest = datetime.now(timezone.utc) + CLOCKS_DIFFER
-    ahead = {path.name: content.utc for path, content in found.items() if content.utc > latest}
+    ahead = {path.name: one.process.utc for path, one in found.items() if one.process.utc > latest}
     if not ahead:
         return None
     name = max(ahead, key=lambda name: ahead[name])
@@ -277,25 +292,26 @@ def _dated_ahead(found: Mapping[Path, Content]) -> str | None:
 
 
 def _revisions(row: Row, revision: str | None, baseline: Baseline) -> set[str | None]:
-    """The revisions of a row's accepted runs; none if this revision does not tell its code."""
+    """The revisions of a row's saved runs; none if this revision does not tell its code."""
     if revision is None or revision.endswith(DIRTY):
         return set()
     return {one.process.revision for one in baseline.rows.get(row.key, ())}
 
 
-def _counting(found: Mapping[Path, Content], ancestry: Callable[[frozenset[str]], Ancestry] | None) -> tuple[list[Content], str | None]:
+def _of_history(
+    found: Mapping[Path, Listed], ancestry: Callable[[frozenset[str]], Ancestry] | None
+) -> tuple[dict[Path, Listed], str | None]:
     """The files that count, and a sentence about the others."""
     if ancestry is None:
-        return list(found.values()), None
-    known = ancestry(frozenset(content.revision for content in found.values() if content.revision is not None))
+        return dict(found), None
+    known = ancestry(frozenset(one.revision for one in found.values() if one.revision is not None))
     other, dirty = f"are not of the history of {known.merge_base[:12]}", "of uncommitted changes"
     unknown = "of a revision that this repository does not know"
-    counting, left = list[Content](), {other: 0, dirty: 0, unknown: 0}
-    for content in found.values():
-        revision = content.revision
-        # The change's own acceptances count for it; its own measurements do not, because they are judged.
-        if revision in known.base or (content.process is None and revision in known.head):
-            counting.append(content)
+    counting, left = dict[Path, Listed](), {other: 0, dirty: 0, unknown: 0}
+    for path, one in found.items():
+        revision = one.revision
+        if revision in known.base:
+            counting[path] = one
         elif revision is not None and revision.endswith(DIRTY):
             left[dirty] += 1
         else:
@@ -312,21 +328,39 @@ def _content(
     return Content(
         process.device.key,
         process,
-        process.id,
-        process.utc,
-        process.revision,
-        process.sequence,
-        tuple(Accepted(row.nodeid, reduced(m, process), process, last, row.test_source) for row, last in of if (m := row.measurement)),
-        tuple(AcceptedFootprint(row.nodeid, row.label, reduced_footprint(f), process, last) for row, last in of if (f := row.footprint)),
+        tuple(SavedRow(row.nodeid, reduced(m, process), process, last, row.test_source) for row, last in of if (m := row.measurement)),
+        tuple(
+            SavedFootprint(row.nodeid, row.label, reduced_footprint(f), process, last)
+            for row, last in of
+            if (f := row.footprint) and f.watched
+        ),
         tuple(resets),
         tuple(rejected),
     )
 
 
-def _write(where: Storage, content: Content, settings: Mapping[str, object] | None = None, kind: str = "") -> Path:
+def _resets(kept: Iterable[Row], removed: Iterable[str], changes: Acceptances, process: Process) -> Iterator[Reset]:
+    """The resets of a run: by changes that it takes over, and by gains. Arguments as of `Store.save`; `kept`: the rows that enter."""
+
+    def by(key: str, found: Sequence[Acceptance]) -> Reset:
+        reason, who = ("; ".join(dict.fromkeys(texts)) for texts in zip(*((one.reason, one.who) for one in found), strict=True))
+        digests = tuple(one.digest for one in found)
+        return Reset(secrets.token_hex(8), key, reason, who, process.utc, process.revision, process.sequence, digests)
+
+    for key in removed:
+        if (one := changes.removed(key)) is not None:
+            yield by(key, [one])
+    for row in kept:
+        if found := changes.of(row.key):
+            yield by(row.key, found)
+        elif (gain := improvement(row)) is not None:
+            yield Reset(secrets.token_hex(8), row.key, gain, IMPROVED, process.utc, process.revision, process.sequence)
+
+
+def _write(where: Storage, content: Content, settings: Mapping[str, object] | None = None) -> Path:
     text = written(content, settings)
     short = re.sub(r"[^A-Za-z0-9.]+", "-", content.revision or "").strip("-.")[:12] or "unknown"
     # The id in the content makes it unlike any other.
-    name = f"{content.utc:%Y%m%dT%H%M%SZ}-{short}-{kind}{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    name = f"{content.utc:%Y%m%dT%H%M%SZ}-{short}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     where.write(content.key, {name: text})
     return where.at(content.key) / name

@@ -1,7 +1,7 @@
 """The side of a remote baseline that talks to it, through fsspec. `storage` runs it in a process of its own.
 
-So a store that never answers can be given up, and the process of the tests, which forks, has none of the library's threads. Credentials,
-endpoints and retries are those of the library: https://filesystem-spec.readthedocs.io/en/latest/api.html#other-known-implementations
+So a store that never answers can be given up, and the process of the tests has none of the library's threads. Credentials, endpoints and
+retries are those of the library: https://filesystem-spec.readthedocs.io/en/latest/api.html#other-known-implementations
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl",
 
 
 class Remote:
-    """The files behind a URL: `<url>/<GPU>/<subfolder>/<name>.json`."""
+    """The files behind a URL: `<url>/<GPU>/gpumem/<name>.json`."""
 
     def __init__(self, url: str) -> None:
         """Raises `ImportError`: fsspec, or its package for this protocol, is not installed. Raises `ValueError`: an unknown protocol."""

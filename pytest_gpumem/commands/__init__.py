@@ -54,7 +54,7 @@ rounds_option = click.option(
     help=f"Pairs of processes of a duet at most, 11 or more. Default: {ROUNDS}.",
 )
 test_option = click.option(
-    "--test", "tests", multiple=True, metavar="NODEID", help="Only this test, with all its parameters; may be given several times."
+    "--test", "tests", multiple=True, metavar="TEST", help="Only this test, with all its parameters; may be given several times."
 )
 pytest_arguments = click.argument("pytest_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- PYTEST_ARGUMENTS]")
 

@@ -24,17 +24,17 @@ from pytest_gpumem.judging.finding import between, change, counted
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.revisions import Commit, RevisionError, line_between
-from pytest_gpumem.units import format_bytes
+from pytest_gpumem.units import sizes
 
 if TYPE_CHECKING:
     from pytest_gpumem.judging.bisection import Search
     from pytest_gpumem.judging.paired import Judge, Paired
     from pytest_gpumem.runs.bisect import Asked, Commits, Found, Step
-    from pytest_gpumem.runs.workers import Process
+    from pytest_gpumem.runs.processes import Process
 
-PEAK = "peak"  # the figure of --peak
-COUNTS = ("kernels", "copies", "copied_bytes", "syncs", "registers", "spill")  # figures of `WhatRan`
-IN_BYTES = (PEAK, "copied_bytes", "spill")
+OF_MEMORY = ("peak", "kept", "reserved", "allocations")  # figures of `Footprint`
+OF_LAUNCH = ("kernels", "copies", "copied_bytes", "waits", "registers", "spill")  # figures of `WhatRan`,
+IN_BYTES = ("peak", "kept", "reserved", "copied_bytes", "spill")
 LISTED = 20  # commits that are listed at most
 EXPLAINED = 3  # pairs of processes behind an explanation
 
@@ -43,8 +43,7 @@ EXPLAINED = 3  # pairs of processes behind an explanation
     short_help="Find the commit that made a test slower.",
     epilog=examples(
         "gpumem bisect --good v1.4 --bad HEAD tests/test_a.py::test_triad",
-        "gpumem bisect --good v1.4 --peak tests/test_a.py::test_triad",
-        "gpumem bisect --good v1.4 --count kernels tests/test_a.py::test_triad",
+        "gpumem bisect --good v1.4 --figure peak tests/test_a.py::test_triad",
     ),
 )
 @click.option("--good", required=True, metavar="REVISION", help="Before the change; an ancestor of BAD.")
@@ -55,8 +54,11 @@ EXPLAINED = 3  # pairs of processes behind an explanation
     callback=margin,
     help='Least slow-down to look for, such as "2%". Default: the test\'s own max_regression, else 1%.',
 )
-@click.option("--peak", is_flag=True, help="Find what raised the peak bytes of the test's memory, without timing.")
-@click.option("--count", type=click.Choice(COUNTS), help="Find what raised this count of a launch, without timing.")
+@click.option(
+    "--figure",
+    type=click.Choice((*OF_MEMORY, *OF_LAUNCH)),
+    help="Find what raised this figure of the test's memory or of its launch, without timing.",
+)
 @rounds_option
 @click.option(
     "--journal", type=click.Path(file_okay=False, path_type=Path), help="Folder to resume from. Default: one in the temporary folder."
@@ -74,11 +76,11 @@ def bisect(file: Path | None, **options: Any) -> int:
     searches. Commits that run the same machine code as one that was measured need no duet; those that do not build or lack the test are
     stepped over. After an interruption, the same command continues.
     """
-    from pytest_gpumem.runs.workers import check_arguments
+    from pytest_gpumem.runs.processes import check_arguments
 
     request = Request(**options)
-    if (request.peak and request.count is not None) or (request.figure is not None and request.max_regression is not None):
-        raise click.UsageError("--max-regression, --peak and --count exclude each other")
+    if request.figure is not None and request.max_regression is not None:
+        raise click.UsageError("--max-regression and --figure exclude each other")
     check_arguments(request.pytest_arguments)
     try:
         line = line_between(request.good, request.bad, Path.cwd())
@@ -96,22 +98,16 @@ class Request:
     bad: str
     test: str
     max_regression: str | None
-    peak: bool
-    count: str | None
+    figure: str | None  # None: times
     rounds_max: int
     explained: bool
     journal: Path | None
     pytest_arguments: tuple[str, ...]
 
-    @property
-    def figure(self) -> str | None:
-        """`PEAK` or a count; None: times."""
-        return PEAK if self.peak else self.count
-
 
 def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
     from pytest_gpumem.revisions import DIRTY, head
-    from pytest_gpumem.runs import DuetError
+    from pytest_gpumem.runs import RunError
     from pytest_gpumem.runs.bisect import Commits
 
     begun = time.monotonic()
@@ -132,7 +128,7 @@ def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
             if asked.journal.exists():
                 _tell(f"stopped; the folder {asked.journal} has what was measured, and the same command goes on from there")
             raise
-        except DuetError:
+        except RunError:
             if request.journal is None and not commits.duets:
                 shutil.rmtree(asked.journal, ignore_errors=True)
             raise
@@ -155,7 +151,7 @@ def _asked(line: Sequence[Commit], request: Request) -> Asked:
     from pytest_gpumem.runs.bisect import Asked
 
     here = Path.cwd()
-    arguments = (*request.pytest_arguments, *(("--gpumem-footprint=on",) if request.figure == PEAK else ()))
+    arguments = (*request.pytest_arguments, *(("--gpumem-footprint=on",) if request.figure in OF_MEMORY else ()))
     # A row's key ends with its label, which pytest does not know.
     tests = tuple(dict.fromkeys((request.test, request.test.rpartition("[")[0] if request.test.endswith("]") else request.test)))
     identity = {
@@ -174,7 +170,7 @@ def _asked(line: Sequence[Commit], request: Request) -> Asked:
 
 def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[Found, str, Process]:
     """The search, the key of the measurement, and a process of good."""
-    from pytest_gpumem.runs import DuetError
+    from pytest_gpumem.runs import RunError
     from pytest_gpumem.runs.bisect import Skip, bisect_times, bisect_values, rows_of_test
 
     last = len(line) - 1
@@ -184,9 +180,9 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
         try:
             ends.append(commits.look(index))
         except Skip as reason:
-            raise DuetError(f"{option} {name}: {request.test} measures nothing there: {reason}") from None
+            raise RunError(f"{option} {name}: {request.test} measures nothing there: {reason}") from None
         if not (rows := rows_of_test(ends[-1], request.test)):
-            raise DuetError(f"{option} {name}: {request.test} is no test or measurement there")
+            raise RunError(f"{option} {name}: {request.test} is no test or measurement there")
         commits.tests = tuple(dict.fromkeys(row.nodeid for row in rows.values()))
     show = _Steps(line, request)
     if request.figure is not None:
@@ -206,7 +202,7 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
     played = commits.duet(0, last, Wanted.of(timed), max_regression=request.max_regression)
     judged = {one.key: one.paired for one in played.verdicts if one.paired is not None}
     if not judged:
-        raise DuetError("; ".join(f"{one.key}: {one.sentence}" for one in played.verdicts) or f"{request.test} measured nothing")
+        raise RunError("; ".join(f"{one.key}: {one.sentence}" for one in played.verdicts) or f"{request.test} measured nothing")
     # FAIL comes before undecided, and that before PASS.
     key = max(judged, key=lambda one: (_RANKS[judged[one].outcome], judged[one].change))
     if len(judged) > 1:
@@ -239,21 +235,21 @@ def _values(process: Process, request: Request) -> dict[str, int]:
 
     found = {}
     for key, row in rows_of_test(process, request.test).items():
-        if request.figure == PEAK:
+        if request.figure in OF_MEMORY:
             if row.footprint is not None:
-                found[key] = row.footprint.peak
+                found[key] = getattr(row.footprint, request.figure)
         elif row.measurement is not None and (ran := row.measurement.what_ran) is not None and ran.order:
-            found[key] = getattr(ran, request.figure or "")
+            found[key] = getattr(ran, "waits" if request.figure == "waits" else request.figure or "")
     return found
 
 
 def _grown(good: Mapping[str, int], bad: Mapping[str, int], request: Request) -> str:
     """The measurement whose figure grew most."""
-    from pytest_gpumem.runs import DuetError
+    from pytest_gpumem.runs import RunError
 
     both = [key for key in bad if key in good]
     if not both:
-        raise DuetError(f"{request.test} has no {request.figure} on both sides; its memory or its launches were not watched")
+        raise RunError(f"{request.test} has no {request.figure} on both sides; its memory or its launches were not watched")
     return max(both, key=lambda key: bad[key] / max(1, good[key]))
 
 
@@ -291,7 +287,7 @@ class _Steps:
         if step.same_as is not None:
             return f"{side}: runs the same as {self._line[step.same_as].short}"
         if step.value is not None:
-            return f"{side}: {_figure(step.value, self._request)}"
+            return f"{side}: {_figures(self._request, step.value)}"
         return f"{side}: {_seen(step.paired) if step.paired is not None else ''}"
 
 
@@ -314,14 +310,15 @@ def _explanation(found: Found, key: str, commits: Commits, request: Request) -> 
     from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
     from pytest_gpumem.explain.text import text, to_json
     from pytest_gpumem.runs.bisect import rows_of_test
+    from pytest_gpumem.runs.processes import BASE, HEAD
 
     tests = tuple(row.nodeid for row in rows_of_test(commits.look(found.high), key).values())
     asked = ExplainRequest(tests, request.pytest_arguments, EXPLAINED, counters=False, traces=False, tree=commits.tree)
     _tell("why: three pairs of processes")
     try:
-        sides = commits.side(found.low), commits.side(found.high)
-        base, head = measure_sides(*sides, asked, os.environ, lambda _line: None)
-        every, memory = explanations(base, head), grown(base, head)
+        sides = {BASE: commits.side(found.low), HEAD: commits.side(found.high)}
+        measured = measure_sides(sides, asked, os.environ, lambda _line: None)
+        every, memory = explanations(measured[BASE], measured[HEAD]), grown(measured[BASE], measured[HEAD])
     except (UserError, NoAnswer) as error:
         _tell(f"no explanation: {error}")
         return None
@@ -382,18 +379,18 @@ def _whole(found: Found, request: Request, key: str) -> str:
     if found.start is not None:
         return _seen(found.start)
     first, last = found.values[0], found.values[max(found.values)]
-    return f"{request.figure} of {key}: {_figure(first, request)} → {_figure(last, request)}"
+    return f"{request.figure} of {key}: {_figures(request, first, last)}"
 
 
-def _figure(value: int, request: Request) -> str:
-    """A value of the figure of the search, in its unit."""
-    return format_bytes(value) if request.figure in IN_BYTES else str(value)
+def _figures(request: Request, *values: int) -> str:
+    """Values of the figure of the search, in its unit."""
+    return " → ".join(sizes(*values) if request.figure in IN_BYTES else map(str, values))
 
 
 def _own(found: Found, request: Request) -> str:
     if found.proof is not None:
         return _seen(found.proof)
-    return f"{_figure(found.values[found.low], request)} → {_figure(found.values[found.high], request)}"
+    return _figures(request, found.values[found.low], found.values[found.high])
 
 
 def _share(found: Found) -> float:
@@ -423,7 +420,7 @@ def _more(found: Found, line: Sequence[Commit], request: Request) -> str | None:
 
 
 def _command(request: Request, good: str, bad: str) -> str:
-    figure = [] if request.figure is None else ["--peak"] if request.figure == PEAK else ["--count", request.figure]
+    figure = [] if request.figure is None else ["--figure", request.figure]
     limit = [] if request.max_regression is None else ["--max-regression", request.max_regression]
     arguments = ["--", *request.pytest_arguments] if request.pytest_arguments else []
     return f"gpumem bisect --good {good} --bad {bad} {shlex.join([*figure, *limit, request.test, *arguments])}"

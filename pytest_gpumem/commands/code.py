@@ -14,7 +14,7 @@ import msgspec
 from rich.text import Text
 
 from pytest_gpumem.commands import examples, json_option, terminal, write_json
-from pytest_gpumem.outcomes import Exit, NoAnswer
+from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.what_ran import CompiledKernel, CompiledKernels
 from pytest_gpumem.reporting.columns import Columns, Line
@@ -23,7 +23,7 @@ from pytest_gpumem.units import format_bytes
 if TYPE_CHECKING:
     from pytest_gpumem.kernels.declared import Declared, Project
 
-_HEADINGS = ("arch", "registers", "spill", "shared", "code", "sectors")
+_HEADINGS = ("arch", "registers", "spill", "shared", "code")
 _CHILD = "import sys; sys.path[:] = [one for one in sys.path if one]; from pytest_gpumem.cli import main; main()"
 
 
@@ -31,21 +31,20 @@ _CHILD = "import sys; sys.path[:] = [one for one in sys.path if one]; from pytes
     short_help="Compile the project's kernels without a GPU.",
     epilog=examples(
         "gpumem code                             # the kernels that pyproject.toml declares",
-        "gpumem code --against origin/main       # beside another revision",
+        "gpumem code --base origin/main          # beside another revision",
         "gpumem code --catalogue --arch sm_90    # the kernels of this package",
     ),
 )
 @click.option("--arch", "architectures", multiple=True, metavar="ARCH", help="Such as sm_90; may be repeated. Default: of pyproject.toml.")
-@click.option("--against", metavar="BASE", help="Compare with a git revision, or with the project in another folder.")
+@click.option("--base", metavar="BASE", help="Compare with a git revision, or with the project in another folder.")
 @click.option("--catalogue", is_flag=True, help="Compile the kernels of this package.")
 @json_option("Write the figures of all kernels as JSON.")
-def code(architectures: tuple[str, ...], against: str | None, catalogue: bool, file: Path | None) -> int:
+def code(architectures: tuple[str, ...], base: str | None, catalogue: bool, file: Path | None) -> int:
     """Compile kernels for GPUs that are not here, and print what each needs.
 
     [[tool.gpumem.code.kernels]] in pyproject.toml declares CUDA sources and kernels of Triton. The figures: registers of a thread; local
-    memory of a thread (spilled registers and stack); shared memory of a block; machine code; and the sectors that the worst access of a
-    warp to global memory touches, over the fewest for the same bytes. max_registers, max_spill, max_shared, max_code and max_sectors in
-    pyproject.toml limit them.
+    memory of a thread (spilled registers and stack); shared memory of a block; and machine code. max_registers, max_spill, max_shared and
+    max_code in pyproject.toml limit them.
     """
     from pytest_gpumem.kernels.declared import TABLE, check_architecture, project
 
@@ -57,6 +56,8 @@ def code(architectures: tuple[str, ...], against: str | None, catalogue: bool, f
             f"no [[{TABLE}.kernels]] in {declared.folder / 'pyproject.toml'}; --catalogue compiles those of this package."
         )
     chosen = architectures or declared.architectures
+    if catalogue or any(one.source is not None for one in declared.sources):
+        _refuse_unknown(chosen, "--arch" if architectures else f"{declared.folder / 'pyproject.toml'}: {TABLE}.architectures")
     found, broken = list[CompiledKernel](), list[str]()
     for limits, kernel in _catalogue(chosen) if catalogue else _compiled(declared, chosen):
         if isinstance(kernel, str):
@@ -65,13 +66,24 @@ def code(architectures: tuple[str, ...], against: str | None, catalogue: bool, f
             found.append(kernel)
             broken += _exceeded(kernel, limits)
     write_json(file, msgspec.to_builtins(CompiledKernels(tuple(found))))
-    base = None if against is None else _other(against, chosen, catalogue)
+    other = None if base is None else _other(base, chosen, catalogue)
     width, colour = terminal()
-    if shown := text(found, base, width=width, colour=colour):
+    if shown := text(found, other, width=width, colour=colour):
         click.echo(shown)
     for line in broken:
         click.echo(printable(f"FAIL {line}"))
     return Exit.FAILED if broken else Exit.FINE
+
+
+def _refuse_unknown(architectures: Sequence[str], where: str) -> None:
+    """Raises `UserError`: NVRTC does not compile for one of them."""
+    from pytest_gpumem.devices.cuda.nvrtc import supported
+
+    known = supported()
+    for one in architectures:
+        if int("".join(filter(str.isdigit, one))) not in known:
+            accepted = ", ".join(f"sm_{number}" for number in known)
+            raise UserError(f"{where}: the installed NVRTC does not compile for {one!r}; accepted are {accepted}")
 
 
 Limits = Mapping[str, float]
@@ -188,12 +200,10 @@ def _line(one: CompiledKernel, before: CompiledKernel | None, compared: bool) ->
 
 def _shown(name: str, one: CompiledKernel) -> str:
     figure = getattr(one, name)
-    if name == "sectors" and one.unknown:
-        return f"{_figure(name, figure)}, {one.unknown} unknown" if figure is not None else f"{one.unknown} unknown"
     return "" if figure is None else _figure(name, figure)
 
 
 def _figure(name: str, figure: float) -> str:
     from pytest_gpumem.kernels.declared import IN_BYTES
 
-    return format_bytes(int(figure)) if name in IN_BYTES else f"{figure:.3g}{'x' if name == 'sectors' else ''}"
+    return format_bytes(int(figure)) if name in IN_BYTES else f"{figure:.3g}"

@@ -31,14 +31,17 @@ from pytest_gpumem.commands import (
     write_json,
 )
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.limits import YES
 from pytest_gpumem.outcomes import Exit, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.result_files import load_results
 
 if TYPE_CHECKING:
+    from pytest_gpumem.runs.journal import Journal
     from pytest_gpumem.runs.reading import Wanted
     from pytest_gpumem.runs.rounds import Progress, Result
+    from pytest_gpumem.runs.worktree import Side
 
 
 @click.command(
@@ -56,7 +59,6 @@ if TYPE_CHECKING:
     "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: each test\'s own, else 1%.'
 )
 @rounds_option
-@click.option("--extend", type=click.IntRange(1, 10_000), metavar="N", help="Continue a duet that ended UNDECIDED, by N pairs at most.")
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="File to resume from. Default: one in the temporary folder."
 )
@@ -72,8 +74,8 @@ def duet(
     Both are measured by pytest in alternating fresh processes on one GPU, until every test is decided. After an
     interruption, the same command continues.
     """
+    from pytest_gpumem.runs.processes import check_arguments
     from pytest_gpumem.runs.report import SCHEMA
-    from pytest_gpumem.runs.workers import check_arguments
 
     check_arguments(pytest_arguments)
     wanted = _wanted(tests, flagged)
@@ -93,43 +95,45 @@ def compare(
     pytest_arguments: Sequence[str],
     *,
     head: str | None = None,
-    max_regression: str | None = None,
+    base_side: Side | None = None,
+    max_regression: str | Mapping[str, str] | None = None,
     rounds_max: int = ROUNDS,
-    extend: int | None = None,
     journal: Path | None = None,
     file: Path | None = None,
     strict: bool = False,
     evidence: bool = False,
     again: str = "the same command goes on from there",
+    after: Callable[[Side, Side, Result], object] | None = None,
 ) -> tuple[int, Result]:
     """Run a duet, print its verdicts and write them into `file`; the exit code and the result.
     `base`: a git revision, a folder or a wheel.
     `head`: folder or wheel; None: the working tree.
-    `max_regression`: allowed slow-down of all of them, as written; None: each test's own.
-    `extend`: pairs at most beyond those of the journal, in place of `rounds_max`.
+    `base_side`: base, where it is ready to run; head is the working tree then.
+    `max_regression`: allowed slow-down of all of them, as written, or by row key; None: each test's own.
     `journal`: file to resume from; None: one in the temporary folder.
     `file`: for verdicts and all processes.
     `strict`: green takes a PASS of everything, on a real GPU.
     `evidence`: a test whose machine code is the same on both sides passes with fewer pairs.
     `again`: how to resume, printed after a signal.
-    Raises `DuetError`: it cannot be played as it was asked for.
+    `after`: called with both sides, while they are checked out, and the result.
+    Raises `RunError`: it cannot be played as it was asked for.
     """
-    from pytest_gpumem.reporting.terminal import one_place
-    from pytest_gpumem.runs import DuetError, report
-    from pytest_gpumem.runs.journal import Journal
+    from pytest_gpumem.runs import report
+    from pytest_gpumem.runs.experiment import Processes
+    from pytest_gpumem.runs.processes import BASE, HEAD
     from pytest_gpumem.runs.rounds import Duet
-    from pytest_gpumem.runs.workers import BASE, HEAD, Process, Workers
-    from pytest_gpumem.runs.worktree import two_sides
+    from pytest_gpumem.runs.worktree import two_sides, working_tree
 
     begun, here = time.monotonic(), Path.cwd()
-    strict = (
-        strict or "--gpumem-strict" in pytest_arguments or os.environ.get("GPUMEM_STRICT", "").strip().lower() in ("1", "true", "yes", "on")
-    )
+    strict = strict or "--gpumem-strict" in pytest_arguments or os.environ.get("GPUMEM_STRICT", "").strip().lower() in YES
     arguments = tuple(argument for argument in pytest_arguments if argument != "--gpumem-strict")
     with ExitStack() as stack:
         stack.enter_context(ended_by_signals())
         ignored = [path.absolute() for path in (journal, file) if path is not None]
-        base_side, head_side = stack.enter_context(two_sides(base, head, here, ignored))
+        if base_side is None:
+            base_side, head_side = stack.enter_context(two_sides(base, head, here, ignored))
+        else:
+            head_side = working_tree(here, ignored)
         sides = {BASE: base_side, HEAD: head_side}
         asked = {
             "base": base_side.identity,
@@ -141,43 +145,56 @@ def compare(
             "pytest": list(arguments),
             "environment": measured_under(os.environ),
         }
-        kept = Journal(journal if journal is not None else default_journal("duet", asked).with_suffix(".jsonl"), asked)
-        stack.callback(kept.close)
-        if journal is None:
-            stack.callback(lambda: None if kept.lines else kept.remove())
-        if extend is not None:
-            if not kept.lines:
-                raise DuetError(f"--extend: there is no duet to go on with; the journal {kept.path} is empty")
-            rounds_max = max(Process.from_json(line).turn.round for line in kept.lines) + extend
+        kept = _journal(journal, asked, stack)
         files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
-        ahead = max(1, min(3, (os.cpu_count() or 2) - 1))
-        workers = Workers(sides, arguments, files, os.environ, ahead=ahead, evidence=evidence)
-        stack.callback(workers.close)
+        processes = Processes(sides, arguments, files, os.environ, evidence=evidence)
+        stack.callback(processes.close)
         click.echo(report.named(sides), err=True)
         try:
             with progress() as show:
-                played = Duet(sides, workers, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, on_progress=show).play()
+                played = Duet(sides, processes, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, on_progress=show).play()
         except KeyboardInterrupt:
             if finished := kept.count():
-                processes = counted(finished, "process")
-                click.echo(printable(f"gpumem duet: stopped; the journal {kept.path} holds {processes}, and {again}"), err=True)
+                held = counted(finished, "process")
+                click.echo(printable(f"gpumem duet: stopped; the journal {kept.path} holds {held}, and {again}"), err=True)
             raise
         seconds = time.monotonic() - begun
         code = report.exit_code(played, strict=strict or played.strict)
-        width, colour = terminal()
-        unnamed = None if one_place(sys.stdout, sys.stderr) else sides
-        click.echo(report.text(played, unnamed, width=width, colour=colour, seconds=seconds))
-        if not played.verdicts:
-            click.echo("nothing was measured: no test among those that were selected measures on the GPU")
+        _tell(played, sides, seconds)
         if file is not None:
             utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
             document = report.to_json(played, sides, asked, utc=utc, seconds=seconds, code=code)
             write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
+        if after is not None:
+            after(base_side, head_side, played)
         if played.open:
-            click.echo(f"to go on with more pairs: the same command with --extend {ROUNDS}")
+            click.echo(f"to go on with more pairs: the same command with --rounds-max {2 * rounds_max}")
         elif journal is None:
             kept.remove()
         return code, played
+
+
+def _journal(path: Path | None, asked: Mapping[str, Any], stack: ExitStack) -> Journal:
+    """The journal of a duet, open until the stack is. One that nobody named is removed if nothing was measured."""
+    from pytest_gpumem.runs.journal import Journal
+
+    kept = Journal(path if path is not None else default_journal("duet", asked).with_suffix(".jsonl"), asked)
+    stack.callback(kept.close)
+    if path is None:
+        stack.callback(lambda: None if kept.lines else kept.remove())
+    return kept
+
+
+def _tell(played: Result, sides: Mapping[str, Side], seconds: float) -> None:
+    """Print the verdicts."""
+    from pytest_gpumem.reporting.terminal import one_place
+    from pytest_gpumem.runs import report
+
+    width, colour = terminal()
+    unnamed = None if one_place(sys.stdout, sys.stderr) else sides
+    click.echo(report.text(played, unnamed, width=width, colour=colour, seconds=seconds))
+    if not played.verdicts:
+        click.echo("nothing was measured: no test among those that were selected measures on the GPU")
 
 
 def _wanted(tests: tuple[str, ...], flagged: str | None) -> Wanted | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +19,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.footprints import growth_lines
 
 if TYPE_CHECKING:
-    from pytest_gpumem.explain.causes import Explanation
+    from pytest_gpumem.explain.causes import Explanation, SlowDown
     from pytest_gpumem.explain.evidence import SideEvidence
 
 
@@ -55,20 +55,15 @@ def explain(
 
     TEST is a node id, with "::" in it; everything else goes to pytest.
     """
-    from pytest_gpumem.explain.evidence import load, to_json
     from pytest_gpumem.explain.text import text
     from pytest_gpumem.explain.text import to_json as explanation_to_json
 
     if keep is not None:
-        deepest = next(part for part in (keep.absolute(), *keep.absolute().parents) if part.exists())
-        if (why := unwritable(deepest / "base.json")) is not None:
-            raise click.UsageError(f"--keep: {keep}: {why}.")
+        _check_folder(keep)
     if base is None:
-        if len(arguments) != 2 or not all(one.endswith(".json") or Path(one).is_dir() for one in arguments):
-            raise UserError("without --base two files are expected, BASE.json HEAD.json; with it, tests and pytest's arguments")
         if not (pairs is None and counters is None and traces is None):
             raise UserError("--pairs, --ncu and --nsys need --base; without it nothing is measured")
-        sides = load(arguments[0]), load(arguments[1])
+        sides = _of_files(arguments)
     else:
         tests = tuple(one for one in arguments if "::" in one and not one.startswith("-"))
         rest = tuple(one for one in arguments if one not in tests)
@@ -88,13 +83,7 @@ def explain(
         click.echo("\n" + printable(f"note: {note}"))
     utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
     if keep is not None:
-        try:
-            keep.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--keep: cannot make {keep}: {error.strerror or error}") from None
-        for name, side in zip(("base", "head"), sides, strict=True):
-            kept = list(dict.fromkeys((*found, *side.footprints)))
-            write("--keep", keep / f"{name}.json", json.dumps(to_json(side, kept, utc=utc), indent=1) + "\n")
+        _keep(keep, sides, found, utc)
     plain: dict[str, Any] = {
         "kind": "gpumem explanation",
         "schema": 1,
@@ -110,8 +99,38 @@ def explain(
     write_json(file, plain)
 
 
-def explanations(base: SideEvidence, head: SideEvidence) -> dict[str, Explanation]:
+def _of_files(arguments: Sequence[str]) -> tuple[SideEvidence, SideEvidence]:
+    """The evidence in two files, of base and of head. Raises `UserError`: the arguments are no such files."""
+    from pytest_gpumem.explain.evidence import load
+
+    if len(arguments) != 2 or not all(one.endswith(".json") or Path(one).is_dir() for one in arguments):
+        raise UserError("without --base two files are expected, BASE.json HEAD.json; with it, tests and pytest's arguments")
+    return load(arguments[0]), load(arguments[1])
+
+
+def _check_folder(keep: Path) -> None:
+    """Refuse a folder that cannot be made or written, before anything is measured. Raises `click.UsageError`."""
+    deepest = next(part for part in (keep.absolute(), *keep.absolute().parents) if part.exists())
+    if (why := unwritable(deepest / "base.json")) is not None:
+        raise click.UsageError(f"--keep: {keep}: {why}.")
+
+
+def _keep(keep: Path, sides: tuple[SideEvidence, SideEvidence], found: Iterable[str], utc: str) -> None:
+    """Write the evidence of both sides into a folder. `found`: row keys of what was explained. Raises `UserError`: it cannot be made."""
+    from pytest_gpumem.explain.evidence import to_json
+
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--keep: cannot make {keep}: {error.strerror or error}") from None
+    for name, side in zip(("base", "head"), sides, strict=True):
+        kept = list(dict.fromkeys((*found, *side.footprints)))
+        write("--keep", keep / f"{name}.json", json.dumps(to_json(side, kept, utc=utc), indent=1) + "\n")
+
+
+def explanations(base: SideEvidence, head: SideEvidence, *, known: Mapping[str, SlowDown] = MappingProxyType({})) -> dict[str, Explanation]:
     """The explanation of each measurement that both sides have, by row key.
+    `known`: slow-downs, by row key, that were measured better than by these sides.
     Raises `UserError`: the sides are of different devices, or have nothing in common.
     """
     from pytest_gpumem.explain.causes import explain as why
@@ -123,7 +142,8 @@ def explanations(base: SideEvidence, head: SideEvidence) -> dict[str, Explanatio
     if not common and not head.footprints.keys() & base.footprints.keys():
         had, has = (", ".join(side.measured) or "nothing" for side in (base, head))
         raise UserError(f"base measured {had}, head {has}: no measurement in common")
-    return {key: why(base.evidence(key), head.evidence(key), slow_down([base.measured[key]], head.measured[key])) for key in common}
+    slower = {key: known.get(key) or slow_down([base.measured[key]], head.measured[key]) for key in common}
+    return {key: why(base.evidence(key), head.evidence(key), slower[key]) for key in common}
 
 
 def grown(base: SideEvidence, head: SideEvidence) -> dict[str, list[str]]:
@@ -159,16 +179,15 @@ def _measured(
     base: str, tests: tuple[str, ...], arguments: tuple[str, ...], pairs: int, counters: bool, traces: bool | None
 ) -> tuple[SideEvidence, SideEvidence]:
     from pytest_gpumem.explain.evidence import load
-    from pytest_gpumem.explain.processes import ExplainRequest, measure_head, measure_sides
-    from pytest_gpumem.runs.workers import check_arguments
-    from pytest_gpumem.runs.worktree import Side as Tree
-    from pytest_gpumem.runs.worktree import two_sides
+    from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
+    from pytest_gpumem.runs.processes import BASE, HEAD, check_arguments
+    from pytest_gpumem.runs.worktree import in_this_environment, two_sides
 
     request = ExplainRequest(tests, arguments, pairs, counters, traces)
 
     check_arguments(arguments)  # before a side is prepared, which may install a project
     if base.endswith(".json"):
-        here = Path.cwd()
-        return load(base), measure_head(Tree("working tree", "", here, here, sys.executable, str), request, os.environ, log)
+        return load(base), measure_sides({HEAD: in_this_environment(Path.cwd())}, request, os.environ, log)[HEAD]
     with two_sides(base, None, Path.cwd()) as (base_tree, head_tree):
-        return measure_sides(base_tree, head_tree, request, os.environ, log)
+        measured = measure_sides({BASE: base_tree, HEAD: head_tree}, request, os.environ, log)
+        return measured[BASE], measured[HEAD]

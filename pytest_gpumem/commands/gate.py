@@ -4,134 +4,338 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
-from pytest_gpumem.commands import examples, margin, pytest_arguments, rounds_option, say
-from pytest_gpumem.commands.baseline import FOLDER
-from pytest_gpumem.commands.duet import compare
-from pytest_gpumem.commands.merge import (
-    DUET,
-    JUNIT,
-    OUTPUT_FILES,
-    RESULTS,
-    announce,
-    merged_into,
-    output_option,
-    prepare,
-    say_files,
-    write_outputs,
-)
-from pytest_gpumem.commands.report import earlier
-from pytest_gpumem.outcomes import Exit, UserError
+from pytest_gpumem.baselines.accepted import FOLDER as ACCEPTED
+from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, acceptances
+from pytest_gpumem.commands import examples, margin, pytest_arguments, rounds_option, say, terminal
+from pytest_gpumem.commands.baseline import FOLDER as STORAGE
+from pytest_gpumem.commands.duet import compare, ended_by_signals
+from pytest_gpumem.commands.explain import explanations
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.expectations import Loosened, Selection, edited, loosened
+from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import Document
+from pytest_gpumem.records.device import SIMULATED, DeviceFacts
+from pytest_gpumem.records.row import Missing, Row
+from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
-from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, head
-from pytest_gpumem.settings import DUET_FOLLOWS, Role, of_role
+from pytest_gpumem.revisions import RevisionError, ancestry, files_at
+from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, DUET_FOLLOWS, SELECTION, Role, of_role
 
 if TYPE_CHECKING:
+    from pytest_gpumem.baselines.storage import Storage
     from pytest_gpumem.reporting.concerns import Place
-    from pytest_gpumem.runs.decision import Decision
+    from pytest_gpumem.reporting.run import Run
+    from pytest_gpumem.runs.base import Base
+    from pytest_gpumem.runs.decision import Decision, OfBase
+    from pytest_gpumem.runs.processes import Process
     from pytest_gpumem.runs.reading import DuetVerdict
+    from pytest_gpumem.runs.rounds import Result
+    from pytest_gpumem.runs.worktree import Side
+
+FOLDER = Path("gpumem-results")  # default of --output
+RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
+OUTPUT_FILES = {option.name: str(option.gate_file) for option in of_role(Role.OUTPUT)}  # by the name of an output
+FILES = (RESULTS, JUNIT, DUET, *OUTPUT_FILES.values())  # the files of the folder
+IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
+"""File in the folder, and its text: it marks a folder that a gate made, and hides its files from git."""
 
 
 @click.command(
     short_help="Check a pull request against its base, in a pipeline.",
     epilog=examples(
         "gpumem gate origin/main                       # in a pull request's pipeline",
-        "gpumem gate origin/main --strict -- tests/gpu # only PASS of every row is green",
+        "gpumem gate origin/main --strict -- tests/gpu # only PASS of every limit is green",
         "gpumem gate origin/main --screen-only         # without the duet",
-        "gpumem gate origin/main --shards 'shards/*'   # what several runners measured",
     ),
 )
-@output_option
 @click.option(
-    "--shards",
-    metavar="RESULTS",
-    multiple=True,
-    help="Results of all shards of the screen, as gpumem merge takes them, in place of measuring here; may be repeated.",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=FOLDER,
+    help=f"Folder of results, report and summary. Default: {FOLDER}.",
 )
 @click.option(
     "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: the limit of each test.'
 )
-@click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and an UNDECIDED row is a warning.")
+@click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and a row in doubt is no verdict.")
 @rounds_option
-@click.option("--strict", is_flag=True, help="Exit with 6 unless every row is a PASS, and of a real GPU; duets of all rows in doubt.")
 @click.option(
-    "--allow-lost", metavar="TEST", multiple=True, help="Measurements that this run may lose, as TEST or TEST[label]; may be repeated."
+    "--strict", is_flag=True, help="Exit with 6 unless each row with a limit is a PASS, of a real GPU; duets of all rows in doubt."
+)
+@click.option(
+    "--accept-from-change",
+    is_flag=True,
+    help="Count the changes that the change itself accepts, by files that it adds to .gpumem/accepted, up to their sizes.",
 )
 @click.argument("base", metavar="BASE")
 @pytest_arguments
 def gate(
     output: Path,
-    shards: tuple[str, ...],
     max_regression: str | None,
     screen_only: bool,
     rounds_max: int,
     strict: bool,
-    allow_lost: tuple[str, ...],
+    accept_from_change: bool,
     base: str,
     pytest_arguments: tuple[str, ...],
 ) -> int:
     """Compare a change with BASE, a git revision: for pipelines of pull requests.
 
-    Runs pytest with --gpumem against the accepted processes of BASE's history. A duet of BASE and the working tree then decides the rows
-    that look slower, are undecided or have no baseline; rows that run the same machine code and may be only noisy need none. Writes
-    results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the job's summary and
-    annotations.
+    Collects the tests of the merge base of BASE and HEAD: what these tests measure must be judged, by limits that are not looser. Runs
+    pytest with --gpumem against the saved processes of BASE's history. One process of the merge base gives the exact figures of rows
+    whose bytes, counts or kernels grew or have no baseline; a duet of the merge base and the working tree decides the rows that look
+    slower, are undecided or have no baseline. The causes of a slow-down that the duet confirms come from the baseline, or from one more
+    pair of processes. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the
+    job's summary and annotations.
     """
-    from pytest_gpumem.runs.decision import decide, flagged, open_to_a_duet, unaltered, with_missing
-    from pytest_gpumem.runs.workers import accepted
+    from pytest_gpumem.runs.decision import if_meant, loosened_lines, without_effect
 
     _check_arguments(pytest_arguments, output)
     try:
-        ancestry(base, (), Path.cwd())
+        merge_base = ancestry(base, (), Path.cwd()).merge_base
     except RevisionError as error:
         raise click.UsageError(f"BASE: {error}.") from None
-    steps = 1 if screen_only else 2
-    if shards:
-        for flag, value in (("--max-regression", max_regression), ("--allow-lost", allow_lost)):
-            if value:
-                raise click.UsageError(f"{flag}: the shards are judged already; give --gpumem-{flag.removeprefix('--')} to each of them.")
-        screened = _of_shards(output, base, shards)
-        max_regression = screened.document.settings.get("max_regression") if screened.document is not None else None
+    accepted = _accepted(merge_base)
+    added = Acceptances(accepted if accept_from_change else ())
     # A limit of a test wins over this one, in the screen and in the duet.
     measuring = (*pytest_arguments, *([f"--gpumem-max-regression={max_regression}"] if max_regression is not None else []))
-    if not shards:
-        prepare(output)
-        first = f"gpumem gate: step 1 of {steps}: measure the tests, and compare them with the history shared with {printable(base)}"
-        click.echo(first, err=True)
-        arguments = (*measuring, *(f"--gpumem-allow-lost={name}" for name in allow_lost))
-        screened = _screen(output, base, arguments, duet_follows=not screen_only)
-    document, duet = screened.document, None
-    rows = document.rows if document is not None else ()
-    facts, settings = (document.device, document.settings) if document is not None else (None, {})
-    strict_screen = bool(settings.get("strict"))
-    found = flagged(rows) if screened.code in (Exit.FINE, Exit.FAILED) and not screen_only else []
-    if not strict and not strict_screen:
-        found = [row for row in found if not unaltered(row)]
-    if found and facts is not None:
-        wanted = [row for row in open_to_a_duet(rows, facts, strict=strict_screen) if row in found]
-        click.echo(f"gpumem gate: step 2 of 2: the screen flags {_flags(len(found), len(wanted))}", err=True)
-        if wanted:
-            duet = _duet(output, base, wanted, rounds_max, accepted(measuring))
-    decision = decide(screened.code, screened.failures, rows, facts, duet, strict=strict, strict_screen=strict_screen)
-    decision = with_missing(decision, document.missing if document is not None else ())
-    if document is not None:
-        _tell(output, document, decision)
-    say_files(output, partial(_say, err=True))
+    _prepare(output)
+    with ExitStack() as stack:
+        stack.enter_context(ended_by_signals())
+        steps = 2 if screen_only else 3
+        _say(f"step 1 of {steps}: collect the tests of the merge base with {base}", err=True)
+        of_base = _base(base, merge_base, measuring, stack)
+        selection = of_base.selection() if of_base is not None else Selection({})
+        _say(f"step 2 of {steps}: measure the tests, and compare them with the history shared with {base}", err=True)
+        screened = _screen(output, base, measuring, duet_follows=not screen_only, selection=selection, accepts=accept_from_change)
+        changes = list(loosened(screened.selection, selection)) if screened.selection is not None else []
+        gated = GateRun(output, base, of_base, selection, measuring, rounds_max, added, changes, screen_only=screen_only, strict=strict)
+        decision = gated.decision(screened)
+    not_counted = [
+        f"{ACCEPTED / one.file_name} does not count: the gate has no --accept-from-change" for one in accepted if not accept_from_change
+    ]
+    idle = [
+        f"{ACCEPTED / one.file_name} accepts what does not fail here; the next saved run begins a new baseline all the same"
+        for one in without_effect(decision, changes, added)
+    ]
+    *remarks, result = decision.remarks
+    lines = (*not_counted, *idle, *loosened_lines(changes, added), *remarks, *if_meant(decision), result)
+    decision = replace(decision, remarks=lines)
+    if screened.document is not None:
+        _tell(output, base, screened.document, decision)
+    if written := [name for name in FILES if (output / name).exists()]:
+        _say(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}", err=True)
     for remark in decision.remarks:
         _say(remark)
     return decision.code
+
+
+def _accepted(merge_base: str) -> list[Acceptance]:
+    """The accepted changes of the files that the change adds: they are here, and the merge base does not have them.
+    Raises `UserError`: a file cannot be used, or two accept the same.
+    """
+    here = Path.cwd()
+    if not (found := acceptances(here)):
+        return []
+    merged = files_at(merge_base, ACCEPTED, here)
+    added, seen = [one for one in found if one.file_name not in merged], dict[tuple[object, ...], str]()
+    for one in added:
+        for change in one.changes:
+            same = seen.setdefault((change.row, change.scope, change.limit), one.file_name)
+            if same != one.file_name:
+                raise UserError(
+                    f"{ACCEPTED / one.file_name} and {ACCEPTED / same} both accept the {change.scope.value} of {change.row}; remove one"
+                )
+    return added
+
+
+def _base(base: str, commit: str, arguments: Sequence[str], stack: ExitStack) -> Base | None:
+    """The commit that BASE and the change have in common, ready to run; None if it has no folder such as this one."""
+    from pytest_gpumem.runs.base import Base
+    from pytest_gpumem.runs.worktree import NoFolder, commit_side, working_tree
+
+    here = Path.cwd()
+    try:
+        side = stack.enter_context(commit_side(commit, here, f"merge base with {printable(base)}"))
+    except NoFolder:
+        return None
+    return Base(side, working_tree(here), tuple(arguments), os.environ)
+
+
+@dataclass(frozen=True)
+class GateRun:
+    """A gate after its screen."""
+
+    output: Path
+    base: str  # as written
+    of_base: Base | None
+    selection: Selection  # the tests that base selects
+    arguments: tuple[str, ...]  # pytest's, as the tests are measured
+    rounds_max: int
+    added: Acceptances  # what the change accepts, of what counts
+    changes: Sequence[Loosened]  # the limits that it loosens
+    _: KW_ONLY
+    screen_only: bool
+    strict: bool
+
+    def decision(self, screened: Screened) -> Decision:
+        """Its end: by the screen, the exact figures of base, and a duet of what the screen flags."""
+        from pytest_gpumem.runs.decision import (
+            OfBase,
+            accepted_in_words,
+            by_base,
+            decide,
+            flagged,
+            open_to_a_duet,
+            with_accepted,
+            with_missing,
+            without_exact,
+        )
+
+        document, duet = screened.document, None
+        if document is None:
+            return decide(screened.code, screened.failures, (), None, None, strict=self.strict)
+        why: dict[str, tuple[str, ...]] = {}  # by row key: causes
+        rows, facts = document.rows, document.device
+        missing: Sequence[Missing] = document.missing
+        strict_screen = bool(document.settings.get("strict"))
+        base, real = OfBase(self.base), self._real(document)
+        if screened.code in (Exit.FINE, Exit.FAILED) and not real:
+            base, missing = self._of_base(rows, facts, missing, screened.selection, strict_screen=strict_screen)
+            rows = without_exact(by_base(rows, facts, base, strict=strict_screen), self.added, strict=strict_screen)
+            # A row that base does not have, and the baseline neither, is compared with nothing.
+            found = [row for row in flagged(rows) if row.key not in base.new or row.verdict.comparison is not None]
+            if found and not self.screen_only:
+                wanted = [row for row in open_to_a_duet(rows, facts, strict=strict_screen) if row in found]
+                _say(f"step 3 of 3: the screen flags {_flags(len(found), len(wanted))}", err=True)
+                if wanted:
+                    duet, why = self._duet(wanted)
+        decision = decide(
+            screened.code,
+            screened.failures,
+            document.rows,
+            facts,
+            duet,
+            self.added,
+            strict=self.strict,
+            strict_screen=strict_screen,
+            base=base,
+            real=real,
+        )
+        decision = with_missing(decision, missing)
+        decision = with_accepted(decision, accepted_in_words(decision, missing, self.changes, duet or {}, self.added))
+        if facts.simulated:
+            *remarks, result = decision.remarks
+            end, _, why_so = result.partition(": ")
+            decision = replace(decision, remarks=(*remarks, f"{end} (simulated): {why_so}"))
+        return replace(decision, rows=tuple(structs.replace(row, why=why.get(row.key, row.why)) for row in decision.rows))
+
+    def _real(self, document: Document) -> tuple[str, ...]:
+        """The GPUs of the baseline, where the device is simulated and no word of the gate chose that."""
+        if not document.device.simulated or _chooses_simulated(self.arguments):
+            return ()
+        return tuple(key for key in _place(document).devices() if not key.startswith(SIMULATED))
+
+    def _of_base(
+        self, rows: Sequence[Row], facts: DeviceFacts, missing: Sequence[Missing], own: Selection | None, *, strict_screen: bool
+    ) -> tuple[OfBase, Sequence[Missing]]:
+        """What base says of the rows, and of what was not judged. `own`: what the change selects."""
+        from pytest_gpumem.judging.exact import of_memory
+        from pytest_gpumem.runs.decision import OfBase, asks_base, excused, held_by_base, unknown_to_base
+        from pytest_gpumem.runs.processes import BASE, HEAD
+
+        base = OfBase(self.base, frozenset(row.key for row in rows if self.selection.lacks(row.nodeid)), accepts=self._accepts)
+        edits = partial(edited, own=own or Selection({}), base=self.selection)
+        tests = sorted(asks_base(rows, missing, base.new, edits, strict=strict_screen))
+        if not tests or (process := self._figures(tests, BASE)) is None:
+            return base, missing
+        skipped = {nodeid for nodeid, (outcome, _) in process.outcomes.items() if outcome == "skipped"}
+        unknown = unknown_to_base(rows, process.rows, process.finished - skipped) if process.error is None else set()
+        base = replace(base, new=base.new | unknown, figures=process.by_key)
+        if any(map(of_memory, held_by_base(rows, facts, base, strict=strict_screen))) and (own_process := self._figures(tests, HEAD)):
+            base = replace(base, alone=own_process.by_key)
+        return base, excused(missing, skipped, self.base)
+
+    def _figures(self, tests: Sequence[str], side: str) -> Process | None:
+        """One process of a side; None if it could not start."""
+        from pytest_gpumem.runs import RunError
+        from pytest_gpumem.runs.processes import BASE
+
+        if self.of_base is None:
+            return None
+        name, what = (self.base, "exact figures and limits") if side == BASE else ("the change", "memory")
+        _say(f"one process of {name}, for the {what} of {counted(len(tests), 'test')}", err=True)
+        try:
+            process = self.of_base.figures(tests, side)
+        except RunError as error:
+            _say(f"no figures of {name}: {error}", err=True)
+            return None
+        if process.error is not None:
+            _say(f"no figures of {name}: {process.name} {process.error}", err=True)
+        return process
+
+    def _accepts(self, key: str, limit: str, value: str | None) -> bool:
+        """As `OfBase.accepts`."""
+        return self.added.loosens(key, limit, value) is not None
+
+    def _duet(self, rows: Sequence[Row]) -> tuple[dict[str, DuetVerdict], dict[str, tuple[str, ...]]]:
+        """The duet's verdicts of these rows, and the causes of the slow-downs that it confirms, where the screen did not give them; by row
+        key."""
+        from pytest_gpumem.runs.reading import DuetVerdict, Wanted
+
+        if self.of_base is None:
+            return {row.key: DuetVerdict(row.key, None, "base has no folder such as this one", new=True) for row in rows}, {}
+        why: dict[str, tuple[str, ...]] = {}
+
+        def explain(base_side: Side, head_side: Side, played: Result) -> None:
+            slower = {one.key: one for one in played.verdicts if one.outcome is Outcome.FAIL and one.paired is not None}
+            if failing := [row for row in rows if row.key in slower and not (row.why and _watched(row))]:
+                why.update(_causes(self.base, base_side, head_side, failing, slower, self.arguments))
+
+        _, played = compare(
+            self.base,
+            Wanted.of(rows),
+            self.arguments,
+            base_side=self.of_base.side,
+            # Those of the screen, which hold a change to the limits of base.
+            max_regression={row.key: row.limits.max_regression for row in rows if row.limits.max_regression is not None},
+            rounds_max=self.rounds_max,
+            file=self.output / DUET,
+            evidence=True,
+            again="the same command measures its screen again, and goes on from there if that flags the same rows",
+            after=explain,
+        )
+        return {one.key: one for one in played.verdicts}, why
+
+
+def _chooses_simulated(arguments: Sequence[str]) -> bool:
+    """True if words of a command line choose the simulated device, by the last one that names a device."""
+    chosen = ""
+    for word, after in zip(arguments, (*arguments[1:], ""), strict=False):
+        name, _, value = word.partition("=")
+        if name == "--gpumem-device":
+            chosen = value or after
+    return chosen.startswith("sim")
+
+
+def _place(document: Document) -> Storage:
+    """The place of the baseline. The screen has brought the copy of a URL up to date."""
+    from pytest_gpumem.baselines.storage import storage
+
+    return storage(str(document.settings.get("baseline") or STORAGE), offline=True)
 
 
 def _say(sentence: str, *, err: bool = False) -> None:
@@ -167,9 +371,11 @@ class Screened:
     code: int  # pytest's exit code
     failures: int  # failures and errors that it counted
     document: Document | None  # its results; None if it wrote none
+    selection: Selection | None = None  # the tests that it selects; None if it did not come to its end
 
 
-def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool) -> Screened:
+def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool, selection: Selection, accepts: bool) -> Screened:
+    """`selection`: the tests that base selects. `accepts`: what the change accepts counts."""
     from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
@@ -178,65 +384,72 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: 
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
     command = pytest_command([*arguments, *own], options=["--no-header", f"--gpumem-baseline-of={base}"], results=output / RESULTS)
-    code = run_here(command, for_a_run(os.environ, announces=False) | ({DUET_FOLLOWS: "1"} if duet_follows else {}))
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        of_base, of_head = Path(folder, "base.json"), Path(folder, "head.json")
+        of_base.write_text(json.dumps(to_plain(selection)), encoding="utf-8")
+        variables = {BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
+        variables |= {name: "1" for name, given in ((DUET_FOLLOWS, duet_follows), (ACCEPTS, accepts)) if given}
+        code = run_here(command, for_a_run(os.environ) | variables)
+        selected = from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection) if of_head.exists() else None
     try:
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
-            return Screened(code, 0, None)
+            return Screened(code, 0, None, selected)
         document = load(output / RESULTS)
         suites = ElementTree.parse(output / JUNIT).getroot().iter("testsuite")
         failures = sum(int(suite.get(kind, "0")) for suite in suites for kind in ("failures", "errors"))
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise UserError(f"the screen's results in {output} cannot be read: {error}") from None
-    return Screened(code, failures, document)
+    return Screened(code, failures, document, selected)
 
 
-def _of_shards(output: Path, base: str, shards: Sequence[str]) -> Screened:
-    """The results of shards as those of a screen.
-    Raises `UserError`: they are not all shards of one run, of other code than is checked out, or were compared with all runs.
+def _watched(row: Row) -> bool:
+    """True if the row was measured with the pass from which causes follow, which it is if its baseline has one."""
+    return row.measurement is not None and row.measurement.activity is not None
+
+
+def _causes(
+    base: str, base_side: Side, head_side: Side, rows: Sequence[Row], slower: Mapping[str, DuetVerdict], arguments: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Measure the causes of slow-downs in one more process of each side, and print them; by row key, as `Row.why`.
+    `rows`: those that are explained.
+    `slower`: the duet's verdicts, by row key.
     """
-    found, _ = merged_into(output, shards)
-    compared, revision = found.document.settings.get("baseline_of"), head(Path.cwd())
-    if compared != base:
-        what = "all runs" if compared is None else f"the history of {compared}"
-        raise UserError(f"--shards: compared with {what}; measure them with --gpumem-baseline-of={base}")
-    if revision is not None and (found.revision or "").removesuffix(DIRTY) != revision.removesuffix(DIRTY):
-        raise UserError(f"--shards: of the code of {found.revision or 'no revision'}, and {revision} is checked out")
-    for remark in found.remarks:
-        _say(remark)
-    return Screened(found.code, found.failures, found.document)
+    from pytest_gpumem.explain.causes import slow_down_of
+    from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
+    from pytest_gpumem.explain.text import reasons, text
+    from pytest_gpumem.runs.processes import BASE, HEAD
+
+    asked = ExplainRequest(tuple(dict.fromkeys(row.nodeid for row in rows)), tuple(arguments), 1, counters=False, traces=False)
+    _say("causes: one more pair of processes", err=True)
+    known = {}
+    for key, one in slower.items():
+        if one.paired is not None and one.base_latency and (change := slow_down_of(one.base_latency, one.paired)) is not None:
+            known[key] = change
+    try:
+        measured = measure_sides({BASE: base_side, HEAD: head_side}, asked, os.environ, lambda _line: None)
+        found = explanations(measured[BASE], measured[HEAD], known=known)
+    except (UserError, NoAnswer) as error:
+        _say(f"no causes: {error}", err=True)
+        return {}
+    by_key = {row.key: row for row in rows if row.key in found}
+    for key in by_key:
+        click.echo(text(key, found[key], width=terminal()[0], skipped=False))
+    return {key: reasons(row, found[key], base) for key, row in by_key.items()}
 
 
-def _duet(output: Path, base: str, rows: Sequence[Row], rounds_max: int, arguments: Sequence[str]) -> dict[str, DuetVerdict]:
-    """The duet's verdicts of these rows; empty if it judged none."""
-    from pytest_gpumem.runs.reading import Wanted
-
-    _, played = compare(
-        base,
-        Wanted.of(rows),
-        arguments,
-        rounds_max=rounds_max,
-        file=output / DUET,
-        evidence=True,
-        again="the same command measures its screen again, and goes on from there if that flags the same rows",
-    )
-    return {one.key: one for one in played.verdicts}
-
-
-def _tell(output: Path, document: Document, decision: Decision) -> None:
-    """Write the outputs anew, with the duet's verdicts; under GitHub Actions the job's summary and annotations too."""
-    from pytest_gpumem.baselines.storage import storage
+def _tell(output: Path, base: str, document: Document, decision: Decision) -> None:
+    """Write the outputs anew, with the gate's verdicts; under GitHub Actions the job's summary and annotations too."""
+    from pytest_gpumem.baselines.store import Store
     from pytest_gpumem.reporting.run import Run
 
+    _write_results(output / RESULTS, document, decision)
     shown = load_results(output / RESULTS)
-    run = Run(decision.rows, document.device, document.settings, shown.utc, shown.revision, sweeps=shown.sweeps, remarks=decision.remarks)
-    run = replace(run, places=_places(output, document))
-    # The screen has brought the copy of a URL up to date.
-    history = storage(str(document.settings.get("baseline") or FOLDER), offline=True)
-    with suppress(UserError):  # there is no history yet
-        before = earlier(history.folder, document.device.key, document.rows, output / RESULTS)
-        run = replace(run, past=before.past, footprints=before.footprints)
-    write_outputs(output, run)
-    announce(run)
+    run = Run(decision.rows, document.device, document.settings, shown.utc, shown.revision, remarks=decision.remarks)
+    saved = Store(_place(document), document.device).load(partial(ancestry, base, folder=Path.cwd()))
+    past = {row.key: saved.past(row) for row in run.rows}
+    run = replace(run, places=_places(output, document), past=past, footprints=saved.newest_footprints)
+    _write_outputs(output, run)
+    _announce(run)
 
 
 def _places(output: Path, document: Document) -> dict[str, Place]:
@@ -253,3 +466,69 @@ def _places(output: Path, document: Document) -> dict[str, Place]:
         if (location := by_fingerprint.get(fingerprint(row))) is not None:
             found[row.nodeid] = Place(location["path"], location["lines"]["begin"])
     return found
+
+
+# The folder of results
+
+
+def _prepare(output: Path) -> None:
+    """Make the folder, and remove the files of an earlier gate: a run that breaks must not show another's results.
+    Raises `click.UsageError`: it holds files, and no marker of a gate; nothing is touched.
+    """
+    marker = output / IGNORED
+    try:
+        if (
+            output.is_dir()
+            and any(output.iterdir())
+            and (marker.is_symlink() or not marker.is_file() or marker.read_bytes() != MARKER.encode())
+        ):
+            raise click.UsageError(
+                f"--output: {output} holds files that no gate wrote; accepted is an empty or a new folder, or one that a gate made."
+            )
+        output.mkdir(parents=True, exist_ok=True)
+        write_whole(marker, MARKER)
+        for name in FILES:
+            (output / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"--output: cannot write {output}: {error.strerror or error}") from None
+
+
+def _write_results(path: Path, screen: Document, decision: Decision) -> None:
+    """Write the verdicts of the gate into the results of its screen. Raises `UserError`: the file cannot be written."""
+    from pytest_gpumem.records.schema import document
+    from pytest_gpumem.reporting.exports import figures
+
+    try:
+        value = json.loads(path.read_bytes())
+        value["gpumem"] |= document(screen.device, decision.rows, screen.settings, decision.missing)
+        found = {(row.range_name, row.label): figures(row, screen.device) for row in decision.rows}
+        for one in value.get("benchmarks", ()):
+            if (fed := one.get("extra_info", {}).get("gpumem")) is not None:
+                one["extra_info"]["gpumem"] = found.get((fed["range"], fed.get("label", "")), fed)
+        write_whole(path, json.dumps(value, allow_nan=False, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"--output: cannot write {path}: {error.strerror or error}") from None
+
+
+def _write_outputs(output: Path, run: Run) -> None:
+    """Write the outputs of a run into the folder. Raises `UserError`: a file cannot be written."""
+    from pytest_gpumem.reporting.outputs import OUTPUTS
+
+    try:
+        for name, file in OUTPUT_FILES.items():
+            if (text := OUTPUTS[name](run)) is not None:
+                write_whole(output / file, text)
+    except OSError as error:
+        raise UserError(f"--output: cannot write {error.filename}: {error.strerror or error}") from None
+
+
+def _announce(run: Run) -> None:
+    """Under GitHub Actions, add a run to the job's summary, and print its annotations."""
+    from pytest_gpumem.reporting.concerns import summarise, workflow_commands
+    from pytest_gpumem.reporting.outputs import OUTPUTS
+
+    if (note := summarise(str(OUTPUTS["markdown"](run)), os.environ)) is not None:
+        click.echo(printable(note), err=True)
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in workflow_commands(run.rows, run.places):
+            click.echo(line)

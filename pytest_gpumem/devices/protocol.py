@@ -557,6 +557,9 @@ class Device(Protocol):
     def elsewhere(self) -> int | None:
         """CUDA's number of the GPU that is current instead of this one; None if this one is."""
 
+    def was_reset(self) -> bool:
+        """True if the context that was opened is gone with all its handles: a test reset the device (`cudaDeviceReset`)."""
+
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
         """Allow or forbid peer access between this GPU and the GPU of `PEER` memory inside the block; restore the previous state. Without
         peer access, copies between them are staged through the host. Raises `Unsupported` with the reason if it is impossible."""

@@ -78,7 +78,7 @@ def _driver(machine: Machine, facts: DeviceFacts | None, card: Card | None, unse
 
 def _description(facts: DeviceFacts) -> str:
     link = f", {facts.link}" if facts.link else ""
-    peak = format_rate(facts.peak_bandwidth) if facts.peak_bandwidth else "unknown"
+    peak = format_rate(facts.dram_peak) if facts.dram_peak else "unknown"
     return (
         f"{facts.name}, {facts.arch}, {facts.sm_count} SMs, {facts.memory_bytes / 2**30:.1f} GiB, "
         f"L2 {format_bytes(facts.l2_bytes)}, peak {peak}{link}"
@@ -127,8 +127,8 @@ def state(card: Card) -> Iterator[Check]:
     yield _memory(card)
     yield _persistence(card)
     yield _compute_mode(card)
-    yield _clocks(card)
-    yield _throttling(card)
+    yield clocks(card)
+    yield throttling(card)
     yield _link(card)
     yield _processes(card)
 
@@ -184,7 +184,8 @@ def _compute_mode(card: Card) -> Check:
     return Check("compute mode", Status.OK, card.compute_mode or _UNKNOWN)
 
 
-def _clocks(card: Card) -> Check:
+def clocks(card: Card) -> Check:
+    """Check of clocks, temperature and power."""
     parts = []
     for name, now, most in (("SM", card.sm_clock_hz, card.max_sm_clock_hz), ("memory", card.memory_clock_hz, card.max_memory_clock_hz)):
         if now is not None:
@@ -196,15 +197,16 @@ def _clocks(card: Card) -> Check:
     if card.power_w is not None:
         limit = f" of at most {card.power_limit_w:.0f}" if card.power_limit_w is not None else ""
         parts.append(f"{card.power_w:.0f}{limit} W")
-    clocks = ", ".join(parts) or _UNKNOWN
+    shown = ", ".join(parts) or _UNKNOWN
     default = card.default_power_limit_w
     if default is not None and card.power_limit_w is not None and card.power_limit_w < default - 1:  # NVML reports milliwatts
-        detail = f"{clocks}; the default is {default:.0f} W"
+        detail = f"{shown}; the default is {default:.0f} W"
         return Check("clocks", Status.WARNING, detail, f"sudo nvidia-smi -pl {default:.0f}, unless the baseline has this limit too")
-    return Check("clocks", Status.OK, clocks)
+    return Check("clocks", Status.OK, shown)
 
 
-def _throttling(card: Card) -> Check:
+def throttling(card: Card) -> Check:
+    """Check of the reasons that slow the card."""
     if not card.throttle_reasons:
         return Check("throttling", Status.OK, "none" if card.throttle_reasons is not None else _UNKNOWN)
     detail = f"slowed now by {', '.join(card.throttle_reasons)}"

@@ -17,6 +17,7 @@ from pytest_gpumem.explain.evidence import Evidence
 from pytest_gpumem.explain.model import BaseAndHead, Estimate, Need, Pair, Rule
 from pytest_gpumem.explain.pairing import only
 from pytest_gpumem.explain.what_ran import Difference, compared
+from pytest_gpumem.judging.paired import SHOWN, Paired
 from pytest_gpumem.judging.screen import mean_latency
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.records.measurement import Measurement
@@ -191,3 +192,13 @@ def slow_down(base: Sequence[Measurement], head: Measurement) -> SlowDown:
     before = mean_latency(base)
     after, low, high = (before * math.exp(found.log + way) for way in (0.0, -reach, reach))
     return SlowDown(before, after, low - before, high - before)
+
+
+def slow_down_of(base: float, paired: Paired) -> SlowDown | None:
+    """Head against base, by the pairs of a duet; None where they are too few for an interval.
+    `base`: seconds of one launch of base.
+    """
+    if not math.isfinite(paired.bounds[0]):
+        return None
+    low, high = (base * bound for bound in paired.bounds)
+    return SlowDown(base, base * (1 + paired.change), low, high, SHOWN)

@@ -207,7 +207,7 @@ def _profiles(path: Path) -> tuple[TestProfile, ...]:
 
 def to_json(one: SideEvidence, keys: Sequence[str], *, utc: str) -> dict[str, Any]:
     """The file of some measurements of a side. `keys`: of the measurements."""
-    verdict = Verdict(Outcome.PASS, "evidence for an explanation: no limit was judged", simulated=one.facts.simulated)
+    verdict = Verdict(Outcome.MEASURED, "evidence for an explanation: no limit was judged", simulated=one.facts.simulated)
     rows = []
     for key in keys:
         nodeid, label = one.tests[key]
@@ -216,6 +216,6 @@ def to_json(one: SideEvidence, keys: Sequence[str], *, utc: str) -> dict[str, An
     return {
         "datetime": utc,
         "version": "gpumem explain",
-        "gpumem": document(one.facts, rows, {"explain": True}),
+        "gpumem": document(one.facts, rows, {}),
         "profiles": profiles_to_json(profiles),
     }

@@ -186,7 +186,7 @@ class BaseAndHead:
     @property
     def _cap(self) -> float:
         """Seconds of the further bytes at the slowest assumed rate; infinite if the bytes are unknown."""
-        peak = self.head.facts.peak_bandwidth
+        peak = self.head.facts.dram_peak
         if not peak:
             return math.inf
         base, head = self.kernels.base, self.kernels.head
@@ -203,7 +203,7 @@ class BaseAndHead:
     def memory_share(self) -> float:
         """Share of head's launch in which DRAM would be busy at its peak, 0 to 1. The SM clock does not change it."""
         moved = self.kernels.head.dram if self.head.counted else self.head.compulsory
-        peak = self.head.facts.peak_bandwidth
+        peak = self.head.facts.dram_peak
         return min(1.0, moved / peak / self.head.latency) if moved and peak else 0.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,10 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.runs import child
-from pytest_gpumem.runs.workers import BASE, HEAD, Workers, environment_of, turns, with_medians
+from pytest_gpumem.runs.experiment import Experiment, Processes, pairs
+from pytest_gpumem.runs.processes import environment_of
 from pytest_gpumem.runs.worktree import Side as Tree
+from pytest_gpumem.settings import CAUSES
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class SideRun:
     """One side's tests, ready to run."""
 
     tree: Tree
-    other: Tree  # the other side, whose modules it must not see
+    other: Tree | None  # the other side, whose modules it must not see
     arguments: tuple[str, ...]  # pytest's
     tests: tuple[str, ...]  # node ids; empty for all that the arguments select
     environment: Mapping[str, str]  # all environment variables
@@ -69,10 +70,12 @@ def trace(run: SideRun, echo: Callable[[str], object]) -> dict[str, TestProfile]
             collected = report.with_suffix(tools.COLLECTED).exists()
             problem = tools.nsys_trouble(finished.output, report, None, collected=collected) or "nsys wrote no report"
         rows = results_of(results, finished, problem=problem, under=tools.NSYS.program).rows
+        if problem is not None:
+            raise NoAnswer(problem)
         try:
             found = by_row(read(report, run.environment), rows)
         except BadReport as error:
-            raise NoAnswer(problem or str(error)) from None
+            raise NoAnswer(str(error)) from None
     if not found:
         raise NoAnswer(problem or "nsys recorded nothing in a measured launch of these tests")
     return found
@@ -92,7 +95,7 @@ def count(run: SideRun, echo: Callable[[str], object], *, hot: bool = False) -> 
 
 Echo = Callable[[str], object]  # receives each line of progress, and of the output of pytest and the profilers
 
-WATCH = ("--gpumem-explain", "--gpumem-footprint=trace")
+WATCH = ("--gpumem-footprint=trace",)
 MOST_REASONS = 3  # reasons in the message that a side measured nothing
 
 
@@ -105,23 +108,19 @@ class ExplainRequest:
     pairs: int  # processes of each side
     counters: bool  # run both sides under ncu too
     traces: bool | None = None  # run both sides under nsys too; None: if CUPTI could not watch
-    tree: Tree | None = None  # as of `Workers`
+    tree: Tree | None = None  # as of `Processes`
 
 
 def measure_sides(
-    base: Tree, head: Tree, request: ExplainRequest, environment: Mapping[str, str], echo: Echo
-) -> tuple[SideEvidence, SideEvidence]:
-    """Measure both sides.
+    trees: Mapping[str, Tree], request: ExplainRequest, environment: Mapping[str, str], echo: Echo
+) -> dict[str, SideEvidence]:
+    """The evidence of each side.
+    `trees`: by `BASE` and `HEAD`; head alone where base was measured before.
     Raises `UserError`: pytest did not accept its arguments or the device.
     Raises `NoAnswer`: a side measured none of the tests.
     """
-    trees = {BASE: base, HEAD: head}
     rows, facts = _processes(trees, request, environment, echo)
-
-    def side(name: str, other: str) -> SideEvidence:
-        return _side(trees[name], trees[other], request, rows[name], facts[name], environment, echo)
-
-    return side(BASE, HEAD), side(HEAD, BASE)
+    return {name: _side(trees, name, request, rows[name], facts[name], environment, echo) for name in trees}
 
 
 def _processes(
@@ -129,38 +128,37 @@ def _processes(
 ) -> tuple[dict[str, list[Row]], dict[str, DeviceFacts]]:
     """The rows of all processes of each side, oldest first, and the device of each side."""
     files = sorted({nodeid.partition("::")[0] for nodeid in request.tests})
-    ahead = max(1, min(2, (os.cpu_count() or 2) - 1))
-    workers = Workers(trees, (*request.arguments, *WATCH), files, environment, ahead=ahead, tree=request.tree)
-    rows: dict[str, list[Row]] = {BASE: [], HEAD: []}
+    started = Processes(trees, (*request.arguments, *WATCH), files, {**environment, CAUSES: "1"}, tree=request.tree)
+    schedule = [turn for turn in islice(pairs(0), 2 * request.pairs) if turn.side in trees]
+    rows: dict[str, list[Row]] = {side: [] for side in trees}
     outcomes: dict[str, Mapping[str, tuple[str, str]]] = {}
     facts: dict[str, DeviceFacts] = {}
-    schedule = list(islice(turns(0), 2 * request.pairs))
-    try:
-        for number, turn in enumerate(schedule):
-            process = workers.run(schedule[number:], request.tests or None, 1)
+    with Experiment(started, schedule) as experiment:
+        for number in range(1, len(schedule) + 1):
+            process = experiment.measure(request.tests or None)
+            name = started.name(process.turn)
             if process.error is not None:
-                raise NoAnswer(f"{turn.side} ({trees[turn.side].title}) crashed: {process.error}")
+                raise NoAnswer(f"{name} crashed: {process.error}")
             if not process.rows and not process.outcomes:
                 # The next processes of this side would find no more.
-                raise NoAnswer(f"{turn.side} ({trees[turn.side].title}) measured nothing: {_no_tests(request.tests)}")
+                raise NoAnswer(f"{name} measured nothing: {_no_tests(request.tests)}")
+            side = process.turn.side
             if process.device is not None:
-                facts[turn.side] = process.device
-            rows[turn.side] += process.rows
-            outcomes[turn.side] = process.outcomes
+                facts[side] = process.device
+            rows[side] += process.rows
+            outcomes[side] = process.outcomes
             failed = "".join(f"; {nodeid} {why}" for nodeid, why in _reasons(process.outcomes))
-            echo(f"gpumem: process {number + 1} of {len(schedule)}, {turn.side}, {process.seconds:.1f} s{failed}")
-            if number == 1:
-                _check_first_pair(trees, rows, outcomes)
-    finally:
-        workers.close()
+            echo(f"gpumem: process {number} of {len(schedule)}, {side}, {process.seconds:.1f} s{failed}")
+            if number == len(trees):
+                _check_first_round(trees, rows, outcomes)
     return rows, facts
 
 
-def _check_first_pair(
+def _check_first_round(
     trees: Mapping[str, Tree], rows: Mapping[str, Sequence[Row]], outcomes: Mapping[str, Mapping[str, tuple[str, str]]]
 ) -> None:
     """End if no test of a side measured anything: further processes would not either."""
-    without = [side for side in (BASE, HEAD) if all(row.measurement is None and row.footprint is None for row in rows[side])]
+    without = [side for side in trees if all(row.measurement is None and row.footprint is None for row in rows[side])]
     if without:
         names = " and ".join(f"{side} ({trees[side].title})" for side in without)
         raise NoAnswer(f"{names} measured nothing: {_summary(outcomes[side] for side in without) or 'no test reached a measurement'}")
@@ -189,29 +187,18 @@ def _no_tests(tests: Sequence[str]) -> str:
     return f"it has no test {' or '.join(tests)}, or its module is skipped, such as without a library that it imports"
 
 
-def measure_head(tree: Tree, request: ExplainRequest, environment: Mapping[str, str], echo: Echo) -> SideEvidence:
-    """Measure head alone, for a base that was measured before. Raises `NoAnswer`: it measured none of the tests."""
-    rows: list[Row] = []
-    run = SideRun(tree, tree, (*WATCH, *request.arguments), request.tests, environment)
-    for number in range(request.pairs):
-        with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
-            results = Path(folder, "results.json")
-            finished = child.run(run.command(results), run.variables, echo, folder=tree.folder)
-            try:
-                found = results_of(results, finished)
-            except NoAnswer as reason:
-                raise NoAnswer(f"{HEAD}: {reason}") from None
-        rows += [with_medians(row) for row in found.rows if row.measurement is not None or row.footprint is not None]
-        echo(f"gpumem: process {number + 1} of {request.pairs}, {HEAD}")
-        if not rows:
-            raise NoAnswer(f"{HEAD} ({tree.title}) measured nothing: its tests skipped or failed; the output of pytest is above")
-    return _side(tree, tree, request, rows, found.device, environment, echo)
-
-
 def _side(
-    tree: Tree, other: Tree, request: ExplainRequest, rows: Sequence[Row], facts: DeviceFacts, environment: Mapping[str, str], echo: Echo
+    trees: Mapping[str, Tree],
+    name: str,
+    request: ExplainRequest,
+    rows: Sequence[Row],
+    facts: DeviceFacts,
+    environment: Mapping[str, str],
+    echo: Echo,
 ) -> SideEvidence:
     """Profile a side, and add its profiles to its measurements."""
+    tree = trees[name]
+    other = next((one for side, one in trees.items() if side != name), None)
     by_key: dict[str, list[Row]] = {}
     for row in rows:
         if row.measurement is not None:

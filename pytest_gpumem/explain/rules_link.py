@@ -148,9 +148,9 @@ def more_copies(sides: BaseAndHead, threshold: float) -> Estimate | None:
     return Estimate(seconds, figures, details, open=waits) if figures else None
 
 
-COPIES = Need("needs --gpumem-explain (CUPTI) or nsys on both sides", lambda s: s.base.copies is not None and s.head.copies is not None)
+COPIES = Need("needs a record of CUPTI or of nsys on both sides", lambda s: s.base.copies is not None and s.head.copies is not None)
 KINDS = Need(
-    "needs --gpumem-explain on both sides",
+    "needs a record of CUPTI on both sides",
     lambda s: (s.base.copies is not None and s.head.copies is not None) or bool(s.base.host_memory and s.head.host_memory),
 )
 PAGES = Need("needs page counts (CUPTI) on both sides", lambda s: s.base.pages is not None and s.head.pages is not None)

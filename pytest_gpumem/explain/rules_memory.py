@@ -129,7 +129,7 @@ LIVES_ON_MEMORY = 0.3  # share of the DRAM peak above which base's kernel is bou
 
 def occupancy(sides: BaseAndHead, threshold: float) -> Estimate | None:
     """Lower occupancy of a kernel that is bound by memory."""
-    peak = sides.base.facts.peak_bandwidth or math.inf
+    peak = sides.base.facts.dram_peak or math.inf
     fewer = [
         (before, after)
         for before, after in sides.kernels.alike
@@ -308,7 +308,7 @@ def l2_misses(sides: BaseAndHead, threshold: float) -> Estimate | None:
 
 
 NCU = Need("needs counters of ncu on both sides", lambda sides: sides.counted)
-WATCHED = Need("needs --gpumem-explain (CUPTI) or a profile on both sides", lambda s: s.base.knows_kernels and s.head.knows_kernels)
+WATCHED = Need("needs a record of CUPTI or a profile on both sides", lambda s: s.base.knows_kernels and s.head.knows_kernels)
 PATTERN = Need(
     "needs counters of ncu on both sides",
     lambda s: s.counted or bool(s.base.measurement.sectors_per_request and s.head.measurement.sectors_per_request),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -11,6 +13,7 @@ from pytest_gpumem.explain.causes import UNEXPLAINED, Cause, Explanation, Note
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.judging.traffic import size
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import hanging
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 
@@ -39,6 +42,21 @@ def text(key: str, explanation: Explanation, *, width: int = WIDTH, skipped: boo
     for missing in not_looked_at(explanation) if skipped else ():
         lines += hanging("  not looked at: ", missing, width)
     return "\n".join(lines)
+
+
+def reasons(row: Row, explanation: Explanation, base: str | None) -> tuple[str, ...]:
+    """The lines of `Row.why`: what ran differently, the causes of a slow-down, and the command for the causes that need more counts.
+    `base`: the revision in the command; None for none.
+    """
+    if explanation.causes:
+        why = text(row.key, explanation, width=sys.maxsize, skipped=False).removeprefix(f"{printable(row.key)}: ").splitlines()
+    else:
+        why = [] if explanation.ran is None else what_ran.lines(explanation.ran)
+    why = [line for line in why if line.strip() != what_ran.SAME]  # no cause
+    if explanation.skipped and base is not None:
+        causes = f"for {counted(len(explanation.skipped), 'further cause')}, which need more counts" if explanation.causes else "for causes"
+        why.append(f"{causes}: gpumem explain --base {shlex.quote(base)} {shlex.quote(row.nodeid)}")
+    return tuple(why)
 
 
 def _parts(explanation: Explanation) -> Iterator[tuple[float, str]]:

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from typing import Any, Literal
 
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan
-from pytest_gpumem.units import format_bytes
+from pytest_gpumem.units import short_bytes, sizes
 
 MOST = 12  # differences that are listed
 _LONGEST = 60  # characters of a kernel's name in a sentence
@@ -56,6 +56,9 @@ class Difference:
         return f"{subject} {self.change}" + (f" ({properties})" if properties else "")
 
 
+SAME = "ran the same: machine code, launches, copies and waits"
+
+
 def compared(base: WhatRan | None, head: WhatRan | None) -> tuple[Difference, ...] | None:
     """As `differences`; None if what one side ran is unknown, or if they differ in nothing that was watched and something was not."""
     if base is None or not base.order or head is None or not head.order:
@@ -67,7 +70,7 @@ def compared(base: WhatRan | None, head: WhatRan | None) -> tuple[Difference, ..
 def lines(found: Sequence[Difference]) -> list[str]:
     """A line for each difference, at most `MOST`; the last one counts the others."""
     if not found:
-        return ["ran the same: machine code, launches, copies and waits"]
+        return [SAME]
     left = len(found) - MOST
     shown = found if left <= 0 else found[:MOST]
     return [f"ran differently: {one.text}" for one in shown] + ([f"ran differently: {left} further differences"] if left > 0 else [])
@@ -115,7 +118,9 @@ def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
     for field in _COMPARED:
         before, after = getattr(was, field), getattr(now, field)
         if before != after:
-            yield Difference("changed", now.kind.value, now.name, field, _value(field, before), _value(field, after))
+            of_bytes = field in _BYTES and None not in (before, after)
+            was_text, now_text = sizes(before, after) if of_bytes else (_value(field, before), _value(field, after))
+            yield Difference("changed", now.kind.value, now.name, field, was_text, now_text)
 
 
 def _of_calls(base: Mapping[str, int], head: Mapping[str, int]) -> Iterator[Difference]:
@@ -145,7 +150,7 @@ def _properties(step: Step) -> str:
     if step.kind is StepKind.KERNEL:
         return f"{_value('grid', step.grid)} blocks of {_value('block', step.block)}" if step.grid and step.block else ""
     ways = " → ".join(one for one in (step.source, step.memory) if one)
-    return " ".join(one for one in ("" if step.nbytes is None else format_bytes(step.nbytes), ways) if one)
+    return " ".join(one for one in ("" if step.nbytes is None else short_bytes(step.nbytes), ways) if one)
 
 
 def _value(field: str, value: Any) -> str:
@@ -154,7 +159,7 @@ def _value(field: str, value: Any) -> str:
     if field in _SHAPES:
         x, y, z = value
         return str(x) if (y, z) == (1, 1) else f"{x} × {y}" if z == 1 else f"{x} × {y} × {z}"
-    return format_bytes(value) if field in _BYTES else str(value)
+    return short_bytes(value) if field in _BYTES else str(value)
 
 
 def _short(name: str) -> str:

@@ -58,7 +58,7 @@ def control_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
     """The control that a measurement follows, "dram" or "l2"; None if something else bounds it, or the peak is unknown."""
     if measurement.traffic is None or measurement.traffic.link or measurement.sampler in ("host", "plain"):
         return None
-    if not facts.peak_bandwidth or (measurement.bandwidth or 0.0) < BOUND * facts.peak_bandwidth:
+    if not facts.dram_peak or (measurement.bandwidth or 0.0) < BOUND * facts.dram_peak:
         return None
     if measurement.mode != "hot":
         return "dram"

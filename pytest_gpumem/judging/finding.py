@@ -6,11 +6,11 @@ A rule returns an outcome, a code and figures. `SENTENCES` is the only place tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement, Window
-from pytest_gpumem.records.row import Comparison
+from pytest_gpumem.records.row import Comparison, LimitResult
 from pytest_gpumem.units import format_bytes, format_share, format_shares
 
 SENTENCES: Mapping[str, str] = {
@@ -20,9 +20,10 @@ SENTENCES: Mapping[str, str] = {
     "beside": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}",
     "too close": "{figure} is {side} {limit} by {distance}, margin {margin}, {basis}: too close to call",
     "not counted": "{limit} cannot be judged, not counted: {why}",
+    "not read": "{limit} cannot be judged: {why}",
     "counted": "{figure}, {side} {limit}",
-    "same kernels": "the kernels are those of the baseline: {limit} holds",
-    "other kernels": "{limit} does not hold: {changed}",
+    "same kernels": "the kernels are those of {past}: {limit} holds",
+    "other kernels": "{limit} does not hold{past}: {changed}",
     "beats": "{times}: {limit} holds",
     "does not beat": "{times}: {limit} does not hold",
     "may not beat": "{times}: {limit} is not beyond doubt",
@@ -36,6 +37,7 @@ SENTENCES: Mapping[str, str] = {
     "crept": "{seen}: crept beyond {limit}; gpumem compare shows the runs between",
     "looks crept": "{seen}: looks crept beyond {limit}; {doubt}",
     "faster": "{seen}: faster than {limit}; the baseline is stale, and a slow-down back to it would pass: accept the gain into it",
+    "no gain": "no gain beyond {limit}",
     "no limit": "no limit set",
     "no limit, compared": "{seen}, no limit set, catches {catches}",
     # Nothing to compare with.
@@ -44,7 +46,8 @@ SENTENCES: Mapping[str, str] = {
     "{own} here and in {theirs} there, and unchanged code takes another time; accept runs of this variant (--gpumem-save), or let gpumem "
     "duet decide",
     "measured differently": "{limit} cannot be judged, the measurement itself has changed: {changed}; gpumem duet compares them",
-    "other work": "{finding}; the measurement itself has changed, {changed}",
+    "other work": "{finding}; a launch does other work, {changed}",
+    "not the same work": "{seen}, but a launch does other work, {changed}: no limit was judged; gpumem duet compares them",
     # The device and its conditions.
     "unreliable": "{doubts}: no limit was judged",
     "too wide": "the 95 % interval is ± {noise} of the latency, {basis}: too wide to pass; measure more placements",
@@ -62,6 +65,12 @@ class Finding:
     form: str  # key of `SENTENCES`
     figures: Mapping[str, str]  # the words and figures of its sentence
     code: Code | None = None
+    limit: str = ""  # name of the limit; empty for a doubt about the whole measurement
+
+    @property
+    def result(self) -> LimitResult:
+        """The finding for a record."""
+        return LimitResult(self.limit, self.outcome, self.code, self.sentence)
 
     @property
     def sentence(self) -> str:
@@ -72,6 +81,11 @@ class Finding:
 def find(outcome: Outcome, form: str, code: Code | None = None, **figures: str) -> Finding:
     """A finding with these figures."""
     return Finding(outcome, form, figures, code)
+
+
+def of_limit(name: str, finding: Finding) -> Finding:
+    """The finding with the name of its limit."""
+    return replace(finding, limit=name)
 
 
 def against_most(limit: str, count: float, most: float, figure: str, code: Code | None = None) -> Finding:
@@ -124,7 +138,7 @@ def between(low: float, high: float) -> str:
 
 def against(comparison: Comparison) -> str:
     """The change with its interval, and the number of runs and processes behind it."""
-    runs = counted(comparison.runs, "accepted run")
+    runs = counted(comparison.runs, "saved run")
     if comparison.processes != comparison.runs:
         runs += f" of {counted(comparison.processes, 'process')}"
     text = f"{change(comparison.delta)} against {runs}, {between(comparison.low, comparison.high)}"

@@ -1,6 +1,6 @@
 """The limits of a footprint. Bytes and allocations are counted: a limit holds or does not, and no statistics are needed.
 
-A growth of the peak is judged against the least peak of the accepted runs, so that small steps do not add up; where runs of one revision
+A growth of the peak is judged against the least peak of the saved runs, so that small steps do not add up; where runs of one revision
 have different peaks, as by caches and autotuning, against the largest.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.finding import Finding, against_most, counted, find
+from pytest_gpumem.judging.finding import Finding, against_most, counted, find, of_limit
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
@@ -22,7 +22,7 @@ from pytest_gpumem.units import format_bytes, format_share, parse_bytes, parse_g
 
 @dataclass(frozen=True)
 class PastFootprint:
-    """The footprint of an accepted run."""
+    """The footprint of a saved run."""
 
     footprint: Footprint
     revision: str | None  # revision of its code; None if unknown
@@ -35,6 +35,7 @@ class _Judged:
     written: str
     past: Sequence[PastFootprint]
     no_history: str | None
+    of: str | None = None  # what the one run of `past` is, in words; None: saved runs
 
 
 def _most(
@@ -71,10 +72,10 @@ def _max_peak_regression(one: _Judged) -> Finding:
     varies = varying(alike)
     before = max(peaks) if varies else min(peaks)
     peak = max(peaks_of(now)) if not varies else min(peaks_of(now))
-    growth = f"{'+' if peak >= before else ''}{format_bytes(peak - before)}"
+    growth = f"{'+' if peak >= before else ''}{short_bytes(peak - before)}"
     if before:
         growth += f", {format_share(peak / before - 1, sign=True)}"
-    figure = f"a peak of {size(peak)} against {size(before)} of {counted(len(alike), 'accepted run')} ({growth})"
+    figure = f"a peak of {size(peak)} against {size(before)} of {one.of or counted(len(alike), 'saved run')} ({growth})"
     if varies:
         figure += f"; unchanged code varies between {size(min(peaks))} and {size(max(peaks))}"
     elif len(set(peaks_of(now))) > 1:
@@ -116,30 +117,44 @@ AT_THE_END = ("max_kept", "max_reserved")  # limits on what is there when the te
 
 
 def judge_footprint(
-    footprint: Footprint, limits: Limits, past: Sequence[PastFootprint], names: Sequence[str], no_history: str | None = None
+    footprint: Footprint,
+    limits: Limits,
+    past: Sequence[PastFootprint],
+    names: Sequence[str],
+    no_history: str | None = None,
+    of: str | None = None,
+    *,
+    fixtures_alone: bool = False,
 ) -> Iterator[Finding]:
     """One finding for each limit that is set.
-    `past`: the accepted runs of the row, oldest first.
+    `past`: the saved runs of the row, oldest first.
     `names`: the limits to judge.
-    `no_history`: why there is no accepted run.
+    `no_history`: why there is no saved run.
+    `of`: what the one run of `past` is, in words.
+    `fixtures_alone`: it is of a whole test on a simulated device, where nothing outlives the fixtures.
     Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
         if (written := getattr(limits, name)) is None:
             continue
-        one = _Judged(footprint, f"{name} {written} ({limits.origin.get(name, 'limit')})", written, past, no_history)
+        one = _Judged(footprint, f"{name} {written} ({limits.origin.get(name, 'limit')})", written, past, no_history, of)
         found = RULES[name](one)
-        if found.outcome is Outcome.PASS and (unseen := _unseen(one, name)) is not None:
-            yield find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=one.limit, why=unseen)
-        else:
-            yield found
+        if not footprint.watched and found.outcome is not Outcome.FAIL:
+            why = "; ".join(footprint.not_watched) or "nothing was watched"
+            found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=why)
+        elif fixtures_alone and name in AT_THE_END and not (footprint.kept or footprint.reserved):
+            found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=ENDS_WITH_FIXTURES)
+        elif found.outcome is Outcome.PASS and (unseen := _unseen(one, name)) is not None:
+            found = find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=one.limit, why=unseen)
+        yield of_limit(name, found)
+
+
+ENDS_WITH_FIXTURES = "a simulated device has only the buffers of fixtures, which end with them"
 
 
 def _unseen(one: _Judged, name: str) -> str | None:
     """Why what was seen proves nothing; None if it does."""
     footprint = one.footprint
-    if not footprint.watched:
-        return "; ".join(footprint.not_watched) or "nothing was watched"
     if footprint.bound:
         return f"up to {size(footprint.bound)} more of the GPU's memory are taken; {'; '.join(footprint.not_watched)}"
     if footprint.peak_bound is not None and name in OF_PEAK:
@@ -155,20 +170,22 @@ def added(verdict: Verdict, findings: Sequence[Finding], strict: bool) -> Verdic
         return verdict
     worst = min(findings, key=lambda finding: finding.outcome.rank)
     ends = "" if not strict or worst.outcome in (Outcome.PASS, Outcome.FAIL) else " (strict: this fails)"
-    if worst.outcome is Outcome.PASS and verdict.outcome is Outcome.PASS:
-        first = [] if verdict.comparison is None and verdict.reason == NO_LIMIT else [verdict.reason]
-        return replace(verdict, reason="; ".join([*first, *(finding.sentence for finding in findings)]))
+    if worst.outcome is Outcome.PASS and verdict.outcome.quiet:
+        first = [] if verdict.comparison is None and verdict.outcome is Outcome.MEASURED else [verdict.reason]
+        return replace(verdict, outcome=Outcome.PASS, reason="; ".join([*first, *(finding.sentence for finding in findings)]))
     sentences = "; ".join(finding.sentence for finding in findings if finding.outcome is not Outcome.PASS)
     if not sentences:
         return verdict
+    own = (finding.result for finding in findings if finding.outcome is not Outcome.PASS)
+    results = tuple(sorted((*own, *verdict.limits), key=lambda result: result.outcome.rank))
     # A FAIL by memory keeps its code beside a slow-down, which a duet may clear.
     if worst.outcome.rank < verdict.outcome.rank or worst.outcome is Outcome.FAIL:
-        reason = sentences + ends + ("" if verdict.outcome is Outcome.PASS else f"; {verdict.reason}")
-        return replace(verdict, outcome=worst.outcome, code=worst.code, reason=reason)
-    return replace(verdict, reason=f"{verdict.reason}; {sentences}")
+        reason = sentences + ends + ("" if verdict.outcome.quiet else f"; {verdict.reason}")
+        return replace(verdict, outcome=worst.outcome, code=worst.code, reason=reason, limits=results)
+    return replace(verdict, reason=f"{verdict.reason}; {sentences}", limits=results)
 
 
-NO_LIMIT = find(Outcome.PASS, "no limit").sentence  # the reason of a row without limits
+UNLIMITED = Verdict(Outcome.MEASURED, find(Outcome.MEASURED, "no limit").sentence)  # of a row without limits
 
 
 def size(nbytes: int) -> str:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from pytest_gpumem.judging import drift, screen
-from pytest_gpumem.judging.finding import Finding, against, basis, counted, find, window_text
+from pytest_gpumem.judging.change import Evidence, decide_change
+from pytest_gpumem.judging.finding import Finding, against, basis, counted, find, of_limit, window_text
 from pytest_gpumem.judging.limits import STEPS, absolute, physical, uncounted
 from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, allowed, compared, decidable, judge_change
-from pytest_gpumem.judging.spread import difference
+from pytest_gpumem.judging.spread import Difference, difference
 from pytest_gpumem.judging.traffic import size
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
@@ -39,11 +41,11 @@ def judge(
     """Judge one measurement.
     `history`: of the same test and label, one a run. Measurements of another mode are left out; if the others were taken differently, the
     verdict is UNDECIDED.
-    `strict`: adds to the reason that an outcome other than PASS fails; the outcome does not depend on it.
+    `strict`: adds to the reason that a doubt fails; the outcome does not depend on it.
     `no_history`: why there is no history, for NEW.
     `siblings`: the other measurements of its test by label, for `faster_than`.
     `family`: the rows of the suite that are compared with a baseline.
-    `first`: the first accepted run, if the history has moved on from it.
+    `first`: the first saved run, if the history has moved on from it.
     `changes`: reads the controls again; by kind the log-ratio to the session's start. Called only before a row fails against its baseline.
     Such a row is UNDECIDED if the device may have changed as much.
     `evidence`: let the same machine code settle a doubt that noise alone leaves (`same_code`).
@@ -60,40 +62,80 @@ def judge(
         compares = [name for name in ("max_regression", "fail_if_faster") if getattr(limits, name) is not None]
         if compares:
             written = f"{compares[0]} {getattr(limits, compares[0])} ({limits.origin.get(compares[0], 'limit')})"
-            findings.append(_not_compared(measurement, history, written, no_history))
+            findings.append(of_limit(compares[0], _not_compared(measurement, history, written, no_history)))
         return _verdict(findings, None, facts, strict)
     moved = drift.drift_of(measurement, alike, facts)
     if moved is not None and moved.too_large:
         return _verdict(_without_times(moved.doubt("no limit was judged"), measurement, limits, facts, history), None, facts, strict)
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
-    comparison = replace(compared(found, delta), same_code=evidence and same_code(measurement, alike))
+    same = evidence and not changed_work(alike[-1], measurement) and same_code(measurement, alike)
+    comparison = replace(compared(found, delta), same_code=same)
+    against_runs = _Against(measurement, alike, limits, facts, family, changes, moved, found)
     if limits.max_regression is not None:
-        name = screen.limit_name(limits.max_regression, limits.origin.get("max_regression", "limit"), delta)
-        judged = judge_change(measurement, found, comparison, delta, name, family)
-        finding = _whatever_followed(moved, judged, comparison, delta)
-        in_doubt, beyond = finding.code in SETTLED or (judged.outcome is Outcome.PASS and finding is not judged), comparison.low - delta
-        if finding.outcome is not Outcome.FAIL and first is not None and comparable(measurement, first):
-            crept = screen.since(found, measurement, first)
-            since_first = compared(crept, delta)
-            if (creep := screen.judge_creep(measurement, crept, since_first, delta, name, family)) is not None:
-                finding = _whatever_followed(drift.drift_of(measurement, [first], facts), creep, since_first, delta)
-                in_doubt, beyond = False, since_first.low - delta
-                comparison = replace(comparison, p_value=since_first.p_value)
-        shift = 0.0 if moved is None else max(-moved.log, 0.0)  # it may follow the device's drift
-        if in_doubt and comparison.same_code and comparison.low <= 0 and screen.below(found, delta, shift=shift):
-            finding = find(Outcome.PASS, "same code", Code.SAME_CODE, limit=name, seen=against(comparison))
-        finding = _of_this_device(finding, measurement, facts, changes, beyond, 1)
-        findings.append(_same_work(measurement, alike[-1], finding))
+        finding, comparison = against_runs.regression(comparison, delta, first)
+        findings.append(finding)
     if limits.fail_if_faster is not None:
-        origin = limits.origin.get("fail_if_faster", "limit")
-        gain = screen.judge_gain(found, compared(found, 0.0), limits.fail_if_faster, origin, family)
-        if gain is not None:
-            beyond = screen.least_gain(found) - parse_share(limits.fail_if_faster)
-            if moved is not None and -moved.share >= beyond:
-                gain = moved.doubt(gain.sentence)
-            gain = _of_this_device(gain, measurement, facts, changes, beyond, -1)
-            findings.append(_same_work(measurement, alike[-1], gain))
+        findings.append(against_runs.gain(limits.fail_if_faster))
     return _verdict(findings, comparison, facts, strict)
+
+
+@dataclass(frozen=True)
+class _Against:
+    """A measurement against the saved runs that it is compared with; arguments of `judge`, and what follows from them."""
+
+    measurement: Measurement
+    alike: Sequence[Measurement]
+    limits: Limits
+    facts: DeviceFacts
+    family: Family
+    changes: Callable[[], Mapping[str, float]]
+    moved: drift.Drift | None
+    found: Difference
+
+    def regression(self, comparison: Comparison, delta: float, first: Measurement | None) -> tuple[Finding, Comparison]:
+        """The finding about `max_regression`, and the comparison with the p-value that it rests on.
+        `delta`: allowed slow-down, as a share.
+        """
+        written = self.limits.max_regression or ""
+        name = screen.limit_name(written, self.limits.origin.get("max_regression", "limit"), delta)
+        judged = judge_change(self.measurement, self.found, comparison, delta, name, self.family)
+        finding, beyond = _whatever_followed(self.moved, judged, comparison, delta), comparison.low - delta
+        in_doubt = finding.code in SETTLED or (judged.outcome is Outcome.PASS and finding is not judged)
+        if finding.outcome is not Outcome.FAIL and first is not None and comparable(self.measurement, first):
+            crept = screen.since(self.found, self.measurement, first)
+            since_first = compared(crept, delta)
+            if (creep := screen.judge_creep(self.measurement, crept, since_first, delta, name, self.family)) is not None:
+                finding = _whatever_followed(drift.drift_of(self.measurement, [first], self.facts), creep, since_first, delta)
+                in_doubt, beyond = False, since_first.low - delta
+                comparison = replace(
+                    comparison, p_value=since_first.p_value, since_first=since_first.delta, since_first_low=since_first.low
+                )
+        if in_doubt and self._only_noise(comparison, delta):
+            finding = find(Outcome.PASS, "same code", Code.SAME_CODE, limit=name, seen=against(comparison))
+        return self._final("max_regression", finding, beyond, 1), comparison
+
+    def _only_noise(self, comparison: Comparison, delta: float) -> bool:
+        """True if the same machine code ran, and the row is nearly within its limit and does not look slower."""
+        shift = 0.0 if self.moved is None else max(-self.moved.log, 0.0)  # it may follow the device's drift
+        nearly = comparison.low <= 0 and screen.below(self.found, delta, shift=shift)
+        return decide_change(Evidence(slower=False, within=False, same_code=comparison.same_code and nearly)) is Outcome.PASS
+
+    def gain(self, written: str) -> Finding:
+        """The finding about `fail_if_faster`."""
+        origin = self.limits.origin.get("fail_if_faster", "limit")
+        gain = screen.judge_gain(self.found, compared(self.found, 0.0), written, origin, self.family)
+        if gain.outcome is Outcome.PASS:
+            return gain
+        beyond = screen.least_gain(self.found) - parse_share(written)
+        if self.moved is not None and -self.moved.share >= beyond:
+            gain = self.moved.doubt(gain.sentence)
+        return self._final("fail_if_faster", gain, beyond, -1)
+
+    def _final(self, limit: str, finding: Finding, beyond: float, sign: int) -> Finding:
+        """The finding about a limit, once the device and the work of a launch are known to be as before. Arguments as for
+        `_of_this_device`."""
+        finding = _of_this_device(finding, self.measurement, self.facts, self.changes, beyond, sign)
+        return of_limit(limit, _same_work(self.measurement, self.alike[-1], finding))
 
 
 WIDEST = 0.5  # half of the 95 % interval over placements, as a share of the latency, above which a row passes nothing, whatever its limits
@@ -113,7 +155,7 @@ def ran_the_same(one: Measurement, other: Measurement) -> bool:
 
 
 def same_code(measurement: Measurement, alike: Sequence[Measurement]) -> bool:
-    """True if a row and every accepted run that it is compared with ran the same machine code in the same way, at the same clocks."""
+    """True if a row and every saved run that it is compared with ran the same machine code in the same way, at the same clocks."""
     return all(ran_the_same(measurement, past) and _same_clocks(measurement, past) for past in alike)
 
 
@@ -141,29 +183,47 @@ def repeatable(
     `most`: processes of this run at most.
     `duet_follows`: a duet decides what few processes leave undecided, except rows of the same machine code.
     """
-    if verdict.outcome is not Outcome.UNDECIDED or limits.max_regression is None:
+    if verdict.outcome is not Outcome.UNDECIDED or limits.max_regression is None or verdict.code is Code.NOT_READ:
         return False
+    few = 1 + len(measurement.further) < ENOUGH
     if verdict.code is Code.CONDITIONS:
         # A disturbance passes; a changed device stays as it is, and so does a missing count of pages.
-        return not measurement.profiled and 1 + len(measurement.further) < ENOUGH and not uncounted(measurement, limits)
+        return not measurement.profiled and few and not uncounted(measurement, limits)
     alike = [past for past in history if comparable(measurement, past)]
     if not alike or verdict.code is Code.MEASURED_DIFFERENTLY:
         # An accident can leave one process to the host's clock; another process of this run may use the device's.
-        once = not alike and any(_other_clock(measurement, past) for past in history)
-        return once and 1 + len(measurement.further) < ENOUGH
+        return few and not alike and any(_other_clock(measurement, past) for past in history)
+    return _decidable(measurement, limits, verdict, alike, first, most, duet_follows=duet_follows)
+
+
+def _decidable(
+    measurement: Measurement,
+    limits: Limits,
+    verdict: Verdict,
+    alike: Sequence[Measurement],
+    first: Measurement | None,
+    most: int,
+    *,
+    duet_follows: bool,
+) -> bool:
+    """True if further processes of this run may decide its change; arguments as for `repeatable`."""
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
-    change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression)
+    change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression or "")
     if verdict.code is Code.NOISY and change.outcome is Outcome.PASS:
         return False  # another limit is too close to call, which this process alone decides
-    if duet_follows and change.code is Code.LOOKS_SLOWER and 1 + len(measurement.further) < ENOUGH:
+    if duet_follows and 1 + len(measurement.further) < ENOUGH and change.code is Code.LOOKS_SLOWER:
         return True  # a duet takes many more processes, and most rows that look slower by one process are not
     settles = change.code in SETTLED and verdict.comparison is not None and verdict.comparison.same_code
     most = min(most, ENOUGH) if duet_follows and not settles else most
-    if 1 + len(measurement.further) < most and decidable(found, delta, most, settles=settles):
-        return True
+    more = 1 + len(measurement.further) < most and decidable(found, delta, most, settles=settles)
+    return more or _creeps(measurement, found, delta, first, most)
+
+
+def _creeps(measurement: Measurement, found: Difference, delta: float, first: Measurement | None, most: int) -> bool:
+    """True if more processes may show a creep since the first saved run. A window that moves along with a creep spreads too far to
+    decide; the first run still can."""
     if first is None or not comparable(measurement, first):
         return False
-    # A window that moves along with a creep spreads too far to decide; the first run still can.
     crept = screen.since(found, measurement, first)
     return crept.log > math.log1p(delta) and decidable(crept, delta, most)
 
@@ -194,8 +254,8 @@ def comparable(measurement: Measurement, past: Measurement) -> bool:
 
 
 def is_failure(judged: Verdict | Finding, strict: bool) -> bool:
-    """True if a test with this verdict fails: on FAIL, and under `strict` on everything but PASS."""
-    return judged.outcome is Outcome.FAIL or (strict and judged.outcome is not Outcome.PASS)
+    """True if a test with this verdict fails: on FAIL, and under `strict` on every doubt."""
+    return judged.outcome is Outcome.FAIL or (strict and not judged.outcome.quiet and judged.outcome is not Outcome.ACCEPTED)
 
 
 def failing_in_themselves(rows: Sequence[Row], strict: bool) -> set[str]:
@@ -295,22 +355,30 @@ def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str,
     return changed
 
 
+def _more_bytes(past: Measurement, measurement: Measurement) -> bool:
+    """True if all that changed is that a launch moves more bytes. It then does more work, and its time says by how much."""
+    then, now = past.traffic, measurement.traffic
+    return then is not None and now is not None and past.window == measurement.window and then.total < now.total
+
+
 def _same_work(measurement: Measurement, past: Measurement, found: Finding) -> Finding:
-    """The finding, if a launch does the same work as before. Else only a FAIL stands: fewer bytes can hide a slow-down."""
+    """The finding, if a launch does the same work as before, or moves more bytes. Else only a FAIL stands: fewer bytes, or another window,
+    can hide a slow-down."""
     if not (changed := changed_work(past, measurement)):
         return found
     words = " and ".join(f"its {name} from {then} to {now}" for name, then, now in changed)
-    fails = found.outcome is Outcome.FAIL
-    outcome, code = (Outcome.FAIL, found.code) if fails else (Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY)
-    return find(outcome, "other work", code, changed=words, finding=found.sentence)
+    if found.outcome is Outcome.FAIL or _more_bytes(past, measurement):
+        return find(found.outcome, "other work", found.code, changed=words, finding=found.sentence)
+    return find(Outcome.UNDECIDED, "not the same work", Code.MEASURED_DIFFERENTLY, changed=words, seen=found.figures.get("seen", ""))
 
 
 def _verdict(findings: Sequence[Finding], comparison: Comparison | None, facts: DeviceFacts, strict: bool) -> Verdict:
-    """The worst finding's outcome and code, with the sentences of all findings that are not PASS."""
+    """The worst finding's outcome and code, with the sentences of all findings that are not PASS; MEASURED without a finding."""
     if not findings:
-        findings = [find(Outcome.PASS, "no limit")]
+        measured = find(Outcome.MEASURED, "no limit")
         if comparison is not None:
-            findings = [find(Outcome.PASS, "no limit, compared", seen=against(comparison), catches=format_share(comparison.catches))]
+            measured = find(Outcome.MEASURED, "no limit, compared", seen=against(comparison), catches=format_share(comparison.catches))
+        return Verdict(measured.outcome, measured.sentence, comparison, simulated=facts.simulated)
     ordered = sorted(findings, key=lambda f: f.outcome.rank)
     worst = ordered[0]
     reason = "; ".join(f.sentence for f in ordered if f.outcome is not Outcome.PASS or worst.outcome is Outcome.PASS)
@@ -318,7 +386,8 @@ def _verdict(findings: Sequence[Finding], comparison: Comparison | None, facts: 
         reason += " (strict: this fails)"
     # A rule that passes has no code; one that evidence let pass has.
     code = worst.code if worst.outcome is not Outcome.PASS else next((f.code for f in ordered if f.code is not None), None)
-    return Verdict(worst.outcome, reason, comparison, simulated=facts.simulated, code=code)
+    results = tuple(f.result for f in ordered if f.outcome is not Outcome.PASS)
+    return Verdict(worst.outcome, reason, comparison, simulated=facts.simulated, code=code, limits=results)
 
 
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:

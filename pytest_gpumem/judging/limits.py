@@ -7,11 +7,13 @@ compares two measurements of one test; it holds where the factor exceeds the mar
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from pytest_gpumem.judging.finding import Finding, against_most, basis, counted, find
+from pytest_gpumem.judging.finding import Finding, against_most, basis, counted, find, of_limit
 from pytest_gpumem.judging.spread import of_repetition
 from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import count_of, over_baseline
@@ -33,7 +35,9 @@ from pytest_gpumem.units import (
     parse_time,
 )
 
+BASELINE = "the baseline"
 CONFIDENCE = 0.99  # one-sided, that a repetition shows the same side of the limit
+LONGEST_TEXT = 1000  # characters of `kernels_text`
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,12 @@ class _Judged:
     origin: str
     facts: DeviceFacts
     siblings: Mapping[str, Measurement]  # the measurements of its test by label
-    past: Sequence[Measurement] = ()  # the accepted runs that it is compared with, oldest first
+    past: Sequence[Measurement] = ()  # the saved runs that it is compared with, oldest first
+    of: str = BASELINE  # what these runs are, in words
 
     @property
     def limit(self) -> str:
-        """ "max_syncs 0 (marker)"."""
+        """ "max_waits 0 (marker)"."""
         return f"{self.name} {self.written} ({self.origin})"
 
     def not_counted(self, why: str) -> Finding:
@@ -87,7 +92,7 @@ def _min_bandwidth(one: _Judged) -> Finding:
     if isinstance(least, Share):
         if (why := no_share_text(one.measurement, one.facts)) is not None:
             return one.not_judged(f'{why}; give a rate such as "900 GB/s"')
-        least = least.value * one.facts.peak_bandwidth
+        least = least.value * one.facts.dram_peak
         origin = f"{one.written}, {origin}"
     name = f"min_bandwidth {format_rate(least)} ({origin})"
     return one.beside(format_rate(bandwidth), name, least / bandwidth, bandwidth / least, "below", "above")
@@ -129,7 +134,7 @@ def _faster_than(one: _Judged) -> Finding | None:
 def _exact(
     count: Callable[[Measurement], int | str], words: Callable[[int], str], causes: Callable[[Measurement], str] = lambda measurement: ""
 ) -> Callable[[_Judged], Finding]:
-    """The rule of a limit on an exact count of one launch. The limit may be relative to the newest accepted run that has the count.
+    """The rule of a limit on an exact count of one launch. The limit may be relative to the newest saved run that has the count.
     `count`: of a measurement, or why it has none.
     `causes`: what adds up to the count, in words.
     """
@@ -142,8 +147,8 @@ def _exact(
             return against_most(one.limit, found, count_of(one.written), figure)
         known = [then for past in one.past if not isinstance(then := count(past), str)]
         if not known:
-            return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why="no run of the baseline has this count")
-        return against_most(one.limit, found, growth.most(known[-1]), f"{figure}, {words(known[-1])} in the baseline")
+            return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why=f"no run of {one.of} has this count")
+        return against_most(one.limit, found, growth.most(known[-1]), f"{figure}, {words(known[-1])} in {one.of}")
 
     return rule
 
@@ -181,18 +186,19 @@ def _steps(count: Callable[[WhatRan], int]) -> Callable[[Measurement], int | str
 
 
 def _same_kernels(one: _Judged) -> Finding:
-    """Compare with the newest accepted run whose kernels are known; NEW without one."""
+    """Compare with the newest saved run whose kernels are known; NEW without one."""
     if isinstance(ran := _watched(one.measurement), str):
         return one.not_counted(ran)
     known = [earlier for past in one.past if not isinstance(earlier := _watched(past), str)]
     if not known:
-        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why="no run of the baseline recorded its kernels")
+        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=one.limit, why=f"no run of {one.of} recorded its kernels")
     then, now = (_shapes(each) for each in (known[-1], ran))
     if then == now:
-        return find(Outcome.PASS, "same kernels", limit=one.limit)
+        return find(Outcome.PASS, "same kernels", limit=one.limit, past=one.of)
     gone, came = sorted({*map(_shape, then)} - {*map(_shape, now)}), sorted({*map(_shape, now)} - {*map(_shape, then)})
     changed = [f"{word} {', '.join(shapes)}" for word, shapes in (("no longer", gone), ("new", came)) if shapes]
-    return find(Outcome.FAIL, "other kernels", limit=one.limit, changed="; ".join(changed) or "their number or order has changed")
+    words = "; ".join(changed) or "their number or order has changed"
+    return find(Outcome.FAIL, "other kernels", limit=one.limit, changed=words, past="" if one.of == BASELINE else f" against {one.of}")
 
 
 _Shape = tuple[str, tuple[int, int, int] | None, tuple[int, int, int] | None, tuple[int, int, int] | None, int | None]
@@ -209,22 +215,48 @@ def _shape(shape: _Shape) -> str:
     return " ".join([*parts, *([f"with {format_bytes(shared)} of dynamic shared memory"] if shared else [])])
 
 
+COUNTS: Mapping[str, Callable[[Measurement], int | str]] = {
+    "max_gpu_page_faults": _pages(lambda pages: pages.gpu_faults),
+    "max_migrated": _pages(lambda pages: pages.migrated),
+    "max_kernels": _steps(lambda ran: ran.kernels),
+    "max_copies": _steps(lambda ran: ran.copies),
+    "max_copied_bytes": _steps(lambda ran: ran.copied_bytes),
+    "max_waits": _steps(lambda ran: ran.waits),
+    "max_registers": _steps(lambda ran: ran.registers),
+    "max_spill": _steps(lambda ran: ran.spill),
+}
+"""By limit, the exact count of one launch that it is on, or why there is none."""
+
+_STEP_WORDS: Mapping[str, Callable[[int], str]] = {
+    "max_kernels": lambda count: f"{counted(count, 'kernel')} in one launch",
+    "max_copies": lambda count: f"{count} {'copy' if count == 1 else 'copies'} in one launch",
+    "max_copied_bytes": lambda count: f"{format_bytes(count)} copied in one launch",
+    "max_waits": lambda count: f"the host waits {counted(count, 'time')} in one launch",
+    "max_registers": lambda count: f"{counted(count, 'register')} of a thread",
+    "max_spill": lambda count: f"{format_bytes(count)} of local memory of a thread",
+}
 STEPS: Mapping[str, Callable[[_Judged], Finding | None]] = {
-    "max_kernels": _exact(_steps(lambda ran: ran.kernels), lambda count: f"{counted(count, 'kernel')} in one launch"),
-    "max_copies": _exact(_steps(lambda ran: ran.copies), lambda count: f"{count} {'copy' if count == 1 else 'copies'} in one launch"),
-    "max_copied_bytes": _exact(_steps(lambda ran: ran.copied_bytes), lambda count: f"{format_bytes(count)} copied in one launch"),
-    "max_syncs": _exact(_steps(lambda ran: ran.syncs), lambda count: f"the host waits {counted(count, 'time')} in one launch"),
-    "max_registers": _exact(_steps(lambda ran: ran.registers), lambda count: f"{counted(count, 'register')} of a thread"),
-    "max_spill": _exact(_steps(lambda ran: ran.spill), lambda count: f"{format_bytes(count)} of local memory of a thread"),
+    **{name: _exact(COUNTS[name], words) for name, words in _STEP_WORDS.items()},
     "same_kernels": _same_kernels,
 }
 """Limits on what one launch runs, by name. They are exact, and hold on a GPU that others use too."""
 EXACT: Mapping[str, Callable[[_Judged], Finding | None]] = {
-    "max_gpu_page_faults": _exact(_pages(lambda pages: pages.gpu_faults), lambda count: f"{count} page faults of the GPU in one launch"),
-    "max_migrated": _exact(_pages(lambda pages: pages.migrated), lambda count: f"{format_bytes(count)} migrated in one launch", _causes),
+    "max_gpu_page_faults": _exact(COUNTS["max_gpu_page_faults"], lambda count: f"{count} page faults of the GPU in one launch"),
+    "max_migrated": _exact(COUNTS["max_migrated"], lambda count: f"{format_bytes(count)} migrated in one launch", _causes),
     **STEPS,
 }
 """Limits on exact counts of one launch, by name."""
+
+
+def kernels_text(measurement: Measurement) -> str | None:
+    """The kernels of one launch with their shapes, in order, as `same_kernels` compares them; None if they are not known."""
+    if isinstance(ran := _watched(measurement), str):
+        return None
+    runs = [(shape, len(list(alike))) for shape, alike in groupby(map(_shape, _shapes(ran)))]
+    text = "; ".join(f"{count} x {shape}" if count > 1 else shape for shape, count in runs) or "no kernel"
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{counted(ran.kernels, 'kernel')}, sha256 {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def _counter(
@@ -276,7 +308,7 @@ def waits_for_counts(measurement: Measurement, limits: Limits) -> str | None:
     names = [name for name in COUNTERS if getattr(limits, name) is not None]
     if not names or measurement.counted is not None:
         return None
-    return f"{', '.join(names)}: judged by gpumem traffic"
+    return f"{', '.join(names)}: judged by gpumem profile ncu --traffic"
 
 
 def counts_steps(limits: Limits) -> bool:
@@ -284,10 +316,10 @@ def counts_steps(limits: Limits) -> bool:
     return any(getattr(limits, name) is not None for name in STEPS)
 
 
-def of_baseline(measurement: Measurement, limits: Limits) -> list[str]:
-    """Limits that compare a count of this measurement with the baseline's."""
-    relative = [name for name in EXACT if (written := getattr(limits, name)) and (name == "same_kernels" or over_baseline(written))]
-    return [] if uncounted(measurement, limits) else relative
+def relative(limits: Limits) -> list[str]:
+    """The limits that compare an exact figure with the baseline's: a count, the kernels, or the peak of the memory."""
+    names = [name for name in EXACT if (written := getattr(limits, name)) and (name == "same_kernels" or over_baseline(written))]
+    return [*names, *(["max_peak_regression"] if limits.max_peak_regression is not None else [])]
 
 
 def absolute(
@@ -297,13 +329,16 @@ def absolute(
     siblings: Mapping[str, Measurement] | None = None,
     past: Sequence[Measurement] = (),
     names: Collection[str] = tuple(RULES),
+    of: str = BASELINE,
 ) -> Iterator[Finding]:
-    """One finding for each limit that is set and among `names`. Raises `QuantityError`: a limit that cannot be read."""
+    """One finding for each limit that is set and among `names`. Raises `QuantityError`: a limit that cannot be read.
+    `of`: what the runs of `past` are, in words.
+    """
     for name in names:
         if (written := getattr(limits, name)) is not None:
-            finding = RULES[name](_Judged(measurement, name, written, limits.origin.get(name, "limit"), facts, siblings or {}, past))
+            finding = RULES[name](_Judged(measurement, name, written, limits.origin.get(name, "limit"), facts, siblings or {}, past, of))
             if finding is not None:
-                yield finding
+                yield of_limit(name, finding)
 
 
 def uncounted(measurement: Measurement, limits: Limits) -> bool:
@@ -322,5 +357,5 @@ def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:
         return
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM.
     unwritten = min(facts.l2_bytes, traffic.writes if traffic.declared is None else traffic.declared)
-    if bandwidth * (1 - unwritten / traffic.total) > facts.peak_bandwidth:
-        yield find(Outcome.FAIL, "beyond the peak", bandwidth=format_rate(bandwidth), peak=format_rate(facts.peak_bandwidth))
+    if bandwidth * (1 - unwritten / traffic.total) > facts.dram_peak:
+        yield find(Outcome.FAIL, "beyond the peak", bandwidth=format_rate(bandwidth), peak=format_rate(facts.dram_peak))

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from pytest_gpumem.judging.change import Evidence, decide_change
 from pytest_gpumem.judging.finding import between, change, counted
 from pytest_gpumem.judging.screen import ALPHA
 from pytest_gpumem.outcomes import Outcome
@@ -112,6 +113,12 @@ class Paired:
         return math.expm1(low) if math.isfinite(low) else low, math.expm1(high) if math.isfinite(high) else high
 
     @property
+    def least(self) -> float:
+        """The least change that the pairs show: the lower end of the interval, or with too few pairs the smallest of them."""
+        low = self.bounds[0]
+        return low if math.isfinite(low) else math.expm1(min(self.log_ratios))
+
+    @property
     def sentence(self) -> str:
         """The verdict's one sentence, without a full stop."""
         shown = between(*self.bounds) if math.isfinite(self.bounds[0]) else "too few for an interval"
@@ -148,11 +155,14 @@ def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float
     found = {}
     for key, values in pairs.items():
         slow, fine = bets[key]
-        fails, passes = key in slower or key in gross, fine.p_value <= MISS
-        settled = not fails and not passes and key in same and fine.p_value <= MISS_SAME_CODE
-        outcome = Outcome.FAIL if fails else Outcome.PASS if passes or settled else None
+        evidence = Evidence(
+            slower=key in slower or key in gross, within=fine.p_value <= MISS, same_code=key in same and fine.p_value <= MISS_SAME_CODE
+        )
+        outcome = decide_change(evidence)
+        settled = outcome is Outcome.PASS and not evidence.within
         only_gross = key in gross and key not in slower
-        found[key] = Paired(outcome, tuple(values), deltas[key], slow.p_value, fine.p_value, only_gross, settled)
+        decided = outcome if outcome is not Outcome.UNDECIDED else None
+        found[key] = Paired(decided, tuple(values), deltas[key], slow.p_value, fine.p_value, only_gross, settled)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The screen: one run against the accepted runs of its baseline (docs/gate.md).
+"""The screen: one run against the saved runs of its baseline (docs/gate.md).
 
 `max_regression` = delta allows a slow-down of up to delta:
 
@@ -10,9 +10,10 @@ A slow-down of delta or more passes in at most 0.5 % of verdicts, and unchanged 
 more processes (`--gpumem-processes auto`). ci/bench/gate_simulation.py judges as often, and the rates hold for all looks together.
 
 Holm's procedure limits false alarms of a whole suite of unchanged tests. A test is judged when it ends, before the suite has ended. Its
-p-value is compared with Holm's threshold at that moment: alpha over the number of compared rows less the rows rejected so far. In any order
-of rows, this rejects nothing that Holm over the whole suite would not (Holm 1979, "A simple sequentially rejective multiple test
-procedure": sorted, the rejected p-values meet its thresholds).
+p-value is compared with Holm's threshold at that moment: alpha over the number of the baseline's rows less the rows rejected so far. In any
+order of rows, this rejects nothing that Holm over the whole suite would not (Holm 1979, "A simple sequentially rejective multiple test
+procedure": sorted, the rejected p-values meet its thresholds). It holds too where several runners each judge a part of the suite: each
+counts all rows of the baseline, and less rejected ones.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pytest_gpumem.judging.change import Evidence, decide_change
 from pytest_gpumem.judging.finding import Finding, against, basis, between, chance, change, counted, find
 from pytest_gpumem.judging.spread import Difference, corrected_logs, difference, readings
 from pytest_gpumem.outcomes import Code, Outcome
@@ -37,7 +39,7 @@ ALPHA = 0.05  # largest share of suites of unchanged tests with a false alarm
 class Family:
     """The rows of one suite that are compared with a baseline."""
 
-    size: int = 1  # number of compared rows; a number that is too large is stricter
+    size: int = 1  # number of rows of the baseline; a number that is too large is stricter
     rejected: int = 0  # number of rows rejected so far
 
     @property
@@ -78,9 +80,9 @@ def base_latency(measurement: Measurement, comparison: Comparison) -> float:
 
 
 def since(found: Difference, now: Measurement, first: Measurement) -> Difference:
-    """A run against the first accepted run, with the spread of the whole baseline.
+    """A run against the first saved run, with the spread of the whole baseline.
     `found`: the run against its baseline.
-    `first`: the first accepted run.
+    `first`: the first saved run.
     """
     alone = difference(now, [first])
     return replace(found, log=alone.log, base=found.session + found.process / alone.processes)
@@ -116,29 +118,33 @@ def judge_change(
     `family`: the suite of the row.
     """
     words = {"limit": limit, "seen": f"{against(comparison)}, {basis(measurement)}"}
-    if comparison.low > delta:
-        if (doubt := _doubt(found, comparison, delta, family)) is None:
-            return find(Outcome.FAIL, "slower", Code.SLOWER, **words)
-        return find(Outcome.UNDECIDED, "looks slower", Code.LOOKS_SLOWER, **words, doubt=doubt)
-    if comparison.high < delta:
-        if _enough_to_pass(found):
-            return find(Outcome.PASS, "within", None, **words, catches=format_share(comparison.catches))
-        return find(Outcome.UNDECIDED, "too few runs", Code.TOO_FEW_RUNS, **words, doubt=_needed(found))
+    over, under = comparison.low > delta, comparison.high < delta
+    doubt = _doubt(found, comparison, delta, family) if over else None
+    outcome = decide_change(Evidence(slower=over and doubt is None, within=under and _enough_to_pass(found)))
+    if outcome is Outcome.FAIL:
+        return find(outcome, "slower", Code.SLOWER, **words)
+    if outcome is Outcome.PASS:
+        return find(outcome, "within", None, **words, catches=format_share(comparison.catches))
+    if doubt is not None:
+        return find(outcome, "looks slower", Code.LOOKS_SLOWER, **words, doubt=doubt)
+    if under:
+        return find(outcome, "too few runs", Code.TOO_FEW_RUNS, **words, doubt=_needed(found))
     form, code = ("looks slower", Code.LOOKS_SLOWER) if comparison.delta > delta else ("noisy", Code.NOISY)
-    return find(Outcome.UNDECIDED, form, code, **words, doubt=_remedy(found, delta))
+    return find(outcome, form, code, **words, doubt=_remedy(found, delta))
 
 
 def judge_creep(
     measurement: Measurement, found: Difference, comparison: Comparison, delta: float, limit: str, family: Family = ALONE
 ) -> Finding | None:
-    """The finding about a slow-down since the first accepted run; None where its lower bound is within the limit. Args as for
+    """The finding about a slow-down since the first saved run; None where its lower bound is within the limit. Args as for
     `judge_change`; `found` is the difference from the first run (`since`)."""
     if comparison.low <= delta:
         return None
-    seen = f"{change(comparison.delta)} since the first accepted run, {between(comparison.low, comparison.high)}, {basis(measurement)}"
-    if (doubt := _doubt(found, comparison, delta, family)) is None:
-        return find(Outcome.FAIL, "crept", Code.CREPT, limit=limit, seen=seen)
-    return find(Outcome.UNDECIDED, "looks crept", Code.LOOKS_SLOWER, limit=limit, seen=seen, doubt=doubt)
+    seen = f"{change(comparison.delta)} since the first saved run, {between(comparison.low, comparison.high)}, {basis(measurement)}"
+    doubt = _doubt(found, comparison, delta, family)
+    if (outcome := decide_change(Evidence(slower=doubt is None, within=False))) is Outcome.FAIL:
+        return find(outcome, "crept", Code.CREPT, limit=limit, seen=seen)
+    return find(outcome, "looks crept", Code.LOOKS_SLOWER, limit=limit, seen=seen, doubt=doubt or "")
 
 
 def least_gain(found: Difference) -> float:
@@ -146,14 +152,14 @@ def least_gain(found: Difference) -> float:
     return -math.expm1(found.log + found.variance().reach(LOWER))
 
 
-def judge_gain(found: Difference, comparison: Comparison, written: str, origin: str, family: Family = ALONE) -> Finding | None:
-    """The finding about a gain that makes the baseline stale; None without one beyond doubt.
+def judge_gain(found: Difference, comparison: Comparison, written: str, origin: str, family: Family = ALONE) -> Finding:
+    """The finding about a gain that makes the baseline stale: a FAIL if there is one beyond doubt.
     Raises `QuantityError`: a limit that cannot be read.
     """
-    gain = parse_share(written)
+    gain, limit = parse_share(written), f"fail_if_faster {written} ({origin})"
     if not _known(found) or least_gain(found) <= gain or found.variance().chance(math.log1p(-gain) - found.log) > family.threshold:
-        return None
-    return find(Outcome.FAIL, "faster", Code.FASTER, limit=f"fail_if_faster {written} ({origin})", seen=against(comparison))
+        return find(Outcome.PASS, "no gain", limit=limit)
+    return find(Outcome.FAIL, "faster", Code.FASTER, limit=limit, seen=against(comparison))
 
 
 def below(found: Difference, delta: float, measured: int | None = None, *, shift: float = 0.0) -> bool:
@@ -190,7 +196,7 @@ def _doubt(found: Difference, comparison: Comparison, delta: float, family: Fami
     """Why a change with its lower bound above the limit is not a FAIL; None if it is one."""
     p_value = comparison.p_value or 0.0
     if p_value > family.threshold:
-        return f"a FAIL among {counted(family.size, 'compared row')} needs {chance(family.threshold)}, and it has {chance(p_value)}"
+        return f"a FAIL among {counted(family.size, 'row')} of the baseline needs {chance(family.threshold)}, and it has {chance(p_value)}"
     if not _known(found):
         return _needed(found)
     if min(found.measured, found.processes) < ENOUGH and comparison.low <= delta + GROSS:
@@ -210,10 +216,8 @@ def _enough_to_pass(found: Difference) -> bool:
 
 def _needed(found: Difference) -> str:
     if found.has_prior and found.processes >= ENOUGH:
-        return (
-            f"{counted(ENOUGH, 'process')} of this run decide (--gpumem-processes), or {counted(ENOUGH - found.runs, 'more accepted run')}"
-        )
-    return f"{counted(ENOUGH - found.runs, 'more accepted run')} (--gpumem-save) or gpumem duet decides"
+        return f"{counted(ENOUGH, 'process')} of this run decide (--gpumem-processes), or {counted(ENOUGH - found.runs, 'more saved run')}"
+    return f"{counted(ENOUGH - found.runs, 'more saved run')} (--gpumem-save) or gpumem duet decides"
 
 
 def _remedy(found: Difference, delta: float) -> str:

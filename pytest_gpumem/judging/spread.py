@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import NamedTuple
 
+from pytest_gpumem.judging import student
 from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.record import LEAST_TIME, LONGEST_TIME
 from pytest_gpumem.records.row import ENOUGH
@@ -94,17 +95,13 @@ class Variance:
 
     def reach(self, confidence: float) -> float:
         """Largest one-sided distance with this confidence, as a log-ratio; `FARTHEST` at most."""
-        from scipy.special import stdtrit  # here: SciPy takes as long to import as the rest of the package
-
-        return min(float(stdtrit(self.freedom, confidence)) * math.sqrt(self.value), FARTHEST)
+        return min(student.quantile(confidence, self.freedom) * math.sqrt(self.value), FARTHEST)
 
     def chance(self, distance: float) -> float:
         """Probability of a log-ratio of at least `distance` where the true one is 0 (Student's t, one-sided)."""
         if self.value == 0:
             return 0.0 if distance > 0 else 1.0
-        from scipy.special import stdtr
-
-        return float(stdtr(self.freedom, -distance / math.sqrt(self.value)))
+        return student.tail(distance / math.sqrt(self.value), self.freedom)
 
 
 class Reading(NamedTuple):

@@ -13,7 +13,7 @@ from pytest_gpumem.outcomes import UserError
 
 TABLE = "tool.gpumem.code"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")  # compiled for by default: of A100, H100 and H200, and B200
-FIGURES = ("registers", "spill", "shared", "code", "sectors")
+FIGURES = ("registers", "spill", "shared", "code")
 """Figures of `records.what_ran.CompiledKernel` that may be limited, as `max_registers` and so on."""
 IN_BYTES = ("spill", "shared", "code")  # those in bytes
 

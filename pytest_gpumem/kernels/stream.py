@@ -42,7 +42,7 @@ def map_shape(facts: DeviceFacts, sources: int) -> tuple[int, int]:
     large = 1024 if facts.max_threads_per_sm % 1024 == 0 else 512
     in_flight = facts.sm_count * facts.max_threads_per_sm * sources * VECTOR_BYTES
     vectors = 1
-    while vectors < 4 and vectors * in_flight < facts.peak_bandwidth * MEMORY_LATENCY:
+    while vectors < 4 and vectors * in_flight < facts.dram_peak * MEMORY_LATENCY:
         vectors *= 2
     return (256 if sources == 1 else large), vectors
 

@@ -23,8 +23,8 @@ def need(measurement: Measurement, facts: DeviceFacts, most: float) -> float:
     if measurement.sampler == "batched":
         batch = batch_of(measurement.latency, foreign=False)
         sample *= untimed_of(batch, len(measurement.placements)) + batch
-    if measurement.mode != "hot" and facts.peak_bandwidth:  # without a known peak a flush counts as nothing
-        sample += FLUSH_FACTOR * facts.l2_bytes / facts.peak_bandwidth
+    if measurement.mode != "hot" and facts.dram_peak:  # without a known peak a flush counts as nothing
+        sample += FLUSH_FACTOR * facts.l2_bytes / facts.dram_peak
     return min(FIXED + MOST_SAMPLES * (sample + HOST), most)
 
 

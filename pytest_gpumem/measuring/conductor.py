@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -36,8 +36,10 @@ class Passes(NamedTuple):
     """Untimed passes of a measurement."""
 
     pages: bool = False  # counts page faults and migrations
-    activity: bool = False  # finds kernels, copies and memsets of a launch, with their times
     ran: bool = False  # finds each step of a launch, with the machine code of its kernels
+    causes: Callable[[Measurement], bool] | None = None
+    """Given what was measured so far, True to take the passes from which causes of a slow-down follow: kernels, copies and memsets of a
+    launch, with their times; and the counts of `pages` where a buffer is managed."""
 
 
 NO_PASSES = Passes()
@@ -93,16 +95,15 @@ class Conductor:
         return callable_target(function, arguments, keywords, arena, queue, stream, declared_bytes("moved", moved))
 
     @on_its_device
-    def case(self, build: Callable[[Memory], Case], *, arena: Arena, persisting: Mapping[str, Any] | None = None) -> Target:
+    def case(self, build: Callable[[Memory], Case], *, arena: Arena) -> Target:
         """Describe what `gpu_benchmark.case(build)` measures. Raises `BadCall` if `build` is no function or returns no `Case`.
         `build`: makes the case at each placement.
-        `persisting`: arguments of the persisting stream that a case with a window runs on; default: everything fitted.
         """
         if not callable(build):
             given = f"an object of type {type(build).__name__}"
             raise BadCall(f"gpu_benchmark.case() takes a function that is given a memory and returns a Case, not {given}")
         self.device.memory.make_room(unless_free=PLENTY)
-        return CasePlacements(build, arena, arena.stream, persisting or {}).target
+        return CasePlacements(build, arena, arena.stream).target
 
     def measure(self, target: Target, plan: Plan, *, arena: Arena, label: str, name: str, passes: Passes = NO_PASSES) -> Measurement:
         """Check, warm up, sample over placements, take the untimed passes, check again.
@@ -153,24 +154,16 @@ class Conductor:
         sampling.sample()
         after = device.conditions()
         target, sampler = sampling.target, sampling.choice.sampler
-        migrations = activity = ran = None
+        migrations = ran = None
         if passes.pages:  # first: the others put managed pages back, which belongs to what a count finds before its launch
             with self._ranges.range(phase(name, "count")):
                 migrations = count_migrations(device, target, profiled=profiled)
         if passes.ran:
             with self._ranges.range(phase(name, "watch")):
                 ran = find_what_ran(device, target, arena.managed, min(sampling.medians, default=0.0), profiled=profiled)
-        if passes.activity:
-            with self._ranges.range(phase(name, "watch")):
-                activity = watch_launch(device, target, profiled=profiled)
-        if passes.pages or passes.activity or (passes.ran and not self._watched and not device.facts.simulated):
-            # What CUPTI leaves in a process once it has looked may change what a launch costs there.
-            harness.forget_floors()
-            self._watched = True
-        unchecked = self._check(target, name) or unchecked
         # A function that waits for its own work, as one of JAX has to, leaves no work to be seen.
         works = sampling.work_seen or (ran is not None and any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)))
-        return Measurement(
+        measured = Measurement(
             label=label,
             target=target.name,
             mode=plan.mode,
@@ -187,10 +180,7 @@ class Conductor:
             discarded=sampling.discarded,
             window=None if target.window is None else target.window.window,
             profiled=profiled,
-            checked=target.check is not None and unchecked is None,
-            notes=tuple(dict.fromkeys((*target.notes, *sampling.notes, *([unchecked] if unchecked else [])))),
             migrations=migrations,
-            activity=activity,
             what_ran=ran,
             accesses_per_launch=target.accesses_per_launch,
             sectors_per_request=target.sectors_per_request,
@@ -199,6 +189,23 @@ class Conductor:
             managed=bool(target.managed),
             work_seen=UNSET if works else False,
         )
+        if explains := passes.causes is not None and passes.causes(measured):
+            measured = self._with_causes(measured, target, name)
+        if passes.pages or explains or (passes.ran and not self._watched and not device.facts.simulated):
+            # What CUPTI leaves in a process once it has looked may change what a launch costs there.
+            harness.forget_floors()
+            self._watched = True
+        unchecked = self._check(target, name) or unchecked
+        notes = dict.fromkeys((*target.notes, *sampling.notes, *([unchecked] if unchecked else [])))
+        return replace(measured, checked=target.check is not None and unchecked is None, notes=tuple(notes))
+
+    def _with_causes(self, measured: Measurement, target: Target, name: str) -> Measurement:
+        """The measurement with the passes from which causes of a slow-down follow."""
+        if measured.managed and measured.migrations is None:
+            with self._ranges.range(phase(name, "count")):
+                measured = replace(measured, migrations=count_migrations(self.device, target, profiled=self.profiled))
+        with self._ranges.range(phase(name, "watch")):
+            return replace(measured, activity=watch_launch(self.device, target, profiled=self.profiled))
 
     def _check(self, target: Target, name: str) -> str | None:
         """Check the result of a launch; the reason if it could not be."""

@@ -27,10 +27,7 @@ NEAR = 2
 """Steps over which a comparison of full and with room holds: so near to one, a full setting is not tried with room."""
 CLOSE = 0.03  # share by which the second-best may be slower than the best and still be refined in turn with it; otherwise it comes after
 ROUNDS = 4  # fresh measurements of each setting that the search confirms
-LEAST_ROUNDS = 3  # fewest of them, where the time is up: with two, Student's quantile makes every interval useless
-FIRST = 3  # settings that are measured whatever their time: off, fitted, maximum
-SEARCH_SECONDS = 4.5  # seconds after which the search ends
-SECONDS = 8.0  # seconds after which no further round begins; with the fewest rounds of a kernel of milliseconds, a sweep stays below 10 s
+LEAST = 3  # settings that are measured however small the grid is: off, fitted, maximum
 
 
 def grid(facts: DeviceFacts) -> list[Setting]:
@@ -39,14 +36,7 @@ def grid(facts: DeviceFacts) -> list[Setting]:
     return [OFF, *(Setting(k * step, ratio) for k in range(1, facts.persisting_l2_max_bytes // step + 1) for ratio in HIT_RATIOS)]
 
 
-def sweep(
-    measure: Measure,
-    facts: DeviceFacts,
-    nbytes: int,
-    *,
-    target: str,
-    spent: Callable[[], float] = lambda: 0.0,
-) -> Sweep:
+def sweep(measure: Measure, facts: DeviceFacts, nbytes: int, *, target: str) -> Sweep:
     """Search for the setting with the lowest latency; measure it, off, and the textbook's settings again.
 
     The search starts with a coarse map: off, the fitted setting, the maximum with room, the fractions of L2 in `COARSE`, and ratio 1 at
@@ -58,8 +48,10 @@ def sweep(
     within rounds of all settings, so that a drift of the device cancels; their intervals are Student's over the logarithms.
     `measure`: measures a setting.
     `facts`: the device, which has persisting L2.
+    `nbytes`: bytes under the window.
+    `target`: the name of the kernel.
     """
-    search = _Search(measure, facts, nbytes, spent)
+    search = _Search(measure, facts, nbytes)
     search.run()
     best = search.best()
     step, largest = facts.l2_step_bytes, facts.persisting_l2_max_bytes
@@ -67,7 +59,7 @@ def sweep(
     books = {"the maximum (3/4 of L2)" if three_quarters == largest else "the maximum": _fitted(largest, nbytes)}
     if three_quarters < largest:
         books["3/4 of L2"] = _fitted(three_quarters, nbytes)
-    rounds = _rounds(measure, dict.fromkeys((OFF, best, *books.values())), spent)
+    rounds = _rounds(measure, dict.fromkeys((OFF, best, *books.values())))
     points = {setting: Point(setting, statistics.fmean(seconds), half_width(seconds)) for setting, seconds in rounds.items()}
     gain = change(rounds[OFF], rounds[best])
     pays = gain.low > 0 and gain.share >= LEAST_GAIN
@@ -83,7 +75,6 @@ def sweep(
         best=points[best],
         gain=gain,
         textbook=tuple(Textbook(name, points[setting], change(rounds[setting], recommended)) for name, setting in books.items()),
-        notes=tuple(search.notes),
     )
 
 
@@ -91,12 +82,10 @@ def _fitted(set_aside: int, nbytes: int) -> Setting:
     return Setting(set_aside, fit_hit_ratio(set_aside, nbytes))
 
 
-def _rounds(measure: Measure, settings: Mapping[Setting, None], spent: Callable[[], float]) -> dict[Setting, list[float]]:
+def _rounds(measure: Measure, settings: Mapping[Setting, None]) -> dict[Setting, list[float]]:
     """Seconds of each setting in every round; every second round goes backwards, so that a steady drift favours no setting."""
     seconds: dict[Setting, list[float]] = {setting: [] for setting in settings}
     for number in range(ROUNDS):
-        if number >= LEAST_ROUNDS and spent() > SECONDS:
-            break
         for setting in seconds if number % 2 == 0 else reversed(seconds):
             seconds[setting].append(measure(*setting)[0])
     return seconds
@@ -117,19 +106,17 @@ def _noise(one: Point, other: Point) -> float:
 class _Search:
     """The settings measured so far, and the next ones."""
 
-    def __init__(self, measure: Measure, facts: DeviceFacts, nbytes: int, spent: Callable[[], float]) -> None:
+    def __init__(self, measure: Measure, facts: DeviceFacts, nbytes: int) -> None:
         self._measure = measure
         self._step = facts.l2_step_bytes
         self._steps = facts.persisting_l2_max_bytes // self._step
         self._nbytes = nbytes
         self._fit = fit_set_aside(facts, nbytes) // self._step
-        self._spent = spent
-        self.most = max(FIRST, int(GRID_SHARE * len(grid(facts))))
+        self.most = max(LEAST, int(GRID_SHARE * len(grid(facts))))
         self.points: dict[Setting, Point] = {}
-        self.notes: list[str] = []
 
     def run(self) -> None:
-        """Measure until no better neighbour is left, or the time is up."""
+        """Measure until no better neighbour is left, or the share of the grid is used up."""
         for setting in self._coarse():
             if not self._take(setting):
                 return
@@ -149,9 +136,6 @@ class _Search:
         if setting in self.points:
             return True
         if len(self.points) >= self.most:
-            return False
-        if len(self.points) >= FIRST and (spent := self._spent()) > SEARCH_SECONDS:
-            self.notes.append(f"the search ended after {len(self.points)} of {self.most} settings: {spent:.1f} s > {SEARCH_SECONDS} s")
             return False
         self.points[setting] = Point(setting, *self._measure(*setting))
         return True

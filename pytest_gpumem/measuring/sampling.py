@@ -278,7 +278,7 @@ class Sampling:
         medians, width = self._counting(self.medians), self.half_width
         if width is not None and not stopping.precise(medians, self._plan.precision):
             noise, wanted_noise = (format_share(share) for share in (width / float(np.mean(medians)), self._plan.precision))
-            self.notes.append(f"less precise than --gpumem-precision {wanted_noise}: noise {noise} after {len(medians)} placements")
+            self.notes.append(f"less precise than gpumem_precision {wanted_noise}: noise {noise} after {len(medians)} placements")
 
     # Samplers
 

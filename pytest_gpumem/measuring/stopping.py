@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections import Counter
@@ -11,6 +10,8 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+
+from pytest_gpumem.judging import student
 
 LEAST_SAMPLES = 3  # samples of one placement of a launch that is slow for the budget
 FEW_SAMPLES = 512  # samples of a measurement from which its own estimate of noise is used, where they cost next to nothing
@@ -38,29 +39,7 @@ def half_width(medians: Sequence[float], confidence: float = 0.95) -> float | No
     """Half of Student's confidence interval of the mean of `medians`, in their unit; None for fewer than two."""
     if len(medians) < 2:
         return None
-    return _student(len(medians) - 1, confidence) * deviation(medians) / math.sqrt(len(medians))
-
-
-@functools.cache
-def _student(freedom: int, confidence: float) -> float:
-    """The t within which Student's distribution with `freedom` degrees lies, by both signs, with this confidence.
-
-    Its distribution over the angle atan(t / sqrt(freedom)) is a finite series (Abramowitz and Stegun 26.7.3 and 26.7.4), which is bisected.
-    SciPy has the same; to import it takes as long as the rest of a measuring process takes to start.
-    """
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        angle = (low + high) / 2
-        cosine = math.cos(angle)
-        odd = freedom % 2
-        term = cosine if odd else 1.0
-        total = 0.0 if freedom == 1 else term
-        for k in range(2 + odd, freedom - 1, 2):
-            term *= cosine * cosine * (k - 1) / k
-            total += term
-        within = 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
-        low, high = (angle, high) if within < confidence else (low, angle)
-    return math.sqrt(freedom) * math.tan(low)
+    return student.quantile((1 + confidence) / 2, len(medians) - 1) * deviation(medians) / math.sqrt(len(medians))
 
 
 def precise(medians: Sequence[float], wanted: float) -> bool:
@@ -236,8 +215,7 @@ def _resolving(samples: Sequence[float]) -> int:
 def trend_significance(series: Sequence[float]) -> float:
     """Two-sided p-value of the Mann-Kendall trend test, in its normal approximation with ties (Mann 1945; Kendall 1975).
 
-    The approximation is good enough from ten values on. `scipy.stats.kendalltau` gives nearly the same, but its import takes longer than
-    the whole warm-up.
+    The approximation is good enough from ten values on.
     """
     n = len(series)
     values = np.asarray(series)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,13 +57,12 @@ class CasePlacements:
     `build`: builds the case in a memory of its own.
     `arena`: the test's; its seed gives every placement the same content.
     `stream`: where it runs, unless it has a window.
-    `options`: arguments of `persisting` for a case with a window.
     Raises `BadCall`: `build` returns no `Case`, or a field of it is wrong.
     """
 
-    def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream, options: Mapping[str, Any]) -> None:
+    def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream) -> None:
         self._build, self._arena, self._device = build, arena, arena.device
-        self._stream, self._options = stream, options
+        self._stream = stream
         self._window = ExitStack()  # closes the window that is open
         self._addresses: list[tuple[int, ...]] = []  # of the arrays that are no buffers of ours, at each placement
         self._built = self._make()
@@ -109,7 +108,7 @@ class CasePlacements:
         built, case = self._built, self._built.case
         window: PersistingStream | None = None
         if built.under_window is not None:
-            window = self._window.enter_context(persisting(self._device, built.under_window, **self._options))
+            window = self._window.enter_context(persisting(self._device, built.under_window))
         arrays = {id(a): int(a.nbytes) for a in (*case.reads, *case.writes)}
         return Target(
             name=self._name,

@@ -5,6 +5,8 @@ Source: CUDA C++ Programming Guide, Device Memory L2 Access Management; CUDA C++
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +29,11 @@ _MISS = (AccessProperty.STREAMING.value, AccessProperty.NORMAL.value)
 _HIT = (AccessProperty.PERSISTING.value, *_MISS)
 FREE_STEPS = 3  # steps of L2/16 that a saturated kernel beside the window hardly misses
 _SET_ASIDE = '"fit", "max", "off", a size such as "8 MiB" and a share of L2 such as "25%"'
+
+
+IMPOSED = "_GPUMEM_PERSISTING"
+"""Variable by which `gpumem l2-sweep` imposes arguments on all persisting streams of a process but those with `set_aside="off"`: a JSON
+object."""
 
 
 class BadWindow(ValueError):
@@ -489,7 +496,10 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
         reason = unsupported(device.facts, device.l2.set_aside)
         if reason is not None:
             raise Unsupported(reason)
-        stream = PersistingStream(device.streams.create(), device, buffer, asked(device, buffer, **options))
+        wanted = asked(device, buffer, **options)
+        if wanted.set_aside != "off" and (imposed := os.environ.get(IMPOSED)):
+            wanted = asked(device, buffer, **options | json.loads(imposed))
+        stream = PersistingStream(device.streams.create(), device, buffer, wanted)
         ledger = _LEDGERS.get(device)
         if ledger is None or not ledger.live:  # one without streams was interrupted before its first
             ledger = _LEDGERS[device] = _Ledger(device, device.l2.set_aside())

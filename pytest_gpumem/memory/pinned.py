@@ -40,7 +40,7 @@ class PinnedCap:
         already = f" beside {format_bytes(memory.locked)} that are locked already" if memory.locked else ""
         raise TooMuchPinned(
             f"{format_bytes(nbytes)} of page-locked memory{already} pass the cap of {format_bytes(cap)}, {100 * self.share:.4g} % of the "
-            f"host's {format_bytes(memory.total)} ({self.origin}): ask for less, or raise --gpumem-pinned-share"
+            f"host's {format_bytes(memory.total)} ({self.origin}): ask for less, or raise gpumem_pinned_share"
         )
 
 

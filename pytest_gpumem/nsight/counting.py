@@ -1,4 +1,4 @@
-"""Counts of Nsight Compute: pytest under it, the counts of each measurement, and the file of counts of `gpumem traffic`."""
+"""Counts of Nsight Compute: pytest under it, the counts of each measurement, and the file of counts of `gpumem profile ncu --traffic`."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _check(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     if device.startswith("sim"):
         raise UserError(f"{written}: the simulated device has no counters, so there is nothing to count; use a GPU")
     if any(argument.partition("=")[0] == "--benchmark-json" for argument in arguments):
-        raise UserError("--benchmark-json among pytest's arguments: gpumem traffic needs this option itself; --json FILE writes the counts")
+        raise UserError("--benchmark-json among pytest's arguments: gpumem needs this option itself; --json FILE writes the counts")
 
 
 def _with_count(row: Row, profile: TestProfile | None, source: str) -> Row:

@@ -1,4 +1,4 @@
-"""Counters of Nsight Compute by test, from its raw CSV page (`ncu --csv --page raw`) or from a report by NVIDIA's package `ncu_report`.
+"""Counters of Nsight Compute by test, from its raw CSV page (`ncu --csv --page raw`).
 
 Nsight Compute profiles kernels only, and each on its own: caches are emptied before it and clocks may be fixed, according to
 `--cache-control` and `--clock-control`. Times are of the kernel alone.
@@ -7,18 +7,15 @@ Nsight Compute profiles kernels only, and each on its own: caches are emptied be
 from __future__ import annotations
 
 import csv
-import importlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from pytest_gpumem.nsight.recording import BadReport, RangePlace, Recording, place_of
+from pytest_gpumem.nsight.recording import BadReport, RangePlace, place_of
 from pytest_gpumem.nsight.tools import DRAM_READ, DRAM_WRITE, DURATION, L2_READ, L2_WRITE, numbers_in
 from pytest_gpumem.ranges import DOMAIN
-from pytest_gpumem.records.profile import Besides, TestProfile
+from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.uses import KernelUse, clock, kernels_together, longest_first
 
 SECTOR = 32  # bytes of a sector, the unit of requests to L2
@@ -63,74 +60,58 @@ class CountedKernel:
     set_aside: int | None = None  # bytes of L2 set aside for persisting accesses
 
 
-def read_csv(page: str) -> Recording:
-    """The measurements in the output or log of `ncu --csv --page raw`, in base units or others.
+def read_csv(page: str) -> tuple[TestProfile, ...]:
+    """The measurements in the output or log of `ncu --csv --page raw`, in base units or others, in the order of the session.
     Raises `BadReport`: it is no such page, a unit is unknown, a figure is no number, or no kernel is in a range of a test.
     """
     lines = lines_of(page, ("Kernel Name", "Grid Size", "Block Size", DURATION))
     if lines is None:
         raise BadReport("no raw page of ncu as CSV; accepted is what `ncu --csv --page raw` writes")
-    return _recording([_kernel_on(line) for line in lines])
+    return _profiles([_kernel_on(line) for line in lines])
 
 
-def module() -> Any:
-    """The package `ncu_report`; None if it is not installed, or cannot be loaded."""
-    try:
-        return importlib.import_module("ncu_report")
-    except Exception:
-        # A native module of another platform or Python fails in its own ways.
-        return None
+def _profiles(kernels: Sequence[CountedKernel]) -> tuple[TestProfile, ...]:
+    by_place: dict[tuple[int | None, RangePlace], list[CountedKernel]] = defaultdict(list)
+    for one in kernels:
+        if (place := place_of(one.ranges)) is not None:
+            by_place[one.process, place].append(one)
+    if not by_place:
+        raise BadReport(
+            f"{len(kernels)} kernels, none of them in an NVTX range of the domain {DOMAIN}: run pytest --gpumem under `ncu --nvtx`, as "
+            "`gpumem profile ncu` does"
+        )
+    profiles = []
+    for (process, place), counted in by_place.items():
+        if not place.measured:
+            continue
+        uses = longest_first(kernels_together(one.use for one in counted))
+        asides = {one.set_aside for one in counted} - {None}
+        profiles.append(
+            TestProfile(
+                name=place.test,
+                nodeid=None,
+                label=place.label,
+                launches=None,
+                kernels=uses,
+                sm_clock_hz=clock(uses, "sm_clock_hz"),
+                memory_clock_hz=clock(uses, "memory_clock_hz"),
+                set_aside=asides.pop() if len(asides) == 1 else None,
+                process=process,
+                tool="ncu",
+            )
+        )
+    return tuple(profiles)
 
 
-def read_report(ncu_report: Any, path: Path) -> Recording:
-    """The measurements in a report file.
-    Raises `BadReport`: the file cannot be loaded, a unit is unknown, or no kernel is in a range of a test.
-    """
-    try:
-        context = ncu_report.load_report(str(path))
-        # Objects of this module point into their parents without keeping them alive, so all stay until everything is read.
-        ranges = [context.range_by_idx(number) for number in range(context.num_ranges())]
-        actions = [one.action_by_idx(index) for one in ranges for index in range(one.num_actions())]
-        kernels = [_kernel_of(action) for action in actions]
-    except BadReport:
-        raise
-    except Exception as error:
-        # The package raises its own errors, and RuntimeError for a file that it cannot parse.
-        lines = str(error).splitlines()
-        raise BadReport(f"no report that the package ncu_report can read: {lines[0] if lines else type(error).__name__}") from None
-    return _recording(kernels)
+# The raw page as CSV: a line for each kernel, below the units of its columns
+
+_RANGE = re.compile(rf"(?<![\w.:>-]){re.escape(DOMAIN)}:([A-Za-z0-9_.-]+)(?=:|\"|\s|$)")
+_STACK = "thread Domain:Push/Pop_Range"
 
 
-def _kernel_of(action: Any) -> CountedKernel:
-    """A kernel of the package `ncu_report`."""
-
-    def metric(name: str) -> Any:
-        found = action.metric_by_name(name)
-        return None if found is None or found.value() is None else found
-
-    def size(name: str) -> tuple[int, int, int]:
-        # The unit, such as "block" for the threads of a block, does not matter.
-        found = (metric(f"launch__{name}_dim_{axis}") for axis in "xyz")
-        x, y, z = (1 if one is None else round(one.as_double()) for one in found)
-        return x, y, z
-
-    state = action.nvtx_state()
-    domains = [] if state is None else [state.domain_by_id(identity) for identity in state.domains()]
-    names = tuple(str(name) for domain in domains if domain.name() == DOMAIN for name in domain.push_pop_ranges())
-    metrics = {name: found for name in _METRICS if (found := metric(name)) is not None}
-    figures = {name: float(found.as_double()) * unit(found.unit() or "", name) for name, found in metrics.items()}
-    return _kernel(str(action.name(action.NameBase_DEMANGLED)), size("grid"), size("block"), figures, names, None)
-
-
-def _kernel(
-    name: str,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    figures: Mapping[str, float],
-    ranges: tuple[str, ...],
-    process: int | None,
-) -> CountedKernel:
-    """A kernel of its metrics in bytes, sectors, seconds, hertz and shares."""
+def _kernel_on(line: PageLine) -> CountedKernel:
+    """A kernel with its metrics in bytes, sectors, seconds, hertz and shares."""
+    figures = {name: value for name in _METRICS if (value := line.figure(name)) is not None}
 
     def whole(*names: str, times: int = 1) -> int | None:
         found = [figures[name] for name in names if name in figures]
@@ -138,9 +119,9 @@ def _kernel(
 
     hit, miss = whole(L2_READ_HIT), whole(L2_READ_MISS)
     use = KernelUse(
-        name,
-        grid,
-        block,
+        line.cells["Kernel Name"],
+        _size(line.cells["Grid Size"]),
+        _size(line.cells["Block Size"]),
         launches=1,
         nanoseconds=round(figures.get(DURATION, 0.0) * 1e9),
         registers=whole(REGISTERS),
@@ -161,70 +142,8 @@ def _kernel(
         sm_clock_hz=next((figures[name] for name in SM_CLOCKS if name in figures), None),
         memory_clock_hz=figures.get(MEMORY_CLOCK),
     )
-    return CountedKernel(use, ranges, process, whole(SET_ASIDE))
-
-
-def _recording(kernels: Sequence[CountedKernel]) -> Recording:
-    by_place: dict[tuple[int | None, RangePlace] | None, list[CountedKernel]] = defaultdict(list)
-    for one in kernels:
-        place = place_of(one.ranges)
-        by_place[None if place is None else (one.process, place)].append(one)
-
-    def together(process: int | None, place: RangePlace) -> tuple[KernelUse, ...]:
-        return longest_first(kernels_together(one.use for one in by_place.get((process, place), ())))
-
-    # In the order of the session, for each measurement once.
-    keys = dict.fromkeys((key[0], key[1].test, key[1].label) for key in by_place if key is not None)
-    if not keys:
-        raise BadReport(
-            f"{len(kernels)} kernels, none of them in an NVTX range of the domain {DOMAIN}: run pytest --gpumem under `ncu --nvtx`, as "
-            "`gpumem profile ncu` does"
-        )
-    profiles = []
-    for process, test, label in keys:
-        measured, rest = RangePlace(test, label, True), RangePlace(test, label, False)
-        uses = together(process, measured)
-        asides = {one.set_aside for one in by_place.get((process, measured), ())} - {None}
-        profiles.append(
-            TestProfile(
-                name=test,
-                nodeid=None,
-                label=label,
-                launches=None,
-                kernels=uses,
-                rest=Besides(together(process, rest)),
-                sm_clock_hz=clock(uses, "sm_clock_hz"),
-                memory_clock_hz=clock(uses, "memory_clock_hz"),
-                set_aside=asides.pop() if len(asides) == 1 else None,
-                process=process,
-                tool="ncu",
-            )
-        )
-    outside = Besides(longest_first(kernels_together(one.use for one in by_place.get(None, ()))))
-    return Recording(tuple(profiles), outside, _notes([one.use for one in kernels]), "ncu")
-
-
-def _notes(uses: Sequence[KernelUse]) -> tuple[str, ...]:
-    counted = {
-        DURATION: all(one.nanoseconds for one in uses),
-        DRAM_READ: all(one.dram_read is not None for one in uses),
-        DRAM_WRITE: all(one.dram_written is not None for one in uses),
-    }
-    absent = [name for name, known in counted.items() if not known]
-    return (f"not counted of every kernel: {', '.join(absent)}",) if absent else ()
-
-
-# The raw page as CSV: a line for each kernel, below the units of its columns
-
-_RANGE = re.compile(rf"(?<![\w.:>-]){re.escape(DOMAIN)}:([A-Za-z0-9_.-]+)(?=:|\"|\s|$)")
-_STACK = "thread Domain:Push/Pop_Range"
-
-
-def _kernel_on(line: PageLine) -> CountedKernel:
     process = line.cells.get("Process ID", "").strip()
-    figures = {name: value for name in _METRICS if (value := line.figure(name)) is not None}
-    grid, block = _size(line.cells["Grid Size"]), _size(line.cells["Block Size"])
-    return _kernel(line.cells["Kernel Name"], grid, block, figures, line.ranges, int(process) if process.isdigit() else None)
+    return CountedKernel(use, line.ranges, int(process) if process.isdigit() else None, whole(SET_ASIDE))
 
 
 def _size(written: str) -> tuple[int, int, int]:

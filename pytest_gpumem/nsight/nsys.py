@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from pytest_gpumem.nsight import nsys_tables
 from pytest_gpumem.nsight.nsys_tables import PROCESS, Range, RangesByThread, Tables, process_of, ranges_of
-from pytest_gpumem.nsight.recording import BadReport, Recording
+from pytest_gpumem.nsight.recording import BadReport
 from pytest_gpumem.ranges import LAUNCH
-from pytest_gpumem.records.profile import Besides, TestProfile
+from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.uses import CopyUse, KernelUse, copies_together, kernels_together, longest_first
 
 _WAYS = {1: "H2D", 2: "D2H", 3: "H2A", 4: "A2H", 5: "A2A", 6: "A2D", 7: "D2A", 8: "D2D", 9: "H2H", 10: "P2P"}
@@ -25,12 +25,14 @@ _MEMORY = dict(enumerate(("PAGEABLE", "PINNED", "DEVICE", "ARRAY", "MANAGED", "D
 """Kinds of memory ("CUDA Memory Operations Memory Kind" of the SQLite schema). CUPTI numbers them otherwise."""
 
 
-def read_sqlite(tables: Tables) -> Recording:
-    """The measurements in an export. Raises `BadReport`: the file is broken, of an unknown schema, or has no range of a test."""
+def read_sqlite(tables: Tables) -> tuple[TestProfile, ...]:
+    """The measurements in an export, one profile for each and for each process, in the order of the session.
+    Raises `BadReport`: the file is broken, of an unknown schema, or has no range of a test.
+    """
     ranges = ranges_of(tables)
     if not ranges:
         raise BadReport("no NVTX range of the domain gpumem: record pytest --gpumem with --trace=cuda,nvtx, as `gpumem profile nsys` does")
-    return _Reader(tables, ranges).recording()
+    return _Reader(tables, ranges).profiles()
 
 
 class _Call(NamedTuple):
@@ -41,21 +43,11 @@ class _Call(NamedTuple):
 
 @dataclass
 class _PlaceContent:
-    """The work of one place."""
+    """The work of the measured launches of one place."""
 
     kernels: list[KernelUse] = field(default_factory=list)
     copies: list[CopyUse] = field(default_factory=list)
     memsets: list[CopyUse] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.kernels or self.copies or self.memsets)
-
-    def summed(self) -> Besides:
-        return Besides(
-            longest_first(kernels_together(self.kernels)),
-            copies_together(self.copies),
-            copies_together(self.memsets),
-        )
 
 
 _Key = tuple[int, str, str]  # serialised process, test, label
@@ -66,11 +58,8 @@ class _Reader:
         self._tables, self._ranges = tables, ranges
         self._calls: dict[tuple[int, int], _Call] = {}  # by process and correlation id
         self._measured: dict[_Key, _PlaceContent] = defaultdict(_PlaceContent)
-        self._rest: dict[_Key, _PlaceContent] = defaultdict(_PlaceContent)
-        self._outside = _PlaceContent()
-        self._notes: list[str] = []
 
-    def recording(self) -> Recording:
+    def profiles(self) -> tuple[TestProfile, ...]:
         self._read_calls()
         self._read_kernels()
         self._read_copies()
@@ -83,25 +72,24 @@ class _Reader:
         # In the order of their ranges, which is that of the session.
         for key in dict.fromkeys(_key(one) for one in sorted(self._ranges, key=lambda r: r.start)):
             process, test, label = key
-            if key not in launches and not self._rest[key]:
+            if key not in launches:
                 continue
-            measured = self._measured[key].summed()
+            measured = self._measured[key]
             profiles.append(
                 TestProfile(
                     name=test,
                     nodeid=self._ranges.nodeid(process, test),
                     label=label,
                     launches=launches.get(key),
-                    kernels=measured.kernels,
-                    copies=measured.copies,
-                    memsets=measured.memsets,
-                    rest=self._rest[key].summed(),
+                    kernels=longest_first(kernels_together(measured.kernels)),
+                    copies=copies_together(measured.copies),
+                    memsets=copies_together(measured.memsets),
                     process=process_of(process),
                     tool="nsys",
                     tool_version=self._tables.version,
                 )
             )
-        return Recording(tuple(profiles), self._outside.summed(), tuple(self._notes), "nsys", self._tables.version)
+        return tuple(profiles)
 
     def _read_calls(self) -> None:
         for start, end, thread, correlation in self._tables.rows(nsys_tables.CALLS, ("start", "end", "globalTid", "correlationId")):
@@ -113,9 +101,9 @@ class _Reader:
         """The place of work of the device."""
         call = self._calls.get((process or 0, correlation)) if correlation else None
         around = self._ranges.around(call.thread, call.start, call.end) if call is not None else None
-        if around is None:
-            return self._outside
-        return (self._rest if around.measuring is None else self._measured)[_key(around)]
+        if around is None or around.measuring is None:
+            return _PlaceContent()  # of no measured launch
+        return self._measured[_key(around)]
 
     def _read_kernels(self) -> None:
         shape = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
@@ -136,8 +124,6 @@ class _Reader:
                 local=local,
             )
             self._place(process, correlation).kernels.append(one)
-        if graphs := len(list(self._tables.rows(nsys_tables.WHOLE_GRAPHS, ("correlationId",)))):
-            self._notes.append(f"{graphs} graphs were recorded as a whole, without their kernels: record with --cuda-graph-trace=node")
 
     def _memory(self) -> dict[int, str]:
         names = self._tables.enumeration("ENUM_CUDA_MEM_KIND", _MEMORY)

@@ -25,7 +25,7 @@ PROCESS = ~0xFFFFFF
 """Mask of the bits that a serialised thread id (`globalTid`) shares with that of its process (`globalPid`), whatever their sign."""
 
 KERNELS, COPIES, MEMSETS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
-CALLS, WHOLE_GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 RANGES, STRINGS, META = "NVTX_EVENTS", "StringIds", "META_DATA_EXPORT"
 
 TEXTS = ("name", "text", "value")  # columns of text; all others have whole numbers

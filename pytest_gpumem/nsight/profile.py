@@ -7,14 +7,13 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.nsight import tools
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
-from pytest_gpumem.printable import printable
 from pytest_gpumem.records.schema import Document
 from pytest_gpumem.result_files import FileError, load
 from pytest_gpumem.runs import child
@@ -59,23 +58,6 @@ def select(
         chosen = " ".join([*arguments, *tests])
         raise UserError(f"no test is selected by {chosen!r}" if chosen else "no test is selected: pytest found none here")
     return found
-
-
-def listing(found: Sequence[SelectedTest]) -> str:
-    """The output of `gpumem ranges`: each test with its range's name and the filter of each tool."""
-    lines: list[str] = []
-    for one in printable(list(found)):
-        lines += [one.nodeid, f"  range       {one.name}"]
-        lines += [f"  {tool:10}  {text}" for tool, text in tools.filters(one.name, measures=one.measures).items()]
-    return "\n".join(lines)
-
-
-def to_json(found: Sequence[SelectedTest]) -> list[dict[str, object]]:
-    """The same as plain values."""
-    return [
-        {"nodeid": one.nodeid, "range": one.name, "measures": one.measures, "filters": tools.filters(one.name, measures=one.measures)}
-        for one in found
-    ]
 
 
 # The device
@@ -135,11 +117,9 @@ class ProfileRequest:
     arguments: Sequence[str]  # pytest's
     tests: Sequence[str] = ()  # node ids; empty for all tests that the arguments select
     file: Path | None = None
-    """The report, with or without its ending; None: named after its one test, else "gpumem", in the working directory."""
-    overwrite: bool = False  # replace an existing report
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Of Nsight Compute as `tools.ncu_command`. Of Nsight Systems `managed`: record page faults of managed memory; None: if a selected test
-    uses `managed_buffer` or `prefetched_buffer`."""
+    """The report, with or without its ending, which is replaced; None: a new one, named after its one test, else "gpumem", in the working
+    directory."""
+    options: Sequence[str] = ()  # the user's own, of the tool
 
 
 @dataclass(frozen=True)
@@ -157,28 +137,27 @@ class ProfileReport:
 def profiled(request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object]) -> ProfileReport:
     """Trace a test run with Nsight Systems: the range of a single selected test, else the whole run. Or profile its measured launches
     with Nsight Compute.
-    Raises `UserError`: the run cannot be profiled, or the report exists.
+    Raises `UserError`: the run cannot be profiled, or the report cannot be written.
     Raises `ToolMissing`: the tool is not installed or too old.
     Raises `NoAnswer`: it ran and wrote no report.
     """
     tool = request.tool
     _check(request, environment)
     if request.file is not None:
-        _check_file(_with_ending(request.file, tool.report), request.overwrite)
+        _check_file(_with_ending(request.file, tool.report))
     program = tools.find(tool, environment)
     version = tools.check_version(tool, program, environment)
     tests = select(request.arguments, request.tests, environment, echo)
     only = tests[0].name if len(tests) == 1 else None
-    file = _with_ending(request.file or Path(only or WHOLE_RUN), tool.report).absolute()
-    _check_file(file, request.overwrite)
+    file = _with_ending(request.file or _new(only or WHOLE_RUN, tool.report), tool.report).absolute()
+    _check_file(file)
     pytest_command = child.pytest_command(request.arguments, options=gpu(environment), tests=request.tests)
     if tool is tools.NSYS:
-        managed = request.options.get("managed")
-        faults = any(one.managed for one in tests) if managed is None else managed
-        command = tools.nsys_command(program, pytest_command, file, name=only, managed=faults)
+        managed = any(one.managed for one in tests)
+        command = tools.nsys_command(program, pytest_command, file, name=only, managed=managed, own=request.options)
     else:
         names = [one.name for one in tests] if request.tests else []
-        command = tools.ncu_command(program, pytest_command, file, names=names, **request.options)
+        command = tools.ncu_command(program, pytest_command, file, names=names, own=request.options)
     written, collected = _Watched(file), _Watched(file.with_suffix(tools.COLLECTED))
     echo(f"gpumem: {child.shown(command)}")
     finished = under_tool(command, child.for_a_part(environment), echo)
@@ -200,11 +179,15 @@ def _with_ending(file: Path, ending: str) -> Path:
     return file if file.suffix == ending else file.with_name(file.name + ending)
 
 
-def _check_file(file: Path, overwrite: bool) -> None:
+def _new(name: str, ending: str) -> Path:
+    """A report that does not exist: NAME.nsys-rep, else NAME-2.nsys-rep, and so on."""
+    names = (Path(f"{name}-{number}{ending}" if number > 1 else f"{name}{ending}") for number in count(1))
+    return next(file for file in names if not file.exists())
+
+
+def _check_file(file: Path) -> None:
     if (why := unwritable(file)) is not None:
         raise UserError(f"-o: {file}: {why}")
-    if file.exists() and not overwrite:
-        raise UserError(f"{file} exists already; --force-overwrite replaces it, -o FILE writes another")
 
 
 class _Watched:
@@ -229,9 +212,12 @@ class _Watched:
 
 def _check(request: ProfileRequest, environment: Mapping[str, str]) -> None:
     """Refuse calls that cannot give a report, before anything runs."""
+    for word in request.options:
+        if word.partition("=")[0] in ("-o", "--output", "--export", "--log-file"):
+            raise UserError(f"--tool-options: {word}: gpumem names the report itself; -o FILE does")
     for argument in request.arguments:
         if argument in ("--collect-only", "--co"):
-            raise UserError(f"{argument} among pytest's arguments: no test would run; `gpumem ranges` only collects")
+            raise UserError(f"{argument} among pytest's arguments: no test would run")
     # A device in an ini file gives way to a GPU; one that the call names does not.
     device, written = named_device(request.arguments, environment) or ("cuda", "")
     if device.startswith("sim"):

@@ -1,13 +1,11 @@
-"""The recording of a profiler by test, and the measurement that a stack of ranges stands for."""
+"""The measurement that a stack of ranges stands for, and the error of a report that cannot be read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pytest_gpumem.ranges import MEASURE, labelled, phase
-from pytest_gpumem.records.profile import Besides, TestProfile
 from pytest_gpumem.records.row import Row
 
 
@@ -41,23 +39,3 @@ def place_of_row(row: Row) -> RangePlace:
     """The place of the measured launches of a row."""
     prefix = phase(row.range_name, "label.")
     return RangePlace(row.range_name, labelled(row.range_name, row.label).removeprefix(prefix) if row.label else "", True)
-
-
-@dataclass(frozen=True)
-class Recording:
-    """The content of one report."""
-
-    profiles: tuple[TestProfile, ...]
-    """One for each measurement and process, in the order of the session. A test with work outside of the ranges of its labels has one
-    more, without kernels, for that work."""
-    outside: Besides = field(default_factory=Besides)  # work outside of all tests
-    notes: tuple[str, ...] = ()  # data that the report lacks, and how to record it
-    tool: str = ""  # "nsys" or "ncu"
-    tool_version: str = ""  # empty if the report does not have it
-
-    def parts(self) -> Iterator[Besides]:
-        """All work once: measured launches, the rest of each test, and work outside of tests."""
-        for one in self.profiles:
-            yield Besides(one.kernels, one.copies, one.memsets)
-            yield one.rest
-        yield self.outside

@@ -142,17 +142,24 @@ def captured(name: str) -> list[str]:
     return ["--capture-range=nvtx", f"--nvtx-capture={name}@{DOMAIN}", "--capture-range-end=stop", register]
 
 
-def nsys_command(nsys: Path, child: Sequence[str], report: Path, *, name: str | None, managed: bool) -> list[str]:
+def _with_own(defaults: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Options of a tool, such as "--trace=cuda" or "--clock-control none", without those that the user's own options give, and these."""
+    names = {word.partition("=")[0] for word in own if word.startswith("-")}
+    return [*(word for one in defaults if re.split("[= ]", one)[0] not in names for word in one.split()), *own]
+
+
+def nsys_command(nsys: Path, child: Sequence[str], report: Path, *, name: str | None, managed: bool, own: Sequence[str] = ()) -> list[str]:
     """The command that traces a child: CUDA with the nodes of graphs, NVTX, no samples of the CPU. The report is overwritten.
     `name`: of the range to record; None for the whole run.
     `managed`: record page faults of managed memory too, which slows them down.
+    `own`: the user's options, which replace those of the same name.
     """
-    command = [str(nsys), "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"]
+    options = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"]
     if managed:
-        command += ["--cuda-um-gpu-page-faults=true", "--cuda-um-cpu-page-faults=true"]
+        options += ["--cuda-um-gpu-page-faults=true", "--cuda-um-cpu-page-faults=true"]
     if name is not None:
-        command += captured(name)
-    return [*command, f"--output={report}", "--force-overwrite=true", *child]
+        options += captured(name)
+    return [str(nsys), "profile", *_with_own(options, own), f"--output={report}", "--force-overwrite=true", *child]
 
 
 def included(names: Sequence[str]) -> list[str]:
@@ -161,29 +168,14 @@ def included(names: Sequence[str]) -> list[str]:
     return ["--nvtx", *(part for one in ranges for part in ("--nvtx-include", one))]
 
 
-def ncu_command(
-    program: Path,
-    child: Sequence[str],
-    report: Path,
-    *,
-    names: Sequence[str],
-    clock_control: str = "none",
-    cache_control: str = "all",
-    section_set: str | None = None,
-    metrics: str | None = None,
-) -> list[str]:
+def ncu_command(program: Path, child: Sequence[str], report: Path, *, names: Sequence[str], own: Sequence[str] = ()) -> list[str]:
     """The command that profiles the measured launches of a child, and of all its child processes, into a report, which is overwritten.
+    Clocks are left alone, and the caches are emptied before every pass over a kernel.
     `names`: of the tests' ranges; empty for all tests.
-    `clock_control`: "none" to leave the clocks alone, or "base" to lock them to their base value.
-    `cache_control`: "all" to empty the caches before every pass over a kernel, or "none" to leave them as they are.
-    `section_set`: such as "full"; None for ncu's default.
-    `metrics`: names, separated by commas.
+    `own`: the user's options, which replace those of the same name.
     """
-    command = [str(program), "--clock-control", clock_control, "--cache-control", cache_control, "--target-processes", "all"]
-    command += included(names)
-    command += [] if section_set is None else ["--set", section_set]
-    command += [] if metrics is None else ["--metrics", metrics]
-    return [*command, "--export", str(report), "--force-overwrite", *child]
+    options = _with_own(["--clock-control none", "--cache-control all", "--target-processes all"], own)
+    return [str(program), *options, *included(names), "--export", str(report), "--force-overwrite", *child]
 
 
 def counting_command(program: Path, child: Sequence[str], log: Path, *, hot: bool = False, more: Sequence[str] = ()) -> list[str]:
@@ -200,28 +192,14 @@ def counting_command(program: Path, child: Sequence[str], log: Path, *, hot: boo
     return [*command, "--log-file", str(log), *child]
 
 
-def filters(name: str, *, measures: bool) -> dict[str, str]:
-    """By tool, the options that select one test: while it is recorded, and in a report of a whole run.
-    `measures`: the test has measured launches, the only ones that Nsight Compute profiles.
-    """
-    found = {
-        "nsys": f"nsys profile --trace=cuda,nvtx {shlex.join(captured(name))}",
-        "nsys stats": f"nsys stats --filter-nvtx {name}@{DOMAIN}",
-    }
-    if measures:
-        found["ncu"] = f"ncu --clock-control none {shlex.join(included([name]))}"
-    return found
-
-
 def opening(program: Path, report: Path, name: str | None) -> list[str]:
     """How to open a report of Nsight Systems or Nsight Compute, in lines."""
     tool, file = str(program), str(report)
     if report.suffix == NCU.report:
-        calls = {"open it": ["ncu-ui", file], "by test": ["gpumem", "read", file], "in text": [tool, "--import", file]}
+        calls = {"open it": ["ncu-ui", file], "in text": [tool, "--import", file]}
     else:
         stats = [tool, "stats", "--report"]
-        calls = {"open it": ["nsys-ui", file], "by test": ["gpumem", "read", file]}
-        calls["in text"] = [*stats, "nvtx_kern_sum", "--report", "um_total_sum", file]
+        calls = {"open it": ["nsys-ui", file], "by range": [*stats, "nvtx_kern_sum", "--report", "um_total_sum", file]}
         if name is not None:
             calls["one test"] = [*stats, "cuda_gpu_kern_sum", "--filter-nvtx", f"{name}@{DOMAIN}", file]
     return [f"{how:10}{shlex.join(call)}" for how, call in calls.items()]

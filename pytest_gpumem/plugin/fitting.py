@@ -29,17 +29,12 @@ SECTION = "gpumem: out of memory"  # title of the section of its report
 
 def check(config: pytest.Config, settings: Settings, chosen: Chosen) -> None:
     """Refuse a limit that cannot be kept, before anything is opened.
-    Raises `pytest.UsageError`: the card has less memory, there is no GPU and nobody chose the simulated device, or workers share the card.
+    Raises `pytest.UsageError`: the card has less memory, or workers share the card.
     """
     if settings.memory_limit is None or is_worker(config):  # the controller of xdist has checked it
         return
     origin, limit = settings.origins["memory_limit"], format_bytes(settings.memory_limit)
-    if chosen.fallback_reason is not None:
-        raise pytest.UsageError(
-            f"gpumem: {origin}: a limit of {limit} needs a GPU: {chosen.fallback_reason}; choose --gpumem-device sim if the simulated "
-            "device is meant"
-        )
-    if settings.memory_limit > chosen.facts.memory_bytes:
+    if settings.memory_limit > chosen.facts.memory_bytes and chosen.fallback_reason is None:
         raise pytest.UsageError(
             f"gpumem: {origin}: a limit of {limit} is above the {chosen.facts.memory_bytes / GiB:.4g} GiB of {chosen.facts.name}"
         )
@@ -54,6 +49,7 @@ class FittingHooks:
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
+        self._before: int | None = None  # bytes in use before the first test: the context, and what libraries took for themselves
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self) -> None:
@@ -69,7 +65,8 @@ class FittingHooks:
 
     def _limit(self, error_of: Callable[[str], BaseException]) -> None:
         try:
-            _ = self._session.device
+            if self._before is None:
+                self._before = self._session.device.memory.in_use()
         except DeviceError as error:
             raise error_of(f"gpumem: {error}") from None
 
@@ -85,7 +82,7 @@ class FittingHooks:
         limit = self._session.settings.memory_limit
         assert limit is not None
         in_use, asked = self._session.device.memory.in_use(), asked_for(error)
-        text = out_of_memory_text(limit, in_use, asked)
+        text = out_of_memory_text(limit, self._before or 0, in_use, asked)
         watched = item.stash.get(WATCHED, None)
         lines = site_lines(watched.so_far()) if watched is not None else []
         report.sections.append((SECTION, "\n".join([text, *printable(lines)])))
@@ -99,10 +96,13 @@ class FittingHooks:
             self._session.remarks += [f"{report.nodeid}: {text}" for text in texts]
 
 
-def out_of_memory_text(limit: int, in_use: int, asked: int | None) -> str:
-    """One sentence on a test that ran out of memory; all in bytes, `asked` None if the library does not say."""
+def out_of_memory_text(limit: int, before: int, in_use: int, asked: int | None) -> str:
+    """One sentence on a test that ran out of memory; all in bytes, `asked` None if the library does not say.
+    `before`: those of `in_use` that were in use before the first test.
+    """
+    used = f"{in_use / GiB:.4g} GiB in use ({before / GiB:.4g} GiB of it before the first test, such as the context)"
     if asked is None:
-        need = f"{in_use / GiB:.4g} GiB were in use, and the library does not say how much it asked for"
+        need = f"{used}, and the library does not say how much it asked for"
     else:
-        need = f"it asked for {asked / GiB:.4g} GiB beside {in_use / GiB:.4g} GiB in use, a peak of {(in_use + asked) / GiB:.4g} GiB"
+        need = f"it asked for {asked / GiB:.4g} GiB beside {used}, a peak of {(in_use + asked) / GiB:.4g} GiB"
     return f"out of memory at a limit of {limit / GiB:.4g} GiB: {need}"

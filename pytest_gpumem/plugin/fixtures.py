@@ -6,6 +6,7 @@ Read in every session, also with the plugin off: nothing heavy is imported at th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.memory.spaces import Memory
     from pytest_gpumem.plugin.footprints import GpuMemory
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
-    from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
     from pytest_gpumem.plugin.state import GpuTest
 
 
@@ -52,17 +52,10 @@ def _gpumem_timer(request: pytest.FixtureRequest, _gpumem_test: GpuTest) -> None
 
 
 @pytest.fixture
-def _gpumem_l2_sweeps(_gpumem_test: GpuTest) -> L2Sweeps:
-    from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
-
-    return L2Sweeps(_gpumem_test)
-
-
-@pytest.fixture
-def _gpumem_benchmark(_gpumem_test: GpuTest, _gpumem_l2_sweeps: L2Sweeps, _gpumem_timer: None, benchmark: Any) -> GpuBenchmark:
+def _gpumem_benchmark(_gpumem_test: GpuTest, _gpumem_timer: None, benchmark: Any) -> GpuBenchmark:
     from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 
-    return GpuBenchmark(_gpumem_test, _gpumem_l2_sweeps, benchmark)
+    return GpuBenchmark(_gpumem_test, benchmark)
 
 
 @pytest.fixture
@@ -175,12 +168,8 @@ def staged_copy(_gpumem_test: GpuTest) -> Callable[..., StagedCopy]:
 
 
 @pytest.fixture
-def persisting_stream(_gpumem_l2_sweeps: L2Sweeps) -> Callable[..., AbstractContextManager[PersistingStream]]:
+def persisting_stream(_gpumem_test: GpuTest) -> Callable[..., AbstractContextManager[PersistingStream]]:
     """`with persisting_stream(buffer, hit_ratio="fit", set_aside="fit") as stream:` keeps a buffer in L2; all is restored on exit."""
-    return _gpumem_l2_sweeps.persisting_stream
+    from pytest_gpumem.plugin.persisting import persisting_stream
 
-
-@pytest.fixture
-def l2_sweep(_gpumem_l2_sweeps: L2Sweeps) -> L2Sweeps:
-    """`l2_sweep(kernel_or_callable, *args, window=buffer)`: the set-aside and hit ratio at which it is fastest, in at most some 10 s."""
-    return _gpumem_l2_sweeps
+    return partial(persisting_stream, _gpumem_test)

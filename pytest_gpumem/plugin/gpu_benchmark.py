@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from msgspec import structs
@@ -16,18 +17,18 @@ from pytest_gpumem.judging.limits import counts_steps, waits_for_counts
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.conductor import Passes, overlap_note, overlap_of
-from pytest_gpumem.measuring.target import Target
+from pytest_gpumem.measuring.target import Target, WrongResult
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.plugin.l2_sweeping import L2Sweeps
+from pytest_gpumem.plugin.judging import OPEN, needs_causes
 from pytest_gpumem.plugin.replay import Replay, check_timer
 from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
-from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import key_of
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.row import Row, key_of
 from pytest_gpumem.settings import imposed, loosened, marker_limits, merge_limits
 from pytest_gpumem.units import did_you_mean
 
@@ -40,12 +41,11 @@ KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *OF_MEASUREMENT) 
 class GpuBenchmark:
     """Measures for one test. `label=` names each of several measurements."""
 
-    def __init__(self, test: GpuTest, sweeps: L2Sweeps, benchmark: object) -> None:
+    def __init__(self, test: GpuTest, benchmark: object) -> None:
         """`benchmark` is pytest-benchmark's fixture."""
         check_timer(test.item, benchmark)
         self._replay = test.replay = Replay(test.item, benchmark)
         self._test = test
-        self._sweeps = sweeps
 
     @property
     def stream(self) -> Stream:
@@ -124,10 +124,7 @@ class GpuBenchmark:
         label = self._check_label(label)
         limits = self._limits(given)
         target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=moved)
-        result = self._measure(target, label, limits, mode, count_pages, function if isinstance(function, Work) else None)
-        if test.session.settings.l2_sweep and stream is not None and not isinstance(function, Work):
-            self._sweeps.later(stream, function, args, kwargs, mode)
-        return result
+        return self._measure(target, label, limits, mode, count_pages, function if isinstance(function, Work) else None)
 
     def case(
         self,
@@ -151,10 +148,7 @@ class GpuBenchmark:
         for name in limits:
             if name not in LIMITS:  # one of a footprint is refused with the others
                 raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}{did_you_mean(name, KEYWORDS)}")
-        result = self._measure(test.conductor.case(build, arena=test.arena), label, self._limits(limits), mode, count_pages)
-        if test.session.settings.l2_sweep and result.measurement.window is not None:
-            self._sweeps.later_case(build, result.measurement.target, result.measurement.window.nbytes, mode)
-        return result
+        return self._measure(test.conductor.case(build, arena=test.arena), label, self._limits(limits), mode, count_pages)
 
     def _measure(
         self, target: Target, label: str, limits: Limits, mode: str | None, count_pages: bool | None, work: Work | None = None
@@ -166,21 +160,25 @@ class GpuBenchmark:
             raise BadCall("this test was judged already: measure in its body, not while fixtures are torn down")
         session, settings = test.session, test.session.settings
         # What a launch runs is recorded for the baseline, for a limit, or to explain.
-        ran = session.evidence or settings.explain or counts_steps(limits)
+        ran = session.evidence or session.explains or counts_steps(limits)
         provenance = test.session.provenance  # the control readings come before the first measurement
         # A profiler tells the measurements of one test apart by it.
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
         with labelled_range, test.spending(label, target.name) as plan:
             wanted = plan if mode is None else replace(plan, mode=mode)
             wanted = replace(wanted, **imposed(os.environ, key_of(test.item.nodeid, label)))
-            measurement = test.conductor.measure(
-                target,
-                wanted,
-                arena=test.arena,
-                label=label,
-                name=test.range_name,
-                passes=Passes(pages=self._counts(count_pages, limits), activity=settings.explain, ran=ran),
-            )
+            try:
+                measurement = test.conductor.measure(
+                    target,
+                    wanted,
+                    arena=test.arena,
+                    label=label,
+                    name=test.range_name,
+                    passes=Passes(pages=self._counts(count_pages, limits), ran=ran, causes=partial(self._needs_causes, limits)),
+                )
+            except WrongResult as error:
+                test.wrong = test.wrong or str(error)
+                raise
             if work is not None:
                 overlap = overlap_of(test.conductor, work, wanted, arena=test.arena, name=test.range_name)
                 hides = () if overlap is None else (overlap_note(overlap, measurement.latency),)
@@ -196,14 +194,19 @@ class GpuBenchmark:
         extra = test.extra[label] = Extra()
         return Result(measurement, test.device.facts, extra, self._claim)
 
+    def _needs_causes(self, limits: Limits, measured: Measurement) -> bool:
+        test = self._test
+        measured = structs.replace(measured, provenance=test.session.provenance)
+        return needs_causes(Row(test.item.nodeid, limits, OPEN, measured, measured.label), test.session)
+
     def _counts(self, count_pages: bool | None, limits: Limits) -> bool:
         """True if page faults are counted: a limit needs them, or the call, else the marker, else the session asks for it."""
         if count_pages is not None and not isinstance(count_pages, bool):
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
         if limits.max_gpu_page_faults is not None or limits.max_migrated is not None:
             return True
-        settings = self._test.settings
-        return settings.explain or (settings.count_pages if count_pages is None else count_pages)
+        asked = self._test.settings.count_pages if count_pages is None else count_pages
+        return asked or self._test.session.explains
 
     def _claim(self, label: str, other: str, by: float) -> None:
         """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when the test ends."""

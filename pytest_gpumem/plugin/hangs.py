@@ -1,70 +1,86 @@
-"""Tests that hang or crash: what the watchdog is told, and what it does in place of the session.
-
-It fails the test, and ends the session as pytest does: every plugin is given the reports so far, and writes its files.
-"""
+"""Tests that hang, crash or leave: what goes into the journal of the guardian, and how SIGTERM and `pytest.exit` end a session."""
 
 from __future__ import annotations
 
-import io
-import math
-import os
+import pickle
+import signal
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Generator, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.plugin.expecting import ExpectationHooks
+from pytest_gpumem.plugin.guardian import TERMINATED, of_tests, why
+from pytest_gpumem.plugin.guarding import Guardian, Terminated, terminate
 from pytest_gpumem.plugin.judging import unmeasured
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import ROWS_ATTRIBUTE
 from pytest_gpumem.plugin.state import GpuSession
-from pytest_gpumem.plugin.watchdog import Cause, End, Watchdog
-from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import row_to_json
-from pytest_gpumem.settings import switched_off
+from pytest_gpumem.records.schema import device_to_json, row_to_json, to_plain
 
 Report = dict[str, Any]  # a report as `pytest_report_to_serializable` gives it
-Leave = Callable[[str, Report], None]  # hands a test's last report to the process that reports for this one; arguments: node id, report
+CLOCKS = ("_session_start", "_sessionstarttime", "suite_start", "suite_start_time")
+"""Attributes in which pytest's own plugins keep when the session began."""
 
 
-class WatchdogHooks:
-    """Starts the watchdog before the first test, and tells it of tests and reports; registered only with `--gpumem`."""
+class GuardianHooks:
+    """Starts the guardian before the first test, and tells it of tests and reports; registered only with `--gpumem`."""
 
-    def __init__(self, session: GpuSession, *, leave: Leave | None = None, gone: int | None = None) -> None:
-        """In a worker of xdist, `leave` takes the report of a test that hung, and `gone` is as for `Watchdog`."""
+    def __init__(
+        self, session: GpuSession, expectations: ExpectationHooks, *, part: bool, leave: Path | None = None, gone: int | None = None
+    ) -> None:
+        """`part`: another process has the results of this one, and sees its death. `leave`, `gone`: as for `Guardian`."""
         self._session = session
+        self._expectations = expectations
+        self._part = part
         self._leave = leave
         self._gone = gone
         self._items: dict[str, pytest.Item] = {}
-        self._told: tuple[Row, ...] = ()  # the rows of the last report
+        self._collected: list[Report] = []  # reports of what was not collected
+        self._deselected: list[str] = []
+        self._rows: tuple[Row, ...] = ()  # of the last report
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed and not self._part:
+            self._collected.append(self._plain(report))
+
+    def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
+        self._deselected += [item.nodeid for item in items]
 
     @pytest.hookimpl(wrapper=True, trylast=True)  # after the further processes that come first
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        gpu = self._session
+        gpu, config = self._session, session.config
         self._items = {item.nodeid: item for item in session.items}
-        if session.config.option.collectonly or not session.items or gpu.ranges.tool_attached():  # profilers follow a fork
+        if config.option.collectonly or not session.items or gpu.ranges.tool_attached():  # profilers follow other processes
             return (yield)
-        part = "processes" in switched_off(os.environ)
-        finish = partial(self._finish, session) if self._leave is None and not part else self._say
-        gpu.watchdog = Watchdog(finish, gone=self._gone)
-        gpu.ranges.entered = gpu.watchdog.enter
-        if part or self._leave is not None:
-            gpu.watchdog.outlived()  # the process that started this one sees its death
+        arguments = None if self._part else [str(one) for one in config.invocation_params.args]
+        gpu.guardian = Guardian(config.invocation_params.dir, arguments, leave=self._leave, gone=self._gone, writing=gpu.writing)
+        gpu.ranges.entered = gpu.guardian.enter
+        if not self._part:
+            tests = [(item.nodeid, uses(item, BENCHMARK_FIXTURE)) for item in session.items]
+            clocks = [(type(one).__name__, vars(one)) for one in config.pluginmanager.get_plugins() if hasattr(one, "__dict__")]
+            begun = {(kind, name): found[name] for kind, found in clocks for name in CLOCKS if name in found}
+            base = None if gpu.base is None else to_plain(gpu.base)
+            more = pickle.dumps((begun, self._collected, base, self._expectations.collected))
+            self._tell("session", device_to_json(gpu.facts), tests, self._deselected, more)
         try:
             return (yield)
         finally:
-            if gpu.watchdog is not None:  # no debugger ended it
-                gpu.watchdog.outlived()
+            if gpu.guardian is not None:  # no debugger ended it
+                gpu.guardian.outlived()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
-        if self._session.watchdog is not None:
-            self._session.watchdog.hear_interrupts()
-        self._tell("start", nodeid, location)
+        item = self._items.get(nodeid)
+        if self._session.guardian is not None and item is not None:
+            self._session.guardian.renew()
+            measures = BENCHMARK_FIXTURE in getattr(item, "fixturenames", ())
+            test = {"nodeid": nodeid, "location": location, "keywords": [*item.keywords]}
+            self._tell("start", test | {"range": self._session.names.unique(nodeid) if measures else None})
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -80,14 +96,14 @@ class WatchdogHooks:
 
     @pytest.hookimpl(trylast=True)  # once others have changed the report
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        gpu = self._session
-        if gpu.watchdog is None or self._leave is not None:
+        if self._session.guardian is None or self._part:
             return
-        data = gpu.config.hook.pytest_report_to_serializable(config=gpu.config, report=report)
-        data["user_properties"] = [(str(name), _plain(value)) for name, value in data["user_properties"]]
-        rows = gpu.rows.of(report.nodeid)
-        self._tell("report", data, () if rows is self._told else rows)
-        self._told = rows
+        rows = self._session.rows.of(report.nodeid)
+        data = self._plain(report)
+        if rows and rows is not self._rows:
+            data[ROWS_ATTRIBUTE] = [row_to_json(row) for row in rows]
+        self._rows = rows
+        self._tell("report", pickle.dumps(data))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logfinish(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
@@ -99,148 +115,32 @@ class WatchdogHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        if self._session.watchdog is not None and excinfo.type is KeyboardInterrupt:  # and not that pytest stops by itself
-            self._session.watchdog.reacted()
+        if self._session.guardian is not None and interrupts(excinfo):
+            self._session.guardian.handled(signal.SIGINT)
 
     @pytest.hookimpl(trylast=True)  # after the teardown of an interrupted test
     def pytest_sessionfinish(self) -> None:
-        if self._session.watchdog is not None:
-            self._session.watchdog.rest()
+        self._session.rest()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self) -> None:
         self._end()
 
     def _tell(self, kind: str, *values: object) -> None:
-        if self._session.watchdog is not None:
-            self._session.watchdog.tell((kind, *values))
+        if self._session.guardian is not None:
+            self._session.guardian.tell(kind, *values)
 
     def _end(self) -> None:
-        watchdog, self._session.watchdog = self._session.watchdog, None
-        if watchdog is not None:
-            watchdog.close()
+        guardian, self._session.guardian = self._session.guardian, None
+        if guardian is not None:
+            guardian.close()
 
-    # In the watchdog
-
-    def _finish(self, session: pytest.Session, end: End, told: list[Any]) -> int:
-        """End the session in place of its process; the exit code."""
-        gpu, config = self._session, session.config
-        gpu.settings = gpu.settings._replace(save=False)
-        running = _Running()
-        with _silent(config):
-            for one in told:
-                self._replay(one, running)
-        left = [nodeid for nodeid in self._items if nodeid not in running.begun]
-        rest = f"; {counted(len(left), 'test')} not run: --gpumem-isolate runs them all the same" if left else ""
-        if end.cause is Cause.INTERRUPT:
-            code = pytest.ExitCode.INTERRUPTED
-            where = "" if running.nodeid is None else f" in {printable(running.nodeid)}"
-            try:
-                raise KeyboardInterrupt(f"gpumem: the process did not react{where}, and was ended")
-            except KeyboardInterrupt:
-                config.hook.pytest_keyboard_interrupt(excinfo=pytest.ExceptionInfo.from_current())
-        else:
-            code = pytest.ExitCode.TESTS_FAILED
-            if running.nodeid is None:
-                session.shouldfail = f"gpumem: the process ended between two tests{rest}"
-            else:
-                report, rows = self._failed(running, end)
-                gpu.rows.add(running.nodeid, [*gpu.rows.of(running.nodeid), *rows])
-                config.hook.pytest_runtest_logreport(report=report)
-                session.shouldfail = f"gpumem: the session ended in {printable(running.nodeid)}{rest}"
-        session.exitstatus = code
-        config.hook.pytest_sessionfinish(session=session, exitstatus=code)
-        return int(session.exitstatus)
-
-    def _replay(self, one: tuple[Any, ...], running: _Running) -> None:
-        hook = self._session.config.hook
-        kind, *values = one
-        running.note(kind, values)
-        if kind == "start":
-            hook.pytest_runtest_logstart(nodeid=values[0], location=values[1])
-        elif kind == "finish":
-            hook.pytest_runtest_logfinish(nodeid=values[0], location=values[1])
-        elif kind == "report":
-            data, rows = values
-            report = hook.pytest_report_from_serializable(config=self._session.config, data=data)
-            if rows:
-                self._session.rows.add(report.nodeid, rows)
-            hook.pytest_runtest_logreport(report=report)
-
-    def _say(self, end: End, told: list[Any]) -> int:
-        """Name the test to the process that started this one; the exit code."""
-        running = _Running()
-        for kind, *values in told:
-            running.note(kind, values)
-        if running.nodeid is None or end.cause is not Cause.TIMEOUT:
-            return int(pytest.ExitCode.INTERRUPTED)
-        report, rows = self._failed(running, end)
-        if self._leave is None:
-            os.write(2, f"{printable(running.nodeid)}: {report.longreprtext}\n{_of_tests(end.stacks)}".encode(errors="replace"))
-        else:
-            setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
-            config = self._session.config
-            self._leave(running.nodeid, config.hook.pytest_report_to_serializable(config=config, report=report))
-        return int(pytest.ExitCode.TESTS_FAILED)
-
-    def _failed(self, running: _Running, end: End) -> tuple[pytest.TestReport, list[Row]]:
-        """The report of the test that did not end, and its row if it measures."""
-        assert running.nodeid is not None
-        item, text = self._items[running.nodeid], why(end)
-        now = time.time()
-        report = pytest.TestReport(
-            item.nodeid,
-            item.location,
-            dict.fromkeys(item.keywords, 1),
-            "failed",
-            text,
-            running.when,
-            [("gpumem: where it hung", stacks)] if (stacks := _of_tests(end.stacks)) else [],
-            now - running.since,
-            running.since,
-            now,
-        )
-        measures = BENCHMARK_FIXTURE in getattr(item, "fixturenames", ()) and running.when != "teardown"
-        return report, [unmeasured(item, self._session, pytest.fail.Exception(text))] if measures else []
-
-
-class _Running:
-    """The test that runs, from what the watchdog was told."""
-
-    def __init__(self) -> None:
-        self.begun: set[str] = set()
-        self.nodeid: str | None = None
-        self.when: Any = "setup"
-        self.since = time.time()
-
-    def note(self, kind: str, values: list[Any]) -> None:
-        if kind == "start":
-            self.nodeid, self.when, self.since = values[0], "setup", time.time()
-            self.begun.add(values[0])
-        elif kind == "phase":
-            self.when, self.since = values
-        elif kind == "finish":
-            self.nodeid = None
-
-
-def why(end: End) -> str:
-    """One line on a test that did not end."""
-    within = f"; last NVTX range: {end.entered}" if end.entered else ""
-    if end.cause is Cause.DEATH:
-        return f"gpumem: the process ended in this test, by a crash, a signal or os._exit{within}"
-    limit = "" if math.isinf(end.seconds) else f" within {end.seconds:g} s (--gpumem-timeout)"
-    return f"gpumem: hung: {end.what} did not end{limit}, and the process was ended{within}"
-
-
-def _of_tests(stacks: str) -> str:
-    """The stacks of threads without those frames that every test has, and without the thread of the watchdog."""
-    kept = []
-    for thread in stacks.strip().split("\n\n"):
-        lines = thread.splitlines()
-        outer = next((at for at, line in enumerate(lines) if f"{os.sep}_pytest{os.sep}" in line), len(lines))
-        if not any(line.endswith(f" in {Watchdog._obey.__name__}") for line in lines):
-            kept.append("\n".join(lines[:outer]))
-    return "\n\n".join(kept)
+    def _plain(self, report: pytest.CollectReport | pytest.TestReport) -> Report:
+        config = self._session.config
+        data: Report = config.hook.pytest_report_to_serializable(config=config, report=report)
+        if "user_properties" in data:
+            data["user_properties"] = [(str(name), _plain(value)) for name, value in data["user_properties"]]
+        return data
 
 
 def _plain(value: object) -> object:
@@ -248,17 +148,57 @@ def _plain(value: object) -> object:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
-@contextmanager
-def _silent(config: pytest.Config) -> Iterator[None]:
-    """Keep the terminal reporter from writing again what the process has written."""
-    reporter = config.pluginmanager.getplugin("terminalreporter")
-    if reporter is None:
-        yield
-        return
-    file, reporter._tw._file = reporter._tw._file, io.StringIO()
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            reporter._tw._file.close()
-        reporter._tw._file = file
+def interrupts(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
+    """True for Ctrl-C and SIGTERM, and not where pytest stops by itself."""
+    return excinfo.type is KeyboardInterrupt or getattr(excinfo.value, "returncode", None) == TERMINATED
+
+
+def failed(end: dict[str, Any], session: GpuSession) -> pytest.TestReport:
+    """The report of a test that did not end, with its row if it measures. `end`: as the guardian wrote it."""
+    test, text, now = end["test"], why(end), time.time()
+    sections = [(f"gpumem: where it {'left' if end['cause'] == 'left' else 'hung'}", stacks)] if (stacks := of_tests(end["stacks"])) else []
+    report = pytest.TestReport(
+        test["nodeid"],
+        tuple(test["location"]),
+        dict.fromkeys(test["keywords"], 1),
+        "failed",
+        text,
+        end["when"],
+        sections,
+        now - end["since"],
+        end["since"],
+        now,
+    )
+    if test["range"] is not None and end["when"] != "teardown":
+        row = unmeasured(test["nodeid"], test["range"], session, pytest.fail.Exception(text))
+        setattr(report, ROWS_ATTRIBUTE, [row_to_json(row)])
+    return report
+
+
+class EndHooks:
+    """How SIGTERM and `pytest.exit` end a session. Not in a process whose end another one looks after."""
+
+    def __init__(self) -> None:
+        self._own = False  # the handler of SIGTERM
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        with suppress(ValueError):  # not in the main thread
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, terminate)
+                self._own = True
+        try:
+            return (yield)
+        except Terminated as error:
+            raise pytest.exit.Exception("gpumem: SIGTERM", TERMINATED).with_traceback(error.__traceback__) from None
+        except pytest.exit.Exception as error:
+            error.returncode = error.returncode or pytest.ExitCode.INTERRUPTED  # tests have not run
+            raise
+        finally:
+            if self._own:  # from here on the results are written, and nothing else follows
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        if self._own:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

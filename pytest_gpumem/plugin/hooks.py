@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from copy import copy
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -33,18 +36,28 @@ IDLE: pytest.StashKey[list[str]] = pytest.StashKey()  # options given on the com
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gpumem", "GPU memory performance")
     for option in OPTIONS:
-        # Everything defaults to None, flags too: without a value here, the environment and the ini file decide.
         text = option.help.replace("%%", "%")
-        if option.is_flag:
-            group.addoption(option.flag, dest=option.key, action="store_true", default=None, help=text.replace("%", "%%"))
-        else:
-            action = "append" if option.repeats else "store"
-            bare: dict[str, Any] = {} if option.bare is None else {"nargs": "?", "const": option.bare}
-            group.addoption(
-                option.flag, dest=option.key, action=action, metavar=option.metavar, default=None, help=text.replace("%", "%%"), **bare
-            )
+        if not option.ini_only:
+            action = "store_true" if option.is_flag else "append" if option.repeats else "store"
+            more: dict[str, Any] = {} if option.is_flag else {"metavar": option.metavar}
+            if option.bare is not None:
+                more |= {"nargs": "?", "const": option.bare}
+            # Everything defaults to None, flags too: without a value here, the environment and the ini file decide.
+            group.addoption(option.flag, dest=option.key, action=action, default=None, help=text.replace("%", "%%"), **more)
         kind: Literal["linelist", "string"] = "linelist" if option.repeats else "string"
         parser.addini(option.key, text, type=kind, default=None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
+    """Give an option that may stand alone its own value where a path follows, which argparse takes for the value."""
+    flags = {option.flag: option for option in OPTIONS if option.bare is not None}
+    for at, (word, following) in enumerate(pairwise(args)):
+        if word not in flags or following.startswith("-") or flags[word].accepts(following):
+            continue
+        if Path(following.partition("::")[0]).exists():
+            args[at] = f"{word}={flags[word].bare}"
+            early_config.known_args_namespace = parser.parse_known_args(args, namespace=copy(early_config.option))
 
 
 @pytest.hookimpl(wrapper=True)  # before xdist reads its options
@@ -65,20 +78,26 @@ def pytest_configure(config: pytest.Config) -> None:
     if settings.enabled:
         from pytest_gpumem.collector import uncollected
         from pytest_gpumem.devices.opening import asked
+        from pytest_gpumem.plugin.guardian import RESUMES
 
-        with uncollected(), asked(settings.device) as answer:
+        with uncollected(), asked("sim" if RESUMES in os.environ else settings.device) as answer:
             from pytest_gpumem.plugin.session import check_ini_file, start
             from pytest_gpumem.printable import printable
 
             try:
                 check_ini_file(config)
                 start(config, settings, answer)
-            except pytest.UsageError as error:  # names files, which may be called anything
-                raise pytest.UsageError(printable(str(error))) from None
+            except pytest.UsageError as error:
+                from pytest_gpumem.plugin.workers import Refusal, is_worker
+
+                refused = pytest.UsageError(printable(str(error)))  # it names files, which may be called anything
+                if not is_worker(config):
+                    raise refused from None
+                config.pluginmanager.register(Refusal(config, refused), "gpumem-refusal")
         return
     off = switched_off(os.environ)
     idle = [option for option in OPTIONS if option.name not in off and getattr(config.option, option.key, None) not in (None, False)]
-    if unfulfilled := [option.flag for option in idle if option.role.needs_results]:
+    if unfulfilled := [option.flag for option in idle if option.needs_results]:
         raise pytest.UsageError(f"gpumem: {', '.join(unfulfilled)} without --gpumem: nothing would be measured, and the run would be green")
     config.stash[IDLE] = [option.flag for option in idle]
 
@@ -95,6 +114,7 @@ def _settings(config: pytest.Config) -> Settings:
             os.environ,
             {**_unknown_ini_keys(config), **{option.key: _ini_value(config, option) for option in OPTIONS}},
             config.inipath.name if config.inipath else "the ini file",
+            _overrides(config),
         )
     except SettingsError as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
@@ -108,12 +128,16 @@ def _ini_value(config: pytest.Config, option: Option) -> object:
     return config.getini(option.key)
 
 
+def _overrides(config: pytest.Config) -> list[str]:
+    """The ini keys that `-o` sets."""
+    return [one.partition("=")[0].strip() for one in config.option.override_ini or ()]
+
+
 def _unknown_ini_keys(config: pytest.Config) -> dict[str, object]:
     """Keys of the ini file and of `-o` that no plugin has registered: pytest itself only warns of them."""
     written = getattr(config, "_inicfg", None)  # from pytest 9 on, which deprecates `inicfg`
-    overrides = (one.partition("=")[0].strip() for one in config.option.override_ini or ())
     found: dict[str, object] = {}
-    for key in (*(config.inicfg if written is None else written), *overrides):
+    for key in (*(config.inicfg if written is None else written), *_overrides(config)):
         try:
             config.getini(key)
         except ValueError:

@@ -4,7 +4,7 @@ The worker leaves the last report of its test in a folder of the controller's, w
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
 import pickle
 import tempfile
@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.plugin.hangs import Report
+from pytest_gpumem.plugin.guardian import left
+from pytest_gpumem.plugin.hangs import failed, interrupts
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import is_worker
 
@@ -42,23 +43,17 @@ class WorkerHooks:
 
     def __init__(self, session: GpuSession, folder: Path) -> None:
         self._session = session
-        self._folder = folder
+        self.folder = folder
+        """For the last words of tests, see `guardian.left`."""
         self.alive: int | None = None
         """A descriptor that becomes readable when the controller has gone, or waits for no test any longer."""
         with suppress(OSError):
             self.alive = os.open(folder / _ALIVE, os.O_RDONLY | os.O_NONBLOCK)
 
-    def leave(self, nodeid: str, report: Report) -> None:
-        """Leave a test's last report; the process is about to end."""
-        file = _file(self._folder, nodeid)
-        part = file.with_suffix(".part")
-        part.write_bytes(pickle.dumps(report))
-        part.replace(file)
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         # Some schedulers of xdist give the test that ended a worker to the next one.
-        return True if _file(self._folder, item.nodeid).exists() else None
+        return True if os.path.exists(left(self.folder, item.nodeid)) else None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -75,9 +70,12 @@ class WorkerHooks:
             return
         config = self._session.config
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
-        self.leave(report.nodeid, data)
-        if self._session.watchdog is not None:
-            self._session.watchdog.close()
+        file = Path(left(self.folder, report.nodeid))
+        part = file.with_suffix(".part")
+        part.write_bytes(pickle.dumps(data))
+        part.replace(file)
+        if self._session.guardian is not None:
+            self._session.guardian.close()
         os._exit(pytest.ExitCode.TESTS_FAILED)
 
 
@@ -98,16 +96,19 @@ class ControllerHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        file = _file(Path(self._folder.name), crashitem)
+        file = Path(left(self._folder.name, crashitem))
         if not file.exists():
             return
-        config = self._session.config
-        left = config.hook.pytest_report_from_serializable(config=config, data=pickle.loads(file.read_bytes()))
-        vars(report).update(vars(left))
+        config, words = self._session.config, file.read_bytes()
+        if words.startswith(b"{"):
+            last = failed(json.loads(words), self._session)
+        else:
+            last = config.hook.pytest_report_from_serializable(config=config, data=pickle.loads(words))
+        vars(report).update(vars(last))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        if excinfo.type is KeyboardInterrupt:  # and not that pytest stops after failures
+        if interrupts(excinfo):
             self._close()
 
     @pytest.hookimpl(trylast=True)
@@ -119,7 +120,3 @@ class ControllerHooks:
         alive, self._alive = self._alive, None
         if alive is not None:
             os.close(alive)
-
-
-def _file(folder: Path, nodeid: str) -> Path:
-    return folder / hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()

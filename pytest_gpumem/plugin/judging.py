@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import shlex
 import shutil
-import sys
 import textwrap
 from collections.abc import Mapping
-from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import changes
-from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import comparable, is_failure, judge, merged, repeatable
+from pytest_gpumem.baselines import verdicts
+from pytest_gpumem.baselines.history import SavedRow, changes
+from pytest_gpumem.judging.judge import comparable, is_failure, merged, repeatable
 from pytest_gpumem.judging.screen import LOOKS
+from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.plugin.footprints import WATCHED, with_footprints, with_verdict
+from pytest_gpumem.plugin.footprints import WATCHED, with_footprints
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -54,29 +52,44 @@ def source_of(item: pytest.Item) -> str | None:
 
 
 def explained(row: Row, session: GpuSession) -> Row:
-    """The row with what ran differently than in the baseline; under `--gpumem-explain` also with the causes of a slow-down, and the command
-    for the causes that need counters."""
-    measurement = row.measurement
-    past = [] if measurement is None else [one for one in session.history(row).measurements if comparable(measurement, one)]
+    """The row with what ran differently than in the baseline, the causes of a slow-down, and the command for the causes that need more
+    counts."""
+    measurement, past = row.measurement, _past(row, session)
     if measurement is None or not past:
         return row
-    # The newest process of the baseline ran the newest code.
-    if not session.settings.explain:
-        from pytest_gpumem.explain.what_ran import compared, lines  # here: few rows need it
-
-        ran = compared(past[-1].what_ran, measurement.what_ran)
-        return row if ran is None else replace(row, why=tuple(lines(ran)))
-    from pytest_gpumem.explain.causes import explain, slow_down
+    from pytest_gpumem.explain.causes import explain, slow_down  # here: few rows need it
     from pytest_gpumem.explain.evidence import Evidence
-    from pytest_gpumem.explain.text import text
+    from pytest_gpumem.explain.text import reasons
 
-    # Its counts need the option as well.
-    found = explain(Evidence(past[-1], session.facts), Evidence(measurement, session.facts), slow_down(past, measurement))
-    why = text(row.key, found, width=sys.maxsize, skipped=False).removeprefix(f"{printable(row.key)}: ").splitlines()
-    if found.skipped:
-        causes = counted(len(found.skipped), "further cause")
-        why.append(f"for {causes}, which need more counts: gpumem explain --base REVISION {shlex.quote(row.nodeid)}")
-    return replace(row, why=tuple(why))
+    # The newest process of the baseline ran the newest code.
+    newest = past[-1]
+    measurements = [one.measurement for one in past]
+    found = explain(Evidence(newest.measurement, session.facts), Evidence(measurement, session.facts), slow_down(measurements, measurement))
+    revision = newest.process.revision
+    known = revision[:12] if revision is not None and not revision.endswith("-dirty") else None
+    base = session.settings.baseline_of or known or "BASE"
+    # A gate takes the causes from its base, once a duet has confirmed the slow-down.
+    return replace(row, why=reasons(row, found, None if session.duet_follows else base))
+
+
+def _past(row: Row, session: GpuSession) -> list[SavedRow]:
+    """The runs of the baseline that a row is compared with, oldest first."""
+    measurement = row.measurement
+    return [] if measurement is None else [one for one in session.history(row).accepted if comparable(measurement, one.measurement)]
+
+
+def needs_causes(row: Row, session: GpuSession) -> bool:
+    """True if a measurement takes the passes from which causes of a slow-down follow: its run is saved, or it takes longer than a baseline
+    that has them, by its interval."""
+    if session.explains or not session.evidence:
+        return session.explains
+    if session.settings.save:
+        return True
+    past = [one.measurement for one in _past(row, session)]
+    if row.measurement is None or not past or past[-1].activity is None:
+        return False
+    found = difference(row.measurement, past)
+    return found.log > found.variance().reach(LIKELY)
 
 
 def why_text(row: Row) -> str:
@@ -101,14 +114,12 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     test.judged = True
     if session.further:
         test.measurements = [
-            (merged(m, key_of(item.nodeid, m.label), [process.rows for process in session.further]), limits)
+            (merged(m, key_of(item.nodeid, m.label), [process.by_key for process in session.further]), limits)
             for m, limits in test.measurements
         ]
     siblings = {measurement.label: measurement for measurement, _ in test.measurements}
     rows = [
-        Row(
-            item.nodeid, limits, _OPEN, measured, measured.label, range_name=test.range_name, extra=dict(test.extra.get(measured.label, {}))
-        )
+        Row(item.nodeid, limits, OPEN, measured, measured.label, range_name=test.range_name, extra=dict(test.extra.get(measured.label, {})))
         for measured, limits in test.measurements
     ]
     if skipped:
@@ -121,7 +132,7 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
     failed = (error is not None and not skipped) or test.subtest_failed or bool(failing)
     rows = [replace(row, failed=failed) for row in rows]
     if failed and not test.measurements and test.replay is not None:
-        rows = [unmeasured(item, session, error)]
+        rows = [unmeasured(item.nodeid, test.range_name, session, error)]
     source = source_of(item)
     rows = [in_context(row, source, session) for row in rows]
     item.stash[ROWS] = rows
@@ -156,7 +167,8 @@ def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
     )
 
 
-_OPEN = Verdict(Outcome.UNDECIDED, "")  # of a row that is about to be judged
+OPEN = Verdict(Outcome.UNDECIDED, "")  # of a row that is about to be judged
+LIKELY = 0.975  # confidence that a row takes longer than its baseline, one-sided, from which it may have to be explained
 
 
 def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -> Row:
@@ -164,32 +176,18 @@ def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -
     `row`: with its measurement and limits.
     `session`: its session, whose family of compared rows counts it.
     """
-    measurement, limits = row.measurement, row.limits
-    if measurement is None:
-        return replace(row, verdict=with_verdict(row, row.verdict, session))
-    history = session.history(row)
-    alone = partial(
-        judge,
-        measurement,
-        limits,
+    row, session.family = verdicts.judged(
+        row,
+        session.baseline,
         session.facts,
-        history.measurements,
-        strict=session.settings.strict,
-        no_history=history.reason,
+        session.family,
         siblings=siblings,
-        first=history.first_measurement,
+        strict=session.settings.strict,
         changes=session.changes,
         evidence=session.evidence,
+        left=session.without_accepted,
     )
-    verdict = alone(family=session.family)
-    session.withheld.pop(row.key, None)
-    if session.whole_suite is not None and verdict.code is Code.LOOKS_SLOWER and (unbound := alone()).outcome is Outcome.FAIL:
-        session.withheld[row.key] = with_verdict(row, unbound, session)
-    if limits.max_regression is not None or limits.fail_if_faster is not None:
-        session.family = session.family.after(verdict)
-    if verdict.outcome is Outcome.NEW and session.baseline.accepted(row.key) is not None:
-        verdict = replace(verdict, code=Code.ACCEPTED)
-    return replace(row, verdict=with_verdict(row, verdict, session))
+    return row
 
 
 def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
@@ -207,11 +205,11 @@ def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | No
     return [row for row in item.stash[ROWS] if fails(row, session)] if error is None else []
 
 
-def unmeasured(item: pytest.Item, session: GpuSession, error: BaseException | None) -> Row:
+def unmeasured(nodeid: str, range_name: str, session: GpuSession, error: BaseException | None) -> Row:
     """The row of a test that failed before anything was measured; by a subtest where there is no error."""
     reason = f"failed before anything was measured: {'a subtest failed' if error is None else _first_line(error)}"
     verdict = Verdict(Outcome.FAIL, reason, simulated=session.facts.simulated)
-    return Row(item.nodeid, Limits(), verdict, failed=True, range_name=session.names.unique(item.nodeid))
+    return Row(nodeid, Limits(), verdict, failed=True, range_name=range_name)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Writes a session's outputs: the files of `OUTPUTS`, GitHub's job summary and annotations. Not in workers of xdist."""
+"""Writes a session's outputs: the files of `OUTPUTS`, GitHub's job summary and annotations. Not in workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 import pytest
-from msgspec import UNSET
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin import replay
@@ -24,7 +23,6 @@ from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import ANNOUNCE, Role, of_role, switched_off
 
 if TYPE_CHECKING:
-    from pytest_gpumem.reporting.plots.runs import Past
     from pytest_gpumem.reporting.run import Run
 
 
@@ -87,27 +85,19 @@ class OutputHooks(SummaryHooks):
         return ANNOUNCE not in switched_off(os.environ) and not self._session.ranges.tool_attached()
 
     def _run(self) -> Run:
-        from pytest_gpumem.reporting.plots.runs import Past
         from pytest_gpumem.reporting.run import Run
 
         gpu = self._session
-        past: dict[str, list[Past]] = {}
-        for row in gpu.rows:
-            for one in gpu.baseline.rows.get(row.key, ()) if row.device is UNSET else ():
-                then = one.measurement
-                if row.measurement is not None and then.mode == row.measurement.mode:
-                    past.setdefault(row.key, []).append(Past(one.process.utc, then.latency, then.half_width, one.process.revision))
         return Run(
             rows=list(gpu.rows),
             facts=gpu.facts,
             settings=gpu.settings.to_json(),
             utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             revision=replay.revision(gpu.config),
-            past=past,
-            footprints={key: found[-1].footprint for key, found in gpu.baseline.footprints.items()},
-            sweeps=gpu.sweeps,
+            past={row.key: gpu.baseline.past(row) for row in gpu.rows},
+            footprints=gpu.baseline.newest_footprints,
             places=self.places(),
-            duet_follows=gpu.duet_follows,
+            duet_follows=gpu.duet_follows or gpu.base is not None,
             remarks=missing_lines(gpu.missing),
         )
 

@@ -19,7 +19,7 @@ MANAGED_FIXTURES = ("managed_buffer", "prefetched_buffer")  # a test that uses o
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("gpumem profile", "part of the commands gpumem profile and gpumem ranges")
+    group = parser.getgroup("gpumem profile", "part of the command gpumem profile")
     group.addoption("--gpumem-ranges-file", metavar="FILE", default=None, help="Only collect, and write each test and its range's name.")
     group.addoption("--gpumem-only", metavar="NODEID", action="append", default=[], help="Run this test and no other; repeatable.")
 

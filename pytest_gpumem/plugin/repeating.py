@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from copy import copy
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
@@ -22,38 +21,70 @@ from pytest_gpumem.plugin.outputs import correct_junit
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE, failure_texts
 from pytest_gpumem.plugin.state import GpuSession, fail
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
-from pytest_gpumem.plugin.workers import is_controller, refuse_workers
+from pytest_gpumem.plugin.workers import refuse_workers
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.exports import properties
 from pytest_gpumem.reporting.progress import of_processes
-from pytest_gpumem.runs.repeats import AHEAD, ENDED, Further, RepeatFailed, Repeats
-from pytest_gpumem.settings import FURTHER_PROCESS, FURTHER_TESTS, FURTHER_TURN, READS_CONTROLS
+from pytest_gpumem.runs import RunError
+from pytest_gpumem.settings import FURTHER_PROCESS, READS_CONTROLS
 
+if TYPE_CHECKING:
+    from pytest_gpumem.runs.experiment import Experiment
+    from pytest_gpumem.runs.processes import Process
+
+AHEAD = max(0, min(2, (os.cpu_count() or 1) - 1))  # processes that get ready while another one measures
 LEAST_SECONDS = 30.0  # the least time for measuring again. It may take as long as the session took so far.
 BEFORE_A_DUET = 0.5
 """The same in the screen of a gate, as a share of the session's time so far: somebody waits for a gate."""
 
 
-def processes(
+def repetitions(
     session: GpuSession,
-    arguments: Sequence[str],
     count: int,
-    only: Callable[[], list[str]] = list,
     gpu: str | None = None,
-    watch: Callable[[int], None] | None = None,
+    *,
+    arguments: Sequence[str] = (),
     environment: Mapping[str, str] = os.environ,
-) -> Repeats:
-    """Further processes of a session. Arguments as `Repeats`; `arguments` beside pytest's own.
-    `gpu`: UUID of the GPU to measure on, for a worker of xdist had its own; None: that of this process.
+) -> Experiment:
+    """Further processes of a session: the same command in this environment, up to `count` processes with this one.
+
+    They save, report and compare nothing: this process judges the rows of all. None is repeated: a test that crashes now and then fails.
+    `arguments`: beside the session's own.
+    `gpu`: UUID of the GPU to measure on, for a worker had its own; None: that of this process.
     """
+    from pytest_gpumem.runs.experiment import Experiment, Processes  # here: most sessions need no further process
+    from pytest_gpumem.runs.processes import HEAD, Turn
+    from pytest_gpumem.runs.worktree import in_this_environment
+
     config = session.config
-    own = [str(argument) for argument in config.invocation_params.args]
     environment = {**environment, FURTHER_PROCESS: READS_CONTROLS if session.reads_controls else "1"}
     if (order := beginning_with(gpu, session.chosen)) is not None:
         environment[VISIBLE] = order
-    return Repeats(
-        [*own, *arguments], config.invocation_params.dir, count, session.facts.key, environment=environment, only=only, watch=watch
+    started = Processes(
+        {HEAD: in_this_environment(config.invocation_params.dir)},
+        [*map(str, config.invocation_params.args), *arguments],
+        (),
+        environment,
+        ahead=AHEAD,
+        everything=True,
+        titles=lambda turn: f"process {turn.round} of {count} of --gpumem-processes",
     )
+    return Experiment(started, [Turn(number, HEAD) for number in range(2, count + 1)], attempts=1)
+
+
+def repeat(
+    experiment: Experiment, session: GpuSession, tests: Sequence[str] | None, watch: Callable[[int], None] = lambda finished: None
+) -> Process:
+    """The next of a session's further processes; arguments as for `Experiment.measure`.
+    Raises `RunError`: it measured nothing, or on another device.
+    """
+    process = experiment.measure(tests, watch=watch)
+    if process.device is None and not (process.error and (process.texts or process.finished)):
+        why = process.error or process.failed_as_a_whole or "no test of it reached a measurement"
+        raise RunError(f"{process.name} measured nothing: {why}")
+    if process.device is not None and process.device.key != session.facts.key:
+        raise RunError(f"{process.name} measured on {process.device.key}, this one is on {session.facts.key}")
+    return process
 
 
 class RepeatHooks:
@@ -77,12 +108,11 @@ class RepeatHooks:
             self._begun = self._shown = time.monotonic()
             announce(gpu, self._line())
             try:
-                # A process that is a part of this run has no shard of its own.
-                own = [item.nodeid for item in session.items] if gpu.settings.shard is not None else []
-                for process in processes(gpu, arguments, self._count - 1, lambda: own, watch=self._watch):
-                    gpu.further.append(process)
-                    announce(gpu, self._line())
-            except RepeatFailed as failed:
+                with repetitions(gpu, self._count, arguments=arguments) as experiment:
+                    while experiment.coming:
+                        gpu.further.append(repeat(experiment, gpu, None, self._watch))
+                        announce(gpu, self._line())
+            except RunError as failed:
                 raise pytest.exit.Exception(f"gpumem: {failed}", returncode=pytest.ExitCode.TESTS_FAILED) from None
         return (yield)
 
@@ -102,85 +132,11 @@ class RepeatHooks:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fail the session if a further process failed in a way that no test of this process reports."""
         for process in self._session.further:
-            remarks = [process.failure_of(nodeid) for nodeid in process.failures if nodeid not in self._reported]
+            remarks = [process.failure_of(nodeid) for nodeid in process.texts if nodeid not in self._reported]
             remarks += [f"{process.name} failed as a whole: {process.failed_as_a_whole}"] if process.failed_as_a_whole else []
             self._session.remarks += [remark for remark in remarks if remark is not None]
             if remarks:
                 fail(session)
-
-
-class FurtherReports:
-    """In a further process: waits for its turn, and writes each report on a line at once, so that a crash loses none."""
-
-    def __init__(self, path: Path, session: GpuSession) -> None:
-        self._file = path.open("w", encoding="utf-8")
-        self._session = session
-        self._tests: list[str] = json.loads(os.environ.pop(FURTHER_TESTS, "[]"))
-        self._unneeded: Callable[[Path], bool] = lambda path: False
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self, session: pytest.Session) -> None:
-        files = {session.config.rootpath / nodeid.partition("::")[0] for nodeid in self._tests}
-        if files and all(file.is_file() for file in files):
-            needed = {file.resolve() for file in files}
-            # A file that the command line names must be found.
-            self._unneeded = lambda path: path.is_file() and path.resolve() not in needed and not session.isinitpath(path)
-
-    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
-        """Leave out files without a test that may run: to import them takes time."""
-        return self._unneeded(collection_path) or None
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
-        if not session.testsfailed:
-            self._session.chosen.prepare()
-        with os.fdopen(int(os.environ.pop(FURTHER_TURN)), encoding="utf-8") as turn:
-            line = turn.readline()
-        if not line:  # the process that would read the answer is gone
-            os._exit(1)
-        if only := json.loads(line):
-            session.items[:] = [item for item in session.items if item.nodeid in only]
-
-    @pytest.hookimpl(trylast=True)  # once others have changed the report
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        failure = report.longreprtext if report.failed else None
-        self._write({"nodeid": report.nodeid, "failure": failure, "finished": report.when == "teardown"})
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        session.config.pluginmanager.register(_Leaving(self))  # as late as can be: its hook is to be the last of those that come last
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self) -> Generator[None, object, object]:
-        finished = yield  # the results are written
-        self.end()
-        return finished
-
-    def end(self) -> None:
-        """Write that the session came to its end."""
-        self._write(ENDED)
-        self._file.close()
-
-    def _write(self, report: Mapping[str, object]) -> None:
-        self._file.write(json.dumps(report) + "\n")
-        self._file.flush()
-
-
-class _Leaving:
-    """Ends a further process once its results are written, if no test failed.
-
-    No one reads the summary, the driver frees the memory, and the next process waits for this one: Hypothesis alone imports itself for
-    the summary, which takes a second if Python may not write its bytecode.
-    """
-
-    def __init__(self, reports: FurtherReports) -> None:
-        self._reports = reports
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.exitstatus == pytest.ExitCode.OK:
-            self._reports.end()
-            os._exit(0)
 
 
 class DecideHooks:
@@ -200,7 +156,7 @@ class DecideHooks:
         self._environment: dict[str, str] = {}  # before fixtures changed it
         self._coming: list[str] = []
         """Node ids of the tests that measure, if processes may get ready while they run."""
-        self._ready: dict[str | None, Repeats] = {}
+        self._ready: dict[str | None, Experiment] = {}
         """By the UUID of their GPU, processes that got ready while tests ran."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -208,17 +164,17 @@ class DecideHooks:
         gpu = self._session
         self._environment = dict(os.environ)
         # If the test modules open the GPU, a process that waits would have a context there, as this one has by now.
-        if AHEAD and gpu.baseline.processes and not is_controller(gpu.config) and gpu.chosen.conditions().other_processes is None:
+        if AHEAD and gpu.baseline.processes and gpu.measures and gpu.chosen.conditions().other_processes is None:
             self._coming = [item.nodeid for item in session.items if uses(item, BENCHMARK_FIXTURE)]
         try:
             result = yield
             if not gpu.config.option.collectonly and not session.shouldstop and not session.shouldfail:
-                self._first = {row.key: row for row in gpu.rows.own() if gpu.rows.end_of(row) == PASSED and undecided(row, gpu)}
+                self._first = {row.key: row for row in gpu.rows if gpu.rows.end(row.nodeid) == PASSED and undecided(row, gpu)}
                 if self._first:
                     self._measure_again()
         finally:
-            for repeats in self._ready.values():
-                repeats.close()
+            for experiment in self._ready.values():
+                experiment.processes.close()
         return result
 
     @pytest.hookimpl(trylast=True)
@@ -228,8 +184,8 @@ class DecideHooks:
         if not self._coming or self._ready or gpu.rows.end(nodeid) != PASSED:
             return
         if (row := next((row for row in gpu.rows.of(nodeid) if undecided(row, gpu)), None)) is not None:
-            self._ready[_card(row)] = repeats = self._processes(_card(row))
-            repeats.get_ready(AHEAD, [nodeid, *(one for one in self._coming if gpu.rows.end(one) is None)])
+            self._ready[_card(row)] = experiment = self._repetitions(_card(row))
+            experiment.get_ready(AHEAD, [nodeid, *(one for one in self._coming if gpu.rows.end(one) is None)])
 
     def _measure_again(self) -> None:
         gpu, now = self._session, time.monotonic()
@@ -241,7 +197,7 @@ class DecideHooks:
         announce(
             self._session, f"gpumem: {counted(len(self._open), 'undecided row')} measured again in fresh processes, {self._left()} at most"
         )
-        of_gpu: dict[str | None, list[str]] = {}  # by the UUID of the GPU that they were measured on: workers of xdist have one each
+        of_gpu: dict[str | None, list[str]] = {}  # by the UUID of the GPU that they were measured on: workers have one each
         for key in self._open:
             of_gpu.setdefault(_card(self._first[key]), []).append(key)
         undecided_rows = list[str]()
@@ -250,44 +206,46 @@ class DecideHooks:
             self._measure_on(card)
             undecided_rows += self._open
         if gpu.settings.strict:
-            self._fail(row for row in gpu.rows.own() if row.key in undecided_rows)
+            self._fail(row for row in gpu.rows if row.key in undecided_rows)
 
-    def _processes(self, card: str | None) -> Repeats:
-        gpu = self._session
-        serial = ["-n0"] if is_controller(gpu.config) else []
-        return processes(gpu, serial, LOOKS[-1] - 1, self._tests, card, environment=self._environment)
+    def _repetitions(self, card: str | None) -> Experiment:
+        return repetitions(self._session, LOOKS[-1], card, environment=self._environment)
 
     def _measure_on(self, card: str | None) -> None:
         """Measure the open rows again, on one GPU, until they are decided or the time ends."""
-        gpu, further, begun = self._session, list[Further](), time.monotonic()
+        gpu, begun = self._session, time.monotonic()
+        further: list[Process] = []
         try:
-            for process in self._ready.pop(card, None) or self._processes(card):
-                further.append(process)
-                self._fail_as(process)
-                count = len(further) + 1
-                now = time.monotonic()
-                last = count == LOOKS[-1] or now >= self._until
-                if last or count in LOOKS:
-                    fit = int((self._until - now) / (now - begun) * len(further))  # processes in the time that is left
-                    self._judge(further, min(LOOKS[-1], count + fit))
-                if last or not self._open:
-                    break
-                line = f"gpumem: process {count} of at most {LOOKS[-1]}: {counted(len(self._open), 'row')} undecided"
-                replace_line(gpu, f"{line}, {self._left()} left")
-        except RepeatFailed as failed:
+            with self._ready.pop(card, None) or self._repetitions(card) as experiment:
+                while self._open and experiment.coming:
+                    process = repeat(experiment, gpu, self._tests())
+                    further.append(process)
+                    self._fail_as(process)
+                    count = len(further) + 1
+                    now = time.monotonic()
+                    last = count == LOOKS[-1] or now >= self._until
+                    if last or count in LOOKS:
+                        fit = int((self._until - now) / (now - begun) * len(further))  # processes in the time that is left
+                        self._judge(further, min(LOOKS[-1], count + fit))
+                    if last:
+                        break
+                    if self._open:
+                        line = f"gpumem: process {count} of at most {LOOKS[-1]}: {counted(len(self._open), 'row')} undecided"
+                        replace_line(gpu, f"{line}, {self._left()} left")
+        except RunError as failed:
             announce(self._session, f"gpumem: {counted(len(self._open), 'row')} not decided: {failed}")
 
     def _tests(self) -> list[str]:
         return sorted({self._first[key].nodeid for key in self._open})
 
-    def _fail_as(self, process: Further) -> None:
+    def _fail_as(self, process: Process) -> None:
         """Report the tests as failed that failed in another process."""
         for nodeid in self._tests():
             if (text := process.failure_of(nodeid)) is not None:
                 self._report(nodeid, text)
                 self._open = [key for key in self._open if self._first[key].nodeid != nodeid]
 
-    def _judge(self, further: Sequence[Further], most: int) -> None:
+    def _judge(self, further: Sequence[Process], most: int) -> None:
         """Judge the open rows over all their processes, and report the tests that fail by them.
         `most`: processes at most; rows that more than these would decide are given up.
         """
@@ -295,8 +253,8 @@ class DecideHooks:
         for key in tuple(self._open):
             first = self._first[key]
             assert first.measurement is not None
-            siblings = {row.label: row.measurement for row in gpu.rows.own() if row.nodeid == first.nodeid and row.measurement is not None}
-            row = judged(replace(first, measurement=merged(first.measurement, key, [process.rows for process in further])), siblings, gpu)
+            siblings = {row.label: row.measurement for row in gpu.rows if row.nodeid == first.nodeid and row.measurement is not None}
+            row = judged(replace(first, measurement=merged(first.measurement, key, [process.by_key for process in further])), siblings, gpu)
             gpu.rows.update(row)
             if not undecided(row, gpu, most):
                 self._open.remove(key)
@@ -338,7 +296,7 @@ class DecideHooks:
         path = getattr(self._session.config.option, "xmlpath", None)
         if self._first and path:
             gpu = self._session
-            again = [row for row in gpu.rows.own() if row.key in self._first]
+            again = [row for row in gpu.rows if row.key in self._first]
             correct_junit(gpu.config.invocation_params.dir / path, [dict(properties(row, gpu.facts)) for row in again])
         return finished
 

@@ -20,7 +20,6 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.plugin.workers import is_controller, under_xdist
 from pytest_gpumem.result_files import revision_of
 
 DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's own default of `--benchmark-storage`
@@ -132,16 +131,6 @@ def _nothing() -> None:
     """The function of replayed rounds."""
 
 
-def prepare_for_xdist(config: pytest.Config) -> None:
-    """Under xdist, switch pytest-benchmark off as its option does: left to itself it does so too, and says that nothing is measured.
-    `--dist` without workers distributes nothing, and pytest-benchmark is to know it."""
-    option = config.option
-    if is_controller(config) and not option.tx:
-        option.dist = "no"
-    if under_xdist(config):
-        option.benchmark_disable, option.benchmark_enable = True, False
-
-
 def storage_folder(config: pytest.Config) -> Path:
     """The folder of pytest-benchmark's storage; its default where the storage is not a folder."""
     uri = str(config.option.benchmark_storage)
@@ -197,7 +186,7 @@ def without_table(config: pytest.Config, *, always: bool) -> Iterator[None]:
 
 
 def write_json(config: pytest.Config) -> Path | None:
-    """Write the `--benchmark-json` file where pytest-benchmark does not: under xdist, or if no measurement passed. Goes through the same
+    """Write the `--benchmark-json` file where pytest-benchmark does not: with workers, or if no measurement passed. Goes through the same
     hooks, with an empty list of benchmarks. Gives the path, or None if there was nothing to do."""
     session: Any = getattr(config, "_benchmarksession", None)
     if session is None or not session.json or session.benchmarks:

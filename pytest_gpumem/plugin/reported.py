@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
@@ -26,20 +25,11 @@ Of an exception it is the line of pytest's short summary, which begins with the 
 
 
 ROWS_ATTRIBUTE = "gpumem_rows"
-"""Attribute of a report that carries the rows, samples included, to the process that has them: from an xdist worker or a forked child."""
-
-
-CARD_ATTRIBUTE = "gpumem_card"
-"""Attribute of a report of a worker of xdist whose GPU is of another model than the session's: the key of its baseline."""
-
-
-def card_of(row: Row) -> str | None:
-    """The key of the GPU of another model that measured a row; None if it is of the session's."""
-    return None if row.device is UNSET else row.device.key
+"""Attribute of a report that carries the rows, samples included, to the process that has them: from a worker or a forked child."""
 
 
 def failure_texts(rows: Iterable[Row], device: DeviceFacts) -> list[str]:
-    """The texts of failing rows, as wide as the terminal; 80 columns in a worker of xdist."""
+    """The texts of failing rows, as wide as the terminal; 80 columns in a worker."""
     width = shutil.get_terminal_size().columns
     return [failure_text(row, device, width) for row in rows]
 
@@ -57,62 +47,83 @@ def broken_limits(rows: Sequence[Row], texts: Iterable[str]) -> BaseException:
     return failure
 
 
-_Test = tuple[str, str | None]
+class Attempts:
+    """The attempts of a test that another plugin runs again when it fails. A FAIL by a limit is no flaw of one attempt that the next one
+    may clear: its error rate is that of one verdict."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._failed: dict[str, tuple[int, Row]] = {}  # by `Row.key`: the first attempt whose verdict is FAIL, and its row
+
+    def begin(self, rows: list[Row]) -> None:
+        """Begin an attempt. `rows`: of the one before."""
+        for row in rows:
+            if row.verdict.outcome is Outcome.FAIL and row.measured_something:
+                self._failed.setdefault(row.key, (self._count, row))
+        self._count += 1
+
+    def judged(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
+        """The rows of this attempt, and those of them that fail by an earlier one alone."""
+        if not self._failed:
+            return rows, []
+        found, by_earlier = {row.key: row for row in rows}, list[Row]()
+        for key, (attempt, before) in self._failed.items():
+            now = found.get(key, before)
+            if now is not before and now.verdict.outcome is Outcome.FAIL:
+                continue
+            reason = f"FAIL in attempt {attempt} of {self._count}: {before.verdict.reason}"
+            found[key] = replace(now, verdict=replace(before.verdict, reason=reason), failed=True, why=before.why)
+            by_earlier.append(found[key])
+        failed = bool(by_earlier)
+        return [replace(row, failed=row.failed or failed) for row in found.values()], by_earlier
 
 
 class Rows:
     """The rows in the order in which their tests ended. The rows of a test's last run replace those of its earlier runs.
 
     The reports decide whether a test passed. An exception at the end of its body does not: a failed `unittest.TestCase` raises none,
-    nor does a failed subtest. GPUs of several models may each run a test: a test counts once for each.
+    nor does a failed subtest.
     """
 
     def __init__(self) -> None:
-        # By node id, and by the key of the GPU if that is of another model than the session's.
-        self._rows: dict[_Test, tuple[Row, ...]] = {}
-        self._ends: dict[_Test, str] = {}
+        # By node id.
+        self._rows: dict[str, tuple[Row, ...]] = {}
+        self._ends: dict[str, str] = {}
         self._calls: dict[str, pytest.TestReport] = {}
-        self._skips: dict[_Test, str] = {}
-        self._errors: set[_Test] = set()
-        self._cards: set[str] = set()  # keys of other models
+        self._skips: dict[str, str] = {}
+        self._errors: set[str] = set()
 
-    def add(self, nodeid: str, rows: Iterable[Row], card: str | None = None) -> None:
-        """Take the rows of a test that is about to be reported; `card` as `card_of`."""
-        self._rows.pop((nodeid, card), None)
-        self._rows[nodeid, card] = tuple(rows)
+    def add(self, nodeid: str, rows: Iterable[Row]) -> None:
+        """Take the rows of a test that is about to be reported."""
+        self._rows.pop(nodeid, None)
+        self._rows[nodeid] = tuple(rows)
 
     def of(self, nodeid: str) -> tuple[Row, ...]:
-        """The rows of a test on the session's GPU, as they were judged."""
-        return self._rows.get((nodeid, None), ())
+        """The rows of a test, as they were judged."""
+        return self._rows.get(nodeid, ())
 
-    def reported(self, report: pytest.TestReport) -> list[Row]:
-        """The rows of the test of a report, as all its reports so far make them."""
-        return self._reported((report.nodeid, getattr(report, CARD_ATTRIBUTE, None)))
+    def reported(self, nodeid: str) -> list[Row]:
+        """The rows of a test, as all its reports so far make them."""
+        rows = [_reported(row, self._ends.get(nodeid)) for row in self.of(nodeid)]
+        return [replace(row, test_error=True) for row in rows] if nodeid in self._errors else rows
 
     def update(self, row: Row) -> None:
         """Take a row that was judged again."""
-        test = row.nodeid, card_of(row)
-        self._rows[test] = tuple(row if row.key == old.key else old for old in self._rows[test])
+        self._rows[row.nodeid] = tuple(row if row.key == old.key else old for old in self._rows[row.nodeid])
 
     def call(self, nodeid: str) -> pytest.TestReport | None:
-        """The report of a test's body on the session's GPU; None while there is none."""
+        """The report of a test's body; None while there is none."""
         return self._calls.get(nodeid)
-
-    def own(self) -> Iterator[Row]:
-        """The rows of the session's GPU, and of others of its model."""
-        return (row for row in self if row.device is UNSET)
 
     def report(self, report: pytest.TestReport) -> None:
         """Take a report of a test: of a phase, a subtest, or a worker's crash."""
-        card: str | None = getattr(report, CARD_ATTRIBUTE, None)
-        test = report.nodeid, card
-        self._cards |= {card} if card is not None else set()
+        test = report.nodeid
         if report.when == "setup":
             # The first report of a run of the test, which may be a rerun.
             self._ends.pop(test, None)
             self._errors.discard(test)
-        if report.when == "call" and card is None:
-            self._calls[report.nodeid] = report
+        if report.when == "call":
+            self._calls[test] = report
         if report.failed:
             self._ends[test] = FAILED
             if not getattr(report, BY_LIMITS_ATTRIBUTE, False):
@@ -123,30 +134,17 @@ class Rows:
                 self._skips[test] = report.longrepr[2]
 
     def end(self, nodeid: str) -> str | None:
-        """How a test ended, on the session's GPU if that ran it; None while it was not reported."""
-        return next((self._ends[test] for test in self._runs(nodeid)), None)
-
-    def end_of(self, row: Row) -> str | None:
-        """How the test of a row ended, on the GPU that measured it."""
-        return self._ends.get((row.nodeid, card_of(row)))
-
-    def _runs(self, nodeid: str) -> list[_Test]:
-        """The runs of a test that have ended, that of the session's GPU first."""
-        return [test for card in (None, *sorted(self._cards)) if (test := (nodeid, card)) in self._ends]
+        """How a test ended; None while it was not reported."""
+        return self._ends.get(nodeid)
 
     def explain(self, nodeid: str) -> str:
         """How a test ended, with the reason of a skip: "skipped (no torch)"."""
-        test = self._runs(nodeid)[0]
-        end, reason = self._ends[test], self._skips.get(test, "").removeprefix("Skipped: ")
+        end, reason = self._ends[nodeid], self._skips.get(nodeid, "").removeprefix("Skipped: ")
         return f"{end} ({reason})" if end == SKIPPED and reason else end
 
     def __iter__(self) -> Iterator[Row]:
-        for test in tuple(self._rows):
-            yield from self._reported(test)
-
-    def _reported(self, test: _Test) -> list[Row]:
-        rows = [_reported(row, self._ends.get(test)) for row in self._rows.get(test, ())]
-        return [replace(row, test_error=True) for row in rows] if test in self._errors else rows
+        for nodeid in tuple(self._rows):
+            yield from self.reported(nodeid)
 
     def __len__(self) -> int:
         return sum(map(len, self._rows.values()))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap
@@ -42,7 +41,7 @@ class Result:
     measurement: Measurement
     """Everything that was recorded."""
     device: DeviceFacts
-    """The device, with its `peak_bandwidth` in bytes per second."""
+    """The device. Its `peak_bandwidth`, in bytes per second, raises `UnknownPeak` where the driver does not report it."""
     extra: Extra = field(default_factory=Extra)
     """Further figures that the test adds: `result.extra["elements/s"] = n / result.latency`."""
     _claim: Callable[[str, str, float], None] | None = None
@@ -200,14 +199,3 @@ class Result:
         if self.device.simulated:
             parts.append("simulated")
         return f"<Result {', '.join(parts)}>"
-
-
-class SweepResult(Sweep, frozen=True):
-    """The result of `l2_sweep`."""
-
-    @property
-    def sentence(self) -> str:
-        """The finding in words: whether persistence pays, with the gain of the best setting, or why it does not."""
-        from pytest_gpumem.reporting.l2_sweep import sweep_sentence  # here: few tests sweep
-
-        return sweep_sentence(self)

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import PLENTY, ContextLost, DeviceError, Unsupported
 from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
@@ -21,12 +20,13 @@ from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
 from pytest_gpumem.plugin.judging import explained, judge_test, unmeasured, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, KERNELS_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, CARD_ATTRIBUTE, ROWS_ATTRIBUTE, broken_limits, failure_texts, short_texts
+from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, Attempts, broken_limits, failure_texts, short_texts
 from pytest_gpumem.plugin.result import NoTraffic
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import phase
+from pytest_gpumem.records.device import UnknownPeak
 from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.reporting.exports import PROPERTY
 from pytest_gpumem.settings import ANNOUNCE, SettingsError, switched_off
@@ -64,8 +64,22 @@ def theirs_alone(traceback: TracebackType | None, test_file: Path, root: Path) -
     return kept
 
 
-MISTAKES = (BadCall, NoSuchKernel, BadBuffer, BadWindow, NoTraffic, NotOurTimer, SettingsError, QuantityError, DeviceError)
+MISTAKES = (
+    BadCall,
+    NoSuchKernel,
+    BadBuffer,
+    BadWindow,
+    NoTraffic,
+    NotOurTimer,
+    SettingsError,
+    QuantityError,
+    DeviceError,
+    UnknownPeak,
+)
 """Errors whose message is made for the user: shown with the line that led to them instead of a traceback through this package."""
+
+
+ATTEMPTS: pytest.StashKey[Attempts] = pytest.StashKey()  # on `item.stash`
 
 
 class RunningHooks:
@@ -93,7 +107,8 @@ class RunningHooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        # A rerun of the test starts anew.
+        # A rerun of the test starts anew, but for what has failed.
+        item.stash.setdefault(ATTEMPTS, Attempts()).begin(item.stash.setdefault(ROWS, []))
         item.user_properties[:] = [p for p in item.user_properties if not p[0].startswith(PROPERTY)]
         item.stash[ROWS] = []
         if uses(item, BENCHMARK_FIXTURE):
@@ -114,6 +129,8 @@ class RunningHooks:
         try:
             result = yield
             self._wait(item)
+            if (caught := _caught(item)) is not None:
+                raise caught
         except (KeyboardInterrupt, pytest.exit.Exception):
             test = item.stash.get(TEST, None)
             if test is not None and test.replay is not None:  # no report follows; a warning that is an error would cost the summary
@@ -126,12 +143,14 @@ class RunningHooks:
             except DeviceError as left:
                 if isinstance(replaced, pytest.skip.Exception):  # any other failure is the test's already
                     replaced = _replaced(left, item)
+            if isinstance(replaced, pytest.skip.Exception) and (caught := _caught(item)) is not None:
+                replaced = _replaced(caught, item)
             judge_test(item, self._session, replaced)
             if replaced is error:
                 raise error
             raise replaced from None
         failing = judge_test(item, self._session, None)
-        if failing and self._session.further_reports is None:
+        if failing and not self._session.is_further:
             failing = [explained(row, self._session) for row in failing]
             by_key = {row.key: row for row in failing}
             item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
@@ -142,8 +161,14 @@ class RunningHooks:
         return result
 
     def _wait(self, item: pytest.Item) -> None:
-        if item.stash.get(TEST, None) is not None:
+        """Wait for the work of a test. Of one without our fixtures, only the loss of the context is its failure."""
+        try:
             self._session.wait(item.nodeid)
+        except ContextLost:
+            raise
+        except DeviceError:  # such as a capture that is still open
+            if item.stash.get(TEST, None) is not None:
+                raise
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -158,8 +183,6 @@ class RunningHooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         with_end = call.when == "teardown" and any(row.footprint is not None for row in item.stash.get(ROWS, []))
         shown = yield
-        if self._session.of_another_model:
-            setattr(shown, CARD_ATTRIBUTE, self._session.facts.key)
         crash = getattr(shown.longrepr, "reprcrash", None)
         if crash is not None and Path(crash.path).is_relative_to(_PACKAGE):
             crash.path, crash.lineno = str(item.path), (item.location[1] or 0) + 1  # --tb=line shows it
@@ -180,20 +203,34 @@ class RunningHooks:
         if ended and not shown.failed and (why := self._session.failure_elsewhere(item.nodeid)) is not None:
             shown.outcome, shown.longrepr = "failed", why
             vars(shown).pop("wasxfail", None)
+        if ended:
+            item.stash[ROWS], failing = item.stash.setdefault(ATTEMPTS, Attempts()).judged(item.stash.setdefault(ROWS, []))
+            if failing and not shown.failed:
+                shown.outcome, shown.longrepr = "failed", "\n\n".join(failure_texts(failing, self._session.facts))
+                setattr(shown, BY_LIMITS_ATTRIBUTE, True)
+                vars(shown).pop("wasxfail", None)
         if test is not None and test.replay is not None:
             raised = shown.when == "call" and test.replay.called and not test.measurements
             if raised or not shown.passed or hasattr(shown, "wasxfail"):
                 test.replay.excuse()
         if shown.when == "setup" and shown.failed and uses(item, BENCHMARK_FIXTURE):
-            item.stash[ROWS] = [unmeasured(item, self._session, call.excinfo.value if call.excinfo is not None else None)]
+            error = call.excinfo.value if call.excinfo is not None else None
+            item.stash[ROWS] = [unmeasured(item.nodeid, self._session.names.unique(item.nodeid), self._session, error)]
         if ended or with_end:
             rows = item.stash.get(ROWS, [])
             if self._session.reports_elsewhere:
-                rows = [replace(row, device=self._session.facts) for row in rows] if self._session.of_another_model else rows
                 setattr(shown, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
             else:
                 self._session.rows.add(item.nodeid, rows)
         return shown
+
+
+def _caught(item: pytest.Item) -> WrongResult | None:
+    """The failure of a test that caught the error of a wrong result; None if no result was wrong, or a subtest has failed by it."""
+    test = item.stash.get(TEST, None)
+    if test is None or test.wrong is None or test.subtest_failed:
+        return None
+    return WrongResult(f"{test.wrong} (the test caught this error)")
 
 
 def _replaced(error: BaseException, item: pytest.Item) -> BaseException:
@@ -274,15 +311,14 @@ class LeftoverHooks:
 
     def _settle(self, item: pytest.Item) -> None:
         """Restore the state that the test changed, and warn of it.
-        Raises `pytest.fail.Exception`: a test that uses our fixtures lost the context since its body ended; the state cannot be put back,
-        under `--gpumem-strict`; or warnings of the class are errors.
+        Raises `pytest.fail.Exception`: the test lost the context since its body ended; the state cannot be put back, under
+        `--gpumem-strict`; or warnings of the class are errors.
         """
         self._running = None
         try:
             self._session.wait(item.nodeid)
         except ContextLost as lost:
-            if item.stash.get(TEST, None) is not None:
-                raise pytest.fail.Exception(f"ContextLost: {lost}", pytrace=False) from None
+            raise pytest.fail.Exception(f"ContextLost: {lost}", pytrace=False) from None
         except DeviceError:  # such as a capture that is still open
             pass
         if self._session.lost_in is not None:

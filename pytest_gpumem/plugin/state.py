@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Container, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -18,14 +18,17 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, remaining
 from pytest_gpumem.baselines.history import Baseline, History
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import Chosen
 from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, HoldExpired
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.drift import control_of, since_start
+from pytest_gpumem.judging.expectations import Selection, held
 from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.judging.screen import Family
+from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
 from pytest_gpumem.measuring.conductor import Conductor
@@ -38,43 +41,53 @@ from pytest_gpumem.memory.l2_leftovers import Watch
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
-from pytest_gpumem.plugin.gpus import KEY, reserved
+from pytest_gpumem.plugin.gpus import reserved
+from pytest_gpumem.plugin.guarding import Guardian
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
 from pytest_gpumem.plugin.result import Extra
-from pytest_gpumem.plugin.watchdog import Watchdog
-from pytest_gpumem.plugin.workers import is_worker
+from pytest_gpumem.plugin.workers import is_controller, is_worker
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
-from pytest_gpumem.records.row import Missing, Row, Verdict
+from pytest_gpumem.records.row import Missing, Row, Verdict, key_of
 from pytest_gpumem.settings import (
+    CAUSES,
     DEFAULT_BUDGET,
     DUET_FOLLOWS,
     EVIDENCE,
+    EXPERIMENT,
     FURTHER_PROCESS,
-    FURTHER_REPORTS,
     READS_CONTROLS,
+    WRITING,
     Settings,
     SettingsError,
     marker_keywords,
     marker_limits,
+    merge_limits,
     of_marker,
     of_test,
     switched_off,
 )
 
 if TYPE_CHECKING:
-    from pytest_gpumem.runs.repeats import Further
+    from pytest_gpumem.runs.processes import Process
 
 
 def fail(session: pytest.Session) -> None:
     """End a session with the exit code of failed tests, unless it ends with another error."""
     if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _writing() -> int | None:
+    """The descriptor of `WRITING`, which no child but the guardian inherits."""
+    if (number := os.environ.pop(WRITING, None)) is None:
+        return None
+    os.set_inheritable(int(number), False)
+    return int(number)
 
 
 def write_output(session: pytest.Session, flag: str, path: Path, text: str) -> str:
@@ -105,27 +118,33 @@ class SummaryHooks(ABC):
 class GpuSession:
     """The state of a whole session. The device is opened at its first use, so never in an xdist controller."""
 
-    def __init__(self, config: pytest.Config, settings: Settings, chosen: Chosen, store: Store, baseline: Baseline) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        settings: Settings,
+        chosen: Chosen,
+        store: Store,
+        baseline: Baseline,
+        accepted: Acceptances,
+        added: Acceptances,
+        base: Selection | None = None,
+    ) -> None:
+        """`accepted`: changes that no saved run took over. `added`: in the screen of a gate that counts them, those that the change adds.
+        `base`: in the screen of a gate, what BASE selects.
+        """
         self.config = config
         self.settings = settings
         self.chosen = chosen
         self.store = store
         self.baseline = baseline
+        self.accepted = accepted
+        self.added = added
+        self.base = base
         self.missing: list[Missing] = []
         """Measurements that the baseline holds and the session lacks; filled at its end."""
         self.remarks: list[str] = []  # lines for the summary
-        self.elsewhere: frozenset[str] = frozenset()  # node ids of the tests that other shards run
-        self.whole_suite: int | None = None
-        """In a shard: number of rows of all shards that may be compared with the baseline."""
-        self.withheld: dict[str, Verdict] = {}
-        """In a shard, by `Row.key`: the FAIL of a row that is UNDECIDED only because so many rows are compared."""
-        self.sweeps: list[tuple[str, Sweep]] = []  # sweeps of persisting L2, each with its test's id
         self.is_worker = is_worker(config)
-        self.of_another_model = getattr(config, "workerinput", {}).get(KEY, chosen.facts.key) != chosen.facts.key
-        """True in a worker of xdist whose GPU is of another model than the controller's: its rows have a baseline of their own."""
-        self._others: dict[str, tuple[Store, Baseline]] = {}
-        """In the controller, by key, what rows of GPUs of other models are stored in."""
-        self.unfit: str | None = None  # why this worker of xdist runs no test
+        self.measures = not is_controller(config)  # False where workers measure
         self._pid = os.getpid()
         self.ranges = Ranges()
         self.names = Names()
@@ -135,17 +154,21 @@ class GpuSession:
         """By node id, the access to pytest-benchmark's results of tests that may be judged again."""
         self.ledger: Ledger | None = None
         """The total budget, set after collection; None if each measurement has its own."""
-        self.family = Family()  # the rows judged so far that are compared with the baseline
-        self.further: list[Further] = []  # the finished further processes of `--gpumem-processes`
-        # Removed from the environment: a session that a test starts is none of these processes.
-        self.further_reports = os.environ.pop(FURTHER_REPORTS, None)
-        """In a further process: the file for its reports. The main process judges the rows of all processes."""
+        self.family = Family(size=max(1, sum(map(bool, baseline.rows.values()))))
+        """The rows that may be compared with the baseline: all that it holds, for other runners may judge the rest of them."""
+        self.further: list[Process] = []  # the finished further processes of `--gpumem-processes`
+        self.is_further = FURTHER_PROCESS in os.environ and config.pluginmanager.has_plugin(EXPERIMENT)
+        """True in a further process, whose rows the main process judges; not in a session that a test of it starts."""
         self.begun = datetime.now(timezone.utc)
         self.drifts: list[tuple[str, str]] = []
         """Controls that changed since the session's start, each with a message; from this process and from xdist workers."""
         self.watch: Watch | None = None  # of persisting L2, while the device is open
         self.lost_in: str | None = None  # the node id of the test that lost the device's context
-        self.watchdog: Watchdog | None = None  # while tests run: ends this process if it hangs
+        self._gone: list[object] = []
+        """What holds handles of a context that a test has reset: to use or to destroy one of them may end the process."""
+        self.guardian: Guardian | None = None  # while tests run: ends this process if it hangs
+        self.writing = _writing()
+        """A descriptor that is open until the results are written, whatever ends this process."""
         self.timeout = settings.timeout  # of the test that runs; 0: no limit
         self._device: Device | None = None
         self._announced: float | None = None  # when the last line about a wait was printed, on the monotonic clock
@@ -173,8 +196,8 @@ class GpuSession:
 
     @property
     def decides(self) -> bool:
-        """True if the session measures undecided rows again at its end: until then none of them fails. It does so on GPUs of its model."""
-        decided_elsewhere = self.settings.processes is not None or "processes" in switched_off(os.environ) or self.of_another_model
+        """True if the session measures undecided rows again at its end: until then none of them fails."""
+        decided_elsewhere = self.settings.processes is not None or "processes" in switched_off(os.environ)
         return not decided_elsewhere and not self.ranges.tool_attached()
 
     @property
@@ -185,25 +208,55 @@ class GpuSession:
     @property
     def evidence(self) -> bool:
         """True if the session records what each row runs, and lets it settle doubts."""
-        return not self.settings.no_evidence and EVIDENCE not in switched_off(os.environ) and not self.ranges.tool_attached()
+        return not self.settings.no_what_ran and EVIDENCE not in switched_off(os.environ) and not self.ranges.tool_attached()
+
+    @property
+    def explains(self) -> bool:
+        """True in a process of `gpumem explain`: every measurement takes the passes from which causes follow."""
+        return CAUSES in os.environ
 
     def history(self, row: Row) -> History:
         """The baseline of a measured row."""
         assert row.measurement is not None
         return self.baseline.history(row.key, partial(comparable, row.measurement))
 
-    def stored(self, facts: DeviceFacts) -> tuple[Store, Baseline]:
-        """The store of a GPU of some model, and its baseline. Raises `BaselineError`: as `Store.load`."""
-        if facts.key == self.facts.key:
-            return self.store, self.baseline
-        if facts.key not in self._others:
-            store = Store(self.store.storage, facts)
-            self._others[facts.key] = store, store.load(window=self.settings.baseline_window)
-        return self._others[facts.key]
-
     def failure_elsewhere(self, nodeid: str) -> str | None:
         """Why a test failed in a further process; None if it did not."""
         return next((why for process in self.further if (why := process.failure_of(nodeid)) is not None), None)
+
+    # Limits
+
+    @property
+    def base_name(self) -> str:
+        """The revision that a gate compares with, as it was named."""
+        return self.settings.baseline_of or "BASE"
+
+    def limits(self, item: pytest.Item, names: Iterable[str] = tuple(LIMITS)) -> Limits:
+        """The limits of a test: those of its marker and of the session, or in a gate those of BASE where they demand more.
+        `names`: the limits that apply.
+        Raises `SettingsError`: a keyword of the marker that cannot be used.
+        """
+        own = merge_limits(None, marker_limits(marker_keywords(marks_of(item))), self.settings, names)
+        return self.held(item.nodeid, own, names)
+
+    def held(self, nodeid: str, own: Limits, names: Iterable[str] = tuple(LIMITS)) -> Limits:
+        """The limits to which a test is held that has its `own`. `names`: the limits that apply."""
+        if self.base is None or (test := self.base.tests.get(nodeid)) is None:
+            return own
+        return held(own, test.limits, names, self.base_name, partial(self.allows, nodeid))
+
+    def allows(self, nodeid: str, limit: str, value: str | None) -> bool:
+        """True if somebody accepted that a change loosens a limit of a test to this value; None is no limit."""
+        return self.added.loosens(key_of(nodeid, ""), limit, value) is not None
+
+    def without_accepted(self, row: Row, verdict: Verdict) -> Verdict:
+        """What is left of a verdict without the changes that somebody accepted. Against a named history a gate decides about those of its
+        change."""
+        return remaining(row, verdict, self.accepted.of(row.key)) if self.settings.baseline_of is None else verdict
+
+    def removed(self, key: str) -> Acceptance | None:
+        """The acceptance of a measurement's removal; None without one."""
+        return self.accepted.removed(key) or self.added.removed(key)
 
     # The device
 
@@ -254,12 +307,9 @@ class GpuSession:
         After one wait that reached its limit, later tests fail at once while the GPU is in use.
         Raises `ContextLost`: an earlier test lost the context.
         Raises `Unsupported`: the test asks for more GPUs than there are.
-        Raises `DeviceError`: this worker of xdist cannot take part (`unfit`).
         """
         if self.lost_in is not None:
             raise ContextLost(f"not run: the context was lost in {printable(self.lost_in)}")
-        if self.unfit is not None:
-            raise DeviceError(f"not run: {self.unfit}")
         self.rest()  # waiting for another process has a limit of its own
         with ExitStack() as stack:
             try:
@@ -288,6 +338,11 @@ class GpuSession:
         with suppress(HoldExpired):  # that of a measurement, which has discarded the sample
             self.limit("waiting for the test's work", waits=True)
             try:
+                if self._device.was_reset():
+                    self._gone.append(self.watch)
+                    self.lost_in, self.watch = nodeid, None
+                    self.remarks.append(f"{printable(nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run")
+                    return
                 self._device.streams.synchronize()
             except ContextLost as error:
                 self.lost_in = nodeid
@@ -296,26 +351,28 @@ class GpuSession:
                 self.rest()
 
     def limit(self, what: str, more: float = 0.0, *, waits: bool = False) -> None:
-        """Have the watchdog end this process unless it gets to the next call of this or of `rest` in time.
+        """Have the guardian end this process unless it gets to the next call of this or of `rest` in time.
         `what`: what it does until then, for the message.
         `more`: seconds beyond the time-out.
         `waits`: it waits for the device, and runs no code of others.
         """
-        if self.watchdog is not None:
-            self.watchdog.limit(self.timeout + more if self.timeout else math.inf, what, waits=waits)
+        if self.guardian is not None:
+            self.guardian.limit(self.timeout + more if self.timeout else math.inf, what, waits=waits)
 
     def rest(self) -> None:
         """End the limit."""
-        if self.watchdog is not None:
-            self.watchdog.rest()
+        if self.guardian is not None:
+            self.guardian.rest()
 
     def close(self) -> None:
         """Close the device; a second call does nothing. The next use opens it again."""
         device, self._device, self.watch = self._device, None, None
         if device is None:
             return
-        conductor = self.__dict__.pop("conductor", None)
-        self.__dict__.pop("kernels", None)
+        conductor, kernels = self.__dict__.pop("conductor", None), self.__dict__.pop("kernels", None)
+        if device.was_reset():
+            self._gone += [device, conductor, kernels]
+            return
         # What a lost context held went with it.
         with suppress(Exception if self.lost_in is not None else ContextLost):
             try:
@@ -344,18 +401,14 @@ class GpuSession:
     def provenance(self) -> Provenance:
         """When and on which device this process measures, with its control readings, which the first use takes."""
         # The latency tells the variant of the card, which is the same in a further process.
-        controls = self._controls(latency=FURTHER_PROCESS not in os.environ)
+        controls = self._controls(latency=not self.is_further)
         return Provenance(self.begun.isoformat(timespec="seconds"), self.facts.uuid, controls)
 
     @property
     def reads_controls(self) -> bool:
         """True if rows are compared or stored, here or in the main process of this further process."""
-        asked = (
-            bool(self.baseline.processes)
-            or self.settings.save
-            or self.settings.record is not None
-            or os.environ.get(FURTHER_PROCESS) == READS_CONTROLS
-        )
+        from_main = self.is_further and os.environ[FURTHER_PROCESS] == READS_CONTROLS
+        asked = bool(self.baseline.processes) or self.settings.save or from_main
         return asked and not self.ranges.tool_attached()
 
     def _controls(self, *, latency: bool = True) -> Controls | None:
@@ -402,7 +455,7 @@ class GpuSession:
         return [] if "dram" in changed_kinds else [row for row in rows if self._follows(row) not in changed_kinds]
 
     def _follows(self, row: Row) -> str | None:
-        return control_of(row.measurement, row.measured_on(self.facts)) if row.measurement is not None else None
+        return control_of(row.measurement, self.facts) if row.measurement is not None else None
 
     # Plans and budgets
 
@@ -414,15 +467,6 @@ class GpuSession:
         if self.ledger is not None:
             budgets.append(self.ledger.share(nodeid, label))
         return Plan(settings.mode, settings.sampler, settings.placements, settings.precision, min(budgets))
-
-    def open_family(self, nodeids: Iterable[str]) -> None:
-        """Count the rows that may be compared with the baseline: those of collected tests that it holds, in a shard of all shards."""
-        own = self.compared(frozenset(nodeids))
-        self.family = Family(size=max(1, own if self.whole_suite is None else self.whole_suite))
-
-    def compared(self, nodeids: Container[str]) -> int:
-        """Number of rows of the baseline that these tests have."""
-        return sum(rows[-1].nodeid in nodeids for rows in self.baseline.rows.values() if rows)
 
     def open_ledger(self, items: Iterable[pytest.Item]) -> None:
         """Divide a total budget among the tests that measure, by their cost in the baseline."""
@@ -455,7 +499,7 @@ class GpuTest:
         self.item = item
         self.session = session
         keywords = marker_keywords(marks_of(item))
-        self.limits = marker_limits(keywords)
+        self.limits = session.limits(item)
         self.settings = of_test(session.settings, keywords)
         self.range_name = session.names.unique(item.nodeid)
         self.device: Device = session.device
@@ -474,6 +518,7 @@ class GpuTest:
         self.replay: Replay | None = None
         self.subtest_failed = False  # a subtest has failed: the body continues, and pytest fails the test at its end
         self.judged = False  # the body has ended: nothing more is measured
+        self.wrong: str | None = None  # the first result that was wrong, in words; the test fails by it even if it catches the error
 
     @property
     def kernels(self) -> Kernels:
@@ -500,6 +545,8 @@ class GpuTest:
         """Free everything, and close the persisting streams whose blocks were never left. What a lost context held went with it."""
         self.session.limit("freeing the test's memory", waits=True)
         with self.exit, suppress(ContextLost), self.device.current():
+            if self.device.was_reset():
+                return  # everything went with the context that was opened
             try:
                 for stream in reversed(self.streams):
                     if not stream.closed:

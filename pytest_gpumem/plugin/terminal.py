@@ -1,12 +1,9 @@
-"""The output of a session on the terminal, and its baseline; in the xdist controller, not in its workers."""
+"""The output of a session on the terminal, and its baseline; not in workers."""
 
 from __future__ import annotations
 
 import os
-import secrets
-import shlex
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import untrusted
+from pytest_gpumem.baselines.accepted import changes_of, command
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage
-from pytest_gpumem.baselines.store import record
+from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, is_failure
 from pytest_gpumem.judging.screen import allowed, compared
@@ -27,8 +24,7 @@ from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.state import GpuSession, SummaryHooks, fail
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import ACCEPTED, Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.progress import Progress
 from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines
@@ -59,13 +55,10 @@ def catches(baseline: Baseline, max_regression: str | None, processes: int) -> f
 
 
 class TerminalHooks(SummaryHooks):
-    """Header, announcements, table, JSON, baseline and record."""
+    """Header, announcements, table, JSON and baseline."""
 
-    def __init__(self, session: GpuSession, keeps: Storage | None) -> None:
-        """`keeps`: the place of `--gpumem-record`."""
+    def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._keeps = keeps
-        self._run = secrets.token_hex(8)  # unique to the run, in the baseline and among the recorded runs
         self._notes: list[str] = []
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -124,7 +117,7 @@ class TerminalHooks(SummaryHooks):
         return f" for each of {processes} processes" if processes > 1 else ""
 
     def _budget(self) -> str | None:
-        """The use of a total budget; the workers of xdist keep their own accounts."""
+        """The use of a total budget; workers keep their own accounts."""
         ledger = self._session.ledger
         if ledger is None or not ledger.spent:
             return None
@@ -140,18 +133,15 @@ class TerminalHooks(SummaryHooks):
         if gpu.baseline.dated_ahead is not None:
             self._notes.append(f"baseline: {gpu.baseline.dated_ahead}")
         self._notes += [*gpu.drifted, *missing_lines(gpu.missing), *gpu.remarks]
-        if len(gpu.rows) or gpu.missing or gpu.settings.shard is not None:  # of an empty shard too: a merge takes all
+        if len(gpu.rows) or gpu.missing:
             path = self._guarded(session, partial(replay.write_json, gpu.config))
             if path is not None:
                 self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
-        for asked, flag, store in (
-            (gpu.settings.save, "--gpumem-save", partial(self._save, exitstatus)),
-            (self._keeps is not None and not session.config.option.collectonly, "--gpumem-record", self._record),
-        ):
+        if gpu.settings.save:
             try:
-                self._notes += [f"{flag}: {line}" for line in store()] if asked else []
+                self._notes += [f"--gpumem-save: {line}" for line in self._save(exitstatus)]
             except BaselineError as error:
-                self._notes.append(f"{flag}: {error}")
+                self._notes.append(f"--gpumem-save: {error}")
                 fail(session)
 
     def _guarded(self, session: pytest.Session, save: Callable[[], Path | None]) -> Path | None:
@@ -163,23 +153,8 @@ class TerminalHooks(SummaryHooks):
             fail(session)
             return None
 
-    def _record(self) -> Iterator[str]:
-        """Keep the run whatever its verdicts; a line about it."""
-        gpu, taken = self._session, self._measured()
-        rows = gpu.settled(taken)
-        if not rows:
-            changed = "the device changed while it was measured" if taken else "nothing was measured"
-            yield f"{changed}, nothing is recorded"
-        elif (fork := untrusted(os.environ)) is not None:
-            yield f"nothing is recorded of code that is not ours: {fork}"
-        else:
-            assert self._keeps is not None
-            for facts, own, measured in self._by_model(rows):
-                path, count = record(self._keeps, facts, own, replay.revision(gpu.config), gpu.settings.to_json(), self._run)
-                yield f"{count} of {measured} rows recorded in {self._keeps.recorded().shown(path)}"
-
     def _save(self, exitstatus: int) -> Iterator[str]:
-        """Store the accepted rows; lines about stored and refused rows."""
+        """Store the saved rows; lines about stored and refused rows."""
         gpu = self._session
         if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
             yield "the session was interrupted, nothing is stored"
@@ -196,41 +171,32 @@ class TerminalHooks(SummaryHooks):
         if (fork := untrusted(os.environ)) is not None:
             yield f"nothing is stored of code that is not ours: {fork}"
             return
-        for facts, own, measured in self._by_model(settled):
-            yield from self._save_on(facts, own, measured)
+        yield from self._store(settled, len(rows))
 
     def _measured(self) -> list[Row]:
         """Without tests that failed before they measured anything, of which pytest reports the failure."""
         return [row for row in self._session.rows if row.measured_something]
 
-    def _by_model(self, rows: Sequence[Row]) -> Iterator[tuple[DeviceFacts, list[Row], int]]:
-        """Rows by the model of their GPU: workers of xdist may have several. With how many rows of it were measured."""
+    def _store(self, rows: Sequence[Row], measured: int) -> Iterator[str]:
+        """Store the saved rows of so many measured ones, as `_save`."""
         gpu = self._session
-        measured = Counter(row.measured_on(gpu.facts).key for row in self._measured())
-        cards: dict[str, list[Row]] = {}
-        for row in rows:
-            cards.setdefault(row.measured_on(gpu.facts).key, []).append(row)
-        for key, own in cards.items():
-            yield own[0].measured_on(gpu.facts), own, measured[key]
-
-    def _save_on(self, facts: DeviceFacts, rows: Sequence[Row], measured: int) -> Iterator[str]:
-        """Store the accepted rows of one model of GPU, as `_save`."""
-        gpu = self._session
-        store, baseline = gpu.stored(facts)
-        saved = store.save(rows, replay.revision(gpu.config), gpu.settings.to_json(), baseline, self._run)
+        removed = [one.key for one in gpu.missing if one.status == ACCEPTED]
+        saved = gpu.store.save(rows, replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline, gpu.accepted, removed)
         if saved.path is not None:
-            yield f"{len(saved.accepted)} of {measured} rows stored in {store.storage.shown(saved.path)}"
+            yield f"{len(saved.accepted)} of {measured} rows stored in {gpu.store.storage.shown(saved.path)}"
         else:
             yield "no row was accepted, nothing is stored"
         for key in saved.rejected:
             yield f"{key} is slower: earlier runs of this revision leave its baseline"
-        for reset in saved.improved:
-            yield f"{reset.key} is {reset.reason}: its baseline is reset, older processes no longer count"
+        for reset in saved.resets:
+            accepted = f"a change of {reset.key} was accepted ({reset.who}: {reset.reason})"
+            why = accepted if reset.accepted else f"{reset.key} is {reset.reason}"
+            yield f"{why}: its baseline is reset, older processes no longer count"
         for row, why in saved.refused:
             yield f"refused {row.key}: {why}"
-        if changed := [row.key for row, _ in saved.refused if row.key in baseline.rows]:
-            tests = shlex.join(changed[:1]) + (" ..." if len(changed) > 1 else "")
-            yield f"to accept a change on purpose: gpumem accept {tests} --baseline {shlex.quote(str(gpu.store.storage))} --reason '...'"
+        if changed := [row for row, _ in saved.refused if any(changes_of(row))]:
+            more = f"; so for {len(changed) - 1} more" if len(changed) > 1 else ""
+            yield f"to accept a change on purpose: {command(changed[0])}{more}"
 
     def _results(self, rows: Sequence[Row], writer: pytest.TerminalReporter) -> str:
         """With -v all rows and their notes; else a line for each test; with -q only rows that need attention."""
@@ -265,8 +231,7 @@ class TerminalHooks(SummaryHooks):
         rows = list(session.rows)
         if not rows and not self._notes:
             return
-        cards = sorted({row.measured_on(session.facts).name for row in rows}, key=lambda name: (name != session.facts.name, name))
-        title = f"gpumem: {printable(', '.join(cards or [session.facts.name]))}" + (" (simulated)" if session.facts.simulated else "")
+        title = f"gpumem: {printable(session.facts.name)}" + (" (simulated)" if session.facts.simulated else "")
         writer.ensure_newline()  # so that the section's heading has no blank line below
         writer.section(title)
         if session.ranges.tool_attached():

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import re
 
-from pytest_gpumem.records.record import LaunchTime, NotNegative, Record
+from msgspec import field
+
+from pytest_gpumem.records.record import Record
 from pytest_gpumem.units import format_rate
+
+
+class UnknownPeak(ValueError):
+    """A share of a bandwidth was asked for that the driver does not report."""
+
+
+SIMULATED = "simulated"  # begins the key of a simulated device
 
 
 class DeviceFacts(Record, frozen=True):
@@ -36,7 +45,7 @@ class DeviceFacts(Record, frozen=True):
     """Peak memory clock; 0 where the driver reports none."""
     memory_bus_bits: int
     """Width of the memory bus in bits; 0 where the driver reports none."""
-    peak_bandwidth: float
+    dram_peak: float = field(name="peak_bandwidth")
     """Theoretical DRAM bandwidth: 2 (double data rate) x memory clock x bus width / 8; 0 where it is unknown."""
     async_engines: int
     """`asyncEngineCount`: copies that can run at the same time as kernels."""
@@ -74,6 +83,20 @@ class DeviceFacts(Record, frozen=True):
     """PCI bus id, such as "0000:18:00.0"."""
 
     @property
+    def peak_bandwidth(self) -> float:
+        """Theoretical DRAM bandwidth in bytes per second (CUDA Best Practices Guide, 8.2.1).
+
+        Raises:
+            UnknownPeak: the driver reports no memory clock or no bus width, so that every bandwidth would pass an assertion on a share.
+        """
+        if not self.dram_peak:
+            raise UnknownPeak(
+                f"the peak bandwidth of {self.name} is unknown: the driver reports no memory clock or no bus width; "
+                "compare with a bandwidth in bytes per second, or set max_regression"
+            )
+        return self.dram_peak
+
+    @property
     def l2_step_bytes(self) -> int:
         """Granularity of the set-aside in bytes: L2/16 on H100 and H200."""
         return self.l2_bytes // 16
@@ -90,7 +113,8 @@ class DeviceFacts(Record, frozen=True):
 
     def __repr__(self) -> str:
         """In one line: a failed assertion shows it."""
-        return f"<DeviceFacts {self.name}, peak {format_rate(self.peak_bandwidth)}{', simulated' if self.simulated else ''}>"
+        peak = format_rate(self.dram_peak) if self.dram_peak else "unknown"
+        return f"<DeviceFacts {self.name}, peak {peak}{', simulated' if self.simulated else ''}>"
 
     @property
     def key(self) -> str:
@@ -100,7 +124,7 @@ class DeviceFacts(Record, frozen=True):
         simulation. Driver and clocks are context.
         """
         parts = [
-            "simulated" if self.simulated else "",
+            SIMULATED if self.simulated else "",
             self.name,
             self.mig_profile or "",
             self.arch.replace("_", ""),
@@ -154,20 +178,6 @@ class Card(Record, frozen=True):
     processes: tuple[CardProcess, ...] | None = None  # Other processes with a context on the card
     memory_bytes: int | None = None  # Bytes of the whole card's memory
     free_bytes: int | None = None  # Bytes of it that are free
-
-
-class CardFigures(Record, frozen=True):
-    """What a card is, measured (`measuring.card`): rates in bytes per second, times in seconds. None was not measured."""
-
-    dram_read: NotNegative | None = None  # Bytes read from DRAM
-    dram_write: NotNegative | None = None  # Bytes written to DRAM
-    dram_copy: NotNegative | None = None  # Bytes read from and written to DRAM by a copy
-    l2_read: NotNegative | None = None  # Bytes read from L2
-    dram_latency: LaunchTime | None = None  # One of many dependent accesses to DRAM; it tells the variant of the card
-    l2_latency: LaunchTime | None = None  # One of many dependent accesses to L2
-    to_device: NotNegative | None = None  # Bytes copied from page-locked host memory
-    to_host: NotNegative | None = None  # Bytes copied to page-locked host memory
-    launch: LaunchTime | None = None  # Between two events with an idle launch between them
 
 
 _LANE_RATES = {

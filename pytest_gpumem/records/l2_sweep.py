@@ -15,6 +15,10 @@ class Setting(NamedTuple):
     set_aside: int  # Bytes of L2 set aside; 0 without a set-aside and a window
     hit_ratio: float  # Share of the window's accesses with the persisting property; 0 without a window
 
+    def options(self) -> dict[str, int | float | str]:
+        """The arguments of `persisting_stream`."""
+        return {"set_aside": self.set_aside, "hit_ratio": self.hit_ratio} if self.set_aside else {"set_aside": "off"}
+
 
 OFF = Setting(0, 0.0)  # No set-aside and no window
 
@@ -66,9 +70,7 @@ class Sweep(Record, frozen=True):
 
     def recommend(self) -> dict[str, int | float | str]:
         """Arguments for `persisting_stream(buffer, **sweep.recommend())`: set-aside in bytes and hit ratio, or `{"set_aside": "off"}`."""
-        if not self.pays:
-            return {"set_aside": "off"}
-        return {"set_aside": self.best.setting.set_aside, "hit_ratio": self.best.setting.hit_ratio}
+        return (self.best.setting if self.pays else OFF).options()
 
     def fitted(self, setting: Setting) -> bool:
         """True if a setting's hit ratio is the largest that does not thrash."""

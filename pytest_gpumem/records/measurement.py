@@ -210,7 +210,7 @@ class Measurement(Record, frozen=True, dict=True):
     during: Conditions | None = None
     """The least favourable conditions between the first and the last sample."""
     counted: Counted | None = None
-    """Bytes of a launch of the same test and label by the hardware's counters, where `gpumem traffic` has counted them."""
+    """Bytes of a launch of the same test and label by the hardware's counters, where `gpumem profile ncu --traffic` has counted them."""
     kernel_source: str | None = None
     """SHA-256 of the source file of a catalogue kernel; None for a copy and for user code."""
     overlap: Overlap | None = None
@@ -218,7 +218,8 @@ class Measurement(Record, frozen=True, dict=True):
     migrations: Migrations | None = None
     """Page faults and migrations of managed memory in an untimed pass (`--gpumem-count-pages`)."""
     activity: Activity | None = None
-    """Kernels, copies and memsets of one launch in an untimed pass (`--gpumem-explain`)."""
+    """Kernels, copies and memsets of one launch in an untimed pass: of a run that is saved, and of a row that takes longer than its
+    baseline."""
     what_ran: WhatRan | None = None
     """Kernels with their machine code, copies, allocations and waits of one launch in an untimed pass; None without such a pass."""
     sectors_per_request: Sectors | None = None
@@ -322,13 +323,13 @@ class Measurement(Record, frozen=True, dict=True):
 
     def no_share_of_peak(self, facts: DeviceFacts) -> NoShare | None:
         """Why a share of the device's DRAM peak would mean nothing for this measurement; None if it means something."""
-        return self.not_of_dram(facts) or (None if facts.peak_bandwidth else NoShare.UNKNOWN_PEAK)
+        return self.not_of_dram(facts) or (None if facts.dram_peak else NoShare.UNKNOWN_PEAK)
 
     def share_of_peak(self, facts: DeviceFacts) -> float | None:
         """Bandwidth over the device's DRAM peak, or None where `no_share_of_peak` has a reason."""
         if self.bandwidth is None or self.no_share_of_peak(facts) is not None:
             return None
-        return self.bandwidth / facts.peak_bandwidth
+        return self.bandwidth / facts.dram_peak
 
     @property
     def placement_spread(self) -> float | None:
@@ -351,7 +352,7 @@ class Limits(Record, frozen=True):
     max_kernels: str | None = None  # Most kernels in one launch: "3"
     max_copies: str | None = None  # Most copies in one launch: "1"
     max_copied_bytes: str | None = None  # Most bytes that copies move in one launch: "64 MiB"
-    max_syncs: str | None = None  # Most times that the host waits for the device in one launch: "0"
+    max_waits: str | None = None  # Most times that the host waits for the device in one launch: "0"
     max_registers: str | None = None  # Most registers of a thread, over the kernels of one launch: "64"
     max_spill: str | None = None  # Most bytes of local memory of a thread, over the kernels of one launch: "0 B"
     same_kernels: str | None = None  # "true": the kernels of one launch and their shapes are those of the baseline

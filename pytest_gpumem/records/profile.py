@@ -1,25 +1,15 @@
 """A profiler's view of one measurement: kernels, copies, memsets, clocks.
 
-Figures are sums over all measured launches of the measurement unless a field says otherwise. The rest of the test (preparation, warm-up,
-checks, flushes) is in `TestProfile.rest`. None is "not known": nsys counts no DRAM bytes, ncu counts no copies.
+Figures are sums over all measured launches of the measurement unless a field says otherwise. Preparation, warm-up, checks and flushes are
+not among them. None is "not known": nsys counts no DRAM bytes, ncu counts no copies.
 """
 
 from __future__ import annotations
-
-from msgspec import field
 
 from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.records.record import Launches, Record
 from pytest_gpumem.records.row import key_of
 from pytest_gpumem.records.uses import CopyUse, KernelUse
-
-
-class Besides(Record, frozen=True):
-    """Activity in a test's range outside of its measured launches."""
-
-    kernels: tuple[KernelUse, ...] = ()
-    copies: tuple[CopyUse, ...] = ()
-    memsets: tuple[CopyUse, ...] = ()
 
 
 class TestProfile(Record, frozen=True):
@@ -34,7 +24,6 @@ class TestProfile(Record, frozen=True):
     kernels: tuple[KernelUse, ...]  # Kernels of the measured launches, the longest first
     copies: tuple[CopyUse, ...] = ()  # Copies of the measured launches, the longest first
     memsets: tuple[CopyUse, ...] = ()  # Memsets of the measured launches, the longest first
-    rest: Besides = field(default_factory=Besides)  # Activity of the test outside of its measured launches
     sm_clock_hz: float | None = None  # SM clock in hertz, the mean over the kernels weighted by their time
     memory_clock_hz: float | None = None  # Memory clock in hertz, the mean over the kernels weighted by their time
     set_aside: int | None = None  # Bytes of L2 set aside for persisting accesses, where the tool gives them

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Final, Literal
 
 from msgspec import UNSET, UnsetType, field
 
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
@@ -22,17 +22,28 @@ at all placements, for no visible reason (ci/records/nvidia-h200/gate_validation
 class Comparison(Record, frozen=True):
     """A row against its baseline, as shares of the baseline's latency: +0.01 is 1 % slower."""
 
-    delta: float  # Measured change
-    low: float  # Lower bound of the change, one-sided at 99.9 %: what FAIL rests on
-    high: float  # Upper bound of the change, one-sided at 99.5 %: what PASS rests on
+    delta: float = field(name="change")  # Measured change
+    low: float = field(name="change_low")  # Lower bound of the change, one-sided at 99.9 %: what FAIL rests on
+    high: float = field(name="change_high")  # Upper bound of the change, one-sided at 99.5 %: what PASS rests on
     catches: float  # Smallest slow-down that this comparison fails in 99 % of runs
-    processes: int  # Accepted processes of the baseline
-    runs: int = 1  # Accepted runs that those processes are of
+    processes: int  # Saved processes of the baseline
+    runs: int = 1  # Saved runs that those processes are of
     measured: int = 1  # Processes of this run behind the change
     p_value: float | None = None
     """Probability that a change of no more than the limit shows such a slow-down or a larger one. Of a row that crept, the change since the
     first run."""
+    since_first: float | None = None  # Of a row that crept: measured change since the first run
+    since_first_low: float | None = None  # Lower bound of that change, as `low`
     same_code: bool = False  # Each run that it is compared with ran the same machine code in the same way
+
+
+class LimitResult(Record, frozen=True):
+    """The result of one limit that is not PASS."""
+
+    limit: str  # Name of the limit; empty for a doubt about the whole measurement, and for a declaration that cannot be true
+    outcome: Outcome  # The result
+    code: Code | None = None  # As `Verdict.code`
+    reason: str = ""  # The sentence of `Verdict.reason` about it
 
 
 class Verdict(Record, frozen=True):
@@ -43,6 +54,8 @@ class Verdict(Record, frozen=True):
     comparison: Comparison | None = None  # Change against the baseline, where there is one
     simulated: bool = False  # Every verdict about a simulated device says so
     code: Code | None = None  # Why; None for a PASS by the figures, and for a FAIL by an absolute limit
+    limits: tuple[LimitResult, ...] = ()  # Results that are not PASS, the worst first
+    accepted: tuple[str, ...] = ()  # Names of limits that do not hold, by a change that somebody accepted
 
 
 class Row(Record, frozen=True):
@@ -67,14 +80,7 @@ class Row(Record, frozen=True):
     """Memory that the test took; of a labelled row, memory that the part with this label took. None where it was not watched."""
 
     why: tuple[str, ...] = ()
-    """Of a row that fails: what ran differently than in the baseline, and the causes that `--gpumem-explain` finds, a line each."""
-
-    device: DeviceFacts | UnsetType = UNSET
-    """The GPU that measured it, where that is of another model than the run's, in a worker of xdist. Written only then."""
-
-    def measured_on(self, device: DeviceFacts) -> DeviceFacts:
-        """The GPU that measured it, in a run on `device`."""
-        return device if self.device is UNSET else self.device
+    """Of a row that fails: what ran differently than in the baseline, the causes of a slow-down, and the command for more, a line each."""
 
     @property
     def measured_something(self) -> bool:
@@ -86,26 +92,44 @@ class Row(Record, frozen=True):
         """`nodeid[label]`, or the node id alone for an unlabelled measurement; `key_of` escapes brackets in either."""
         return key_of(self.nodeid, self.label)
 
-    @property
-    def unique_key(self) -> str:
-        """The key; with the GPU where that is of another model than the run's, whose rows may have the same keys."""
-        return self.key if self.device is UNSET else f"{self.key} on {self.device.key}"
+
+class Past(Record, frozen=True):
+    """A row in an earlier run."""
+
+    utc: datetime  # When it was saved
+    latency: float  # Seconds of one launch
+    half_width: float | None = None  # Half of its 95 % interval, in seconds
+    revision: str | None = None  # Revision of the measured code
 
 
-Status = Literal["lost", "allowed", "not run"]
+ROW: Final = "row"  # `Missing.what` of a measurement of the baseline
+TEST: Final = "test"  # `Missing.what` of a test that BASE runs
+Status = Literal["lost", "allowed", "accepted", "not run", "undecided"]
 LOST: Final = "lost"
 ALLOWED: Final = "allowed"
+ACCEPTED: Final = "accepted"
 NOT_RUN: Final = "not run"
+UNJUDGED: Final = "undecided"
 
 
 class Missing(Record, frozen=True):
-    """A measurement of the baseline that this run did not take."""
+    """What somebody relies on being judged, and this run did not judge: a measurement of the baseline, a limit, or a test of BASE."""
 
     nodeid: str  # pytest's id of the test
     label: str  # Label of the measurement inside its test
     status: Status
-    """`lost`; `allowed`, if --gpumem-allow-lost names it; or `not run`, if its test was deselected or the session ended first."""
-    reason: str  # Why it was not taken
+    """`lost`; `allowed`, if --gpumem-allow-lost names it; `accepted`, if somebody accepted its removal; `not run`, if its test was left out
+    or the session ended first; or `undecided`, if its test ran and nothing that the limit is about was measured."""
+    reason: str  # Why it was not judged
+    what: str = ROW  # "row" for a measurement of the baseline, "test" for a test that BASE runs in a gate, else the name of the limit
+    by_words: bool = False  # Words of the command line left its test out: somebody meant it
+    base_too: bool = False  # BASE does not run the test of this gate either
+    skipped: bool = False  # BASE selects the test of this gate, which skips, or fails as expected, while it runs
+
+    @property
+    def accounted(self) -> bool:
+        """True if it leaves the exit code of a strict session as it is."""
+        return self.status in (ALLOWED, ACCEPTED) or self.by_words or self.base_too
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""Records as JSON: runs in schema 2, profiles and sweeps; and the JSON Schema of a run.
+"""Records as JSON: runs in schema 2, and profiles.
 
 Conversion is strict in both directions: JSON that is written is read back to an equal record. A wrong type, an unknown key and a number
 that is not finite or beyond the limits of its field are refused. A field with a default may be missing, so that fields can be added.
@@ -7,21 +7,16 @@ Derived figures such as a latency are written for readers of the file, and ignor
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
 import re
 import reprlib
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import zip_longest
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import msgspec
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.l2_sweep import Sweep
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.record import Record
@@ -29,7 +24,6 @@ from pytest_gpumem.records.row import Missing, Row
 
 SCHEMA = 2  # Version of the layout that is written
 PROFILE_SCHEMA = 1  # Version of the layout of profiles; no other is read
-SWEEPS_KEY = "gpumem_l2_sweeps"  # Key of the sweeps in pytest-benchmark's file, beside the run
 
 DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Row: ("key",),
@@ -39,7 +33,7 @@ DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Footprint: ("kept", "reserved", "allocations", "largest", "pinned_peak", "managed_peak"),
 }
 """Properties that are written after the fields of a record."""
-_WITH_DERIVED: dict[str, type[Record]] = {"measurement": Measurement, "footprint": Footprint, "device": DeviceFacts}
+_WITH_DERIVED: dict[str, type[Record]] = {"measurement": Measurement, "footprint": Footprint}
 """Fields of a row that have properties of their own."""
 
 _T = TypeVar("_T")
@@ -86,7 +80,7 @@ def row_to_json(row: Row) -> dict[str, Any]:
     plain: dict[str, Any] = to_plain(row)
     _refuse_other_label(row, "$")
     for name in _WITH_DERIVED:
-        if isinstance(record := getattr(row, name), Record):
+        if (record := getattr(row, name)) is not None:
             plain[name] |= _derived(record, f"$.{name}")
     return plain | _derived(row, "$")
 
@@ -96,11 +90,6 @@ def row_from_json(value: object) -> Row:
     row = from_plain(_without_derived(value, Row), Row)
     _refuse_other_label(row, "$")
     return row
-
-
-def footprint_from_json(value: object) -> Footprint:
-    """The footprint of a row that `row_to_json` wrote. Raises `SchemaError`: a value that does not fit, with its path."""
-    return from_plain(_without_derived(value, Footprint), Footprint, "$.footprint")
 
 
 def device_to_json(facts: DeviceFacts) -> dict[str, Any]:
@@ -160,31 +149,10 @@ def profiles_to_json(profiles: Iterable[TestProfile]) -> dict[str, Any]:
 def profiles_from_json(value: object) -> tuple[TestProfile, ...]:
     """The profiles that `profiles_to_json` wrote. Raises `SchemaError`: another version, or a value that does not fit, with its path."""
     if not isinstance(value, dict) or not isinstance(value.get("profiles"), list):
-        raise SchemaError("$.profiles: missing, or not a JSON list; accepted is what `gpumem read --json` writes")
+        raise SchemaError("$.profiles: missing, or not a JSON list; accepted is what `gpumem explain --keep` writes")
     if (schema := value.get("schema")) != PROFILE_SCHEMA or isinstance(schema, bool):
         raise SchemaError(f"$.schema: {schema!r}; this version reads {PROFILE_SCHEMA}")
     return from_plain(value["profiles"], tuple[TestProfile, ...], "$.profiles")
-
-
-class _TestSweep(Record, frozen=True):
-    nodeid: str
-    sweep: Sweep
-
-
-def sweeps_to_json(sweeps: Iterable[tuple[str, Sweep]]) -> list[dict[str, Any]]:
-    """Each sweep with its test's id, as plain values. Raises `SchemaError`: a number that is not finite."""
-    return [to_plain(_TestSweep(nodeid, sweep), f"$.{SWEEPS_KEY}[{index}].sweep") for index, (nodeid, sweep) in enumerate(sweeps)]
-
-
-def sweeps_from_json(value: object) -> tuple[tuple[str, Sweep], ...]:
-    """The sweeps that `sweeps_to_json` wrote.
-    Raises `SchemaError`: a value that does not fit, with its path, or a map without a measurement of off, to which gains refer.
-    """
-    found = from_plain(value, tuple[_TestSweep, ...], f"$.{SWEEPS_KEY}")
-    for index, one in enumerate(found):
-        if all(point.setting.set_aside for point in one.sweep.points):
-            raise SchemaError(f"$.{SWEEPS_KEY}[{index}].sweep.points: none of them is off")
-    return tuple((one.nodeid, one.sweep) for one in found)
 
 
 def _derived(record: Record, path: str) -> dict[str, Any]:
@@ -236,61 +204,3 @@ def _located(message: str, value: Any, path: str) -> str:
     for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", where):  # "[...]" stands for any key: the mapping is shown
         value = value[name or int(index)]
     return f"{path}{where}: {reprlib.repr(value)}; {problem[0].lower()}{problem[1:]}"
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a run, the value of the key `gpumem` of a `--benchmark-json` file (draft 2020-12)."""
-    _, definitions = msgspec.json.schema_components((Document,), ref_template="#/$defs/{name}")
-    known: list[type[msgspec.Struct]] = [Document, *Record.__subclasses__()]
-    kinds = {kind.__name__: kind for kind in known}
-    for name, definition in definitions.items():
-        definition["description"] = _one_line(definition.get("description", ""))
-        if name in kinds:
-            _describe(definition, kinds[name])
-    run = definitions.pop("Document")
-    # Further keys belong to the writer of the file, such as the maps of sweeps.
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **run,
-        "title": "pytest-gpumem results",
-        "properties": {
-            "schema": {"const": SCHEMA, "description": "Version of this layout."},
-            "simulated": {"type": "boolean", "description": "True if the device is simulated: all times are computed."},
-            **run["properties"],
-        },
-        "required": ["schema", "simulated", *run["required"]],
-        "$defs": dict(sorted(definitions.items())),
-    }
-
-
-def _describe(definition: dict[str, Any], kind: type[msgspec.Struct]) -> None:
-    """Add the descriptions of fields, and the derived figures, which are written always."""
-    texts = _texts(kind)
-    for name, written in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
-        if name in texts:
-            definition["properties"][written]["description"] = texts[name]
-    for name in DERIVED.get(kind, ()):
-        getter = getattr(kind, name).fget
-        described = {"description": _one_line(inspect.getdoc(getter) or "")}
-        definition["properties"][name] = msgspec.json.schema(get_type_hints(getter)["return"]) | described
-        definition["required"].append(name)
-
-
-def _texts(kind: type) -> dict[str, str]:
-    """The text behind each field, or below it. Python keeps none for fields, so they are read from the source."""
-    source = textwrap.dedent(inspect.getsource(kind))
-    (body,) = ast.parse(source).body
-    assert isinstance(body, ast.ClassDef)
-    lines, found = source.splitlines(), {}
-    for one, below in zip_longest(body.body, body.body[1:]):
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-            assert one.end_lineno is not None
-            behind = lines[one.end_lineno - 1].encode()[one.end_col_offset :].decode().partition("#")[2]
-            text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else behind
-            if text.strip():
-                found[one.target.id] = _one_line(text).rstrip(".") + "."
-    return found
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -62,11 +62,6 @@ class KernelUse(Record, frozen=True):
     sm_clock_hz: float | None = None  # SM clock in hertz while it ran, the mean over `launches`
     memory_clock_hz: float | None = None  # Memory clock in hertz while it ran, the mean over `launches`
 
-    @property
-    def nanoseconds_each(self) -> float:
-        """Running time of one launch in nanoseconds."""
-        return self.nanoseconds / self.launches
-
 
 class CopyUse(Record, frozen=True):
     """All copies of one kind between the same kinds of memory, or all memsets of one kind of memory."""
@@ -80,7 +75,7 @@ class CopyUse(Record, frozen=True):
 
 
 class Activity(Record, frozen=True):
-    """One untimed pass of a measurement (`--gpumem-explain`) that traces a single launch. Tracing slows a launch down: its times compare
+    """One untimed pass of a measurement that traces a single launch, to explain a slow-down. Tracing slows a launch down: its times compare
     the parts with each other and are not the latency of the launch."""
 
     kernels: tuple[KernelUse, ...] = ()  # Kernels of the launch in the order of their first launch; hardware counters are None

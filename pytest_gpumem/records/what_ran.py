@@ -10,7 +10,7 @@ import msgspec
 from msgspec import field
 from msgspec.structs import replace
 
-from pytest_gpumem.records.record import Bytes, Count, Record, Sectors
+from pytest_gpumem.records.record import Bytes, Count, Record
 
 
 class CompiledKernel(Record, frozen=True):
@@ -24,10 +24,6 @@ class CompiledKernel(Record, frozen=True):
     spill: Bytes | None  # Local memory of a thread: spilled registers, and arrays that are indexed at run time
     shared: Bytes  # Shared memory of a block: static, and of a Triton kernel also the dynamic one
     code: Bytes  # Machine code
-    sectors: Sectors | None = None
-    """Sectors of 32 bytes that a warp's request to global memory touches, over the fewest that hold the same bytes, of the worst access: 1
-    if all are coalesced. None if the pattern of no access is known (`kernels.warp_requests`)."""
-    unknown: Count = 0  # Loads and stores of global memory whose pattern is not known
 
 
 class CompiledKernels(Record, frozen=True):
@@ -119,7 +115,7 @@ class WhatRan(Record, frozen=True):
         return sum(step.nbytes or 0 for step in self.of(StepKind.COPY))
 
     @property
-    def syncs(self) -> int:
+    def waits(self) -> int:
         """Times that the host waits."""
         return sum(1 for _ in self.of(StepKind.SYNCHRONISATION))
 

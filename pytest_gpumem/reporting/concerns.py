@@ -34,15 +34,15 @@ def fails(row: Row) -> bool:
 
 
 def concerns(rows: Iterable[Row], *, new: bool = False) -> list[Row]:
-    """Failures, then UNDECIDED rows; within each, the largest slow-down first. A NEW row needs no look, unless `new`."""
-    doubtful = (Outcome.UNDECIDED, *([Outcome.NEW] if new else []))
+    """Failures, then UNDECIDED and ACCEPTED rows; within each, the largest slow-down first. A NEW row needs no look, unless `new`."""
+    doubtful = (Outcome.UNDECIDED, Outcome.ACCEPTED, *([Outcome.NEW] if new else []))
     found = [row for row in rows if fails(row) or row.verdict.outcome in doubtful]
     return sorted(found, key=lambda row: (not fails(row), -row.verdict.comparison.delta if row.verdict.comparison is not None else 0.0))
 
 
 def sentence(row: Row) -> str:
     """Verdict, row and reason in one line."""
-    return " ".join(f"{verdict_text(row)} {row.unique_key}: {row.verdict.reason}".split())
+    return " ".join(f"{verdict_text(row)} {row.key}: {row.verdict.reason}".split())
 
 
 def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[str]:
@@ -92,7 +92,7 @@ def _finding(row: Row, place: Place | None) -> dict[str, object]:
 
 def fingerprint(row: Row) -> str:
     """The same for one row and verdict in different runs: without figures, which always differ."""
-    return hashlib.sha256(f"{_check(row)}\0{row.unique_key}".encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(f"{_check(row)}\0{row.key}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _check(row: Row) -> str:

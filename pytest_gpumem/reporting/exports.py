@@ -1,7 +1,7 @@
-"""Rows for other programs: as plain values, as CSV (RFC 4180), in the Bencher Metric Format, and in that of github-action-benchmark.
+"""Rows for other programs: as plain values, as CSV (RFC 4180), in the Bencher Metric Format, and as JSON for github-action-benchmark.
 
-CSV has SI units, shares as fractions, and empty fields where unknown. In the formats of chart services every name ends with the device's
-key, so that no line of a chart mixes cards, or a simulated device with a real one.
+CSV has SI units, shares as fractions, and empty fields where unknown. In the formats of chart services every name ends with the key of the
+GPU, so that no line of a chart mixes GPUs, or a simulated device with a real one.
 """
 
 from __future__ import annotations
@@ -10,25 +10,40 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.what_ran import StepKind, WhatRan
 
+if TYPE_CHECKING:
+    from pytest_gpumem.reporting.run import Run
+
+_EXACT = (
+    *("peak_bytes", "kept_bytes", "reserved_bytes", "allocations", "kernels", "copies", "copied_bytes", "waits", "registers"),
+    *("spill_bytes", "moved_bytes", "dram_bytes", "gpu_page_faults", "cpu_page_faults", "migrated_bytes"),
+)
+"""Figures of bytes and counts. Of each, less is better."""
 _HEADINGS = (
-    *("test", "label", "outcome", "code", "failed", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
-    *("delta", "delta_low", "delta_high", "catches", "samples", "placements", "mode", "sampler", "peak_bytes", "kept_bytes"),
-    *("device", "simulated", "reason"),
+    *("utc", "revision", "gpu", "simulated", "key", "nodeid", "label", "verdict", "code", "failed", "mode", "sampler", "samples"),
+    *("placements", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak", *_EXACT, "change", "change_low", "change_high"),
+    *("catches", "reason"),
 )
 
 
-def of_rows(rows: Iterable[Row], device: DeviceFacts) -> str:
-    """The rows of a run. Each of the figures that tests added has a column of its name behind the others."""
-    rows = list(rows)
-    extra = list(dict.fromkeys(name for row in rows for name in row.extra))
-    return written([(*_HEADINGS, *extra), *((*_fields(row, device), *map(row.extra.get, extra)) for row in rows)])
+def as_csv(run: Run) -> str:
+    """A line for each row. Each of the figures that tests added has a column of its name behind the others."""
+    extra = list(dict.fromkeys(name for row in run.rows for name in row.extra))
+    return written([(*_HEADINGS, *extra), *((*_fields(row, run), *map(row.extra.get, extra)) for row in run.rows)])
+
+
+def _fields(row: Row, run: Run) -> list[object]:
+    code = row.verdict.code.value if row.verdict.code is not None else None
+    of_run = {"utc": run.utc, "revision": run.revision}
+    found = {**of_run, "key": row.key, "nodeid": row.nodeid, "code": code, **figures(row, run.facts), "label": row.label}
+    return [found.get(name) for name in _HEADINGS]
 
 
 def written(lines: Iterable[Sequence[object]]) -> str:
@@ -46,13 +61,13 @@ def _field(value: object) -> object:
 
 
 def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
-    """The figures of a row without its samples, as plain values in SI units: of `extra_info`, JUnit and CSV.
+    """The figures of a row without its samples, as plain values in SI units: of `extra_info`, JUnit, CSV and chart services.
     `facts`: of the run's device.
     """
-    device, measurement, comparison = row.measured_on(facts), row.measurement, row.verdict.comparison
+    measurement, comparison = row.measurement, row.verdict.comparison
     found: dict[str, Any] = {
-        "device": device.key,
-        "simulated": row.verdict.simulated or device.simulated,
+        "gpu": facts.key,
+        "simulated": row.verdict.simulated or facts.simulated,
         "verdict": row.verdict.outcome.value,
         "reason": row.verdict.reason,
         "failed": row.failed,
@@ -72,7 +87,11 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
             "profiled": measurement.profiled,
         }
         known["card_variant_dram_latency_s"] = None if measurement.controls is None else measurement.controls.latency
-        known["share_of_peak"] = measurement.share_of_peak(device)
+        known["share_of_peak"] = measurement.share_of_peak(facts)
+        known["moved_bytes"] = None if measurement.traffic is None else measurement.traffic.total
+        known["dram_bytes"] = None if measurement.counted is None else measurement.counted.total
+        if measurement.what_ran is not None and measurement.what_ran.order:
+            found |= _counts(measurement.what_ran)
         if measurement.migrations is not None and (counts := measurement.migrations.launch) is not None:
             found |= {"gpu_page_faults": counts.gpu_faults, "cpu_page_faults": counts.cpu_faults, "migrated_bytes": counts.migrated}
     if row.extra:
@@ -82,15 +101,21 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
         if footprint.ended:  # until then nothing is kept, only in use
             found |= {"kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
     if comparison is not None:
-        found |= {"delta": comparison.delta, "delta_low": comparison.low, "delta_high": comparison.high, "catches": comparison.catches}
+        found |= {"change": comparison.delta, "change_low": comparison.low, "change_high": comparison.high, "catches": comparison.catches}
     return found | {name: value for name, value in known.items() if value is not None}
+
+
+def _counts(ran: WhatRan) -> dict[str, int]:
+    found = {"kernels": ran.kernels, "copies": ran.copies, "copied_bytes": ran.copied_bytes, "waits": ran.waits}
+    compiled = any(step.registers is not None for step in ran.of(StepKind.KERNEL))
+    return found | ({"registers": ran.registers, "spill_bytes": ran.spill} if compiled else {})
 
 
 PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties
 
 READABLE = (
     *("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
-    *("delta", "delta_low", "delta_high", "catches", "mode", "sampler", "device", "simulated"),
+    *("change", "change_low", "change_high", "catches", "mode", "sampler", "gpu", "simulated"),
 )
 """Figures that have a JUnit property of their own."""
 
@@ -106,58 +131,57 @@ def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
     ]
 
 
-def _fields(row: Row, facts: DeviceFacts) -> list[object]:
-    code = row.verdict.code.value if row.verdict.code is not None else None
-    found = {"label": row.label, **figures(row, facts), "test": row.nodeid, "outcome": row.verdict.outcome.value, "code": code}
-    return [found.get(name) for name in _HEADINGS]
+# Chart services
 
 
-def bencher(rows: Iterable[Row], device: DeviceFacts) -> str:
-    """Latencies and bandwidths of the rows in the Bencher Metric Format, each with the 95 % interval."""
-    return bmf(figure for name, _, measured in _measured(rows, device) for figure in _figures(name, measured))
+def as_bmf(run: Run) -> str:
+    """JSON of the Bencher Metric Format: the figures of each row, times with the 95 % interval.
 
-
-def _figures(name: str, measured: Measurement) -> Iterator[tuple[str, str, float, tuple[float, float] | None]]:
-    low, high = measured.latency - (measured.half_width or 0.0), measured.latency + (measured.half_width or 0.0)
-    known = measured.half_width is not None and low > 0
-    yield name, "latency", measured.latency, (low, high) if known else None
-    if measured.traffic is not None:
-        total = measured.traffic.total
-        yield name, "bandwidth", total / measured.latency, (total / high, total / low) if known else None
-
-
-def bmf(figures: Iterable[tuple[str, str, float, tuple[float, float] | None]]) -> str:
-    """JSON of the Bencher Metric Format: names, measures, values in SI units, and their intervals where they are known.
-
-    Latencies become nanoseconds, as Bencher's built-in measure has them (https://bencher.dev/docs/reference/bencher-metric-format/).
+    Latencies are in nanoseconds, as Bencher's built-in measure has them (https://bencher.dev/docs/reference/bencher-metric-format/).
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for name, measure, value, interval in figures:
-        scale = 1e9 if measure == "latency" else 1.0
-        ends = {} if interval is None else dict(zip(("lower_value", "upper_value"), interval, strict=True))
-        metric = {key: scale * figure for key, figure in {"value": value, **ends}.items()}
-        found.setdefault(printable(name), {})[printable(measure)] = metric
+    for row, known in _charted(run):
+        measures = {name: {"value": value} for name, value in row.extra.items()}
+        measures |= {} if row.measurement is None else _times(row.measurement)
+        measures |= {name: {"value": known[name]} for name in _EXACT if name in known}
+        if measures:
+            found[printable(f"{row.key} @ {known['gpu']}")] = printable(measures)
     return json.dumps(found, indent=1) + "\n"
 
 
-def github_action_benchmark(rows: Iterable[Row], device: DeviceFacts) -> str:
-    """A JSON list for its tool `customSmallerIsBetter`: latencies in microseconds (https://github.com/benchmark-action)."""
-    found = [
-        {
-            "name": name,
-            "unit": "us",
-            "value": 1e6 * measured.latency,
-            "range": f"± {1e6 * (measured.half_width or 0.0):.4g}",
-            "extra": f"{own.name}, driver {own.driver or 'unknown'}, {measured.mode}",
-        }
-        for name, own, measured in _measured(rows, device)
-    ]
-    return json.dumps(found, indent=1) + "\n"
+def _times(measured: Measurement) -> dict[str, dict[str, float]]:
+    """Latency and bandwidth, with their intervals where they are known."""
+    ends = {"value": measured.latency}
+    if measured.half_width is not None and measured.half_width < measured.latency:
+        ends |= {"lower_value": measured.latency - measured.half_width, "upper_value": measured.latency + measured.half_width}
+    figures = {"latency": {name: 1e9 * seconds for name, seconds in ends.items()}}
+    if measured.traffic is not None:
+        swapped = {"lower_value": "upper_value", "upper_value": "lower_value"}
+        figures["bandwidth_bytes_per_s"] = {swapped.get(name, name): measured.traffic.total / seconds for name, seconds in ends.items()}
+    return figures
 
 
-def _measured(rows: Iterable[Row], device: DeviceFacts) -> Iterator[tuple[str, DeviceFacts, Measurement]]:
-    """Name, GPU and measurement of rows with times that mean something: not of tests that failed by themselves, nor under a profiler."""
-    for row in rows:
-        if row.measurement is not None and not row.measurement.profiled and row.test_error is not True:
-            own = row.measured_on(device)
-            yield printable(f"{row.key} @ {own.key}"), own, row.measurement
+def as_json(run: Run) -> str:
+    """A JSON list of the figures of which less is better, as github-action-benchmark's tool `customSmallerIsBetter` reads it: latencies in
+    microseconds, bytes and counts (https://github.com/benchmark-action/github-action-benchmark).
+    """
+    return json.dumps(printable([one for row, known in _charted(run) for one in _entries(row, known, run.facts)]), indent=1) + "\n"
+
+
+def _entries(row: Row, known: dict[str, Any], facts: DeviceFacts) -> Iterator[dict[str, object]]:
+    measured = row.measurement
+    about = {"extra": ", ".join(filter(None, (facts.name, facts.driver and f"driver {facts.driver}", known.get("mode"))))}
+    if measured is not None:
+        interval = {} if measured.half_width is None else {"range": f"± {1e6 * measured.half_width:.4g}"}
+        yield {"name": f"{row.key} latency @ {facts.key}", "unit": "us", "value": 1e6 * measured.latency, **interval, **about}
+    for name in _EXACT:
+        if name in known:
+            unit = "bytes" if name.endswith("_bytes") else "count"
+            yield {"name": f"{row.key} {name} @ {facts.key}", "unit": unit, "value": known[name], **about}
+
+
+def _charted(run: Run) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """The rows whose figures mean something, with them: not of tests that failed by themselves, nor under a profiler."""
+    for row in run.rows:
+        if row.test_error is not True and not (row.measurement is not None and row.measurement.profiled):
+            yield row, figures(row, run.facts)

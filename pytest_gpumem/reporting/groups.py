@@ -60,7 +60,7 @@ def behaviour_of(measurement: Measurement | None, facts: DeviceFacts) -> Behavio
 
 
 def _migrates(measurement: Measurement) -> bool:
-    """True if the launch moved pages or faulted. Counting alone, as --gpumem-explain does, says nothing of the memory."""
+    """True if the launch moved pages or faulted. Counting alone says nothing of the memory."""
     launch = measurement.migrations.launch if measurement.migrations is not None else None
     return launch is not None and bool(launch.gpu_faults or launch.cpu_faults or launch.migrated)
 
@@ -69,7 +69,7 @@ def behaviours(rows: Iterable[Row], facts: DeviceFacts) -> dict[str, Behaviour]:
     """The kind of each test function, by its id."""
     found: dict[str, Behaviour] = {}
     for row in rows:
-        function, kind = function_of(row), behaviour_of(row.measurement, row.measured_on(facts))
+        function, kind = function_of(row), behaviour_of(row.measurement, facts)
         if row.measurement is None and row.footprint is not None:
             kind = Behaviour.MEMORY
         found[function] = min(found.get(function, kind), kind, key=ORDER.index)
@@ -84,6 +84,8 @@ def attention(row: Row) -> int:
     verdict = row.verdict
     if row.failed or verdict.outcome is Outcome.FAIL:
         return FAILING
+    if verdict.outcome is Outcome.ACCEPTED:
+        return UNDECIDED
     if verdict.code is Code.LOOKS_SLOWER or (verdict.comparison is not None and verdict.comparison.low > 0):
         return SLOWER
     return UNDECIDED if verdict.outcome is Outcome.UNDECIDED else FINE

@@ -1,11 +1,18 @@
-"""The HTML page of a run."""
+"""One self-contained HTML page of a run: nothing from the network, light and dark, all text escaped.
+
+Its script and its style sheet are files of this package, without any text of the run. A content security policy names them by their
+digests, so that a browser runs nothing else, whatever a name or a file contains.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pytest_gpumem.judging.finding import counted
@@ -15,22 +22,25 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Past, Row
 from pytest_gpumem.reporting.families import caption_of, colours, curve, families
 from pytest_gpumem.reporting.footprints import growths, peak_stack, site_lines
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
-from pytest_gpumem.reporting.l2_sweep import l2_grid, sweep_sentences
 from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, timeline
 from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course
-from pytest_gpumem.reporting.plots.runs import Load, Past, history, origin, roofline, strip, trend, turns
+from pytest_gpumem.reporting.plots.runs import Load, history, roofline, strip, trend, turns
+from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
 from pytest_gpumem.reporting.row_facts import OF_MEMORY, RowFacts, row_facts, shown_headings
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
-from pytest_gpumem.reporting.web_page import anchor, rendered
 from pytest_gpumem.units import QuantityError, format_time, parse_margin, short_bytes
+
+
+def anchor(key: str) -> str:
+    """The element of a row, by `Row.key`: the same in every page, of letters and digits, so that links to it stay valid."""
+    return f"t-{hashlib.sha256(key.encode(errors='surrogatepass')).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
@@ -53,12 +63,15 @@ def page(run: Run) -> str:
     kinds = behaviours(rows, facts)
     headings = shown_headings(shown)
     simulated = facts.simulated or any(one.simulated for one in shown)
-    return rendered(
-        "report.html",
-        styles=["report.css"],
-        scripts=["report.js"],
+    style, script = static("report.css"), static("report.js")
+    # Names of tests and labels come from anybody: nothing reaches the page unescaped.
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.get_template("report.html").render(
+        policy=f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'",
+        style=Markup(style),
+        script=Markup(script),
         title=f"{facts.name} (simulated)" if simulated else facts.name,
-        simulated="Simulated: no GPU was measured. These times come from a model." if simulated else "",
+        simulated=simulated,
         utc=run.utc,
         revision=printable(run.revision),
         header=header(facts, run.settings),
@@ -69,10 +82,14 @@ def page(run: Run) -> str:
         summary=counts_text(rows),
         remedies=remedies(rows, reasons=False),
         concerns=list(_concerns(shown, bool(run.settings.get("strict")))),
-        rows=[_line(one, kinds[function_of(one.row)].value, headings, footprints.get(one.row.unique_key)) for one in shown],
-        figures=[*_of_suite(shown, facts, past), *_figures(shown, facts, printable(list(run.sweeps)), footprints)],
-        sections=[_section(one, past.get(one.row.unique_key, ()), footprints.get(one.row.unique_key)) for one in shown],
+        rows=[_line(one, kinds[function_of(one.row)].value, headings, footprints.get(one.row.key)) for one in shown],
+        figures=[*_of_suite(shown, facts, past), *_figures(shown, facts, footprints)],
+        sections=[_section(one, past.get(one.row.key, ()), footprints.get(one.row.key)) for one in shown],
     )
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _concerns(rows: Sequence[RowFacts], strict: bool) -> Iterator[tuple[str, str, str, str, str]]:
@@ -84,11 +101,11 @@ def _concerns(rows: Sequence[RowFacts], strict: bool) -> Iterator[tuple[str, str
         if row.nodeid in failed and row.verdict.outcome is not Outcome.FAIL:
             if count := failed[row.nodeid]:
                 verdicts = "the verdict on its measurement" if count == 1 else f"the verdicts on {count} measurements"
-                yield "TEST FAILED", one.css, row.nodeid, f"the test failed by something else than {verdicts}", anchor(row.unique_key)
+                yield "TEST FAILED", one.css, row.nodeid, f"the test failed by something else than {verdicts}", anchor(row.key)
             failed[row.nodeid] = 0
         elif how_soon < FINE and (is_failure(row.verdict, strict) or not row.failed):  # else another row fails the test
             verdict, css = ("SLOWER", "doubt") if how_soon == SLOWER else (one.verdict, one.css)
-            yield verdict, css, row.unique_key, row.verdict.reason, anchor(row.unique_key)
+            yield verdict, css, row.key, row.verdict.reason, anchor(row.key)
 
 
 def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint | None) -> dict[str, object]:
@@ -97,7 +114,7 @@ def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint |
     share = one.figures["of peak"].value
     return {
         "name": one.name,
-        "target": anchor(one.row.unique_key),
+        "target": anchor(one.row.key),
         "kind": kind,
         "figures": [
             (heading, figure.text, "" if figure.value is None else f"{figure.value:.6g}", was.get(heading, ""))
@@ -107,6 +124,7 @@ def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint |
         "share": "" if share is None else f"{min(share, 1.0) * 40:.0f}",
         "verdict": one.verdict,
         "style": one.css,
+        "unchecked": one.row.measurement is not None and not one.row.measurement.checked,
     }
 
 
@@ -141,7 +159,9 @@ def _section(one: RowFacts, past: Sequence[Past], before: Footprint | None) -> d
     if measurement is not None:
         figures.append(_Figure("samples and medians", strip(measurement.placements, measurement.medians)))
         if past:
-            figures.append(_Figure(f"history: {origin(past)}", history(past, measurement.latency, measurement.half_width)))
+            figures.append(
+                _Figure(f"history: {counted(len(past), 'earlier run')}", history(past, measurement.latency, measurement.half_width))
+            )
         if measurement.overlap is not None:
             figures.append(_Figure("parts alone and together", timeline(measurement.overlap, measurement.latency)))
     if now is not None and now.timeline:
@@ -149,23 +169,21 @@ def _section(one: RowFacts, past: Sequence[Past], before: Footprint | None) -> d
         notes = (*site_lines(now, before), *peak_stack(now))
         figures.append(_Figure(caption, memory_course(now), legend(now), notes=notes))
     return {
-        "target": anchor(one.row.unique_key),
+        "target": anchor(one.row.key),
         "name": one.name,
         "verdict": one.verdict,
         "style": one.css,
-        "details": [("test", one.row.unique_key), ("verdict", one.row.verdict.reason), *one.facts(), *changed],
+        "details": [("test", one.row.key), ("verdict", one.row.verdict.reason), *one.facts(), *changed],
         "figures": figures,
     }
 
 
-def _figures(
-    rows: Sequence[RowFacts], facts: DeviceFacts, sweeps: Sequence[tuple[str, Sweep]], footprints: Mapping[str, Footprint]
-) -> Iterator[_Figure]:
+def _figures(rows: Sequence[RowFacts], facts: DeviceFacts, footprints: Mapping[str, Footprint]) -> Iterator[_Figure]:
     """The plots over several rows."""
     if deltas := [delta for one in rows if (delta := _delta(one)) is not None]:
         most = f": the {MOST} of {len(deltas)} rows that changed most" if len(deltas) > MOST else ""
         yield _Figure(f"changes against the baseline{most}", forest(deltas))
-    targets = {function_of(one.row): anchor(one.row.unique_key) for one in reversed(rows)}
+    targets = {function_of(one.row): anchor(one.row.key) for one in reversed(rows)}
     for family in families([one.row for one in rows if one.device == facts], facts):
         plot = curve(family.series, family.x_unit, family.unit, family.ceilings, caption_of(family), family.y_name)
         legend = tuple(
@@ -176,8 +194,6 @@ def _figures(
     if len(rungs := [rung for one in rows if (rung := _rung(one)) is not None]) > 1:
         yield _Figure("latency of one access", ladder(rungs))
     yield from _memory(rows, footprints)
-    for nodeid, sweep in sweeps:
-        yield _Figure(f"{_short(nodeid)}: persisting L2 of {sweep.target}", l2_grid(sweep), notes=sweep_sentences(sweep))
 
 
 def _memory(rows: Sequence[RowFacts], before: Mapping[str, Footprint]) -> Iterator[_Figure]:
@@ -186,9 +202,7 @@ def _memory(rows: Sequence[RowFacts], before: Mapping[str, Footprint]) -> Iterat
     watched = [(one, one.row.footprint) for one in rows if one.row.footprint is not None and not one.row.label]
     for caption, name in (("most memory in use at once", "peak"), ("memory kept after the test", "kept")):
         was = {key: getattr(footprint, name) for key, footprint in before.items()}
-        taken = [
-            Taken(one.name, anchor(one.row.unique_key), getattr(footprint, name), was.get(one.row.unique_key)) for one, footprint in watched
-        ]
+        taken = [Taken(one.name, anchor(one.row.key), getattr(footprint, name), was.get(one.row.key)) for one, footprint in watched]
         if taken := [one for one in taken if one.nbytes > 0]:
             most = f": {MOST_TESTS} of {len(taken)} tests" if len(taken) > MOST_TESTS else ""
             marked = any(one.before not in (None, one.nbytes) for one in taken)
@@ -198,13 +212,13 @@ def _memory(rows: Sequence[RowFacts], before: Mapping[str, Footprint]) -> Iterat
 def _of_suite(rows: Sequence[RowFacts], facts: DeviceFacts, past: Mapping[str, Sequence[Past]]) -> Iterator[_Figure]:
     """The plots of the whole suite."""
     rows = [one for one in rows if one.device == facts]  # the peak and the history are of one GPU
-    now = {one.row.unique_key: one.row.measurement.latency for one in rows if one.row.measurement is not None}
+    now = {one.row.key: one.row.measurement.latency for one in rows if one.row.measurement is not None}
     if len(now) > 1 and (earlier := turns(past, now)):
         note = "A line is from the row that changed least to the one that changed most; below zero, the suite was faster than it is now."
         yield _Figure(f"all rows over {counted(len(earlier), 'earlier run')}", trend(earlier, len(now)), notes=(note,))
     if len(loads := [load for one in rows if (load := _load(one, facts)) is not None]) > 1:
         legend = (("s0", "served by DRAM"), ("s1", "footprint within reach of L2")) if len({load.dram for load in loads}) > 1 else ()
-        yield _Figure("roofline: bandwidth over the bytes of a launch", roofline(loads, facts.peak_bandwidth or None), legend)
+        yield _Figure("roofline: bandwidth over the bytes of a launch", roofline(loads, facts.dram_peak or None), legend)
 
 
 def _load(one: RowFacts, facts: DeviceFacts) -> Load | None:
@@ -228,7 +242,7 @@ def _delta(one: RowFacts) -> Delta | None:
             margin = parse_margin(row.limits.max_regression).over(base)
         except QuantityError:  # in a file that somebody else wrote: the verdict stays as it is
             margin = None
-    return Delta(one.name, anchor(one.row.unique_key), past.delta, past.low, past.high, one.css, margin)
+    return Delta(one.name, anchor(one.row.key), past.delta, past.low, past.high, one.css, margin)
 
 
 def _rung(one: RowFacts) -> Rung | None:
@@ -236,7 +250,7 @@ def _rung(one: RowFacts) -> Rung | None:
     if measurement is None or measurement.latency_per_access is None or not measurement.accesses_per_launch:
         return None
     half = measurement.half_width / measurement.accesses_per_launch if measurement.half_width is not None else None
-    return Rung(one.name, anchor(one.row.unique_key), measurement.latency_per_access, half)
+    return Rung(one.name, anchor(one.row.key), measurement.latency_per_access, half)
 
 
 def _short(nodeid: str) -> str:

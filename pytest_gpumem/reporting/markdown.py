@@ -6,7 +6,6 @@ import html
 from collections.abc import Iterable
 from itertools import accumulate
 
-from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.concerns import concerns, fails, sentence
@@ -57,7 +56,7 @@ def table(rows: Iterable[RowFacts], room: int = LIMIT) -> str:
     for row in rows:
         verdict = f"{row.verdict}{' (simulated)' if row.simulated else ''}"
         figures = " | ".join(escaped(row.figures[heading].text) for heading in headings)
-        lines.append(f"| {code(row.name)} | {figures} | {verdict if row.outcome is Outcome.PASS else f'**{verdict}**'} |")
+        lines.append(f"| {code(row.name)} | {figures} | {verdict if row.outcome.quiet else f'**{verdict}**'} |")
     fitting, left = _fitting(lines, room - sum(map(len, above)))
     return "\n".join([*above, *fitting, *(["", f"{left} further rows found no place here."] if left else [])])
 

@@ -1,4 +1,4 @@
-"""The files that a run writes, whether a session, `gpumem gate` or `gpumem merge` writes them.
+"""The files that a run writes, whether a session or `gpumem gate` writes them.
 
 What makes their text is imported when it is needed: most runs write none of them.
 """

@@ -24,6 +24,7 @@ from pytest_gpumem.units import format_bytes, format_rate, format_share, format_
 
 ALWAYS = ("latency", "bandwidth", "of peak", "noise")  # headings that a page has also where no row has a figure
 OF_MEMORY = ("peak memory", "kept")  # headings of bytes
+UNCHECKED = "unchecked"  # term of a measurement whose result nothing checked
 HEADINGS = (*ALWAYS, *OF_MEMORY, "change")  # of `RowFacts.figures`
 LEAST_NOISE = 1e-5  # share below which a noise is shown as "< 0.00100 %": the medians of all placements are on the same tick of the clock
 _MEDIANS = 24  # placements whose medians are listed
@@ -48,7 +49,6 @@ class RowFacts:
     function: str  # the part of the name before its parameters and its label
     apart: str
     """Parameters and label, such as "4, pinned", and the GPU of several: what tells the rows of one test function apart; may be empty."""
-    card: str = ""  # name of the GPU where the rows are of several
     memory: bool = False  # every peak is a figure, not only where it is limited or nothing else was measured
 
     @property
@@ -68,8 +68,8 @@ class RowFacts:
 
     @property
     def css(self) -> str:
-        """The class of the outcome in a page: "pass", "fail" or "doubt"."""
-        return {Outcome.PASS: "pass", Outcome.FAIL: "fail"}.get(self.outcome, "doubt")
+        """The class of the outcome in a page: "pass", "fail", "measured" or "doubt"."""
+        return {Outcome.PASS: "pass", Outcome.FAIL: "fail", Outcome.MEASURED: "measured"}.get(self.outcome, "doubt")
 
     @property
     def simulated(self) -> bool:
@@ -119,9 +119,7 @@ class RowFacts:
 def row_facts(rows: Sequence[Row], device: DeviceFacts, *, memory: bool = False) -> list[RowFacts]:
     """The rows of one report as text. `memory`: as `RowFacts.memory`."""
     found = []
-    several = any(row.measured_on(device) != device for row in rows)
     for row, name in zip(rows, names_of(rows), strict=True):
-        own = row.measured_on(device)
         parameters = row.nodeid[len(function_of(row)) :]
         label = f"[{row.label}]" if row.label else ""
         inside = parameters.removeprefix("[").removesuffix("]")
@@ -129,10 +127,8 @@ def row_facts(rows: Sequence[Row], device: DeviceFacts, *, memory: bool = False)
             inside = parameters  # an empty id
         elif f"{row.label}, ".startswith(f"{inside}, "):
             inside = ""  # the label repeats it
-        card = own.name if several else ""
-        apart = ", ".join(part for part in (inside, row.label, card) if part)
-        shown = f"{name} on {card}" if card else name
-        found.append(RowFacts(row, own, shown, name.removesuffix(parameters + label), apart, card, memory))
+        apart = ", ".join(part for part in (inside, row.label) if part)
+        found.append(RowFacts(row, device, name, name.removesuffix(parameters + label), apart, memory))
     return found
 
 
@@ -144,7 +140,7 @@ def shown_headings(rows: Sequence[RowFacts]) -> list[str]:
 def names_of(rows: Sequence[Row]) -> list[str]:
     """Keys without their file where they are unique without it, else without the common folder of all rows."""
     tests = [row.key.partition("::")[2] for row in rows]
-    if all(tests) and len({row.unique_key.partition("::")[2] for row in rows}) == len(rows):
+    if all(tests) and len({row.key.partition("::")[2] for row in rows}) == len(rows):
         return tests
     folders = [posixpath.dirname(row.nodeid.partition("::")[0]) for row in rows]
     common = posixpath.commonpath(folders) if all(folders) and not any(posixpath.isabs(f) for f in folders) else ""
@@ -160,7 +156,7 @@ def failure_text(row: Row, device: DeviceFacts, width: int) -> str:
     """The text of a failing test in lines of `width` characters: the verdict's reason, which begins with the figure, and the facts."""
     row, device = printable(row), printable(device)
     (described,) = row_facts([row], device)
-    facts = [("verdict", f"{row.verdict.outcome.value}{' (simulated)' if row.verdict.simulated else ''}, {row.key}")]
+    facts = [("verdict", f"{row.verdict.outcome.word}{' (simulated)' if row.verdict.simulated else ''}, {row.key}")]
     # The reason names the limit, the change against it, and what changed since.
     told = ("medians", "limit", "why", "changed since", "measured", *(["change"] if row.limits.max_regression is not None else []))
     facts += [(term, text) for term, text in described.facts() if term not in told]
@@ -205,7 +201,7 @@ def interval_text(measurement: Measurement) -> str:
 def _verdict(row: Row) -> tuple[str, str]:
     outcome = row.verdict.outcome
     settled = ", same code" if row.verdict.code is Code.SAME_CODE else ""
-    return outcome.value + settled, ", test failed" if row.failed and outcome is not Outcome.FAIL else ""
+    return outcome.word + settled, ", test failed" if row.failed and outcome is not Outcome.FAIL else ""
 
 
 def _latency(measurement: Measurement) -> Figure:
@@ -248,6 +244,8 @@ def _change(comparison: Comparison) -> Figure:
 def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[str, str]]:
     noise = f" ± {format_share(measurement.noise)} (95 %)" if measurement.noise is not None else ""
     yield "latency", f"{format_time(measurement.latency)}{noise}, {measurement.target}"
+    if not measurement.checked:
+        yield UNCHECKED, "no check compared the result of a launch with a reference"
     if interval := interval_text(measurement):
         yield "95 % interval", interval
     traffic, bandwidth = measurement.traffic, measurement.bandwidth

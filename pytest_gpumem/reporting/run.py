@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.l2_sweep import Sweep
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import Past, Row
 from pytest_gpumem.reporting.concerns import Place
-from pytest_gpumem.reporting.plots.runs import Past
 
 
 @dataclass(frozen=True)
@@ -22,9 +20,8 @@ class Run:
     settings: Mapping[str, object]  # plain values that the run was taken under, by the names of the options
     utc: str = ""  # time of the run, ISO 8601
     revision: str | None = None  # of the code that was measured; None if unknown
-    past: Mapping[str, Sequence[Past]] = field(default_factory=dict)  # by `Row.key`, measurements of other runs, oldest first
+    past: Mapping[str, Sequence[Past]] = field(default_factory=dict)  # by `Row.key`, the saved runs, oldest first
     footprints: Mapping[str, Footprint] = field(default_factory=dict)  # by `Row.key`, of the newest run of the baseline
-    sweeps: Sequence[tuple[str, Sweep]] = ()  # of persisting L2, each with its test's id
     places: Mapping[str, Place] = field(default_factory=dict)  # where tests are defined, by node id
     duet_follows: bool = False  # a gate reads the places of the rows that its duet judges from the code-quality report of its screen
     remarks: Sequence[str] = ()  # sentences about the run as a whole, such as lost measurements or what decided a gate

@@ -9,8 +9,6 @@ from types import MappingProxyType
 from rich.text import Text
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.limits import COUNTERS
-from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -49,30 +47,22 @@ def summary(
 
 
 def counts_text(rows: Sequence[Row]) -> str:
-    """Such as "9 measured (simulated): 1 FAIL, 8 PASS (2 by the same code, 6 held to no limit); 1 test failed without a
-    measurement"."""
+    """Such as "9 rows (simulated): 1 FAIL, 2 PASS (1 by the same code), 6 measured; 1 test failed without a measurement"."""
     measured = [row for row in rows if row.measured_something]
     simulated = " (simulated)" if any(row.verdict.simulated for row in rows) else ""
     counts = Counter(row.verdict.outcome for row in measured)
     outcomes = []
     for outcome in sorted(counts, key=lambda outcome: outcome.rank):
-        free = sum(row.verdict.outcome is outcome and not _judged(row) for row in measured)
-        same = sum(row.verdict.code is Code.SAME_CODE for row in measured)
-        apart = [f"{same} by the same code"] if same else []
-        apart += [f"{free} held to no limit"] if free else []
-        outcomes.append(f"{counts[outcome]} {outcome.value}" + (f" ({', '.join(apart)})" if apart and outcome is Outcome.PASS else ""))
-    parts = [f"{len(measured)} measured{simulated}{': ' if outcomes else ''}{', '.join(outcomes)}"]
+        same = sum(row.verdict.outcome is outcome and row.verdict.code is Code.SAME_CODE for row in measured)
+        outcomes.append(f"{counts[outcome]} {outcome.word}" + (f" ({same} by the same code)" if same else ""))
+    parts = [f"{counted(len(measured), 'row')}{simulated}{': ' if outcomes else ''}{', '.join(outcomes)}"]
+    if unchecked := sum(row.measurement is not None and not row.measurement.checked for row in measured):
+        parts.append(f"{counted(unchecked, 'row')} measured without a check of the result")
     if otherwise := {row.nodeid for row in measured if row.test_error is True}:
         parts.append(f"{counted(len(otherwise), 'test')} failed by an assertion or an error")
     if nothing := {row.nodeid for row in rows if not row.measured_something}:
         parts.append(f"{counted(len(nothing), 'test')} failed without a measurement")
     return "; ".join(parts)
-
-
-def _judged(row: Row) -> bool:
-    """True if the row has a limit that was judged; those on counts of Nsight Compute wait for them."""
-    waiting = COUNTERS if row.measurement is None or row.measurement.counted is None else ()
-    return any(getattr(row.limits, name) is not None for name in LIMITS if name not in waiting)
 
 
 def _parts(shown: Sequence[RowFacts], facts: DeviceFacts) -> Iterator[_Part]:
@@ -85,12 +75,12 @@ def _parts(shown: Sequence[RowFacts], facts: DeviceFacts) -> Iterator[_Part]:
     fine = [one for one in rest if not one.row.failed]
     for one in failing:
         yield one.name, [one]
-    yield from _by(otherwise, lambda one: (one.row.nodeid, one.card), shown)
+    yield from _by(otherwise, lambda one: one.row.nodeid, shown)
     for one in doubtful:
         yield one.name, [one]
     of_row = {id(one.row): one for one in fine}
     kinds = [(kind, [of_row[id(row)] for row in of]) for kind, of in ordered([one.row for one in fine], facts)]
-    tests = [part for _, of in kinds for part in _by(of, lambda one: (function_of(one.row), one.card), shown)]
+    tests = [part for _, of in kinds for part in _by(of, lambda one: function_of(one.row), shown)]
     if len(tests) <= MOST:
         yield from tests
         return
@@ -98,9 +88,9 @@ def _parts(shown: Sequence[RowFacts], facts: DeviceFacts) -> Iterator[_Part]:
         yield kind.value, of
 
 
-def _by(rows: Sequence[RowFacts], key: Callable[[RowFacts], tuple[str, str]], all_rows: Sequence[RowFacts]) -> Iterator[_Part]:
+def _by(rows: Sequence[RowFacts], key: Callable[[RowFacts], str], all_rows: Sequence[RowFacts]) -> Iterator[_Part]:
     """Rows with the same key, under the name of their test; it says so where others of its rows have a line of their own."""
-    groups: dict[tuple[str, str], list[RowFacts]] = {}
+    groups: dict[str, list[RowFacts]] = {}
     for one in rows:
         groups.setdefault(key(one), []).append(one)
     whole = Counter(key(one) for one in all_rows)
@@ -108,8 +98,7 @@ def _by(rows: Sequence[RowFacts], key: Callable[[RowFacts], tuple[str, str]], al
         if len(of) == 1:
             yield of[0].name, of
         else:
-            card = f" on {of[0].card}" if of[0].card else ""
-            yield of[0].function + card + (f" ({len(of)} others)" if len(of) < whole[name] else ""), of
+            yield of[0].function + (f" ({len(of)} others)" if len(of) < whole[name] else ""), of
 
 
 def _change(one: RowFacts) -> float:
@@ -132,7 +121,7 @@ def _line(name: str, of: Sequence[RowFacts], without: Collection[str]) -> Line:
     else:
         figures = [_span(heading, of) for heading in HEADINGS]
     kept = ["" if heading in without else figure for heading, figure in zip(HEADINGS, figures, strict=True)]
-    verdicts = Counter(one.verdict_parts for one in of)
+    verdicts = Counter(one.verdict_parts for one in sorted(of, key=lambda one: one.row.verdict.outcome.rank))
     shared = first.verdict_parts[1] if len({test for _, test in verdicts}) == 1 else ""
     counts = (f"{count} {own}{'' if shared else test}" for (own, test), count in verdicts.items())
     text = first.verdict if len(of) == 1 else ", ".join(counts) + shared
@@ -184,7 +173,7 @@ def profiled_lines(rows: Sequence[Row]) -> list[str]:
     lines = [f"profiled: {counted(len(tests), 'test')}; times under a profiler are not judged, and no table is shown"]
     lines += [f"  {printable(test)}" for test in tests[:MOST]]
     lines += [f"  and {len(tests) - MOST} further tests"] if len(tests) > MOST else []
-    return [*lines, "to read the tool's report: gpumem read REPORT"]
+    return lines
 
 
 _SAVE, _DUET = "pytest --gpumem --gpumem-save", "gpumem duet BASE"
@@ -197,7 +186,6 @@ OF_A_RUN: Mapping[Code, tuple[str, str]] = MappingProxyType(
         Code.MEASURED_DIFFERENTLY: ("is measured differently than its baseline", f"to compare: {_DUET}; to begin anew: gpumem accept"),
         Code.OTHER_CARD_VARIANT: ("has a baseline of another variant of this card only", f"{_SAVE}, or {_DUET}"),
         Code.NO_BASELINE: ("has nothing to compare with", f"{_SAVE} stores this state as the baseline"),
-        Code.ACCEPTED: ("was accepted, and has no run since", _SAVE),
     }
 )
 """By the code of a verdict of a session: what holds of one such row, and what to do."""
@@ -220,7 +208,7 @@ def remedies(rows: Iterable[Row], of: Mapping[Code, tuple[str, str]] = OF_A_RUN,
     groups: dict[tuple[Outcome, str, str], list[Row]] = {}
     for row in rows:
         verdict = row.verdict
-        if verdict.outcome not in (Outcome.UNDECIDED, Outcome.NEW) or row.test_error is True:
+        if verdict.outcome not in (Outcome.UNDECIDED, Outcome.ACCEPTED, Outcome.NEW) or row.test_error is True:
             continue
         what, remedy = of.get(verdict.code, ("", "")) if verdict.code is not None else ("", "")
         if not what or (verdict.code is Code.NOISY and verdict.comparison is None):  # a duet judges no absolute limit

@@ -11,14 +11,14 @@ from rich.text import Text
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.traffic import Account, Agreement, account, size
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
 from pytest_gpumem.reporting.groups import by_function, ordered
-from pytest_gpumem.reporting.row_facts import HEADINGS, RowFacts, interval_text, names_of, row_facts, sectors_text
+from pytest_gpumem.reporting.row_facts import HEADINGS, UNCHECKED, RowFacts, interval_text, names_of, row_facts, sectors_text
 from pytest_gpumem.reporting.summary import remedies, since_the_baseline
 from pytest_gpumem.units import format_share
 
@@ -138,7 +138,7 @@ def _usual_way(rows: Sequence[Row]) -> tuple[str, str] | None:
 
 
 def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bool, short: bool, saved: bool) -> list[str]:
-    """The sentences under a table: how the figures were taken, and the reason of every verdict but PASS. Without full stops.
+    """The sentences under a table: how the figures were taken, and the reason of every doubt. Without full stops.
     `shown`: the rows, in the order in which they are shown.
     `notes`: show each measurement's notes; if False, only their number.
     `short`: the table has "sim" for "simulated".
@@ -164,15 +164,15 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
     text += since_the_baseline(rows)
     for row in rows:
         # pytest shows the reason of a FAIL, unless the test failed by another error too. The rest of NEW rows have one in common.
-        own = row.verdict.outcome is Outcome.UNDECIDED or row.verdict.code is Code.ACCEPTED
+        own = row.verdict.outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED)
         if own or (row.verdict.outcome is Outcome.FAIL and row.test_error is True):
-            text.append(f"{row.verdict.outcome.value} {row.unique_key}: {row.verdict.reason}")
+            text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
     noted: dict[str, list[str]] = {}  # many rows may have the same note with other figures
     for one in shown:
         for term, fact in one.facts():
-            if term in ("note", "pages"):
+            if term in ("note", "pages", UNCHECKED):
                 told = f"{term} {one.name}: {fact}"
-                noted.setdefault(_FIGURE.sub("", fact) if term == "note" else told, []).append(told)
+                noted.setdefault(told if term == "pages" else _FIGURE.sub("", fact), []).append(told)
     if notes:
         for first, *more in noted.values():
             text.append(first + (f" ({counted(len(more), 'row')} more with such a note)" if more else ""))

@@ -11,7 +11,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.records.row import LOST, NOT_RUN, Missing
+from pytest_gpumem.records.row import ACCEPTED, ALLOWED, LOST, NOT_RUN, ROW, TEST, UNJUDGED, Missing
 from pytest_gpumem.reporting.row_facts import conditions_text
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
@@ -67,24 +67,36 @@ def _short_device(facts: DeviceFacts, fallback_reason: str | None, conditions: C
     return f"{device}; {conditions_text(conditions)}" if conditions is not None and disturbed else device
 
 
-def missing_lines(missing: Sequence[Missing]) -> list[str]:
-    """Lines about measurements that the baseline holds and the run does not: each lost one, and the number that was not run."""
-    lost = [one for one in missing if one.status != NOT_RUN]
-    lines = [f"{'lost' if one.status == LOST else 'lost, as allowed'}: {one.key}: {one.reason}" for one in lost[:MOST]]
-    if len(lost) > MOST:
-        lines.append(f"lost: {len(lost) - MOST} further measurements")
-    if any(one.status == LOST for one in lost):
-        lines.append("to remove a measurement on purpose, use gpumem accept; to allow it in one run, use --gpumem-allow-lost")
-    reasons = Counter(one.reason for one in missing if one.status == NOT_RUN)
-    if reasons:
-        measurements = f"{counted(reasons.total(), 'measurement')} of the baseline"
-        lines.append(f"not run: {measurements} ({', '.join(f'{count} {reason}' for reason, count in reasons.items())})")
+REMEDY = "to remove a measurement on purpose: gpumem accept TEST --scope removed; to allow it in one run: --gpumem-allow-lost"
+
+
+def missing_lines(missing: Sequence[Missing], remedy: str = REMEDY) -> list[str]:
+    """Lines about what was not judged: each lost measurement, each limit on a test that measured nothing, and how many were not run.
+    `remedy`: what to do about lost measurements.
+    """
+    lines = []
+    for status, name in ((LOST, "lost"), (ALLOWED, "lost, as allowed"), (ACCEPTED, "removed"), (UNJUDGED, "not judged")):
+        those = [one for one in missing if one.status == status]
+        lines += [f"{name}: {one.key}{'' if one.what in (ROW, TEST) else f', {one.what}'}: {one.reason}" for one in those[:MOST]]
+        if len(those) > MOST:
+            lines.append(f"{name}: {len(those) - MOST} further {'measurements' if status != UNJUDGED else 'limits'}")
+    if any(one.status == LOST for one in missing):
+        lines.append(remedy)
+    not_run = [one for one in missing if one.status == NOT_RUN]
+    for things, those in (
+        ("measurement", [one for one in not_run if one.what == ROW]),
+        ("test", [one for one in not_run if one.what == TEST]),
+        ("limit", [one for one in not_run if one.what not in (ROW, TEST)]),
+    ):
+        if those:
+            listed = ", ".join(f"{count} {reason}" for reason, count in Counter(one.reason for one in those).items())
+            lines.append(f"not run: {counted(len(those), things)}{' of the baseline' if things == 'measurement' else ''} ({listed})")
     return lines
 
 
 def baseline_line(processes: int, catches: float | None, where: str) -> str:
     """One sentence about a baseline.
-    `processes`: accepted processes that it holds for this device.
+    `processes`: saved processes that it holds for this device.
     `catches`: the smallest slow-down that it catches, as a share; None if it is not known yet.
     """
     if processes == 0:
@@ -117,7 +129,7 @@ def _name(facts: DeviceFacts) -> str:
 
 
 def _peak(facts: DeviceFacts) -> str:
-    return f"peak {format_rate(facts.peak_bandwidth)}" if facts.peak_bandwidth else "peak unknown"
+    return f"peak {format_rate(facts.dram_peak)}" if facts.dram_peak else "peak unknown"
 
 
 def _software(facts: DeviceFacts) -> str:

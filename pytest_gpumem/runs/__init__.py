@@ -1,7 +1,7 @@
-"""Runs of pytest in fresh processes: duets, repetitions, checkouts of other revisions."""
+"""Runs of pytest in fresh processes: experiments, duets, checkouts of other revisions."""
 
 from pytest_gpumem.outcomes import UserError
 
 
-class DuetError(UserError):
-    """A duet that cannot run as requested: one line with the value and what is accepted."""
+class RunError(UserError):
+    """Runs that cannot happen as requested: one line with the value and what is accepted."""

@@ -6,7 +6,6 @@ no duet if it runs the same as one that was judged. A folder has the results: a 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,11 +24,12 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.revisions import Commit
-from pytest_gpumem.runs import DuetError
+from pytest_gpumem.runs import RunError
+from pytest_gpumem.runs.experiment import AHEAD, ATTEMPTS, Experiment, Processes
 from pytest_gpumem.runs.journal import Journal
+from pytest_gpumem.runs.processes import BASE, HEAD, Process, Turn
 from pytest_gpumem.runs.reading import Wanted, unmeasured
-from pytest_gpumem.runs.rounds import ATTEMPTS, Duet, Progress, Result
-from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn, Workers
+from pytest_gpumem.runs.rounds import Duet, Progress, Result
 from pytest_gpumem.runs.worktree import Side, commit_side, working_tree
 
 KEPT = 3  # commits whose worktree and environment are kept: good, and the two last ones
@@ -230,7 +230,7 @@ class Commits:
             self._ready.popitem()[1][1].close()
 
     def side(self, index: int) -> Side:
-        """A commit, ready to run. Raises `DuetError`: it cannot be prepared."""
+        """A commit, ready to run. Raises `RunError`: it cannot be prepared, or has not the file of a test."""
         if index not in self._ready:
             stack = ExitStack()
             try:
@@ -242,7 +242,10 @@ class Commits:
         self._ready.move_to_end(index)
         while len(self._ready) > KEPT:
             self._ready.popitem(last=False)[1][1].close()
-        return self._ready[index][0]
+        side = self._ready[index][0]
+        if missing := [file for file in self._files if not (side.folder / file).exists()]:
+            raise RunError(f"there is no {missing[0]}")
+        return side
 
     def look(self, index: int) -> Process:
         """One process of a commit. Raises `Skip`: it measures none of the tests."""
@@ -254,30 +257,21 @@ class Commits:
         return process
 
     def _looked(self, index: int) -> Process:
-        with self._journal(self._line[index].short) as journal:
-            known = [Process.from_json(line) for line in journal.lines]
-            self.resumed += len(known)
-            while not known or (known[-1].error is not None and known[-1].attempt < ATTEMPTS):
-                known.append(self._run(index, len(known) + 1))
-                journal.append(to_plain(known[-1]))
-            self.processes += len(known)
-        return known[-1]
-
-    def _run(self, index: int, attempt: int) -> Process:
         turn = Turn(1, HEAD)
-        try:
-            side = self.side(index)
-            if missing := [file for file in self._files if not (side.folder / file).exists()]:
-                raise DuetError(f"there is no {missing[0]}")
-            sides, asked = {BASE: side, HEAD: side}, self._asked
-            workers = Workers(sides, asked.arguments, self._files, asked.environment, ahead=0, evidence=True, tree=self.tree)
+        with self._journal(self._line[index].short) as journal, Experiment(self._processes({HEAD: index}, 0), [turn], journal) as alone:
             try:
-                return workers.run([turn], self.tests, attempt)
-            finally:
-                workers.close()
-        except DuetError as error:
-            utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-            return Process(turn, ATTEMPTS, utc, 0.0, 0, error=f"{_UNPREPARED}{error}")
+                process = alone.measure(self.tests)
+            except RunError as error:
+                utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+                process = Process(turn, ATTEMPTS, utc, 0.0, 0, error=f"{_UNPREPARED}{error}")
+                journal.append(to_plain(process))
+            self.resumed += alone.resumed
+            self.processes += len(journal.lines)
+        return process
+
+    def _processes(self, indices: Mapping[str, int], ahead: int = AHEAD) -> Processes:
+        asked = self._asked
+        return Processes(_Late(self, indices), asked.arguments, self._files, asked.environment, ahead=ahead, evidence=True, tree=self.tree)
 
     @property
     def _files(self) -> list[str]:
@@ -298,15 +292,13 @@ class Commits:
             side: Side(f"commit {commit.short}", commit.id, self._asked.here, self._asked.here, sys.executable, partial(str, commit.id))
             for side, commit in ((BASE, self._line[base]), (HEAD, self._line[head]))
         }
-        ahead = max(1, min(3, (os.cpu_count() or 2) - 1))
-        late = _Late(self, {BASE: base, HEAD: head})
-        workers = Workers(late, self._asked.arguments, self._files, self._asked.environment, ahead=ahead, evidence=True, tree=self.tree)
+        processes = self._processes({BASE: base, HEAD: head})
         stem = f"{name}{self._line[base].short}-{self._line[head].short}"
         with self._journal(stem) as journal, self._progress() as show:
             try:
                 duet = Duet(
                     sides,
-                    workers,
+                    processes,
                     journal,
                     wanted,
                     max_regression=max_regression,
@@ -317,7 +309,7 @@ class Commits:
                 )
                 played = duet.play()
             finally:
-                workers.close()
+                processes.close()
         known = self._played.get(stem, 0)  # a second search goes on with the duets of the first
         self.duets += not known
         self.processes += len(played.processes) - known

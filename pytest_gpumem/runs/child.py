@@ -1,32 +1,35 @@
 """How commands start pytest in processes of its own, and other programs: the command line, the environment, the output.
 
-No other module of this package starts pytest. Programs that are no pytest, such as git, have a module each that asks them.
+No other module of this package starts pytest, but the guardian of a session, which has the session's own pytest write its results.
+Programs that are no pytest, such as git, have a module each that asks them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
+import select
+import selectors
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, Role, of_role, switch_off
+from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, WRITING, Role, of_role, switch_off
 
 ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
 """Part of the plugin that runs selected tests and no others. Its name alone: this package is below the plugin."""
 _LAST_CHARACTERS = 1500  # of a failed process's output that are kept
+_PIPE = 65536  # bytes that are read of a pipe at once
+_LATE_SECONDS = 150.0  # seconds after a pytest's end in which its results are written
 WATCHED = 1.0  # seconds between two looks at a process that is watched
 _PYTHON = re.compile(r"python[0-9.]*(\.exe)?")
 
@@ -53,14 +56,14 @@ def pytest_command(
 
 
 def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dict[str, str]:
-    """Variables of a pytest that is no run of its own: options of a whole run, such as those that save or write reports, are off. With
-    `evidence`, it records what a launch runs."""
-    return switch_off(environment, [*OF_A_RUN, *([] if evidence else [EVIDENCE])])
+    """Variables of a pytest that is no run of its own: options of a whole run, such as those that save or write reports, are off, and its
+    baseline is an empty folder. With `evidence`, it records what a launch runs."""
+    return switch_off(environment, [*OF_A_RUN, "baseline_offline", *([] if evidence else [EVIDENCE])])
 
 
-def for_a_run(environment: Mapping[str, str], *, announces: bool = True) -> dict[str, str]:
-    """Variables of a pytest that is a run of its own and saves nothing; without `announces` it writes nothing for GitHub."""
-    return switch_off(environment, [*(option.name for option in of_role(Role.SAVING)), *([] if announces else [ANNOUNCE])])
+def for_a_run(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a pytest that is a run of its own, and saves nothing and writes nothing for GitHub."""
+    return switch_off(environment, [*(option.name for option in of_role(Role.SAVING)), ANNOUNCE])
 
 
 def name_of(argument: str) -> str:
@@ -117,15 +120,18 @@ def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[
 
 
 def run_here(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command to its end with this process's terminal; its exit code."""
+    """Run a pytest to its end with this process's terminal; its exit code, once its results are written, whatever ended it."""
     sys.stdout.flush()
-    return subprocess.run(command, env=dict(environment), check=False).returncode
-
-
-def replace_this_process(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Become another program, so that Ctrl-C and the exit code are its own. Does not return."""
-    sys.stdout.flush()
-    os.execve(command[0], list(command), dict(environment))
+    reads, writes = os.pipe()
+    try:
+        try:
+            done = subprocess.run(command, env={**environment, WRITING: str(writes)}, pass_fds=(writes,), check=False)
+        finally:
+            os.close(writes)
+        select.select([reads], [], [], _LATE_SECONDS)  # a process that died has its results written by another one
+    finally:
+        os.close(reads)
+    return done.returncode
 
 
 class Background:
@@ -140,16 +146,14 @@ class Background:
         self.reads, tell = os.pipe()
         heard, self.writes = os.pipe()
         self._tell = os.fdopen(tell, "w", encoding="utf-8")
-        self._heard = os.fdopen(heard, "r", encoding="utf-8")
+        self._heard = os.fdopen(heard, "rb", buffering=0)
+        self._begun = b""  # a line that has not ended, and lines behind it
         self._process: subprocess.Popen[bytes] | None = None
-        self._has_group = False
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, *, own_group: bool) -> None:
-        """Start it.
+    def start(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        """Start it. Signals of the terminal, such as Ctrl-C, do not reach it, and `close` ends its children too.
         `command`: knows the descriptors `reads` and `writes`, which it inherits.
-        `own_group`: signals of the terminal, such as Ctrl-C, do not reach it, and `close` ends its children too.
         """
-        self._has_group = own_group
         try:
             self._process = subprocess.Popen(
                 command,
@@ -159,7 +163,7 @@ class Background:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=(self.reads, self.writes),
-                start_new_session=own_group,
+                start_new_session=True,
             )
         finally:
             os.close(self.reads)
@@ -176,38 +180,43 @@ class Background:
             self._tell.write(json.dumps(value) + "\n")
             self._tell.flush()
 
-    def hear(self, timeout: float) -> dict[str, Any] | None:
-        """Its next line; None if it ended, or had to be ended after `timeout` seconds."""
-        timer = threading.Timer(timeout, self._kill)
-        timer.daemon = True  # a signal may come before the try: nobody is to wait for it then
-        timer.start()
-        try:
-            line = self._heard.readline()
-        finally:
-            timer.cancel()
+    def hear(self, timeout: float, watch: Callable[[], object] = lambda: None) -> dict[str, Any] | None:
+        """Its next line; None if it ended, or had to be ended after `timeout` seconds.
+        `watch`: is called every second meanwhile.
+        """
+        assert self._process is not None
+        until = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._heard, selectors.EVENT_READ)
+            while b"\n" not in self._begun:
+                # A process of its own may keep the pipe open.
+                ended = self._process.poll() is not None
+                if selector.select(0 if ended else min(WATCHED, max(0.0, until - time.monotonic()))):
+                    if not (more := self._heard.read(_PIPE)):
+                        return None
+                    self._begun += more
+                elif ended:
+                    return None
+                elif time.monotonic() >= until:
+                    self._kill()
+                    return None
+                else:
+                    watch()
+        line, _, self._begun = self._begun.partition(b"\n")
         try:
             value = json.loads(line)
         except ValueError:
             return None
         return value if isinstance(value, dict) else None
 
-    def wait(self, timeout: float | None = None, watch: Callable[[], None] | None = None) -> int:
-        """Its exit code, as soon as it ends.
-        `timeout`: seconds after which it is ended; None: never.
-        `watch`: is called every second while it runs.
-        """
+    def wait(self, timeout: float) -> int:
+        """Its exit code, as soon as it ends; it is ended after `timeout` seconds."""
         assert self._process is not None
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
-            left = until - time.monotonic()
-            try:
-                return self._process.wait(min(left, WATCHED) if watch is not None else timeout)
-            except subprocess.TimeoutExpired:
-                if left > WATCHED and watch is not None:
-                    watch()
-                    continue
-                self._kill()
-                return self._process.wait()
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return self._process.wait()
 
     def last_output(self) -> str:
         """The end of what it printed."""
@@ -227,9 +236,6 @@ class Background:
 
     def _kill(self) -> None:
         assert self._process is not None
-        if not self._has_group:
-            self._process.kill()
-            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

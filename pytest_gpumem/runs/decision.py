@@ -1,25 +1,143 @@
-"""The end of a gate: the rows of its screen with the verdicts of its duet, and the exit code."""
+"""The end of a gate: the rows of its screen with the figures of base and the verdicts of its duet, and the exit code."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import shlex
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+from typing import NamedTuple
 
 from msgspec import structs
 
+from pytest_gpumem.baselines.accepted import EXACT as OF_COUNTS
+from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, changes_of, in_words, remaining
+from pytest_gpumem.judging import expectations
+from pytest_gpumem.judging.exact import against_base, held_to_base, of_results, open_results
+from pytest_gpumem.judging.expectations import Loosened, looser
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import RULES, added, judge_footprint
 from pytest_gpumem.judging.judge import SETTLED, failing_in_themselves, is_failure, judge
-from pytest_gpumem.judging.limits import of_baseline
-from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.judging.limits import relative
+from pytest_gpumem.limits import LIMITS, OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import LOST, Missing, Row, Verdict
+from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_RUN, ROW, TEST, UNJUDGED, LimitResult, Missing, Row, Verdict
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.reading import DuetVerdict
 
 _REGRESSION = (Code.SLOWER, Code.CREPT)  # codes of a FAIL that a duet may clear
+_NOISE = (*SETTLED, Code.LOOKS_SLOWER)  # codes of a doubt that more processes may decide
+_OF_THE_DUET = ("max_regression", "fail_if_faster")  # limits that it judges, or that its base has no use for
+_TIME = ("max_regression", "")  # limits of results that a duet decides: the slow-down, and a doubt about the whole measurement
+
+
+@dataclass(frozen=True)
+class OfBase:
+    """What a gate learns from its base."""
+
+    name: str = "base"  # the revision, as it was named
+    new: frozenset[str] = frozenset()  # keys of rows that it does not have
+    figures: Mapping[str, Row] = field(default_factory=dict)  # rows of one process of it, by key
+    alone: Mapping[str, Row] = field(default_factory=dict)  # rows of the change in a process of the same tests, by key
+    accepts: Callable[[str, str, str | None], bool] = lambda key, limit, value: False
+    """Whether somebody accepted that the change loosens a limit of a row to a value; None is no limit."""
+
+
+class Standing(Enum):
+    """How something ended that a gate relies on: a row of the screen after the duet, a measurement of the baseline, or a limit."""
+
+    FAILED = "fails by what was measured"
+    ERROR = "its test failed by an assertion or an error of its own"
+    LOST = "the screen lacks it, and no word of the command line left it out"
+    OPEN = "in doubt by more than its noise: compared with nothing, not counted, or by its conditions"
+    UNJUDGED = "a limit on a test that ran and measured nothing"
+    NEW = "base does not have it"
+    ACCEPTED = "a change of it was accepted"
+    UNDECIDED = "judged, and left in doubt by its noise"
+    PASSED = "within its limits"
+    MEASURED = "it has no limit"
+    LEFT_OUT = "a word of the command line left it out"
+
+
+class Effect(NamedTuple):
+    """What one standing means for a gate."""
+
+    exit: Exit
+    strict: Exit  # under --strict
+    remark: str = ""  # a sentence about each, by `key`, `code` and `reason`; empty: none
+
+
+EFFECTS: Mapping[Standing, Effect] = {
+    Standing.FAILED: Effect(Exit.FAILED, Exit.FAILED),
+    Standing.ERROR: Effect(Exit.FAILED, Exit.FAILED),
+    Standing.LOST: Effect(Exit.FAILED, Exit.FAILED),
+    Standing.OPEN: Effect(Exit.NO_VERDICT, Exit.NO_VERDICT, "not judged: {key}: {reason}"),
+    Standing.UNJUDGED: Effect(Exit.NO_VERDICT, Exit.NO_VERDICT),
+    Standing.NEW: Effect(Exit.FINE, Exit.NO_VERDICT, "new, base does not have it: {key}"),
+    Standing.ACCEPTED: Effect(Exit.FINE, Exit.FINE, "a change of it is accepted: {key}"),
+    Standing.UNDECIDED: Effect(Exit.FINE, Exit.NO_VERDICT, "undecided{code}: {key}"),
+    Standing.PASSED: Effect(Exit.FINE, Exit.FINE),
+    Standing.MEASURED: Effect(Exit.FINE, Exit.FINE),
+    Standing.LEFT_OUT: Effect(Exit.FINE, Exit.FINE),
+}
+"""The exit code is the worst of all."""
+_SEVERITY = (Exit.FINE, Exit.NO_VERDICT, Exit.FAILED)
+ByStanding = dict[Standing, list[Row]]  # the rows of each standing
+_NO_PASS = (Standing.UNDECIDED, Standing.NEW, Standing.ACCEPTED, Standing.MEASURED)  # in the order of the last line
+
+
+def standing(row: Row, duet: Mapping[str, DuetVerdict], base: OfBase, *, strict_screen: bool) -> Standing:
+    """The standing of a row, which has the figures of base and the duet's verdict if they judged it. Arguments as for `decide`."""
+    verdict = row.verdict
+    if row.failed or is_failure(verdict, strict=False):
+        # What was not measured fails with its test.
+        return Standing.FAILED if row.measured_something and is_failure(verdict, strict_screen) else Standing.ERROR
+    if verdict.outcome.quiet:
+        return Standing.PASSED if verdict.outcome is Outcome.PASS else Standing.MEASURED
+    if verdict.outcome is Outcome.ACCEPTED:
+        return Standing.ACCEPTED
+    judged, doubts = duet.get(row.key), verdict.limits or (LimitResult("", verdict.outcome, verdict.code),)
+    new = row.key in base.new or (judged is not None and judged.new)
+    if any(_open(one, row, judged, new=new) for one in doubts):
+        return Standing.OPEN
+    return Standing.NEW if new and verdict.outcome is Outcome.NEW else Standing.UNDECIDED
+
+
+def _open(one: LimitResult, row: Row, judged: DuetVerdict | None, *, new: bool) -> bool:
+    """True if a result that is no PASS is more than a doubt by noise, once the duet has spent its pairs.
+    `judged`: the duet's verdict on the row.
+    `new`: base does not have the row.
+    """
+    # Without a limit on slow-downs there is no duet.
+    of_time = one.limit in _TIME and row.limits.max_regression is not None
+    if one.outcome is Outcome.NEW:
+        # Without a baseline no row is too fast for it.
+        return not (new or one.limit == "fail_if_faster" or (of_time and _by_pairs(judged)))
+    if of_time and not new:
+        return not _by_pairs(judged) or (one.code is Code.CONDITIONS and _judges_more(row))
+    # What a simulated device does not show, nothing else shows either.
+    return one.code not in _NOISE and not (one.code is Code.NOT_READ and row.verdict.simulated)
+
+
+def _by_pairs(judged: DuetVerdict | None) -> bool:
+    """True if a duet judged a row by its pairs, and not by their conditions."""
+    return judged is not None and judged.paired is not None
+
+
+def _judges_more(row: Row) -> bool:
+    """True if a row has a limit on its time that no duet judges."""
+    return any(getattr(row.limits, name) is not None for name in OF_MEASUREMENT if name not in _OF_THE_DUET)
+
+
+def standing_of_missing(missing: Missing) -> Standing:
+    """The standing of what the screen did not judge."""
+    if missing.status == UNJUDGED:
+        return Standing.UNJUDGED
+    return Standing.LOST if expectations.lost([missing]) else Standing.LEFT_OUT
 
 
 @dataclass(frozen=True)
@@ -29,17 +147,103 @@ class Decision:
     code: int
     rows: tuple[Row, ...]  # the run's rows, with the duet's verdict where it gave one
     remarks: tuple[str, ...]  # the reasons, a sentence each; the last one is the result
+    missing: tuple[Missing, ...] = ()  # what was not judged
+    loosened: tuple[Loosened, ...] = ()  # the limits of calls that the change loosens
 
 
 def with_missing(decision: Decision, missing: Sequence[Missing]) -> Decision:
-    """The end of a gate whose screen lacks measurements that the baseline holds: a lost one is red."""
+    """The end of a gate whose screen did not judge all that was expected: what the project itself leaves out is red, as is a lost
+    measurement; a limit that nothing was measured for is no verdict."""
     if decision.code == Exit.USAGE or not missing:
         return decision
     *remarks, result = decision.remarks
-    if lost := sum(one.status == LOST for one in missing):
+    found = Counter(standing_of_missing(one) for one in missing)
+    worst = _worst(EFFECTS[one].exit for one in found)
+    if worst == Exit.FAILED:
         also = f"; {result.removeprefix('red: ')}" if decision.code == Exit.FAILED else ""
-        decision, result = replace(decision, code=Exit.FAILED), f"red: {counted(lost, 'measurement')} of the baseline lost{also}"
-    return replace(decision, remarks=(*remarks, *missing_lines(missing), result))
+        lost = [one for one in missing if standing_of_missing(one) is Standing.LOST]
+        decision, result = replace(decision, code=worst), f"red: {_counted(lost)} lost{also}"
+    elif worst == Exit.NO_VERDICT and decision.code == Exit.FINE:
+        unjudged = counted(found[Standing.UNJUDGED], "limit")
+        decision, result = replace(decision, code=worst), f"no verdict: {unjudged} judged by nothing"
+    return replace(decision, remarks=(*remarks, *missing_lines(missing), result), missing=tuple(missing))
+
+
+def loosened_lines(changes: Sequence[Loosened], added: Acceptances) -> list[str]:
+    """Lines about the limits that a change loosens: to those of base it is held all the same, unless it accepts the new ones."""
+    tests: dict[tuple[str, str, str | None, str], list[str]] = {}
+    for one in changes:
+        by = added.loosens(one.key, one.limit, one.now)
+        holds = f"{one.was} holds" if by is None else f"accepted, {by.who}: {by.reason}"
+        tests.setdefault((one.limit, one.was, one.now, holds), []).append(one.key)
+    return [
+        f"limit of {keys[0] if len(keys) == 1 else counted(len(keys), 'test')}: {limit} {was} -> {now or 'none'} in this change ({holds})"
+        for (limit, was, now, holds), keys in tests.items()
+    ]
+
+
+def accepted_in_words(
+    decision: Decision, missing: Sequence[Missing], changes: Sequence[Loosened], duet: Mapping[str, DuetVerdict], added: Acceptances
+) -> dict[str, list[str]]:
+    """By node id, what a gate accepts of a test: such as "+8.41 %", "a peak of 96 MiB", "removed"."""
+    found: dict[str, list[str]] = {}
+    for row in decision.rows:
+        if row.verdict.accepted:
+            paired = duet[row.key].paired if row.key in duet else None
+            found.setdefault(row.nodeid, []).extend(in_words(row, paired.change if paired is not None else None))
+    for one in missing:
+        if one.status == ACCEPTED:
+            found.setdefault(one.nodeid, []).append("removed")
+    tests = {row.key: row.nodeid for row in decision.rows}
+    for change in (*changes, *decision.loosened):
+        if added.loosens(change.key, change.limit, change.now) is not None:
+            found.setdefault(tests.get(change.key, change.key), []).append(f"{change.limit} {change.was} -> {change.now or 'none'}")
+    return found
+
+
+def without_effect(decision: Decision, changes: Sequence[Loosened], added: Acceptances) -> list[Acceptance]:
+    """The files of the change that accept nothing which this gate found. Arguments as of `accepted_in_words`."""
+    used = [one for row in decision.rows if row.verdict.accepted for one in added.of(row.key)]
+    used += [one for missing in decision.missing if (one := added.removed(missing.key)) is not None]
+    loosened = ((change.key, change.limit, change.now) for change in (*changes, *decision.loosened))
+    used += [one for change in loosened if (one := added.loosens(*change)) is not None]
+    return [one for one in added.files if one not in used]
+
+
+SHOWN = 3  # tests that one line names
+
+
+def if_meant(decision: Decision) -> list[str]:
+    """A line with the command that accepts what makes a gate red, if something can be accepted."""
+    if decision.code != Exit.FAILED:
+        return []
+    tests = [row.nodeid for row in decision.rows if row.test_error is not True and any(changes_of(row))]
+    tests += [one.nodeid for one in decision.missing if one.status == LOST]
+    named = list(dict.fromkeys(tests))
+    more = f" (and {len(named) - SHOWN} more)" if len(named) > SHOWN else ""
+    return [f"if it is meant: gpumem accept {shlex.join(named[:SHOWN])} --reason '...'{more}"] if named else []
+
+
+def with_accepted(decision: Decision, tests: Mapping[str, Sequence[str]]) -> Decision:
+    """The end of a green gate that accepts something of its change: it is never the bare green. `tests`: as of `accepted_in_words`."""
+    if decision.code != Exit.FINE or not tests:
+        return decision
+    *remarks, result = decision.remarks
+    words = ", ".join(dict.fromkeys(word for of_test in tests.values() for word in of_test))
+    last = f"ACCEPTED: {counted(len(tests), 'test')} {words} by this change"
+    return replace(decision, remarks=(*remarks, result.removeprefix("green: "), last))
+
+
+def _worst(exits: Iterable[Exit]) -> Exit:
+    return max(exits, key=_SEVERITY.index, default=Exit.FINE)
+
+
+def _counted(lost: Sequence[Missing]) -> str:
+    """ "1 measurement of the baseline, 2 tests and 1 limit"."""
+    rows, tests = (sum(one.what == what for one in lost) for what in (ROW, TEST))
+    of = ((rows, "measurement", " of the baseline"), (tests, "test", ""), (len(lost) - rows - tests, "limit", ""))
+    *first, last = [f"{counted(count, thing)}{more}" for count, thing, more in of if count]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def flagged(rows: Sequence[Row]) -> list[Row]:
@@ -50,30 +254,7 @@ def flagged(rows: Sequence[Row]) -> list[Row]:
 def _flagged(verdict: Verdict) -> bool:
     if verdict.outcome is Outcome.FAIL:
         return verdict.code in _REGRESSION
-    return verdict.outcome is not Outcome.PASS and verdict.code is not Code.ACCEPTED
-
-
-def unaltered(row: Row) -> bool:
-    """True for a row that is in doubt by its noise, or by the device's drift, and runs the same machine code as its baseline. Its duet
-    would take longer than the rest of a gate: only a strict gate has one. A row that looks slower is among them if its interval holds 0 at
-    the confidence of a PASS too: of unchanged rows, one in 200 is not.
-    """
-    change, code = row.verdict.comparison, row.verdict.code
-    if change is None or not change.same_code or change.low > 0:
-        return False
-    by_noise = 2 * math.log1p(change.delta) <= math.log1p(change.high)  # the change is within the reach of its upper bound
-    return code in (*SETTLED, Code.CONDITIONS) or (code is Code.LOOKS_SLOWER and by_noise)
-
-
-def _unjudged(row: Row, duet: Mapping[str, DuetVerdict] | None) -> bool:
-    """Whether neither the screen nor the duet could compare a row with base, though base may have it."""
-    if row.verdict.comparison is not None or not flagged([row]):
-        return False
-    if duet is None:
-        # Without a duet the conditions alone are a warning.
-        return row.verdict.code is not Code.CONDITIONS
-    judged = duet.get(row.key)
-    return judged is None or (judged.outcome is None and not judged.new)
+    return not verdict.outcome.quiet and verdict.outcome is not Outcome.ACCEPTED and verdict.code is not Code.NOT_READ
 
 
 def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Verdict | None:
@@ -83,18 +264,19 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
     if measurement is None or not flagged([row]):
         return None
     siblings = {one.label: one.measurement for one in rows if one.nodeid == row.nodeid and one.measurement is not None}
-    others = structs.replace(row.limits, max_regression=None, fail_if_faster=None)
-    if row.verdict.code is not Code.NO_BASELINE:
-        # The screen compared these counts, and one above its limit is no flagged row's.
-        others = structs.replace(others, **dict.fromkeys(of_baseline(measurement, others)))
-    if row.verdict.code is Code.CONDITIONS and all(getattr(others, name) is None for name in LIMITS):
+    # The screen, or base, has compared the exact figures.
+    compared = relative(row.limits)
+    others = structs.replace(row.limits, max_regression=None, fail_if_faster=None, **dict.fromkeys(compared))
+    left = [one for one in row.verdict.limits if one.limit in compared]
+    if row.verdict.code is Code.CONDITIONS and not left and all(getattr(others, name) is None for name in LIMITS):
         # The conditions of the screen are none of the duet's, and nothing else was to be judged by them.
-        return structs.replace(row.verdict, outcome=Outcome.PASS, code=None)
+        return structs.replace(row.verdict, outcome=Outcome.PASS, code=None, limits=())
     verdict = judge(measurement, others, facts, (), strict=False, siblings=siblings)
     if row.footprint is not None:
-        # Of the growth of its peak nothing is known here; a FAIL by it is no flagged row's.
-        limits = structs.replace(row.limits, max_peak_regression=None)
-        verdict = added(verdict, list(judge_footprint(row.footprint, limits, (), tuple(RULES))), strict=False)
+        findings = judge_footprint(row.footprint, others, (), tuple(RULES), fixtures_alone=facts.simulated and not row.label)
+        verdict = added(verdict, list(findings), strict=False)
+    if left:
+        verdict = of_results(verdict, [*verdict.limits, *left], ())
     return None if is_failure(verdict, strict=False) else verdict
 
 
@@ -110,16 +292,117 @@ def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool) -> 
     return found
 
 
-def settled(rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, DuetVerdict], *, strict: bool) -> tuple[Row, ...]:
-    """The rows; flagged ones have the duet's verdict, if it judged them.
-    `duet`: its verdicts, by `Row.key`.
-    `strict`: the screen failed every row that is no PASS.
+def asks_base(
+    rows: Sequence[Row], missing: Sequence[Missing], new: Collection[str], edited: Callable[[str], bool], *, strict: bool
+) -> set[str]:
+    """Node ids of the tests that one process of base is to run: for exact figures that grew or were compared with nothing, for the limits
+    of calls in files that the change edits, and for tests that skip while they run.
+    `new`: keys of rows that base does not have.
+    `edited`: whether the change edits the file of a test.
+    `strict`: as for `settled`.
     """
     failing = failing_in_themselves(rows, strict)
-    after = [row if row.nodeid in failing else _settled(row, rows, facts, duet.get(row.key)) for row in rows]
-    failing.update(row.nodeid for row in after if is_failure(row.verdict, strict))
-    # All rows of a test fail with one of them, and no longer once none does.
-    return tuple(structs.replace(row, failed=False) if row.failed and row.nodeid not in failing else row for row in after)
+    asked = (row for row in rows if row.key not in new and row.nodeid not in failing and row.measured_something)
+    of_rows = {row.nodeid for row in asked if open_results(row) or edited(row.nodeid)}
+    return of_rows | {one.nodeid for one in missing if _may_be_excused(one)}
+
+
+def _may_be_excused(one: Missing) -> bool:
+    # What the baseline holds was measured on this GPU: a library that this machine lacks is no excuse.
+    return one.skipped and one.what != ROW
+
+
+def excused(missing: Sequence[Missing], skipped: Collection[str], name: str) -> list[Missing]:
+    """What the screen did not judge; tests that skip in base too are no loss. `skipped`: their node ids. `name`: of base."""
+    return [
+        structs.replace(one, status=NOT_RUN, reason=f"{name} skips it too", base_too=True)
+        if _may_be_excused(one) and one.nodeid in skipped
+        else one
+        for one in missing
+    ]
+
+
+def unknown_to_base(rows: Sequence[Row], of_base: Sequence[Row], finished: Collection[str]) -> set[str]:
+    """Keys of rows that a process of base does not have, of tests that it has. A row may be one of base's under another label.
+    `of_base`: its rows.
+    `finished`: node ids of the tests that passed or failed in it.
+    """
+    own, has = {row.key for row in rows}, {row.key for row in of_base}
+    renamed = {row.nodeid for row in of_base if row.key not in own}
+    return {row.key for row in rows if row.nodeid in finished and row.key not in has and row.nodeid not in renamed}
+
+
+def held_by_base(rows: Sequence[Row], facts: DeviceFacts, base: OfBase, *, strict: bool) -> list[Row]:
+    """The rows, held to the limits of base's rows. `strict`: as for `settled`."""
+    failing = failing_in_themselves(rows, strict)
+
+    def held(row: Row) -> Row:
+        siblings = {one.label: one.measurement for one in rows if one.nodeid == row.nodeid and one.measurement is not None}
+        return held_to_base(row, base.figures[row.key], facts, siblings, base.name, partial(base.accepts, row.key))
+
+    return [held(row) if row.key in base.figures and row.nodeid not in failing else row for row in rows]
+
+
+def by_base(rows: Sequence[Row], facts: DeviceFacts, base: OfBase, *, strict: bool) -> tuple[Row, ...]:
+    """The rows, held to the limits of base's rows; those whose exact figures grew, or were compared with nothing, are judged by its.
+    `strict`: as for `settled`.
+    """
+    failing = failing_in_themselves(rows, strict)
+
+    def judged(row: Row) -> Row:
+        if row.key not in base.figures or row.nodeid in failing:
+            return row
+        if open_results(row):
+            row = structs.replace(row, verdict=against_base(row, base.figures[row.key], base.alone.get(row.key), facts, base.name))
+        return structs.replace(row, failed=row.failed or is_failure(row.verdict, strict))
+
+    return _with_failures([judged(row) for row in held_by_base(rows, facts, base, strict=strict)], failing, strict)
+
+
+def without_exact(rows: Sequence[Row], added: Acceptances, *, strict: bool) -> tuple[Row, ...]:
+    """The rows without what the change accepts of their exact figures. Arguments as for `settled`."""
+    failing = failing_in_themselves(rows, strict)
+    left = [
+        row
+        if row.nodeid in failing
+        else structs.replace(row, verdict=remaining(row, row.verdict, added.of(row.key, OF_COUNTS), scopes=OF_COUNTS))
+        for row in rows
+    ]
+    return _with_failures(left, failing, strict)
+
+
+def settled(
+    rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, DuetVerdict], added: Acceptances | None = None, *, strict: bool
+) -> tuple[Row, ...]:
+    """The rows; flagged ones have the duet's verdict, if it judged them, and what the change accepts of them is ACCEPTED.
+    `duet`: its verdicts, by `Row.key`.
+    `added`: what the change accepts, of what counts.
+    `strict`: the screen failed every row that is no PASS.
+    """
+    failing, changes = failing_in_themselves(rows, strict), added if added is not None else Acceptances()
+    after = [
+        row if row.nodeid in failing else _without_accepted(_settled(row, rows, facts, duet.get(row.key)), duet.get(row.key), changes)
+        for row in rows
+    ]
+    return _with_failures(after, failing, strict)
+
+
+def _with_failures(rows: Sequence[Row], failing: set[str], strict: bool) -> tuple[Row, ...]:
+    """The rows: all rows of a test fail with one of them, and no longer once none does. `failing`: tests that fail in themselves."""
+    failing = failing | {row.nodeid for row in rows if is_failure(row.verdict, strict)}
+    return tuple(structs.replace(row, failed=False) if row.failed and row.nodeid not in failing else row for row in rows)
+
+
+def _without_accepted(row: Row, judged: DuetVerdict | None, added: Acceptances) -> Row:
+    """The row without what the change accepts of its verdict. `judged`: the duet's verdict on it; None without one."""
+    low = None
+    if judged is not None and judged.outcome is Outcome.FAIL:
+        # Of a test that fails in head, or measures in another way, no slow-down is known.
+        low = judged.paired.least if judged.paired is not None else math.inf
+    verdict = remaining(row, row.verdict, added.of(row.key), low=low)
+    if verdict.accepted and verdict.outcome is Outcome.PASS:
+        verdict = structs.replace(verdict, outcome=Outcome.ACCEPTED)
+    return row if verdict is row.verdict else structs.replace(row, verdict=verdict)
 
 
 def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: DuetVerdict | None) -> Row:
@@ -129,18 +412,19 @@ def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: DuetVerd
     screen = f"the screen: {old.outcome.value}, {old.reason}"
     verdict = f"the duet: {judged.outcome.value if judged.outcome is not None else 'no verdict'}, {judged.sentence}"
     if judged.outcome is Outcome.FAIL:
-        return structs.replace(
-            row, failed=True, verdict=structs.replace(old, outcome=Outcome.FAIL, code=Code.SLOWER, reason=f"{verdict}; {screen}")
-        )
+        others = (one for one in old.limits if one.limit not in _TIME)
+        results = (LimitResult("max_regression", Outcome.FAIL, Code.SLOWER, verdict), *others)
+        failed = structs.replace(old, outcome=Outcome.FAIL, code=Code.SLOWER, reason=f"{verdict}; {screen}", limits=results)
+        return structs.replace(row, failed=True, verdict=failed)
     rest = without_regression(row, rows, facts) if judged.outcome is Outcome.PASS else None
     if rest is None:
         return structs.replace(row, verdict=structs.replace(old, reason=f"{old.reason}; {verdict}"))
-    besides = f"; {rest.reason}" if rest.outcome is not Outcome.PASS else ""
+    outcome = Outcome.PASS if rest.outcome.quiet else rest.outcome  # the duet has judged its one limit
+    besides = "" if rest.outcome.quiet else f"; {rest.reason}"
     same_code = judged.paired is not None and judged.paired.same_code
-    code = Code.SAME_CODE if same_code and rest.outcome is Outcome.PASS else rest.code
-    return structs.replace(
-        row, failed=False, verdict=structs.replace(old, outcome=rest.outcome, code=code, reason=f"{verdict}{besides}; {screen}")
-    )
+    code = Code.SAME_CODE if same_code and outcome is Outcome.PASS else rest.code
+    cleared = structs.replace(old, outcome=outcome, code=code, reason=f"{verdict}{besides}; {screen}", limits=rest.limits)
+    return structs.replace(row, failed=False, verdict=cleared)
 
 
 def decide(
@@ -149,68 +433,126 @@ def decide(
     rows: Sequence[Row],
     facts: DeviceFacts | None,
     duet: Mapping[str, DuetVerdict] | None,
+    added: Acceptances | None = None,
     *,
     strict: bool,
     strict_screen: bool = False,
+    base: OfBase = OfBase(),
+    real: Sequence[str] = (),
 ) -> Decision:
     """The gate's end.
     `code`: pytest's exit code of the screen.
     `failures`: failures and errors that pytest counted.
     `facts`: of the device; None if pytest wrote no results.
     `duet`: its verdicts, by `Row.key`; None without a duet.
-    `strict`: green takes a PASS of every row, on a real GPU.
-    `strict_screen`: the screen failed every row that is no PASS.
+    `added`: as of `settled`.
+    `strict`: green takes a PASS, or ACCEPTED, of every row with a limit, on a real GPU.
+    `strict_screen`: the screen failed every row in doubt.
+    `base`: what it says of the rows.
+    `real`: the GPUs of the baseline, where the device is simulated and no word of the gate chose that.
     """
-    if code == Exit.USAGE:
-        return Decision(Exit.USAGE, tuple(rows), ("no verdict: pytest did not accept its arguments, its settings or the device",))
-    if code == Exit.NO_TESTS:
-        return Decision(Exit.NO_VERDICT, tuple(rows), ("no verdict: no tests were collected",))
-    if code not in (Exit.FINE, Exit.FAILED):
-        return Decision(Exit.FAILED, tuple(rows), (f"red: pytest ended with {code} before its tests did",))
-    if facts is None or not rows:
-        if code == Exit.FAILED:
-            return Decision(Exit.FAILED, tuple(rows), ("red: tests failed, and nothing was measured",))
-        return Decision(Exit.NO_VERDICT, tuple(rows), ("no verdict: nothing was measured",))
-    after = settled(rows, facts, duet or {}, strict=strict_screen)
-    cleared = [row.key for row, old in zip(after, rows, strict=True) if old.failed and not row.failed]
-    remarks = [f"cleared by the duet: {key}" for key in cleared]
-    # A test is cleared once all its rows are: others of it may fail.
-    tests = {row.nodeid for row in rows if row.failed} - {row.nodeid for row in after if row.failed}
-    bad = [row for row in after if row.failed or is_failure(row.verdict, strict=False)]
-    # By what was measured; the others fail with their test.
-    broken = [row for row in bad if not (row.measurement is None and row.footprint is None) and is_failure(row.verdict, strict_screen)]
-    in_themselves = {row.nodeid for row in bad} - {row.nodeid for row in broken}
-    others = max(0, failures - len(tests) - len({row.nodeid for row in bad}))
+    if (broken := _broken_off(code, facts is not None and bool(rows))) is not None:
+        return Decision(broken[0], tuple(rows), (broken[1],))
+    assert facts is not None
+    changes = added if added is not None else Acceptances()
+    grown = by_base(rows, facts, base, strict=strict_screen)
+    compared = without_exact(grown, changes, strict=strict_screen)
+    after = settled(compared, facts, duet or {}, changes, strict=strict_screen)
+    found: ByStanding = {one: [] for one in Standing}
+    for row in after:
+        found[standing(row, duet or {}, base, strict_screen=strict_screen)].append(row)
+    of_calls = tuple(one for row in rows if row.key in base.figures for one in looser(row.key, row.limits, base.figures[row.key].limits))
+    shared = [line for before, row in zip(rows, grown, strict=True) for line in _shared(before, row, base.name)]
+    passed = ((row, old) for row, old in zip(after, compared, strict=True) if row.verdict.outcome is not Outcome.ACCEPTED)
+    cleared = [f"cleared by the duet: {row.key}" for row, old in passed if old.failed and not row.failed]
     if code == Exit.FAILED and failures == 0:
-        return Decision(Exit.FAILED, after, (*remarks, "red: pytest failed the session as a whole; its output says why"))
-    if bad or others:
-        causes = [f"{len(broken)} of {counted(len(after), 'row')} {'fails' if len(broken) == 1 else 'fail'}"] if broken else []
-        causes += [f"{counted(len(in_themselves), 'test')} failed by an assertion or an error of its own"] if in_themselves else []
-        causes += [f"{counted(others, 'failure')} that no row accounts for"] if others else []
-        return Decision(Exit.FAILED, after, (*remarks, f"red: {'; '.join(causes)}"))
-    if all(getattr(row.limits, name) is None for row in after for name in LIMITS):
-        return Decision(Exit.NO_VERDICT, after, (*remarks, "no verdict: no row has a limit; --max-regression sets one for all"))
-    if all(row.verdict.code is Code.CONDITIONS for row in after):
-        return Decision(Exit.NO_VERDICT, after, (*remarks, "no verdict: the conditions let no row be judged"))
-    if unjudged := [row for row in after if _unjudged(row, duet)]:
-        remarks += [f"not judged: {row.key}: {row.verdict.reason}" for row in unjudged]
+        end, remarks = Exit.FAILED, ["red: pytest failed the session as a whole; its output says why"]
+    elif causes := _causes(found, rows, after, failures):
+        end, remarks = Exit.FAILED, [f"red: {'; '.join(causes)}"]
+    elif (why := _nothing_judged(after, real)) is not None:
+        end, remarks = Exit.NO_VERDICT, [f"no verdict: {why}"]
+    else:
+        end, remarks = _judged(found, after, facts, duet, strict=strict)
+    return Decision(end, after, (*loosened_lines(of_calls, changes), *shared, *cleared, *remarks), loosened=of_calls)
+
+
+def _shared(before: Row, after: Row, name: str) -> Iterator[str]:
+    """A line about the figures of a row that grew against the baseline, and did not against base."""
+    left = {one.limit for one in after.verdict.limits}
+    grown = [one.reason for one in open_results(before) if one.outcome is Outcome.FAIL and one.limit not in left]
+    if grown:
+        yield f"{name} has it too: {before.key}: {'; '.join(grown)}"
+
+
+_ENDED: Mapping[int, tuple[Exit, str]] = {
+    Exit.USAGE: (Exit.USAGE, "no verdict: pytest did not accept its arguments, its settings or the device"),
+    Exit.NO_TESTS: (Exit.NO_VERDICT, "no verdict: no tests were collected"),
+}
+_WITHOUT_ROWS: Mapping[int, tuple[Exit, str]] = {
+    Exit.FAILED: (Exit.FAILED, "red: tests failed, and nothing was measured"),
+    Exit.FINE: (Exit.NO_VERDICT, "no verdict: nothing was measured"),
+}
+
+
+def _broken_off(code: int, measured: bool) -> tuple[Exit, str] | None:
+    """The exit code and the result of a screen that came to no rows or not to its end; None of any other."""
+    if code in _WITHOUT_ROWS:
+        return None if measured else _WITHOUT_ROWS[code]
+    return _ENDED.get(code, (Exit.FAILED, f"red: pytest ended with {code} before its tests did"))
+
+
+def _causes(found: ByStanding, before: Sequence[Row], after: Sequence[Row], failures: int) -> list[str]:
+    """What makes a gate red: rows, tests, and failures that neither accounts for."""
+    failed = found[Standing.FAILED]
+    bad = {row.nodeid for row in (*failed, *found[Standing.ERROR])}
+    tests = bad - {row.nodeid for row in failed}
+    # A test is cleared once all its rows are: others of it may fail.
+    cleared = {row.nodeid for row in before if row.failed} - {row.nodeid for row in after if row.failed}
+    others = failures - len(cleared) - len(bad)
+    causes = [f"{len(failed)} of {counted(len(after), 'row')} {'fails' if len(failed) == 1 else 'fail'}"] if failed else []
+    causes += [f"{counted(len(tests), 'test')} failed by an assertion or an error of its own"] if tests else []
+    return causes + ([f"{counted(others, 'failure')} that no row accounts for"] if others > 0 else [])
+
+
+def _judged(
+    found: ByStanding, rows: Sequence[Row], facts: DeviceFacts, duet: Mapping[str, DuetVerdict] | None, *, strict: bool
+) -> tuple[Exit, list[str]]:
+    """The exit code of rows of which none fails, and the remarks, the result last."""
+    end = _worst(EFFECTS[one].exit for one, those in found.items() if those)
+    remarks = [_remark(one, row) for one, those in found.items() if EFFECTS[one].exit == end for row in those if EFFECTS[one].remark]
+    if end == Exit.NO_VERDICT:
         why = "" if duet is not None else ", and there was no duet to judge them"
-        return Decision(
-            Exit.NO_VERDICT, after, (*remarks, f"no verdict: {len(unjudged)} of {len(after)} rows were compared with nothing{why}")
-        )
-    doubtful = [row for row in after if row.verdict.outcome is not Outcome.PASS]
-    new = [row for row in doubtful if (judged := (duet or {}).get(row.key)) is not None and judged.new]
-    undecided = [row for row in doubtful if row not in new and row.verdict.code is not Code.ACCEPTED]
-    remarks += [f"new, base does not have it: {row.key}" for row in new]
-    remarks += [f"a change of it was accepted: {row.key}" for row in doubtful if row.verdict.code is Code.ACCEPTED]
-    remarks += [f"undecided{f', {row.verdict.code.value}' if row.verdict.code is not None else ''}: {row.key}" for row in undecided]
-    if no_duet := sum(unaltered(row) and row.key not in (duet or {}) for row in undecided):
-        remarks.append(f"{counted(no_duet, 'noisy row')} of the same machine code had no duet: --strict, or gpumem duet, decides")
-    if free := sum(row.measurement is not None and row.limits.max_regression is None for row in after):
-        remarks.append(f"{free} of {len(after)} rows have no max_regression, so no slow-down of them is detected; see --max-regression")
-    if strict and (doubtful or facts.simulated):
-        why = f"{len(doubtful)} of {len(after)} rows are no PASS" if doubtful else "the device is simulated"
-        return Decision(Exit.NO_VERDICT, after, (*remarks, f"no verdict under --strict: {why}"))
-    counts = {"undecided": len(undecided), "new": len(new), "accepted": len(doubtful) - len(undecided) - len(new)}
-    left = "".join(f", {count} of them {name}" for name, count in counts.items() if count)
-    return Decision(Exit.FINE, after, (*remarks, f"green: {counted(len(after), 'row')}{left}"))
+        return end, [*remarks, f"no verdict: {len(found[Standing.OPEN])} of {counted(len(rows), 'row')} not judged{why}"]
+    remarks += _advice(rows)
+    if strict and (why_not := _not_strict(found, len(rows), facts)) is not None:
+        return Exit.NO_VERDICT, [*remarks, f"no verdict under --strict: {why_not}"]
+    left = "".join(f", {len(found[one])} of them {one.name.lower()}" for one in _NO_PASS if found[one])
+    return end, [*remarks, f"green: {counted(len(rows), 'row')}{left}"]
+
+
+def _nothing_judged(rows: Sequence[Row], real: Sequence[str]) -> str | None:
+    """Why no row at all was judged; None if one was. `real`: as for `decide`."""
+    if real:
+        return f"the device is simulated, and the baseline is of {', '.join(real)}; -- --gpumem-device sim chooses the simulated device"
+    if all(getattr(row.limits, name) is None for row in rows for name in LIMITS):
+        return "no row has a limit; --max-regression sets one for all"
+    return "the conditions let no row be judged" if all(row.verdict.code is Code.CONDITIONS for row in rows) else None
+
+
+def _remark(one: Standing, row: Row) -> str:
+    code = "" if row.verdict.code is None else f", {row.verdict.code.value}"
+    return EFFECTS[one].remark.format(key=row.key, code=code, reason=row.verdict.reason)
+
+
+def _advice(rows: Sequence[Row]) -> Iterator[str]:
+    """What a reader of a green gate should know."""
+    if free := sum(row.measurement is not None and row.limits.max_regression is None for row in rows):
+        yield f"{free} of {len(rows)} rows have no max_regression, so no slow-down of them is detected; see --max-regression"
+
+
+def _not_strict(found: ByStanding, count: int, facts: DeviceFacts) -> str | None:
+    """Why a green gate is none under --strict; None if it is."""
+    doubtful = sum(len(those) for one, those in found.items() if EFFECTS[one].strict != Exit.FINE)
+    if doubtful:
+        return f"{doubtful} of {count} rows are no PASS"
+    return "the device is simulated" if facts.simulated else None

@@ -12,8 +12,9 @@ from pytest_gpumem.judging.spread import corrected_latencies, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, covers, selects
-from pytest_gpumem.runs import DuetError
-from pytest_gpumem.runs.workers import BASE, HEAD, Process
+from pytest_gpumem.runs import RunError
+from pytest_gpumem.runs.processes import BASE, HEAD, Process
+from pytest_gpumem.settings import flag_of
 from pytest_gpumem.units import parse_margin
 
 SIDES = (BASE, HEAD)
@@ -148,51 +149,51 @@ def others_on_the_gpu(process: Process) -> bool:
 
 
 def check_alike(base: Process, head: Process) -> None:
-    """See that both sides measure in the same way on the same device. Raises `DuetError`: a setting differs; names it and both values."""
+    """See that both sides measure in the same way. Raises `RunError`: a setting differs; names it and both values."""
     for name in MEASURING:
         if name in base.settings and name in head.settings and base.settings[name] != head.settings[name]:
-            flag = "--gpumem-budget" if name == "total_budget" else f"--gpumem-{name}"
-            raise DuetError(
+            raise RunError(
                 f"base and head measure in different ways: {name} is {base.settings[name]!r} in base and {head.settings[name]!r} in head; "
-                f"give {flag} among pytest's arguments"
+                f"give {flag_of(name)} among pytest's arguments"
             )
-    check_device(base, head)
-
-
-def check_device(one: Process, other: Process) -> None:
-    """See that two processes ran on the same device. Raises `DuetError`: they did not."""
-    # A process without rows has seen none.
-    devices = [(process.device.key, process.device.uuid) for process in (one, other) if process.device is not None]
-    if len(set(devices)) > 1:
-        names = (f"{key} {uuid or ''}".strip() for key, uuid in devices)
-        raise DuetError(f"the processes ran on different devices: {' and '.join(names)}; a duet is of one GPU")
 
 
 def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, DuetVerdict]:
     """The measurements of a first pair that cannot be compared: on one side only, failed on one side, or measured in another way."""
     rows = {BASE: rows_of(base, wanted), HEAD: rows_of(head, wanted)}
-    processes, kept = {BASE: base, HEAD: head}, {one.key for one in head.rows}
-    found = {}
-    for key in dict.fromkeys([*rows[BASE], *rows[HEAD]]):
-        why = {side: problem(rows[side].get(key), processes[side]) for side in SIDES}
-        reasons = [f"{side}: {_reason(processes[side], key, reason)}" for side, reason in why.items() if reason is not None]
-        if reasons:
-            fails = {side: _fails(key, rows[side].get(key), processes[side]) for side in SIDES}
-            absent = key not in rows[BASE] and _nodeid_in(key, base) is None
-            # A row of head may be one of base under another label.
-            of_test = (one.key for one in base.rows if absent and one.nodeid == rows[HEAD][key].nodeid and one.measurement is not None)
-            if instead := [one for one in of_test if one not in kept]:
-                reasons.append(f"base measures {', '.join(instead)} in that test, which head does not")
-                absent = False
-            outcome = Outcome.FAIL if fails[HEAD] and not fails[BASE] else None
-            found[key] = DuetVerdict(key, outcome, "; ".join(reasons), new=absent and outcome is None)
-        elif (changed := _other_way(_of(rows[BASE][key]), _of(rows[HEAD][key]))) is not None:
-            found[key] = DuetVerdict(key, Outcome.FAIL, changed)
+    every = dict.fromkeys([*rows[BASE], *rows[HEAD]])
+    found = {key: one for key in every if (one := _unpaired(key, base, head, rows[BASE].get(key), rows[HEAD].get(key))) is not None}
     for key in wanted.missing(row for side in rows.values() for row in side.values()):
-        reasons = [f"{side}: {_reason(processes[side], key, 'there is no such measurement')}" for side in SIDES]
-        fails = {side: _fails(key, None, processes[side]) for side in SIDES}
-        found[key] = DuetVerdict(key, Outcome.FAIL if fails[HEAD] and not fails[BASE] else None, "; ".join(reasons))
-    return found | _failures_without_rows(base, head, wanted, {*rows[BASE], *rows[HEAD], *found})
+        missing = "there is no such measurement"
+        reasons = [f"{side}: {_reason(process, key, missing)}" for side, process in ((BASE, base), (HEAD, head))]
+        found[key] = DuetVerdict(key, _failure_of_head(key, base, head, None, None), "; ".join(reasons))
+    return found | _failures_without_rows(base, head, wanted, {*every, *found})
+
+
+def _unpaired(key: str, base: Process, head: Process, was: Row | None, now: Row | None) -> DuetVerdict | None:
+    """The verdict on one measurement that cannot be compared; None if it can. `was`, `now`: its rows."""
+    sides = ((BASE, base, was), (HEAD, head, now))
+    reasons = [f"{side}: {_reason(process, key, why)}" for side, process, row in sides if (why := problem(row, process)) is not None]
+    if not reasons:
+        assert was is not None
+        assert now is not None
+        changed = _other_way(_of(was), _of(now))
+        return None if changed is None else DuetVerdict(key, Outcome.FAIL, changed)
+    absent = was is None and _nodeid_in(key, base) is None
+    if absent and now is not None:
+        # A row of head may be one of base under another label.
+        kept = {one.key for one in head.rows}
+        of_test = (one.key for one in base.rows if one.nodeid == now.nodeid and one.measurement is not None)
+        if instead := [one for one in of_test if one not in kept]:
+            reasons.append(f"base measures {', '.join(instead)} in that test, which head does not")
+            absent = False
+    outcome = _failure_of_head(key, base, head, was, now)
+    return DuetVerdict(key, outcome, "; ".join(reasons), new=absent and outcome is None)
+
+
+def _failure_of_head(key: str, base: Process, head: Process, was: Row | None, now: Row | None) -> Outcome | None:
+    """FAIL if the test fails in head alone."""
+    return Outcome.FAIL if _fails(key, now, head) and not _fails(key, was, base) else None
 
 
 def _failures_without_rows(base: Process, head: Process, wanted: Wanted, keys: Collection[str]) -> dict[str, DuetVerdict]:
@@ -262,11 +263,12 @@ def _reason(process: Process, key: str, otherwise: str) -> str:
     return f"{outcome}, {why}" if why else outcome
 
 
-def delta_of(base: Row, head: Row, written: str | None) -> float:
-    """The allowed slow-down as a share of base's latency: `written` on the command line, else head's own limit.
+def delta_of(base: Row, head: Row, written: str | Mapping[str, str] | None) -> float:
+    """The allowed slow-down as a share of base's latency: `written` on the command line or for the row's key, else head's own limit.
     Who accepts a slower test changes its limit with it.
     """
-    margin = parse_margin(written or head.limits.max_regression or DEFAULT_REGRESSION)
+    given = written.get(head.key) if isinstance(written, Mapping) else written
+    margin = parse_margin(given or head.limits.max_regression or DEFAULT_REGRESSION)
     return margin.over(_of(base).latency)
 
 

@@ -12,9 +12,9 @@ from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.runs.processes import BASE, HEAD, Process
 from pytest_gpumem.runs.reading import DuetVerdict
 from pytest_gpumem.runs.rounds import Result
-from pytest_gpumem.runs.workers import BASE, HEAD, Process
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.units import format_time
 

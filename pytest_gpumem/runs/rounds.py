@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import same_code
 from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs, least_pairs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.schema import to_plain
-from pytest_gpumem.runs import DuetError
+from pytest_gpumem.runs import RunError
+from pytest_gpumem.runs.experiment import Experiment, Processes, pairs
 from pytest_gpumem.runs.journal import Journal
+from pytest_gpumem.runs.processes import BASE, HEAD, Process
 from pytest_gpumem.runs.reading import (
     DuetVerdict,
     Rounds,
@@ -22,19 +25,15 @@ from pytest_gpumem.runs.reading import (
     Way,
     changes,
     check_alike,
-    check_device,
     delta_of,
     families,
-    others_on_the_gpu,
     pair_of,
     same_tests,
     trouble,
     ways,
 )
-from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn, Workers, turns
 from pytest_gpumem.runs.worktree import Side
-
-ATTEMPTS = 3  # runs of a process before it counts whatever its conditions
+from pytest_gpumem.settings import WAYS
 
 
 @dataclass(frozen=True)
@@ -114,87 +113,74 @@ class Duet:
     def __init__(
         self,
         sides: Mapping[str, Side],
-        workers: Workers,
+        processes: Processes,
         journal: Journal,
         wanted: Wanted,
         *,
-        max_regression: str | None,
+        max_regression: str | Mapping[str, str] | None,
         rounds_max: int,
         seed: int = 0,
         on_progress: Callable[[Progress], object],
         judge: Judge = judge_pairs,
     ) -> None:
         """Nothing is run yet.
+        `sides`: whose identities are to stay.
         `journal`: gives finished processes and gets new ones.
-        `max_regression`: allowed slow-down of all of them, as written; None: each test's own, else 1 %.
+        `max_regression`: allowed slow-down of all of them, as written, or by row key; None: each test's own, else 1 %.
         `seed`: of the order of base and head.
         `judge`: judges the pairs after every round.
-        Raises `DuetError`: the journal cannot be read.
+        Raises `RunError`: the journal cannot be read.
         """
         self._judge = judge
         self._sides = sides
-        self._workers = workers
-        self._journal = journal
+        self._experiment = Experiment(processes, islice(pairs(seed), 2 * rounds_max), journal, on_trouble=self._on_trouble)
         self._wanted = wanted
         self._max_regression = max_regression
         self._last = rounds_max
-        self._seed = seed
         self._on_progress = on_progress
-        self._known: dict[Turn, list[Process]] = defaultdict(list)
-        for line in journal.lines:
-            process = Process.from_json(line)
-            self._known[process.turn].append(process)
-        self._resumed = len(journal.lines)
-        self._all: list[Process] = []
-        self._first: Process | None = None  # the first process that saw a device
         self._jury: Jury | None = None
         self._complete = 0
         self._tests: list[str] | None = sorted(wanted.tests) if wanted.tests is not None else None
         self._ways: dict[str, Way] = {}
         """Mode and sampler imposed on measurements that head would take in another way than base."""
-        self._unlike: dict[Turn, int] = {}
-        """Processes of the first pair that measured in different ways, and are left out."""
 
     def play(self) -> Result:
-        """Measure until everything is decided. Raises `DuetError`: the sides cannot be compared, or head's files changed meanwhile."""
+        """Measure until everything is decided. Raises `RunError`: the sides cannot be compared, or head's files changed meanwhile."""
         self._check_rounds(max(1, len(self._wanted.names)))
         rounds: dict[int, dict[str, Process]] = defaultdict(dict)
-        order = turns(self._seed)
-        coming = [next(order) for _ in range(2 * self._last)]
         out: dict[str, DuetVerdict] = {}
-        index = 0
-        while index < len(coming):
-            turn = coming[index]
-            process = self._take(coming[index:])
-            index += 1
-            rounds[turn.round][turn.side] = process
-            if len(rounds[turn.round]) < 2:
+        while self._experiment.coming:
+            variables = {WAYS: json.dumps(self._ways)} if self._ways else {}
+            process = self._experiment.measure(self._tests, variables=variables, trouble=self._trouble)
+            self._report()
+            number = process.turn.round
+            rounds[number][process.turn.side] = process
+            if len(rounds[number]) < 2:
                 continue
-            self._complete = turn.round
+            self._complete = number
             if self._jury is None:
                 check_alike(rounds[1][BASE], rounds[1][HEAD])
                 if not self._ways and (changed := ways(rounds[1][BASE], rounds[1][HEAD], self._wanted)):
                     self._ways = changed
-                    self._unlike = {process.turn: process.attempt for process in rounds.pop(1).values()}
+                    self._experiment.again(rounds.pop(1).values())
                     self._report(f"{counted(len(changed), 'measurement')} measured in another way by head: both sides now measure as base")
-                    index = 0
                     continue
                 family, out = families(rounds, self._wanted)
                 if not family:
                     break
                 self._jury = self._begin(family, rounds[1])
-            self._jury.take(turn.round, rounds[turn.round])
+            self._jury.take(number, rounds[number])
             self._tests = same_tests(self._jury.open, rounds[1][HEAD])
             if not self._tests:
                 break
-            if turn.round.bit_count() == 1:  # not after every round: a large tree takes a while to read
+            if number.bit_count() == 1:  # not after every round: a large tree takes a while to read
                 self._unchanged()
         self._unchanged()
         return self._result(rounds, out)
 
     def _check_rounds(self, family: int) -> None:
         if self._last < (least := least_pairs(family)):
-            raise DuetError(
+            raise RunError(
                 f"--rounds-max: {self._last} pairs prove no small slow-down; accepted are {least} or more "
                 f"for {family} measurement{'s' * (family > 1)} judged together"
             )
@@ -204,43 +190,22 @@ class Duet:
         rows = {side: {row.key: row for row in first[side].rows} for side in (BASE, HEAD)}
         return Jury(family, {key: delta_of(rows[BASE][key], rows[HEAD][key], self._max_regression) for key in family}, self._judge)
 
-    def _take(self, coming: Sequence[Turn]) -> Process:
-        """The process of the next turn: as the journal has it, or run now; repeated while conditions spoil it."""
-        turn = coming[0]
-        left_out = self._unlike.get(turn, 0)
-        for attempt in range(left_out + 1, left_out + ATTEMPTS + 1):
-            known = self._known[turn]
-            fresh = len(known) < attempt
-            process = self._workers.run(coming, self._tests, attempt, self._ways) if fresh else known[attempt - 1]
-            self._check(process)
-            if fresh:
-                known.append(process)
-                self._journal.append(to_plain(process))
-            self._all.append(process)
-            why = trouble(process, self._wanted, self._jury.open if self._jury is not None else None)
-            if why is None:
-                break
-            if others_on_the_gpu(process) and not self._workers.early:
-                self._workers.wait_early()
-            again = "repeated" if attempt < left_out + ATTEMPTS else "counted as it is"
-            self._report(f"round {turn.round}, {turn.side}, {again}: {why}")
-        self._report()
-        return process
+    def _trouble(self, process: Process) -> str | None:
+        """Why a process is to be repeated: as `trouble`, with the measurements that are open."""
+        return trouble(process, self._wanted, self._jury.open if self._jury is not None else None)
 
-    def _check(self, process: Process) -> None:
-        """All processes are of one device."""
-        if process.device:
-            self._first = self._first or process
-            check_device(self._first, process)
+    def _on_trouble(self, process: Process, why: str, again: bool) -> None:
+        self._report(f"round {process.turn.round}, {process.turn.side}, {'repeated' if again else 'counted as it is'}: {why}")
 
     def _unchanged(self) -> None:
         for name, side in self._sides.items():
             if side.current() != side.identity:
-                raise DuetError(f"{name} ({side.title}) was changed while it was measured; begin anew")
+                raise RunError(f"{name} ({side.title}) was changed while it was measured; begin anew")
 
     def _report(self, note: str | None = None) -> None:
-        done = len({process.turn for process in self._all})
-        each = statistics.median([process.seconds for process in self._all[-8:]]) if self._all else None
+        finished = self._experiment.finished
+        done = len({process.turn for process in finished})
+        each = statistics.median([process.seconds for process in finished[-8:]]) if finished else None
         at_most = None if each is None else each * max(0, 2 * self._last - done)
         self._on_progress(Progress(self._complete, self._last, len(self._jury.open) if self._jury is not None else 0, at_most, note))
 
@@ -251,7 +216,7 @@ class Duet:
             verdicts += [self._verdict(key, self._jury.found.get(key, last[key]), rounds) for key in self._jury.family]
         verdicts.sort(key=lambda one: (one.outcome is None, one.outcome.rank if one.outcome is not None else 0))
         head = rounds.get(1, {}).get(HEAD)
-        return Result(tuple(verdicts), tuple(self._all), self._resumed, head is not None and head.strict)
+        return Result(tuple(verdicts), tuple(self._experiment.finished), self._experiment.resumed, head is not None and head.strict)
 
     def _verdict(self, key: str, found: Paired | DuetVerdict, rounds: Rounds) -> DuetVerdict:
         both = [[row for sides in rounds.values() if side in sides for row in sides[side].rows if row.key == key] for side in (BASE, HEAD)]

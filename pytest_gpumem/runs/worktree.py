@@ -25,7 +25,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from pytest_gpumem.revisions import of_no_hook
-from pytest_gpumem.runs import DuetError
+from pytest_gpumem.runs import RunError
 
 PREFIX = "gpumem-duet-"  # of the names of temporary folders; `_ours` tells them from folders of users that are called alike
 LOCK = "lock"  # in a temporary folder: the file that its owner locks
@@ -35,6 +35,10 @@ SOURCES = (".py", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".h", ".hpp", ".to
 """Endings of untracked files that belong to the state of a tree: code and settings, not files that tests write."""
 LAST_CHARACTERS = 1500  # of a failed command's output that are kept
 _LOCKS: list[int] = []  # locks of this process's temporary folders. git and pip inherit them, because they outlive a duet that is killed.
+
+
+class NoFolder(RunError):
+    """A commit has no such folder as the one where the command was called."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,14 @@ def two_sides(base: str, head: str | None, here: Path, ignored: Iterable[Path] =
     `head`: a folder or a wheel; None: the working tree.
     `here`: the folder in which the command was called.
     `ignored`: files whose content is no part of a tree's state, such as the journal.
-    Raises `DuetError`: a side that does not exist or cannot be prepared.
+    Raises `RunError`: a side that does not exist or cannot be prepared.
     """
     here, left_out = here.resolve(), tuple(path.resolve() for path in ignored)
     with ExitStack() as stack:
         try:
             sides = _sides(base, head, here, left_out, stack)
         except OSError as error:  # such as a file that may not be read
-            raise DuetError(f"base and head cannot be prepared: {error}") from None
+            raise RunError(f"base and head cannot be prepared: {error}") from None
         yield sides
 
 
@@ -84,7 +88,7 @@ def _sides(base: str, head: str | None, here: Path, left_out: tuple[Path, ...], 
     elif Path(here, head).is_dir() or head.endswith(".whl"):
         head_side = installed(head, temporary / "head")
     else:
-        raise DuetError(f"--head {head}: there is no such folder or wheel; accepted is a path, such as . or dist/mine-1.0-py3-none-any.whl")
+        raise RunError(f"--head {head}: there is no such folder or wheel; accepted is a path, such as . or dist/mine-1.0-py3-none-any.whl")
     kind = _kind(base, here)
     place = temporary / "base"
     base_side = installed(base, place) if kind in ("wheel", "folder") else _revision(base, kind, here, temporary, stack)
@@ -97,13 +101,13 @@ def checked_out(base: str, here: Path) -> Iterator[Path]:
     """The folder `here` of another state of the project, without an environment; what is made for it is removed at the end.
     `base`: a git revision, or a folder.
     `here`: the folder in which the command was called.
-    Raises `DuetError`: there is no such revision or folder.
+    Raises `RunError`: there is no such revision or folder.
     """
     here = here.resolve()
     with ExitStack() as stack:
         kind = _kind(base, here)
         if kind == "wheel":
-            raise DuetError(f"{base} is a wheel, which has no sources; accepted is a revision or a folder")
+            raise RunError(f"{base} is a wheel, which has no sources; accepted is a revision or a folder")
         if kind == "folder":
             yield Path(here, base).resolve()
             return
@@ -111,22 +115,28 @@ def checked_out(base: str, here: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def commit_side(commit: str, here: Path) -> Iterator[Side]:
+def commit_side(commit: str, here: Path, title: str = "commit") -> Iterator[Side]:
     """A commit, ready to run in the folder that is `here` in the working tree; what is made for it is removed at the end.
-    Raises `DuetError`: it cannot be prepared.
+    `title`: what it is, for messages.
+    Raises `RunError`: it cannot be prepared.
     """
     with ExitStack() as stack:
         try:
-            side = _revision(commit[:10], commit, here.resolve(), held_folder(stack), stack, who="commit")
+            side = _revision(commit[:10], commit, here.resolve(), held_folder(stack), stack, who=title)
         except OSError as error:
-            raise DuetError(f"commit {commit[:10]} cannot be prepared: {error}") from None
-        yield replace(side, title=f"commit {commit[:10]}")
+            raise RunError(f"{title} {commit[:10]} cannot be prepared: {error}") from None
+        yield replace(side, title=f"{title} {commit[:10]}")
 
 
-def working_tree(here: Path) -> Side:
-    """The working tree as it is, in this environment."""
+def in_this_environment(folder: Path, title: str = "working tree") -> Side:
+    """A side that is measured alone, as it is: its code has no identity."""
+    return Side(title, "", folder, folder, sys.executable, str)
+
+
+def working_tree(here: Path, ignored: Iterable[Path] = ()) -> Side:
+    """The working tree as it is, in this environment. `ignored`: as for `two_sides`."""
     remove_leftovers()
-    return _tree(here.resolve(), ())
+    return _tree(here.resolve(), tuple(path.resolve() for path in ignored))
 
 
 def held_folder(stack: ExitStack) -> Path:
@@ -193,9 +203,9 @@ def _git(folder: Path, *arguments: str, check: bool = True) -> subprocess.Comple
     try:
         done = subprocess.run(command, capture_output=True, env=of_no_hook(os.environ), pass_fds=_LOCKS, check=False)
     except FileNotFoundError:
-        raise DuetError("git is not installed; without it BASE is a folder or a wheel") from None
+        raise RunError("git is not installed; without it BASE is a folder or a wheel") from None
     if check and done.returncode:
-        raise DuetError(f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()[-LAST_CHARACTERS:]}")
+        raise RunError(f"git {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()[-LAST_CHARACTERS:]}")
     return done
 
 
@@ -213,19 +223,19 @@ def _kind(base: str, here: Path) -> str:
     if base.endswith(".whl"):
         return "wheel"
     if not base:  # as a path, it would be the working directory
-        raise DuetError("BASE is empty; accepted is such as main, HEAD~1, ../old or old.whl")
+        raise RunError("BASE is empty; accepted is such as main, HEAD~1, ../old or old.whl")
     commit = None
     if not base.startswith("-") and _top(here) is not None:
         commit = _git(here, "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}", check=False).stdout.decode().strip() or None
     if commit is not None and path.is_dir() and not _written_as_path(base):
-        raise DuetError(f"BASE {base} is a revision and a folder: say ./{base} for the folder, or refs/heads/{base} for the branch")
+        raise RunError(f"BASE {base} is a revision and a folder: say ./{base} for the folder, or refs/heads/{base} for the branch")
     if path.is_dir() and (commit is None or _written_as_path(base)):
         return "folder"
     if commit is None:
         # Git's own words, such as "detected dubious ownership" where the folder is another user's.
         words = _git(here, "rev-parse", "--show-toplevel", check=False).stderr.decode(errors="replace").strip().partition("\n")[0]
         reason = f" ({words})" if words else ""
-        raise DuetError(
+        raise RunError(
             f"BASE {base} is no revision of {here}{reason}, no folder and no wheel; accepted is such as main, HEAD~1, ../old or old.whl"
         )
     return commit
@@ -252,7 +262,7 @@ def _worktree(name: str, commit: str, here: Path, temporary: Path, stack: ExitSt
     _git(top, "worktree", "add", "--detach", "--quiet", str(tree), commit)
     folder = tree / here.relative_to(top)
     if not folder.is_dir():
-        raise DuetError(f"{who} {name} has no folder {here.relative_to(top)}, where this was called")
+        raise NoFolder(f"{who} {name} has no folder {here.relative_to(top)}, where this was called")
     return tree, folder
 
 
@@ -288,7 +298,7 @@ def _wheel(file: Path, tree: Side, place: Path) -> Side:
     try:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
-        raise DuetError(f"{file}: {error.strerror or error}") from None
+        raise RunError(f"{file}: {error.strerror or error}") from None
     python, environment, names = _environment(file, place, str(file))
     assert environment is not None
     return Side(f"wheel {file.name}", digest, tree.folder, environment, python, lambda: digest, names, environment, path_from_cwd=False)
@@ -363,7 +373,7 @@ def _environment(project: Path | None, place: Path, who: str) -> tuple[str, Path
     if done.returncode and project.suffix != ".whl":  # its build backend is not installed here
         alone, done = done, _run([*install, str(project)])
         if done.returncode:
-            raise DuetError(f"{who} cannot be installed: {_words(alone)}; in isolation: {_words(done)}")
+            raise RunError(f"{who} cannot be installed: {_words(alone)}; in isolation: {_words(done)}")
     _checked(done, f"{who} cannot be installed")
     found = (path for path in set(packages.iterdir()) - before if path.suffix not in (".dist-info", ".egg-info", ".pth"))
     names = (path.name.partition(".")[0] for path in found)
@@ -388,8 +398,17 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
 
 def _checked(done: subprocess.CompletedProcess[str], failure: str) -> str:
     if done.returncode:
-        raise DuetError(f"{failure}: {_words(done)}")
+        raise RunError(f"{failure}: {_words(done)}")
     return done.stdout
+
+
+def moved_word(word: str, side: Side, tree: Side) -> str:
+    """A word of a command line for a side: an absolute path inside another tree becomes the same place of its own."""
+    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    if side.root == tree.root or not side.path_from_cwd or not os.path.isabs(value):
+        return word
+    real = Path(os.path.realpath(value))
+    return f"{option}{equals}{side.root / real.relative_to(tree.root)}" if real.is_relative_to(tree.root) else word
 
 
 def moved_path(environment: Mapping[str, str], side: Side, other: Path) -> str | None:

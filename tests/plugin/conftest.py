@@ -21,11 +21,11 @@ from pytest_gpumem.measuring import controls
 from pytest_gpumem.units import KiB
 
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
-for name in ("session", "terminal", "repeating", "outputs", "profiling", "gpu_benchmark", "l2_sweeping"):
+for name in ("session", "terminal", "repeating", "outputs", "profiling", "gpu_benchmark", "persisting"):
     importlib.import_module(f"pytest_gpumem.plugin.{name}")
 for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table"):
     importlib.import_module(f"pytest_gpumem.{name}")
-for name in ("scipy.special", "email.parser", "rich.console"):
+for name in ("email.parser", "rich.console"):
     importlib.import_module(name)
 with suppress(ImportError):
     importlib.import_module("nvtx")

@@ -84,7 +84,7 @@ def _slower(request, monkeypatch):
 """
 
 
-PROCESSES = ("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "--gpumem-placements", "2", *QUICKLY)
+PROCESSES = ("--gpumem-device", "sim", "--gpumem-budget", "5 ms", "-o", "gpumem_placements=2", *QUICKLY)
 """For the processes of commands: measure on the simulated device, quickly."""
 
 

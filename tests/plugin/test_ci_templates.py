@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 from ci_project import BRANCH, SIMULATED, TESTS, Project, make_three
-from committing import git
 
 ROOT = Path(__file__).parents[2]
 GITHUB, GITLAB = (yaml.safe_load((ROOT / "ci" / kind / "gpumem.yml").read_text()) for kind in ("github", "gitlab"))
@@ -37,6 +35,7 @@ def gitlab(job: str) -> tuple[str, dict[str, str]]:
     """Script and variables of a job, without what prepares its environment."""
     return "\n".join([". .venv/bin/activate", *GITLAB[job]["script"]]), {
         **GITLAB["variables"],
+        **{name: str(value) for name, value in GITLAB[job].get("variables", {}).items()},
         "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": BRANCH,
     }
 
@@ -55,12 +54,12 @@ def test_who_may_do_what() -> None:
     assert jobs["comment"]["permissions"] == {"pull-requests": "write"}
     assert not any("checkout" in step.get("uses", "") for step in jobs["comment"]["steps"])
     checkouts = [step for job in jobs.values() for step in job["steps"] if "checkout" in step.get("uses", "")]
-    assert len(checkouts) == 4
+    assert len(checkouts) == 3
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
-    assert {name for name, job in jobs.items() if "self-hosted" in job["runs-on"]} == {"gate", "save", "accept"}
+    assert {name for name, job in jobs.items() if "self-hosted" in job["runs-on"]} == {"gate", "save"}
     assert "head.repo.full_name == github.repository" in jobs["gate"]["if"]
     # `pull_request_target` would run a fork's code with this project's rights. YAML reads the key `on` as true.
-    assert set(GITHUB[True]) == {"pull_request", "push", "schedule", "workflow_dispatch"}
+    assert set(GITHUB[True]) == {"pull_request", "push", "schedule"}
     assert "SOURCE_PROJECT_ID == $CI_MERGE_REQUEST_PROJECT_ID" in GITLAB["gpumem:gate"]["rules"][0]["if"]
 
 
@@ -73,15 +72,13 @@ def test_only_the_default_branch_writes_the_baseline() -> None:
         if step.get("uses", "").startswith(("actions/cache@", "actions/cache/save@"))
         and step["with"]["path"] == GITHUB["env"]["GPUMEM_BASELINE"]
     ]
-    assert [name for name, _ in writes] == ["save", "accept"]
+    assert [name for name, _ in writes] == ["save"]
     # Of GitLab's cache every pipeline of the project may write what it may read: it holds no baseline.
     parts = {name: part for name, part in GITLAB.items() if isinstance(part, dict) and name != "variables"}
     assert {name: part["cache"]["paths"] for name, part in parts.items() if "cache" in part} == {"gpumem:simulated": [".cache/pip"]}
-    assert [name for name, part in parts.items() if "BASELINE_TOKEN" in yaml.dump(part)] == [".gpumem:push"]
-    pushes = [name for name, part in parts.items() if " push " in yaml.dump(part) or ".gpumem:push" in part.get("extends", ())]
-    assert pushes == [".gpumem:push", "gpumem:save", "gpumem:accept"]
-    for name in pushes[1:]:
-        assert '$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH && $CI_COMMIT_REF_PROTECTED == "true"' in parts[name]["rules"][-1]["if"]
+    writers = [name for name, part in parts.items() if "BASELINE_TOKEN" in yaml.dump(part) or " push " in yaml.dump(part)]
+    assert writers == ["gpumem:save"]
+    assert '$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH && $CI_COMMIT_REF_PROTECTED == "true"' in parts["gpumem:save"]["rules"][-1]["if"]
 
 
 OWN = {"full_name": "we/it"}
@@ -89,8 +86,6 @@ EVENTS: dict[str, dict[str, Any]] = {
     "push": {"ref": f"refs/heads/{BRANCH}"},
     "push of another branch": {"ref": "refs/heads/topic"},
     "schedule": {"ref": f"refs/heads/{BRANCH}"},
-    "workflow_dispatch": {"ref": f"refs/heads/{BRANCH}"},
-    "workflow_dispatch on another branch": {"ref": "refs/heads/topic"},
     "pull_request": {"ref": "refs/pull/1/merge", "head": OWN},
     "pull_request of a fork": {"ref": "refs/pull/1/merge", "head": {"full_name": "they/it"}},
 }
@@ -107,10 +102,10 @@ def jobs_of(event: str, **results: str) -> set[str]:
         needs = [job["needs"]] if "needs" in job else []
         text = re.sub(r"needs\.(\w+)\.result", lambda m: repr(ended[m[1]]), condition)
         text = re.sub(r"github(\.\w+)+", lambda m: repr(given.get(m[0], github.get(m[0].removeprefix("github."), ""))), text)
-        text = text.replace("&&", " and ").replace("||", " or ").replace("!cancelled()", "True")
+        text = text.replace("&&", " and ").replace("||", " or ").replace("!cancelled()", "True").replace("always()", "True")
         met = eval(text, {"format": lambda form, *values: form.format(*values), "success": lambda: True})
         # Without a status function a job also asks that what it needs went well.
-        met = met and ("cancelled()" in condition or all(ended[need] == "success" for need in needs))
+        met = met and ("cancelled()" in condition or "always()" in condition or all(ended[need] == "success" for need in needs))
         ended[name] = results.get(name, "success") if met else "skipped"
     return {name for name, result in ended.items() if result != "skipped"}
 
@@ -118,20 +113,39 @@ def jobs_of(event: str, **results: str) -> set[str]:
 @pytest.mark.parametrize(
     ("event", "results", "jobs"),
     [
-        ("pull_request", {}, {"simulated", "gate", "comment"}),
-        ("pull_request", {"gate": "failure"}, {"simulated", "gate", "comment"}),
-        ("pull_request", {"simulated": "failure"}, {"simulated"}),
-        ("pull_request of a fork", {}, {"simulated"}),
+        ("pull_request", {}, {"simulated", "gate", "verdict", "comment"}),
+        ("pull_request", {"gate": "failure"}, {"simulated", "gate", "verdict", "comment"}),
+        ("pull_request", {"simulated": "failure"}, {"simulated", "verdict"}),
+        ("pull_request of a fork", {}, {"simulated", "verdict"}),
         ("push", {}, {"simulated", "save"}),
         ("push", {"simulated": "failure"}, {"simulated"}),
         ("push of another branch", {}, {"simulated"}),
         ("schedule", {}, {"save"}),
-        ("workflow_dispatch", {}, {"accept"}),
-        ("workflow_dispatch on another branch", {}, set()),
     ],
 )
 def test_each_event_starts_its_jobs(event: str, results: dict[str, str], jobs: set[str]) -> None:
     assert jobs_of(event, **results) == jobs
+
+
+def test_the_required_check_is_green_by_gates_that_ran(project: Project) -> None:
+    """GitHub takes a skipped job for a success."""
+    script, variables = step("verdict", "Every gate is green")
+    ended = {
+        result: project.run(script, {**variables, "GATES": result}).returncode for result in ("success", "failure", "skipped", "cancelled")
+    }
+    assert ended == {"success": 0, "failure": 1, "skipped": 1, "cancelled": 1}
+
+
+def test_a_gate_of_a_part(project: Project) -> None:
+    pytest.importorskip("pytest_split", reason="pytest-split is of the extra test")
+    project.write("test_other.py", TESTS.replace("test_copy", "test_other"))
+    assert project.run(*step("save", "Save"), **SIMULATED).returncode == 0
+    script, variables = step("gate", "Gate")
+    for part in ("1", "2"):
+        parts = {**variables, "SPLIT": "--splits 2", "PART": part}
+        done = project.run(script, parts, **SIMULATED, GATE_OPTIONS="--screen-only")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "gpumem gate: green (simulated): 1 row" in done.stdout
 
 
 def rendered(text: str, **values: str) -> str:
@@ -173,13 +187,15 @@ def digest_of(key: str) -> str:
 
 
 def test_names_tell_cards_and_re_runs_apart() -> None:
-    for name in ("gate", "save", "accept"):
+    for name in ("gate", "save"):
         job = GITHUB["jobs"][name]
         assert "matrix.card" in job["concurrency"]["group"]
         for step in job["steps"]:
             kept = step.get("with", {}).get("key") or ("upload-artifact" in step.get("uses", "") and step["with"]["name"])
             assert not kept or "matrix.card" in kept
-    assert GITHUB["jobs"]["save"]["concurrency"] == GITHUB["jobs"]["accept"]["concurrency"]
+    gate = GITHUB["jobs"]["gate"]
+    uploaded = next(step["with"]["name"] for step in gate["steps"] if "upload-artifact" in step.get("uses", ""))
+    assert all("matrix.part" in name for name in (gate["concurrency"]["group"], uploaded))
     assert "cancel-in-progress" not in GITHUB["jobs"]["save"]["concurrency"]
     assert "$CARD" in GITLAB["gpumem:gate"]["artifacts"]["name"]
     assert GITLAB[".gpumem:gpu"]["resource_group"] == "gpumem-$CARD"
@@ -193,9 +209,8 @@ def test_no_name_is_installed_without_saying_from_where() -> None:
 
 def test_each_gitlab_job_has_an_image() -> None:
     jobs = {name: part for name, part in GITLAB.items() if name.startswith("gpumem:")}
-    assert len(jobs) == 4
-    assert all("image" in part or "image" in GITLAB[".gpumem:gpu"] for part in jobs.values())
-    assert all("image" in jobs[name] for name in ("gpumem:simulated", "gpumem:accept"))
+    assert len(jobs) == 3
+    assert all("image" in (part, GITLAB[".gpumem:gpu"])[part.get("extends") == ".gpumem:gpu"] for part in jobs.values())
 
 
 def test_no_step_of_a_gate_may_fail_unnoticed() -> None:
@@ -208,7 +223,7 @@ def test_what_the_templates_call_is_there() -> None:
     whole += [line for job in GITLAB.values() if isinstance(job, dict) for line in job.get("before_script", []) + job.get("script", [])]
     options = set(re.findall(r"--gpumem[\w-]*", "\n".join(whole)))
     assert options == {"--gpumem", "--gpumem-device", "--gpumem-budget", "--gpumem-save", "--gpumem-report"}
-    assert set(re.findall(r"^\s*gpumem (\w+)", "\n".join(whole), re.MULTILINE)) == {"doctor", "gate", "accept"}
+    assert set(re.findall(r"^\s*gpumem (\w+)", "\n".join(whole), re.MULTILINE)) == {"doctor", "gate"}
 
 
 @pytest.fixture
@@ -228,7 +243,7 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(project: Project
     make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
     green = project.run(*gitlab("gpumem:gate"), **SIMULATED, GATE_OPTIONS="--screen-only")
     assert green.returncode == 0, green.stdout + green.stderr
-    assert "gpumem gate: green: 1 row" in green.stdout
+    assert "gpumem gate: green (simulated): 1 row" in green.stdout
     assert "::error" not in green.stdout
 
     project.change("72 << 20")
@@ -236,18 +251,38 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(project: Project
     actions = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_WORKSPACE": str(project.folder)}
     red = project.run(*step("gate", "Gate"), **SIMULATED, GATE_OPTIONS="--screen-only", **actions)
     assert red.returncode == 1, red.stdout + red.stderr
-    assert red.stdout.splitlines()[-1] == "gpumem gate: red: 1 of 1 row fails"
+    assert red.stdout.splitlines()[-1] == "gpumem gate: red (simulated): 1 of 1 row fails"
     (error,) = (line for line in red.stdout.splitlines() if line.startswith("::"))
     assert error.startswith("::error file=test_it.py,line=5,title=gpumem%3A FAIL (simulated)::FAIL (simulated) test_it.py::test_copy: ")
     assert summary.read_text() == (project.folder / "gpumem-results" / "summary.md").read_text() + "\n"
-    assert "**1 measured (simulated): 1 FAIL**" in summary.read_text()
+    assert "**1 row (simulated): 1 FAIL**" in summary.read_text()
     (finding,) = json.loads((project.folder / "gpumem-results" / "code-quality.json").read_text())
     assert (finding["severity"], finding["location"]["path"]) == ("major", "test_it.py")
 
 
+def test_a_change_accepts_its_slow_down_and_the_next_saved_run_takes_it_over(project: Project) -> None:
+    assert project.run(*step("save", "Save"), **SIMULATED).returncode == 0
+    make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
+    project.change("72 << 20")
+    gates = [functools.partial(project.run, *step("gate", "Gate")), functools.partial(project.run, *gitlab("gpumem:gate"))]
+    assert gates[0](**SIMULATED, GATE_OPTIONS="--screen-only").returncode == 1
+    accept = ". .venv/bin/activate; gpumem accept test_it.py::test_copy --reason '$(touch planted) why'"
+    assert project.run(accept, {}).returncode == 0
+    assert not (project.folder / "planted").exists()
+    for gate in gates:
+        done = gate(**SIMULATED, GATE_OPTIONS="--screen-only")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.fullmatch(r"gpumem gate: ACCEPTED \(simulated\): 1 test \+1\d\.\d % by this change", done.stdout.splitlines()[-1])
+    saved = project.run(*step("save", "Save"), **SIMULATED)
+    assert saved.returncode == 0, saved.stdout
+    assert "--gpumem-save: a change of test_it.py::test_copy was accepted (" in saved.stdout
+    again = project.run(*step("save", "Save"), **SIMULATED)
+    assert "was accepted" not in again.stdout
+
+
 def test_a_gitlab_baseline_is_a_branch(project: Project) -> None:
     """The job that saves makes it and adds to it, also where a test fails; a later job finds it."""
-    (fetch,) = (line for line in GITLAB[".gpumem:baseline"]["before_script"] if "ls-remote" in line)
+    (fetch,) = (line for line in GITLAB[".gpumem:gpu"]["before_script"] if "ls-remote" in line)
     script, variables = gitlab("gpumem:save")
     upstream = str(project.folder.parent / "upstream")
     own = {"CI_REPOSITORY_URL": upstream, "BASELINE_PUSH_URL": upstream, "CI_COMMIT_SHA": "abc", **SIMULATED}
@@ -320,27 +355,6 @@ def test_the_baseline_grows_in_re_runs_and_a_gate_without_one_is_not_green(proje
     assert cache.restore("gate", project.folder, card="gpu", run_id="3", run_attempt="1")
     green = gate()
     assert green.returncode == 0, green.stdout + green.stderr
-
-
-def test_a_slow_down_is_accepted_with_its_reason(project: Project) -> None:
-    assert project.run(*step("save", "Save"), **SIMULATED).returncode == 0
-    event = {"GITHUB_EVENT_NAME": "workflow_dispatch", "GITHUB_ACTOR": "octo", "CI_COMMIT_SHA": "abc"}
-    upstream = str(project.folder.parent / "upstream")
-    for script, variables in (step("accept", "Accept"), gitlab("gpumem:accept")):
-        own = {"BASELINE_PUSH_URL": upstream, "ACCEPT_TEST": "test_it.py::test_copy", "ACCEPT_REASON": "$(touch planted) why"}
-        given = {**variables, **event, **own, "TEST": own["ACCEPT_TEST"], "REASON": own["ACCEPT_REASON"]}
-        if "BASELINE_BRANCH" in variables:
-            git(project.folder / ".gpumem-baseline", "init", "-q", "-b", "gpumem-baseline")
-        done = project.run(script, given)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "reset the baseline of test_it.py::test_copy" in done.stdout
-        stored = [json.loads(path.read_text())["content"] for path in (project.folder / ".gpumem-baseline").rglob("gpumem/*.json")]
-        assert [one for one in stored if "octo" in json.dumps(one) and "$(touch planted) why" in json.dumps(one)]
-        assert not (project.folder / "planted").exists()
-        wrong = {**given, "TEST": "test_it.py::test_cpy", "ACCEPT_TEST": "test_it.py::test_cpy"}
-        assert project.run(script, wrong).returncode == 4
-    listed = subprocess.run(["git", "ls-tree", "-r", "--name-only", "gpumem-baseline"], cwd=upstream, capture_output=True, text=True)
-    assert len(listed.stdout.splitlines()) == 3
 
 
 GH = """

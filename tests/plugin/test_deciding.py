@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ from sessions import Run, rows_in, slower
 
 from pytest_gpumem.plugin import repeating
 from pytest_gpumem.plugin import state as session_module
+from pytest_gpumem.plugin.judging import judged
+from pytest_gpumem.plugin.repeating import AHEAD
+from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.runs.child import for_a_part
-from pytest_gpumem.runs.repeats import AHEAD
 from pytest_gpumem.settings import DUET_FOLLOWS
 
 TESTS = """
@@ -23,7 +28,7 @@ import pytest
 
 @pytest.fixture
 def measure(gpu_benchmark, device_buffer, gpu_kernels):
-    return lambda **of: gpu_benchmark(gpu_kernels.copy, device_buffer(32 << 20), device_buffer(32 << 20), **of)
+    return lambda **of: gpu_benchmark(gpu_kernels.copy, *(device_buffer(int(os.environ.get("BYTES", 32 << 20))) for _ in "ab"), **of)
 
 def seen(name):
     with open("processes.txt", "a") as file:
@@ -51,7 +56,7 @@ STORED: dict[str, bytes] = {}
 @pytest.fixture
 def run(pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A session against that baseline; keywords are environment variables of the tests. The same machine code settles nothing."""
-    monkeypatch.setenv("GPUMEM_NO_EVIDENCE", "1")
+    monkeypatch.setenv("GPUMEM_NO_WHAT_RAN", "1")
     pytester.makeconftest(slower('float(os.environ.get("SLOW", 1))'))
     pytester.makepyfile(test_a=TESTS)
     quick = functools.partial(session, *QUICKLY)
@@ -161,12 +166,18 @@ def test_a_slow_down_that_one_process_only_suspects_fails(
     assert saved == ([] if how else ["test_other"])
 
 
+def test_a_launch_that_moves_more_bytes_is_measured_again_until_it_fails(pytester: pytest.Pytester, run: Run) -> None:
+    assert run("-k", "copy", BYTES=str(round(1.084 * (32 << 20)) // 1024 * 1024)).ret == 1
+    outcome, code, measured = verdict(pytester.path)
+    assert (outcome, code, measured >= 3) == ("FAIL", "slower", True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "variables", "code"),
     [
         (("--gpumem-processes=1",), {"SLOW": "1.06"}, "looks slower"),
         ((), {"LIMIT": "0.2%"}, "noisy"),  # as close to the limit, more processes would not decide it
-        (("--gpumem-baseline-window=1",), {}, "too few runs"),
+        (("-o", "gpumem_baseline_window=1"), {}, "too few runs"),
     ],
     ids=["a number", "too close", "too few runs"],
 )
@@ -220,3 +231,19 @@ def test_a_process_of_a_duet_measures_once(pytester: pytest.Pytester, run: Run) 
     """Pairs decide. A process that commands run gets these variables."""
     run(**for_a_part({}), LIMIT="0.8%").assert_outcomes(passed=2)
     assert (verdict(pytester.path), times(pytester.path)) == (("UNDECIDED", "noisy", 1), ONCE)
+
+
+@pytest.mark.parametrize("chosen", [(), ("-k", "copy"), ("-n1",), ("-n1", "-k", "copy")], ids=" ".join)
+def test_rows_are_judged_among_all_of_the_baseline(run: Run, monkeypatch: pytest.MonkeyPatch, chosen: tuple[str, ...]) -> None:
+    """Whatever the session runs, and in which process: other runners may judge the rest."""
+    if "-n1" in chosen:
+        pytest.importorskip("xdist")
+    sizes = list[int]()
+
+    def noted(row: Row, siblings: Mapping[str, Measurement], gpu: GpuSession) -> Row:
+        sizes.append(gpu.family.size)
+        return judged(row, siblings, gpu)
+
+    monkeypatch.setattr(repeating, "judged", noted)
+    run(*chosen, LIMIT="0.6%")
+    assert set(sizes) == {2}

@@ -1,4 +1,4 @@
-"""`--gpumem-explain` in a session, and `gpumem explain` from outside, on the simulated device."""
+"""Causes in the report of a failed row, and `gpumem explain` from outside, on the simulated device."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ def test_copy(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer, pageable
 
 def test_same(gpu_benchmark, gpu_kernels, device_buffer):
     gpu_benchmark(gpu_kernels.copy, device_buffer("64 MiB"), device_buffer("64 MiB"))
+
+def test_grid(gpu_benchmark, gpu_kernels, device_buffer):
+    gpu_benchmark(gpu_kernels.copy.with_grid(2 if HEAD else 64), device_buffer("64 MiB"), device_buffer("64 MiB"))
 """
 
 
@@ -37,21 +40,38 @@ def test_a_failed_row_says_why_and_how_to_learn_the_rest(pytester: pytest.Pytest
     side = pytester.path / "side.txt"
     side.write_text("base")
     for _ in range(3):
-        assert pytester.runpytest_inprocess(*SIMULATED, "--gpumem-explain", "--gpumem-save", "-k", "lookup").ret == 0
+        assert pytester.runpytest_inprocess(*SIMULATED, "--gpumem-save", "-k", "lookup").ret == 0
     side.write_text("head")
-    done = pytester.runpytest_inprocess(*SIMULATED, "--gpumem-explain", "-k", "lookup", "--benchmark-json=out.json")
+    done = pytester.runpytest_inprocess(*SIMULATED, "-k", "lookup", "--benchmark-json=out.json")
     said = " ".join(done.stdout.str().split())
     assert "why: test_it.py::test_lookup: " in said
     assert "up to this: 8 MiB no longer stay in L2, their persisting window is gone; set-aside" in said
-    assert "further causes, which need more counts: gpumem explain --base REVISION test_it.py::test_lookup" in said
+    assert "further causes, which need more counts: gpumem explain --base BASE test_it.py::test_lookup" in said
     row = row_in(pytester.path)
     assert row["why"][0].partition(": ")[0] != row["key"]  # the row has its name
     assert [kernel["name"] for kernel in row["measurement"]["activity"]["kernels"]] == ["reset_data"]
-    # Unasked, no cause is estimated: only what ran differently is known.
-    plain = pytester.runpytest_inprocess(*SIMULATED, "-k", "lookup", "--benchmark-json=plain.json")
-    assert "ran differently: kernel reset_data: access-policy window 8 MiB" in plain.stdout.str()
-    assert "up to this" not in plain.stdout.str()
-    assert rows_in(pytester.path, "plain.json")[0]["measurement"]["activity"] is None
+    # The pass is taken where it may be needed: of a row that is not slower it is not, nor where nothing of it may be recorded.
+    side.write_text("base")
+    for arguments in ((), ("--gpumem-no-what-ran",)):
+        assert pytester.runpytest_inprocess(*SIMULATED, "-k", "lookup", "--benchmark-json=same.json", *arguments).ret == 0
+        assert rows_in(pytester.path, "same.json")[0]["measurement"]["activity"] is None
+
+
+def test_without_a_stored_pass_a_failed_row_names_the_command_and_the_revision_of_the_baseline(pytester: pytest.Pytester) -> None:
+    """The baseline was saved without CUPTI, or by a run that records nothing."""
+    pytester.makepyfile(test_it=SUITE)
+    side = pytester.path / "side.txt"
+    side.write_text("base")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "base"]):
+        subprocess.run(["git", *words], cwd=pytester.path, check=True)
+    base = subprocess.run(["git", "rev-parse", "HEAD"], cwd=pytester.path, check=True, capture_output=True, text=True).stdout.strip()
+    for _ in range(3):
+        assert pytester.runpytest_inprocess(*SIMULATED, "--gpumem-save", "--gpumem-no-what-ran", "-k", "grid").ret == 0
+    side.write_text("head")
+    done = pytester.runpytest_inprocess(*SIMULATED, "--gpumem-max-regression=1%", "-k", "grid", "--benchmark-json=out.json")
+    assert row_in(pytester.path)["measurement"]["activity"] is None
+    assert f"why: test_it.py::test_grid: for causes: gpumem explain --base {base[:12]} test_it.py::test_grid" in done.stdout.str()
 
 
 def test_both_sides_are_measured_and_explained(pytester: pytest.Pytester) -> None:

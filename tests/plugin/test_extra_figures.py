@@ -37,7 +37,7 @@ def test_a_figure_stands_in_the_row_the_benchmark_entry_and_the_csv(pytester: py
         {"elements": 2097152.0},
         None,
     ]
-    table = CliRunner().invoke(main, ["export", "csv", str(pytester.path / "out.json")])
+    table = CliRunner().invoke(main, ["report", str(pytester.path / "out.json"), "--csv", "-"])
     assert [line["elements"] for line in csv.DictReader(io.StringIO(table.output))] == ["262144.0", "2097152.0", ""]
 
 

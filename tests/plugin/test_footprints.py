@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from sessions import Run, rows_in
+from sessions import Run, rows_in, stored_in
 
 MIB = 2**20
 
@@ -178,7 +178,7 @@ def test_a_part_is_watched_by_its_label(pytester: pytest.Pytester, gpumem: Run) 
     )
     result.assert_outcomes(failed=1)
     assert {key.removeprefix("test_it.py::"): row["verdict"]["outcome"] for key, row in found.items()} == {
-        "test_parts": "PASS",
+        "test_parts": "MEASURED",
         "test_parts[decode]": "PASS",
         "test_parts[nothing]": "PASS",
         "test_parts[above]": "FAIL",
@@ -217,7 +217,7 @@ def test_a_growth_against_the_baseline_fails_and_nothing_else_does(blocks: Calla
     assert blocks(19)[0] == "PASS"
     outcome, reason = blocks(21)
     assert outcome == "FAIL"
-    assert "a peak of 21 MiB against 20 MiB of 1 accepted run (+1 MiB, +5.00 %), above max_peak_regression 0 B (marker)" in reason
+    assert "a peak of 21 MiB against 20 MiB of 1 saved run (+1 MiB, +5.00 %), above max_peak_regression 0 B (marker)" in reason
     assert blocks(21, "5%")[0] == "PASS"
     assert blocks(22, "5%")[0] == "FAIL"
     assert blocks(22, "5% + 1 MiB")[0] == "PASS"
@@ -237,17 +237,22 @@ def test_small_steps_do_not_add_up_and_a_gain_stays(blocks: Callable[..., tuple[
     assert blocks(20, "5%")[0] == "FAIL"
 
 
-def test_an_accepted_change_starts_the_row_anew(pytester: pytest.Pytester, blocks: Callable[..., tuple[str, str]]) -> None:
+def test_an_accepted_peak_starts_the_row_anew(blocks: Callable[..., tuple[str, str]]) -> None:
     from click.testing import CliRunner
 
     from pytest_gpumem.cli import main
 
-    assert blocks(1, "0 B", "--gpumem-save", "--gpumem-baseline", "kept")[0] == "NEW"
-    assert blocks(2, "0 B", "--gpumem-baseline", "kept")[0] == "FAIL"
-    done = CliRunner().invoke(main, ["accept", "--baseline", "kept", "--reason", "larger batch", "test_it.py::test_it"])
+    assert blocks(1, "0 B", "--gpumem-save")[0] == "NEW"
+    assert blocks(2)[0] == "FAIL"
+    size = ("--scope", "memory", "--size", "2 MiB")
+    done = CliRunner().invoke(main, ["accept", *size, "--reason", "larger batch", "test_it.py::test_it"])
     assert done.exit_code == 0, done.output
-    assert blocks(2, "0 B", "--gpumem-save", "--gpumem-baseline", "kept")[0] == "NEW"
-    assert blocks(3, "0 B", "--gpumem-baseline", "kept")[0] == "FAIL"
+    assert blocks(3, "0 B", "--gpumem-save")[0] == "FAIL"
+    outcome, reason = blocks(2, "0 B", "--gpumem-save")
+    assert outcome == "ACCEPTED"
+    assert "larger batch); a peak of 2 MiB against 1 MiB" in reason
+    assert blocks(2)[0] == "PASS"
+    assert blocks(3)[0] == "FAIL"
 
 
 def test_a_test_without_our_fixtures_is_not_passed_on_a_simulated_device(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -260,7 +265,7 @@ def test_a_test_without_our_fixtures_is_not_passed_on_a_simulated_device(pyteste
     """
     _, found = results(pytester, gpumem, test)
     verdict = found["test_it.py::test_of_a_library"]["verdict"]
-    assert (verdict["outcome"], verdict["code"]) == ("UNDECIDED", "conditions")
+    assert (verdict["outcome"], verdict["code"]) == ("UNDECIDED", "not read")
     assert "a simulated device counts only the buffers of fixtures" in verdict["reason"]
     assert results(pytester, gpumem, test, "--gpumem-strict")[0].ret == 1
 
@@ -271,11 +276,11 @@ def test_a_test_without_our_fixtures_is_not_passed_on_a_simulated_device(pyteste
         (("--gpumem-max-peak", "2 GHz"), r"--gpumem-max-peak: '2 GHz' is not understood; accepted is a size"),
         (("--gpumem-max-peak", "0 B"), r"--gpumem-max-peak: '0 B' cannot be met"),
         (("--gpumem-max-kept=-1 MiB",), r"--gpumem-max-kept: '-1 MiB'.*accepted is a size"),
-        (("--gpumem-max-allocations", "2.5"), r"--gpumem-max-allocations: '2.5' is no number; accepted is a whole number"),
+        (("-o", "gpumem_max_allocations=2.5"), r"-o gpumem_max_allocations: '2.5' is no number; accepted is a whole number"),
         (("--gpumem-max-peak-regression", "5 us"), r"--gpumem-max-peak-regression: '5 us'.*accepted is a growth"),
         (("--gpumem-max-peak", "1 MiB", "--gpumem-max-kept", "2 MiB"), r"--gpumem-max-kept: max_kept 2 MiB contradicts max_peak 1 MiB"),
         (("--gpumem-max-peak", "1 MiB", "--gpumem-footprint=off"), r"--gpumem-max-peak: max_peak 1 MiB limits what --gpumem-footprint off"),
-        (("--gpumem-footprint", "test_it.py"), r"--gpumem-footprint: 'test_it.py' is not one of auto, on, trace, off; where tests follow"),
+        (("--gpumem-footprint", "nowhere.py"), r"--gpumem-footprint: 'nowhere.py' is not one of auto, on, trace, off; where tests follow"),
     ],
 )
 def test_a_wrong_limit_is_one_line(pytester: pytest.Pytester, gpumem: Run, arguments: tuple[str, ...], message: str) -> None:
@@ -410,8 +415,10 @@ def test_what_only_pytest_refers_to_is_not_kept(pytester: pytest.Pytester, gpume
         """,
     )
     kept = {key.partition("::test_")[2]: row["footprint"]["kept"] for key, row in found.items()}
-    assert kept == {"nothing": 0, "fixture": 0, "fails": 0, "cycle": 0, "traceback": 4096, "list": 4096}
-    assert json.loads((pytester.path / "collections.json").read_text()) == {"cycle": [1], "traceback": [1, 2], "list": [1, 2]}
+    # The variables of a failure are there for a debugger, as pytest leaves them.
+    assert kept == {"nothing": 0, "fixture": 0, "fails": 4096, "cycle": 0, "traceback": 4096, "list": 4096}
+    looked = json.loads((pytester.path / "collections.json").read_text())
+    assert looked == {"fails": [1, 2], "cycle": [1], "traceback": [1, 2], "list": [1, 2]}
 
 
 def test_memory_of_wider_fixtures_belongs_to_no_test(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -448,3 +455,95 @@ def test_a_limit_of_a_session_without_a_gpu_says_what_it_holds(pytester: pytest.
     assert result.ret == 0
     limit = "--gpumem-max-kept: max_kept 0 B limits only tests with fixtures of this plugin: a simulated device"
     assert limit in " ".join(result.stdout.str().split())
+    result = gpumem("--gpumem-max-kept", "0 B", "-o", "gpumem_max_reserved=1 MiB")
+    both = "--gpumem-max-kept: max_kept 0 B, -o gpumem_max_reserved: max_reserved 1 MiB limit only tests"
+    assert both in " ".join(result.stdout.str().split())
+
+
+def test_what_a_simulated_device_cannot_show_is_no_pass(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """Buffers of fixtures end with them: the whole test keeps and reserves nothing, whatever it does. A part may keep something."""
+    test = """
+        import pytest
+
+        @pytest.mark.gpumem(max_kept="0 B", max_reserved="0 B", max_peak="1 GiB")
+        def test_it(device_buffer, pooled_buffer, gpu_memory):
+            device_buffer("1 MiB"), pooled_buffer("1 MiB")
+            with gpu_memory.watch("part", max_kept="0 B"):
+                pass
+    """
+    result, found = results(pytester, gpumem, test)
+    result.assert_outcomes(passed=1)
+    whole, part = (found[f"test_it.py::test_it{label}"]["verdict"] for label in ("", "[part]"))
+    assert (whole["outcome"], whole["code"], part["outcome"]) == ("UNDECIDED", "not read", "PASS")
+    assert {one["limit"] for one in whole["limits"]} == {"max_kept", "max_reserved"}
+    assert "a simulated device has only the buffers of fixtures" in whole["reason"]
+
+
+NOT_READ = """
+import pytest
+
+@pytest.fixture(autouse=True, scope="session")
+def _unreadable(request):
+    from pytest_gpumem.plugin.state import SESSION
+    footprints = request.config.stash[SESSION].device.footprints
+
+    def fail(*_, **__):
+        raise RuntimeError("the allocator has no snapshot")
+
+    if {at_once}:
+        footprints.start = footprints.watch = fail
+        return
+    begin = footprints.watch
+    def watch():
+        begun = begin()
+        begun.read = fail
+        return begun
+    footprints.watch = watch
+"""
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["from the start", "when it is read"])
+def test_memory_that_cannot_be_read_passes_no_limit_and_disturbs_no_test(pytester: pytest.Pytester, gpumem: Run, at_once: bool) -> None:
+    pytester.makeconftest(NOT_READ.format(at_once=at_once))
+    test = """
+        import pytest
+
+        def test_first(device_buffer):
+            device_buffer("1 MiB")
+
+        @pytest.mark.gpumem(max_kept="0 B")
+        def test_of_a_library():
+            pass
+
+        @pytest.mark.gpumem(max_peak="1 GiB")
+        def test_measures(gpu_benchmark, gpu_kernels, device_buffer):
+            gpu_benchmark(gpu_kernels.copy, device_buffer("1 MiB"), device_buffer("1 MiB"))
+
+        def test_part(gpu_memory):
+            with gpu_memory.watch("limited", max_kept="0 B") as used:
+                pass
+            with gpu_memory.watch("free"):
+                pass
+            with pytest.raises(Exception, match="the allocator has no snapshot"):
+                used.peak
+
+        def test_free(gpu_benchmark, gpu_kernels, device_buffer):
+            gpu_benchmark(gpu_kernels.copy, device_buffer("1 MiB"), device_buffer("1 MiB"))
+    """
+    result, found = results(pytester, gpumem, test, "--gpumem-save")
+    result.assert_outcomes(passed=5)
+    said = {key.removeprefix("test_it.py::"): (row["verdict"]["outcome"], row["verdict"]["code"]) for key, row in found.items()}
+    unread = ("UNDECIDED", "not read")
+    assert said == {
+        "test_of_a_library": unread,
+        "test_measures": unread,
+        "test_part[limited]": unread,
+        "test_free": ("MEASURED", None),
+    }
+    assert all("the allocator has no snapshot" in row["verdict"]["reason"] for key, row in found.items() if "free" not in key)
+    (stored,) = stored_in(pytester.path)
+    content = json.loads(stored.read_text())["content"]
+    assert {row["nodeid"].partition("::")[2] for row in content["rows"]} == {"test_measures", "test_free"}
+    assert not content.get("footprints")
+    result, _ = results(pytester, gpumem, test, "--gpumem-strict")
+    assert result.ret == 1

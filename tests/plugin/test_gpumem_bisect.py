@@ -109,7 +109,7 @@ def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
     commits.append(project.add("commit 4 does not build", "no_such_name"))
     commits += [project.add(f"commit {number}", mib) for number, mib in ((5, 17), (6, 20))]
     common = ("--json", str(project.temporary / "out.json"), "--no-explain", TEST)
-    first = ("--good", commits[0], "--bad", commits[5], *common, "--peak", "--journal", str(project.temporary / "journal"))
+    first = ("--good", commits[0], "--bad", commits[5], *common, "--figure", "peak", "--journal", str(project.temporary / "journal"))
     assert ended_by(signal.SIGKILL, project, first, 2)[0] == -signal.SIGKILL
     for _ in range(2):  # the second time, every process is there already
         done = project.bisect(*first)
@@ -124,13 +124,14 @@ def test_bytes_and_counts_take_one_process_a_commit(project: Project) -> None:
         assert document["processes"] == 2 + len(document["steps"])
         assert document["resumed"] >= 2
     assert document["resumed"] == document["processes"]
-    done = project.bisect("--good", commits[5], *common, "--peak")
+    done = project.bisect("--good", commits[5], *common, "--figure", "peak")
     assert done.returncode == 0, (done.stdout, done.stderr)
     assert project.document()["found"]["commit"] == commits[6]
     assert project.document()["found"]["values"] == [34 << 20, 40 << 20]
     assert "34 MiB → 40 MiB against" in done.stdout
-    assert project.bisect("--good", commits[5], *common, "--count", "kernels").returncode == 1
+    assert project.bisect("--good", commits[5], *common, "--figure", "kernels").returncode == 1
     assert project.document()["nothing"] is True
+    assert project.bisect("--good", commits[5], *common, "--figure", "waits").returncode == 1
     assert project.left() == []
 
 
@@ -144,7 +145,7 @@ def test_what_cannot_be_searched_is_one_line(project: Project) -> None:
         (("--good", last, "--bad", first, TEST), f"'{last}' is no ancestor of '{first}'"),
         (("--good", "v9", TEST), "'v9' is no commit of"),
         (("--good", "HEAD", TEST), "are the same commit"),
-        (("--good", first, TEST, "--peak", "--max-regression", "2%"), "--max-regression, --peak and --count exclude each other"),
+        (("--good", first, TEST, "--figure", "peak", "--max-regression", "2%"), "--max-regression and --figure exclude each other"),
         (("--good", first, TEST, "--max-regression", "2 apples"), "--max-regression: '2 apples'"),
         (("--good", first, TEST), f"--bad HEAD: {TEST} measures nothing there: there is no such test"),
         (("--good", first, "--bad", imports, TEST), "did not run its own code: kern from"),

@@ -1,4 +1,4 @@
-"""`gpumem profile` and `gpumem ranges` from end to end, with a stand-in for the tools."""
+"""`gpumem profile` from end to end, with a stand-in for the tools."""
 
 from __future__ import annotations
 
@@ -76,14 +76,20 @@ def test_one_test_is_recorded_by_its_range_and_no_other_runs(gpumem_command: Run
     # The command is said before it runs, and pytest's words go to standard error.
     assert "--nvtx-capture=test_copy_2@gpumem" in done.stderr.splitlines()[0]
     assert "1 passed, 2 deselected" in done.stderr
-    again = gpumem_command("profile", "nsys", "-o", "test_copy_2.nsys-rep")
-    assert again.returncode == 4
-    assert again.stderr.startswith("gpumem: test_copy_2.nsys-rep exists already; --force-overwrite replaces it, -o FILE writes another")
 
 
 def test_ncu_is_shown_the_measured_launches_of_the_chosen_tests(gpumem_command: Run, pytester: pytest.Pytester) -> None:
     done = gpumem_command(
-        "profile", "ncu", "--test", "test_suite.py::test_copy", "--test", "./test_suite.py::test_other", "-o", "some", "--set", "full"
+        "profile",
+        "ncu",
+        "--test",
+        "test_suite.py::test_copy",
+        "--test",
+        "./test_suite.py::test_other",
+        "-o",
+        "some",
+        "--tool-options",
+        "--set full",
     )
     assert done.returncode == 1, done.stderr  # test_other fails
     report = json.loads((pytester.path / "some.ncu-rep").read_text())
@@ -95,17 +101,11 @@ def test_ncu_is_shown_the_measured_launches_of_the_chosen_tests(gpumem_command: 
     opened = {path.split("/")[-1] for path in report["ranges"]}
     assert {one.removeprefix("gpumem@").rstrip("/") for one in included} < opened
     assert "some.ncu-rep: 3 tests" in done.stdout
+    assert "ranges of the tests: test_copy_1, test_copy_2, test_other\n" in done.stdout
     assert "pytest ended with exit code 1: tests failed" in done.stderr
 
 
-def test_ranges_are_said_without_a_device(gpumem_command: Run) -> None:
-    done = gpumem_command("ranges", "--json", "-", "--", "-k", "2 or other", "--gpumem-device", "cuda", CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stderr
-    found = {one["nodeid"]: one for one in json.loads(done.stdout)}
-    assert list(found) == ["test_suite.py::test_copy[2]", "test_suite.py::test_other"]
-    assert found["test_suite.py::test_copy[2]"]["range"] == "test_copy_2"
-    assert found["test_suite.py::test_copy[2]"]["filters"]["ncu"].endswith("--nvtx-include gpumem@test_copy_2.measure/")
-    assert "--nvtx-capture=test_other@gpumem" in found["test_suite.py::test_other"]["filters"]["nsys"]
-    none = gpumem_command("ranges", "--", "-k", "nothing")
+def test_a_selection_of_nothing_is_one_line(gpumem_command: Run) -> None:
+    none = gpumem_command("profile", "nsys", "--", "-k", "nothing", CUDA_VISIBLE_DEVICES="")
     assert none.returncode == 4
     assert none.stderr.startswith("gpumem: no test is selected by '-k nothing'")

@@ -1,4 +1,4 @@
-"""`gpumem traffic` from end to end with a stand-in for Nsight Compute, and its counts in later runs."""
+"""`gpumem profile ncu --traffic` from end to end with a stand-in for Nsight Compute, and its counts in later runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Session = Callable[..., pytest.RunResult]
 
 @pytest.fixture
 def traffic(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs `gpumem traffic` on the suite with the stand-in; the tests alone run in a process of their own."""
+    """Runs `gpumem profile ncu --traffic` on the suite with the stand-in; the tests alone run in a process of their own."""
     pytester.makepyfile(test_suite=SUITE)
     ncu = tmp_path / "bin" / "ncu"
     ncu.parent.mkdir()
@@ -69,7 +69,7 @@ def traffic(pytester: pytest.Pytester, nvtx_trace: Trace, tmp_path: Path, progra
         told = {"figures": RIGHT, "nvtx_library": nvtx["NVTX_INJECTION64_PATH"], "nvtx_log": nvtx["NVTX_LOG"], **told}
         for name, value in {"GPUMEM_NCU": str(ncu), "FAKE_NCU": json.dumps(told), "COLUMNS": "160"}.items():
             monkeypatch.setenv(name, value)
-        result = CliRunner().invoke(main, ["traffic", *arguments])
+        result = CliRunner().invoke(main, ["profile", "ncu", "--traffic", *arguments])
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
 
@@ -151,6 +151,8 @@ def test_arguments_reach_pytest(traffic: Run) -> None:
         (["--", "--gpumem-device=sim"], {}, 4, "the simulated device has no counters"),
         (["--", "--benchmark-json=mine.json"], {}, 4, "--benchmark-json"),
         (["--json", "no/folder/x.json"], {}, 4, "no/folder"),
+        (["-o", "report"], {}, 4, "leave out -o"),
+        (["--tool-options", "--set full"], {}, 4, "leave out --tool-options"),
         (["-k", "triad"], {}, 4, "-k"),
         (["--", "--no-such-option"], {}, 4, "pytest did not accept its arguments"),
         ([], {"simulated": True}, 6, "is a simulated device: it has no counters"),
@@ -171,7 +173,7 @@ def test_what_cannot_be_counted_is_one_line(traffic: Run, arguments: list[str], 
 
 
 def test_without_ncu(pytester: pytest.Pytester) -> None:
-    command = [sys.executable, "-c", COMMAND, "traffic"]
+    command = [sys.executable, "-c", COMMAND, "profile", "ncu", "--traffic"]
     environment = {**os.environ, "GPUMEM_NCU": str(pytester.path / "nowhere")}
     done = subprocess.run(command, cwd=pytester.path, env=environment, capture_output=True, text=True)
     assert done.returncode == 6

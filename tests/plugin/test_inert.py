@@ -76,7 +76,7 @@ def test_tests_that_use_our_fixtures_skip(pytester: pytest.Pytester) -> None:
             raise AssertionError("set up although the test skips")
 
         @pytest.mark.parametrize("name", ["gpu_device", "gpu_kernels", "gpu_benchmark", "device_buffer", "managed_buffer",
-            "prefetched_buffer", "pinned_buffer", "registered_buffer", "persisting_stream", "l2_sweep"])
+            "prefetched_buffer", "pinned_buffer", "registered_buffer", "persisting_stream"])
         def test_dynamic(request, name):
             request.getfixturevalue(name)
             raise AssertionError("ran")
@@ -95,7 +95,7 @@ def test_tests_that_use_our_fixtures_skip(pytester: pytest.Pytester) -> None:
         """
     )
     result = pytester.runpytest("-rs")
-    result.assert_outcomes(passed=1, skipped=12)
+    result.assert_outcomes(passed=1, skipped=11)
     result.stdout.fnmatch_lines(["SKIPPED*needs --gpumem"])
 
 
@@ -156,3 +156,86 @@ def test_somebody_elses_variable_does_no_harm(pytester: pytest.Pytester, monkeyp
     monkeypatch.setenv("GPUMEM_NONSENSE", "1")
     pytester.makepyfile("def test_it(): pass")
     pytester.runpytest().assert_outcomes(passed=1)
+
+
+STATE = """
+import atexit, gc, os, signal, sys, threading, warnings
+
+def state():
+    wakeup = signal.set_wakeup_fd(-1)
+    if wakeup != -1:
+        signal.set_wakeup_fd(wakeup)
+    return {
+        "meta_path": [str(one) for one in sys.meta_path],
+        "path_hooks": [*map(str, sys.path_hooks)],
+        "hooks": [sys.excepthook, sys.unraisablehook, sys.displayhook, sys.breakpointhook, threading.excepthook],
+        "tracing": [sys.gettrace(), sys.getprofile()],
+        "signals": {one: signal.getsignal(one) for one in signal.valid_signals()},
+        "wakeup": wakeup,
+        "atexit": atexit._ncallbacks(),
+        "filters": [*warnings.filters],
+        "garbage": [gc.isenabled(), *gc.callbacks],
+        "streams": [sys.stdout, sys.stderr],
+        "environment": {**os.environ},
+        "folder": os.getcwd(),
+    }
+"""
+
+GLOBALS = (
+    STATE
+    + """
+import importlib
+import pytest
+
+for name in sys.argv[1].split():
+    importlib.import_module(name)
+assert pytest.main(["-q", "-p", "no:gpumem", "-p", "no:cacheprovider", "test_a.py"]) == 0
+before = state()
+assert pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]) == 0
+after = state()
+changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+assert not changed, changed
+"""
+)
+THIRD_PARTIES = (
+    "numpy msgspec rich.console rich.table rich.text filelock platformdirs nvtx jinja2 multiprocessing.connection multiprocessing.util"
+)
+"""What a session with --gpumem imports of others, which register what they like."""
+MEASURES = """
+def test_it(gpu_benchmark, gpu_kernels, device_buffer):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+"""
+
+
+@pytest.mark.parametrize(
+    ("others", "arguments"),
+    [("", ()), (THIRD_PARTIES, ("--gpumem", "--gpumem-device=sim", "--gpumem-budget=5 ms", "--gpumem-save"))],
+    ids=["without", "with"],
+)
+def test_a_session_leaves_nothing_global_behind(pytester: pytest.Pytester, others: str, arguments: tuple[str, ...]) -> None:
+    pytester.makepyfile(test_a="def test_nothing(): pass", test_b=MEASURES)
+    done = subprocess.run([sys.executable, "-c", GLOBALS, others, *arguments], cwd=pytester.path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_without_the_switch_a_session_runs_with_nothing_global_of_ours(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        STATE
+        + """
+def pytest_runtest_call(item):
+    plugins = item.config.pluginmanager
+    hooks = vars(item.config.hook)
+    found = {**state(), "hookspecs": sorted(hooks), "garbage": gc.isenabled()}
+    for name in ("hooks", "signals", "environment", "streams"):
+        found[name] = [str(one).partition(" at 0x")[0] for one in (found[name].items() if isinstance(found[name], dict) else found[name])]
+    with open("state.txt", "w") as file:
+        file.write("\\n".join(f"{name}: {value}" for name, value in found.items()))
+"""
+    )
+    pytester.makepyfile("def test_nothing(): pass")
+    seen = []
+    for arguments in (("-p", "no:gpumem"), ()):
+        assert pytester.runpytest_subprocess(*arguments).ret == 0
+        lines = (pytester.path / "state.txt").read_text().splitlines()
+        seen.append([line.partition(" at 0x")[0] for line in lines])
+    assert seen[0] == seen[1]

@@ -52,32 +52,18 @@ WAYS_IN = """
         return device_buffer(64 * MiB, "i4")
 
     def persist(where):
-        def body(gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave):
+        def body(gpu_benchmark, gpu_kernels, persisting_stream, out, table, leave):
             with persisting_stream(table, where=where) as stream:
                 gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream)
                 leave()
         return body
 
-    def sample(gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave):
+    def sample(gpu_benchmark, gpu_kernels, persisting_stream, out, table, leave):
         with persisting_stream(table) as stream:
             gpu_benchmark(gpu_kernels.reset_data, out, table, stream=stream, label="before")
             gpu_benchmark.case(lambda memory: while_sampled(memory, table, leave))
 
-    def sweep(gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave):
-        reset, calls = gpu_kernels.reset_data, []
-        launch = gpu_kernels._device.kernels.launch
-        def counted(*arguments, **options):
-            calls.append(1)
-            if len(calls) == 100:
-                leave()
-            return launch(*arguments, **options)
-        gpu_kernels._device.kernels.launch = counted
-        try:
-            l2_sweep(reset, out, table, window=table)
-        finally:
-            gpu_kernels._device.kernels.launch = launch
-
-    def case(gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave):
+    def case(gpu_benchmark, gpu_kernels, persisting_stream, out, table, leave):
         gpu_benchmark.case(lambda memory: while_sampled(memory, memory.device(8 * MiB), leave, window=True))
 
     def while_sampled(memory, x, leave, window=False):
@@ -99,13 +85,13 @@ def way_out(body: str) -> str:
         {body}
 
     WAYS = {{"stream": persist("stream"), "graph": persist("graph"), "launch": persist("launch"),
-            "sample": sample, "sweep": sweep, "case": case}}
+            "sample": sample, "case": case}}
 
     @pytest.mark.parametrize("way", list(WAYS))
     @pytest.mark.timeout(600, method="signal")
-    def test_leaves(way, gpu_device, gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table):
+    def test_leaves(way, gpu_device, gpu_benchmark, gpu_kernels, persisting_stream, out, table):
         assert (state(gpu_device), lines(gpu_device)) == ((DEFAULT, []), 0)
-        WAYS[way](gpu_benchmark, gpu_kernels, l2_sweep, persisting_stream, out, table, leave)
+        WAYS[way](gpu_benchmark, gpu_kernels, persisting_stream, out, table, leave)
         assert (state(gpu_device), lines(gpu_device)) == ((DEFAULT, []), 0)
     """
     )
@@ -118,10 +104,10 @@ CTRL_C = "signal.raise_signal(signal.SIGINT)"
 @pytest.mark.parametrize(
     ("body", "outcomes"),
     [
-        ("pass", {"passed": 6}),
-        ("raise ValueError('in the body')", {"failed": 6}),
-        ("pytest.skip('in the body')", {"skipped": 6}),
-        (TIMEOUT, {"failed": 6}),
+        ("pass", {"passed": 5}),
+        ("raise ValueError('in the body')", {"failed": 5}),
+        ("pytest.skip('in the body')", {"skipped": 5}),
+        (TIMEOUT, {"failed": 5}),
     ],
     ids=["success", "failure", "skip", "time-out"],
 )
@@ -135,7 +121,7 @@ def test_all_is_as_found_after(pytester: pytest.Pytester, gpumem: Run, body: str
         result.stdout.fnmatch_lines(["*Timeout (>600.0s) from pytest-timeout*"])
 
 
-@pytest.mark.parametrize("way", ["stream", "graph", "launch", "sample", "sweep", "case"])
+@pytest.mark.parametrize("way", ["stream", "graph", "launch", "sample", "case"])
 def test_all_is_as_found_after_ctrl_c(pytester: pytest.Pytester, way: str) -> None:
     pytester.makepyfile(way_out(CTRL_C))
     arguments = (*SIMULATED, "-W", "default", "--gpumem-device", "sim:h100", "-k", way)

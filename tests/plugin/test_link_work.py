@@ -31,7 +31,7 @@ def test_little(pinned_buffer):
     result.stdout.fnmatch_lines(
         ["*TooMuchPinned: 2 MiB of page-locked memory pass the cap of *, 0.001 % of the host's 128 GiB (gpumem_pinned_share in tox.ini)*"]
     )
-    run(body, "--gpumem-pinned-share", "1%").assert_outcomes(passed=2)
+    run(body, "-o", "gpumem_pinned_share=1%").assert_outcomes(passed=2)
 
 
 OVERLAP = """

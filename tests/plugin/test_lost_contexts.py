@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from xml.etree import ElementTree
 
@@ -81,13 +83,31 @@ def test_a_context_lost_in_a_teardown_is_that_tests_error(losing: Callable[[str]
     result.stdout.fnmatch_lines(["*_ ERROR at teardown of test_culprit _*", "ContextLost: at the test's end: *cudaErrorIllegalAddress*"])
 
 
-def test_a_test_without_our_fixtures_keeps_its_verdict_and_is_named(losing: Callable[[str], pytest.RunResult]) -> None:
-    result = losing(
-        "@pytest.fixture(scope='module')\ndef found(request):\n    from pytest_gpumem.plugin.state import SESSION\n"
-        "    return request.config.stash[SESSION]\n"
-        "def test_culprit(found): lose(found.device)\n"
-    )
-    result.assert_outcomes(passed=3, errors=2)
+UNSEEN = """
+@pytest.fixture(scope="module")
+def found(request):
+    from pytest_gpumem.plugin.state import SESSION
+    return request.config.stash[SESSION]
+"""
+"""How a test reaches the device without our fixtures, as a library does."""
+
+
+def test_a_test_without_our_fixtures_fails_and_is_named(losing: Callable[[str], pytest.RunResult]) -> None:
+    result = losing(f"{UNSEEN}def test_culprit(found): lose(found.device)\n")
+    result.assert_outcomes(passed=2, failed=1, errors=2)
+    result.stdout.fnmatch_lines(["*_ test_culprit _*", "*ContextLost: *cudaErrorIllegalAddress*"])
+
+
+@pytest.mark.parametrize("arguments", [(), ("-n", "1"), ("--gpumem-isolate",)])
+@pytest.mark.parametrize("when", ["lose(found.device); yield", "yield; lose(found.device)"])
+def test_the_last_test_that_loses_the_context_unseen_fails(pytester: pytest.Pytester, arguments: tuple[str, ...], when: str) -> None:
+    """Nobody comes after it who could notice, and the worker that it ran in is replaced."""
+    pytester.makeconftest(LOSING)
+    fixture = f"@pytest.fixture\ndef own(found): {when}\n"
+    pytester.makepyfile(test_it=f"import pytest\nfrom conftest import lose\n{TRIAD}\n{UNSEEN}{fixture}def test_culprit(own): pass\n")
+    result = pytester.runpytest_subprocess(*SIMULATED, *arguments)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*_ * of test_culprit _*" if when.startswith("yield") else "*_ test_culprit _*", "*ContextLost: *"])
 
 
 def test_an_error_that_leaves_the_context_is_the_tests_alone(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -176,3 +196,20 @@ def test_nothing_that_was_lost_prints_anything_after_the_summary(pytester: pytes
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert "1 failed" in result.outlines[-1]
     assert not [line for line in result.errlines if line]
+    # A program that calls pytest goes on after it.
+    program = f"""
+import sys, pytest
+hook, code = sys.excepthook, pytest.main({list(SIMULATED)!r})
+sys.exit(40 + code if sys.excepthook is hook else 0)
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=pytester.path, capture_output=True).returncode == 41
+
+
+def test_a_test_that_resets_the_device_passes_and_later_ones_are_not_run(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """No handle of the context that is gone is used: on a GPU that may end the process."""
+    pytester.makeconftest(LOSING)
+    resets = "def test_culprit(found):\n    found.device.was_reset = lambda: True\n    lose(found.device)\n"
+    pytester.makepyfile(test_it=f"import pytest\nfrom conftest import lose\n{TRIAD}\n{UNSEEN}{resets}\n{INNOCENT}")
+    result = gpumem("-rA")
+    result.assert_outcomes(passed=3, errors=2)
+    result.stdout.fnmatch_lines(["*test_it.py::test_culprit reset the device (cudaDeviceReset): later tests that use it are not run"])

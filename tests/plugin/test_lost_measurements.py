@@ -57,7 +57,7 @@ STORED: dict[str, bytes] = {}
 def baseline(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[pytest.RunResult, Any]]:
     """Runs the tests, changed, against a baseline of them. Gives the result and what is missing: statuses by name."""
     pytester.makepyfile(test_a=TESTS)
-    quick = functools.partial(gpumem, "--gpumem-budget=5 ms", "--gpumem-placements=2", "-p", "no:randomly")
+    quick = functools.partial(gpumem, "--gpumem-budget=5 ms", "-o", "gpumem_placements=2", "-p", "no:randomly")
     if not STORED:
         assert quick("--gpumem-save").ret == 0
         STORED.update((str(path.relative_to(pytester.path)), path.read_bytes()) for path in pytester.path.glob(".benchmarks/*/gpumem/*"))
@@ -125,11 +125,11 @@ def test_all_of_them_may_be_lost(baseline: Any, pytester: pytest.Pytester) -> No
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        (("test_a.py::test_skips",), {}),
-        (("-k", "skips"), dict.fromkeys({*NAMES} - {"test_skips", "test_removed"}, "not run")),
-        (("--deselect=test_a.py::test_removed",), {}),
+        (("test_a.py::test_skips",), dict.fromkeys({*NAMES} - {"test_skips"}, "not run")),
+        (("-k", "skips"), {**dict.fromkeys({*NAMES} - {"test_skips"}, "not run"), "test_removed": "lost"}),
+        (("--deselect=test_a.py::test_removed",), {"test_removed": "not run"}),
         (("--deselect=test_a.py::test_two",), {"test_two[x]": "not run", "test_two[y]": "not run", "test_removed": "lost"}),
-        (("elsewhere",), {}),
+        (("elsewhere",), dict.fromkeys(NAMES, "not run")),
         (("--ignore=test_a.py", "."), dict.fromkeys(NAMES, "not run")),
     ],
     ids=["one test", "-k", "deselect the lost one", "deselect another", "elsewhere", "ignore"],
@@ -155,10 +155,18 @@ def test_a_row_of_another_mode_of_the_session_is_not_lost(baseline: Any, gpumem:
     assert baseline("return", "--gpumem-mode=dirty-cold")[1] == {}
 
 
-def test_an_accepted_loss_is_none(baseline: Any) -> None:
-    accepted = CliRunner().invoke(main, ["accept", "test_a.py::test_removed", "--reason", "gone"])
-    assert accepted.exit_code == 0
+def test_an_accepted_removal_is_no_loss_and_a_saved_run_takes_it_over(baseline: Any) -> None:
+    removed = ["accept", "test_a.py::test_removed", "--scope", "removed", "--reason", "gone"]
+    assert CliRunner().invoke(main, removed).exit_code == 0
+    result, found = baseline("remove", "--gpumem-save")
+    assert found == {"test_removed": "accepted"}
+    result.stdout.re_match_lines([r"removed: test_a.py::test_removed: its removal was accepted \(.*: gone\)"])
+    result.stdout.re_match_lines(
+        [r"--gpumem-save: a change of test_a.py::test_removed was accepted \(.*: gone\): its baseline is reset, .*"]
+    )
     assert baseline("remove")[1] == {}
+    # A test that is skipped is not removed by an acceptance of another.
+    assert baseline("remove, return")[1] == {"test_two[y]": "lost"}
 
 
 def test_a_gate_is_red_by_it(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,14 +177,14 @@ def test_a_gate_is_red_by_it(pytester: pytest.Pytester, gpumem: Run, monkeypatch
         git(pytester.path, *command)
     assert gpumem("--gpumem-save").ret == 0
 
-    def gate(*arguments: str) -> Result:
+    def gate(words: tuple[str, ...] = ()) -> Result:
         quick = ("--gpumem-device=sim", "--gpumem-budget=5 ms", "-p", "no:cacheprovider")
-        return CliRunner().invoke(main, ["gate", "--screen-only", "--max-regression", "50%", *arguments, "HEAD", "--", *quick])
+        return CliRunner().invoke(main, ["gate", "--screen-only", "--max-regression", "50%", "HEAD", "--", *quick, *words])
 
     monkeypatch.setenv("EARLY", "return")
     red = gate()
-    assert (red.exit_code, red.stdout.splitlines()[-1]) == (1, "gpumem gate: red: 1 measurement of the baseline lost")
-    allowed = gate("--allow-lost", "test_a.py::test_two[y]")
+    assert (red.exit_code, red.stdout.splitlines()[-1]) == (1, "gpumem gate: red (simulated): 1 measurement of the baseline lost")
+    allowed = gate(words=("--gpumem-allow-lost", "test_a.py::test_two[y]"))
     assert allowed.exit_code == 0
     assert "lost, as allowed: test_a.py::test_two[y]: its test passed without it" in allowed.stdout
     monkeypatch.setenv("EARLY", "skip")

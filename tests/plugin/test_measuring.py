@@ -25,7 +25,7 @@ def test_results_and_table(pytester: pytest.Pytester, gpumem: Run) -> None:
     )
     result = gpumem()
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["gpumem: SIMULATED *", "*test_triad*PASS (sim)", "1 measured (simulated): 1 PASS (1 held to no limit)"])
+    result.stdout.fnmatch_lines(["gpumem: SIMULATED *", "*test_triad*measured (sim)", "1 row (simulated): 1 measured"])
 
 
 def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -61,11 +61,33 @@ def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) 
     gpumem().assert_outcomes(passed=2)
 
 
+@pytest.mark.parametrize("then", ["pass", "pytest.skip('flaky')", "raise ValueError('its own')"])
+def test_a_wrong_result_fails_its_test_also_if_the_test_catches_the_error(pytester: pytest.Pytester, gpumem: Run, then: str) -> None:
+    pytester.makepyfile(
+        f"""
+        import pytest
+        from pytest_gpumem import Case
+
+        def test_caught(gpu_benchmark):
+            try:
+                gpu_benchmark.case(
+                    lambda memory: Case(lambda: None, reference=lambda: None, check=lambda: False, reads=[memory.device(64)])
+                )
+            except AssertionError:
+                {then}
+        """
+    )
+    result = gpumem("-rf")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    own = "*its own*" if "its own" in then else "*its check returned False after one launch (the test caught this error)"
+    result.stdout.fnmatch_lines([f"FAILED *::test_caught - {own}"])
+
+
 def test_quiet_is_short(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(TRIAD)
     result = gpumem("-q", "--benchmark-quiet")
     assert "test_triad" not in result.stdout.str()
-    result.stdout.fnmatch_lines(["1 measured (simulated): 1 PASS (1 held to no limit)"])
+    result.stdout.fnmatch_lines(["1 row (simulated): 1 measured"])
 
 
 def test_no_row_takes_the_place_of_another(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -209,7 +231,7 @@ def test_an_interrupted_measurement_leaves_the_summary(pytester: pytest.Pytester
     pytester.makepyfile(TRIAD, test_second="def test_interrupted(gpu_benchmark): raise KeyboardInterrupt")
     result = pytester.runpytest_inprocess(*SIMULATED, "-W", "error", no_reraise_ctrlc=True)
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["1 measured (simulated): 1 PASS*"])
+    result.stdout.fnmatch_lines(["1 row (simulated): 1 measured"])
 
 
 def test_a_users_own_exception_keeps_its_traceback(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -322,7 +344,7 @@ def test_marker_sets_the_plan(pytester: pytest.Pytester, gpumem: Run) -> None:
                 assert len(result.placements) == 3
         """
     )
-    gpumem("--gpumem-precision", "50%", "--gpumem-budget", "20 ms").assert_outcomes(passed=1)
+    gpumem("-o", "gpumem_precision=50%", "--gpumem-budget", "20 ms").assert_outcomes(passed=1)
 
 
 def test_a_total_budget_is_shared_and_announced(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -481,3 +503,24 @@ def test_an_error_of_a_fixture_is_the_reason_of_its_row(pytester: pytest.Pyteste
     gpumem("--benchmark-json=out.json").assert_outcomes(errors=1)
     row = row_in(pytester.path)
     assert row["verdict"]["reason"] == "failed before anything was measured: ValueError: no such table"
+
+
+def test_an_unknown_peak_fails_an_assertion_on_its_share(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """A peak of 0 would let every bandwidth pass."""
+    pytester.makepyfile(
+        """
+        from dataclasses import replace
+
+        from msgspec import structs
+
+        def test_triad(gpu_benchmark, device_buffer, gpu_kernels):
+            a, b, c = (device_buffer(1 << 20, "f4") for _ in range(3))
+            result = gpu_benchmark(gpu_kernels.triad, a, b, c, 3.0)
+            result = replace(result, device=structs.replace(result.device, dram_peak=0.0))  # as a driver without a memory clock
+            assert result.bandwidth > 0.85 * result.device.peak_bandwidth
+        """
+    )
+    result = gpumem()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*UnknownPeak: the peak bandwidth of * is unknown: *"])
+    result.stdout.no_fnmatch_line("*Traceback*")

@@ -26,7 +26,9 @@ def test_what_needs_11_gib_passes_at_12_and_fails_at_10_with_its_peak(pytester: 
     gpumem("--gpumem-memory-limit", "12 GiB").assert_outcomes(passed=2)
     result = gpumem("--gpumem-memory-limit=10GiB", "--junitxml=junit.xml")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*memory limit 10 GiB*", "*asked for 1 GiB beside 9.5 GiB in use, a peak of 10.5 GiB*"])
+    result.stdout.fnmatch_lines(
+        ["*memory limit 10 GiB*", "*asked for 1 GiB beside 9.5 GiB in use (0.5 GiB of it before *), a peak of 10.5 GiB*"]
+    )
     result.stdout.fnmatch_lines(["*::test_large: out of memory at a limit of 10 GiB*"])
     assert (
         json.dumps({"limit": 10 * GiB, "in_use": 19 * GiB // 2, "asked": GiB}).replace('"', "&quot;")
@@ -75,9 +77,9 @@ def test_without_a_gpu(pytester: pytest.Pytester, session: Run, monkeypatch: pyt
         raise opening.NoDevice("the driver is broken")
 
     monkeypatch.setattr(opening, "_cuda", no_gpu)
-    pytester.makepyfile("def test_it(): pass")
-    line = only_line(session("--gpumem", "--gpumem-memory-limit", "4 GiB"))
-    assert "needs a GPU: the driver is broken" in line
+    pytester.makepyfile(NEEDS_11_GIB)
+    for limit, failed in (("10 GiB", 1), ("900 GiB", 0)):  # a larger card than the simulated one
+        session("--gpumem", "--gpumem-memory-limit", limit).assert_outcomes(passed=2 - failed, failed=failed)
 
 
 def test_without_gpumem(pytester: pytest.Pytester, session: Run) -> None:

@@ -19,12 +19,12 @@ Gate = Callable[..., tuple[int, str]]
 SECOND = "\ndef test_first():\n    assert False\n"
 SKIP = "    pytest.skip('not today')\n"
 CRASH = """
-import pytest_gpumem.plugin.judging
+import pytest_gpumem.baselines.verdicts
 
 def crash(*arguments, **keywords):
     raise RuntimeError("no verdict")
 
-pytest_gpumem.plugin.judging.judge = crash
+pytest_gpumem.baselines.verdicts.judge = crash
 """
 
 
@@ -92,6 +92,15 @@ def test_what_is_not_judged_is_not_green(
     change(project)
     ended, text = gate(options, arguments)
     assert ended == code, text
+
+
+@pytest.mark.parametrize("leaves", ["os._exit(0)", "ctypes.CDLL(None)._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_a_process_that_ends_by_itself_is_red(project: Project, gate: Gate, leaves: str) -> None:
+    """The gate waits for the results, which another process writes after this one's death."""
+    project.write("test_it.py", f"{TESTS}\ndef test_leaves():\n    import ctypes, os\n    {leaves}\n")
+    ended, text = gate()
+    assert ended == 1, text
+    assert "nothing was measured" not in text
 
 
 def test_no_gpu_is_not_green(gate: Gate) -> None:

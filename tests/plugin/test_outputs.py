@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 from sessions import TRIAD, Run, results_in, stored_in
 
-from pytest_gpumem.records.schema import json_schema
+from pytest_gpumem.cli import main
 
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "results.schema.json"
 TESTS = """
 import pytest
 
@@ -45,16 +49,97 @@ def test_a_run_in_github_actions(pytester: pytest.Pytester, gpumem: Run, monkeyp
     )
     summary = (pytester.path / "out.md").read_text()
     assert (pytester.path / "steps.md").read_text() == f"before\n{summary}\n"
-    assert "**2 measured (simulated): 1 FAIL, 1 PASS (1 held to no limit)**" in summary
+    assert "**2 rows (simulated): 1 FAIL, 1 measured**" in summary
     (finding,) = json.loads((pytester.path / "quality.json").read_text())
     assert finding["location"] == {"path": f"{pytester.path.name}/test_it.py", "lines": {"begin": 6}}
     document = results_in(pytester.path)
-    jsonschema.Draft202012Validator(json_schema()).validate(document)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
     cases = {case.get("name"): case for case in ET.parse(pytester.path / "junit.xml").getroot().iter("testcase")}
     properties = {p.get("name"): p.get("value") for p in cases["test_fine"].iter("property")}
-    named = ("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "mode", "sampler", "device", "simulated")
+    named = ("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "mode", "sampler", "gpu", "simulated")
     assert {f"gpumem_{name}" for name in named} <= set(properties)
     result.stdout.fnmatch_lines(["--gpumem-markdown: wrote *out.md", "--gpumem-code-quality: wrote *quality.json"])
+
+
+def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails no strict session, enters the baseline as a PASS does, and later shows its change against it."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+
+        def measure(gpu_benchmark, device_buffer, gpu_kernels):
+            gpu_benchmark(gpu_kernels.triad, *(device_buffer(1 << 20) for _ in range(3)), 3.0)
+
+        @pytest.mark.gpumem(max_latency="1 s")
+        def test_held(gpu_benchmark, device_buffer, gpu_kernels):
+            measure(gpu_benchmark, device_buffer, gpu_kernels)
+
+        def test_free(gpu_benchmark, device_buffer, gpu_kernels):
+            measure(gpu_benchmark, device_buffer, gpu_kernels)
+
+        @pytest.mark.gpumem(max_peak="1 GiB")
+        def test_memory(device_buffer, gpu_memory):
+            with gpu_memory.watch("part"):
+                device_buffer(1 << 20)
+        """
+    )
+    gpumem("--gpumem-save")
+    result = gpumem(*FILES, "--gpumem-report=report.html", "--gpumem-strict", "-v")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["test_free *+0.00 [[]*measured (*", "4 rows (simulated): 2 PASS, 2 measured"])
+    assert not [line for line in result.outlines if line.startswith("::")]
+    rows = {row["key"]: row["verdict"] for row in results_in(pytester.path)["rows"]}
+    assert {key.partition("::")[2]: verdict["outcome"] for key, verdict in rows.items()} == {
+        "test_held": "PASS",
+        "test_free": "MEASURED",
+        "test_memory": "PASS",
+        "test_memory[part]": "MEASURED",
+    }
+    assert rows["test_it.py::test_free"]["comparison"]["runs"] == 1
+    markdown, html = ((pytester.path / name).read_text() for name in ("out.md", "report.html"))
+    assert "**4 rows (simulated): 2 PASS, 2 measured**" in markdown
+    assert "| measured (simulated) |" in markdown
+    assert '<span class="chip measured">2 measured</span>' in html
+    assert json.loads((pytester.path / "quality.json").read_text()) == []
+    cases = {case.get("name"): case for case in ET.parse(pytester.path / "junit.xml").getroot().iter("testcase")}
+    assert ("gpumem_verdict", "MEASURED") in [(p.get("name"), p.get("value")) for p in cases["test_free"].iter("property")]
+    report = CliRunner().invoke(main, ["report", "out.json", "--csv", "rows.csv"])
+    assert report.exit_code == 0, report.output
+    assert [line["verdict"] for line in csv.DictReader((pytester.path / "rows.csv").read_text().splitlines())] == [
+        verdict["outcome"] for verdict in rows.values()
+    ]
+
+
+def test_a_result_that_nothing_checked_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """A `Case` without a check is not taken for a kernel whose result was compared."""
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+        from pytest_gpumem import Case
+
+        @pytest.mark.parametrize("check", [None, lambda: None])
+        @pytest.mark.parametrize("size", [1, 2])
+        def test_case(gpu_benchmark, size, check):
+            def case(memory):
+                return Case(lambda: None, reference=lambda: None, check=check, reads=[memory.device(size << 20)])
+
+            gpu_benchmark.case(case)
+
+        def test_kernel(gpu_benchmark, device_buffer, gpu_kernels):
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+        """
+    )
+    result = gpumem("-v", "--benchmark-json=out.json", "--gpumem-report=report.html", "--gpumem-markdown=out.md")
+    result.assert_outcomes(passed=5)
+    assert [row["measurement"]["checked"] for row in results_in(pytester.path)["rows"]] == [False, True, False, True, True]
+    result.stdout.fnmatch_lines(
+        ["unchecked test_case*: * (1 row more with such a note)", "*5 measured; 2 rows measured without a check of the result"]
+    )
+    assert "2 rows measured without a check of the result" in (pytester.path / "out.md").read_text()
+    assert (pytester.path / "report.html").read_text().count("<small>unchecked</small>") == 2
 
 
 def test_elsewhere_nothing_is_annotated_and_nothing_measured_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -80,7 +165,7 @@ def test_a_full_disk_costs_only_the_file_that_is_on_it(pytester: pytest.Pytester
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
         [
-            "1 measured (simulated): 1 NEW",
+            "1 row (simulated): 1 NEW",
             "pytest-benchmark cannot save its results: No space left on device",
             "--gpumem-save: 1 of 1 rows stored in *",
             "--gpumem-markdown: wrote *out.md",
@@ -100,7 +185,7 @@ def test_verdicts_stand_below_the_table_of_pytest_benchmark_also_where_its_own_c
     result = gpumem("--benchmark-compare=0001", "--benchmark-compare-fail=min:5%", "--gpumem-markdown=out.md")
     assert result.ret != pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
-        ["*- benchmark 'simulated'*", "Legend:*", "*= gpumem: *", "2 measured (simulated): 1 FAIL, 1 PASS*", "--gpumem-markdown: wrote *"]
+        ["*- benchmark 'simulated'*", "Legend:*", "*= gpumem: *", "2 rows (simulated): 1 FAIL, 1 measured", "--gpumem-markdown: wrote *"]
     )
 
 

@@ -90,10 +90,10 @@ def test_faulting(gpu_benchmark, gpu_kernels, managed_buffer):
     add(gpu_benchmark, gpu_kernels, managed_buffer)
 """
     )
-    for limit in ("--gpumem-max-gpu-page-faults=0", "--gpumem-max-migrated=0 B"):
-        result = gpumem(limit)
+    for limit in ("gpumem_max_gpu_page_faults=0", "gpumem_max_migrated=0 B"):
+        result = gpumem("-o", limit)
         result.assert_outcomes(passed=1, failed=1)
-        result.stdout.fnmatch_lines([f"*test_faulting*above {limit[9:].partition('=')[0].replace('-', '_')} 0*"])
+        result.stdout.fnmatch_lines([f"*test_faulting*above {limit[7:].partition('=')[0]} 0*"])
 
 
 def test_a_limit_that_cannot_be_counted_is_never_a_pass(pytester: pytest.Pytester, gpumem: Run) -> None:

@@ -55,8 +55,7 @@ def test_a_process_that_cannot_measure_ends_the_run(pytester: pytest.Pytester, g
     monkeypatch.setenv("OUTER", "1")
     result = gpumem("--gpumem-processes", "2")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert "process 2 of 2 of --gpumem-processes ended with 4 and measured nothing" in result.stdout.str()
-    assert "only once" in result.stdout.str()
+    assert "process 2 of 2 of --gpumem-processes: pytest ended with 4: RuntimeError: only once" in result.stdout.str()
 
 
 def test_a_row_that_another_process_has_not_is_noted(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -184,7 +183,7 @@ def test_a_failure_in_any_process_is_the_tests(pytester: pytest.Pytester, gpumem
 def test_a_crash_fails_what_the_process_did_not_report(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(
         """
-        import os, pytest
+        import ctypes, os, pytest
 
         def measure(gpu_benchmark, device_buffer, gpu_kernels):
             gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
@@ -194,7 +193,7 @@ def test_a_crash_fails_what_the_process_did_not_report(pytester: pytest.Pytester
 
         def test_crashes(gpu_benchmark, device_buffer, gpu_kernels):
             if "_GPUMEM_FURTHER_PROCESS" in os.environ:
-                os._exit(0)
+                ctypes.CDLL(None)._exit(0)
             measure(gpu_benchmark, device_buffer, gpu_kernels)
 
         def test_after(gpu_benchmark, device_buffer, gpu_kernels):
@@ -203,7 +202,7 @@ def test_a_crash_fails_what_the_process_did_not_report(pytester: pytest.Pytester
     )
     result = gpumem("--gpumem-processes", "2", "--gpumem-save")
     result.assert_outcomes(passed=1, failed=2)
-    assert "process 2 of 2 of --gpumem-processes ended with 0" in result.stdout.str()
+    assert "process 2 of 2 of --gpumem-processes ended with exit code 0: " in result.stdout.str()
     (file,) = stored_in(pytester.path)
     assert [row["nodeid"].rpartition("::")[2] for row in json.loads(file.read_text())["content"]["rows"]] == ["test_before"]
 
@@ -221,3 +220,34 @@ if "_GPUMEM_FURTHER_PROCESS" in os.environ:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert "test_only_there" in result.stdout.str()
     assert "processes measured" not in result.stdout.str()  # -q shows no progress
+
+
+def test_what_the_ini_file_switches_on_is_the_runs_alone(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """Further processes save nothing, write no cache, and stop at no failure; a strict ini accepts them."""
+    pytester.makeini("[pytest]\nstrict_config = true\naddopts = --maxfail=1 --benchmark-autosave\n")
+    pytester.makepyfile(COPY.replace("def test_host", "def test_fails():\n    assert 0\n\ndef test_last"))
+    result = gpumem("--gpumem-processes", "2", "--benchmark-json=out.json")
+    result.assert_outcomes(passed=1, failed=1)
+    assert len(row_in(pytester.path)["measurement"]["further"]) == 1
+    assert not (pytester.path / ".pytest_cache").exists()
+    assert len(list(pytester.path.glob(".benchmarks/*/0*.json"))) == 1
+
+
+def test_a_session_that_a_test_starts_judges_its_own_limits(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """Also in a further process, whose own limits the main one judges."""
+    pytester.makepyfile(
+        COPY
+        + """
+import subprocess, sys
+INNER = '''
+def test_slow(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20), max_latency="1 ns")
+'''
+
+def test_session(tmp_path):
+    (tmp_path / "test_inner.py").write_text(INNER)
+    command = [sys.executable, "-m", "pytest", "-q", "--gpumem", "--gpumem-device=sim", "test_inner.py"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 1
+"""
+    )
+    gpumem("--gpumem-processes", "2").assert_outcomes(passed=3)

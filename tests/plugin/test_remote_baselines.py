@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
+from click.testing import CliRunner
 from s3_server import BUCKET, Server
 from sessions import TRIAD, Run
+
+from pytest_gpumem.cli import main
 
 URL = f"s3://{BUCKET}/sessions"
 
@@ -69,4 +74,8 @@ def test_a_run_that_cannot_be_sent_fails_the_session_and_is_kept(server: Server,
     server.fail("status", status=403, method="PUT")
     result = gpumem("--gpumem-save")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["--gpumem-save: s3://*: permission denied*; what it did not take is in *: gpumem baseline push *"])
+    result.stdout.fnmatch_lines(["--gpumem-save: s3://*: permission denied*; it is kept on this machine: gpumem baseline push *"])
+    (line,) = (line for line in result.outlines if "gpumem baseline push " in line)
+    server.heal()
+    sent = CliRunner().invoke(main, ["baseline", *shlex.split(line.partition("gpumem baseline ")[2])])
+    assert (sent.exit_code, "1 file copied" in sent.stdout) == (0, True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from sessions import Run
+from sessions import Run, results_in
 
 MEASURE = "gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))"
 
@@ -144,7 +144,7 @@ def test_fails_afterwards(torn, gpu_benchmark, device_buffer, gpu_kernels):
         told[case.get("name")] = properties["gpumem_verdict"], json.loads(properties["gpumem"])["failed"]
     assert told == results(pytester.path / "out.json")
     assert told["test_xfails"] == ("UNDECIDED", False)
-    assert told["test_fails_afterwards"] == ("PASS", True)
+    assert told["test_fails_afterwards"] == ("MEASURED", True)
 
 
 def test_rows_of_a_forked_child_reach_its_parent(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -153,6 +153,57 @@ def test_rows_of_a_forked_child_reach_its_parent(pytester: pytest.Pytester, gpum
     gpumem("--gpumem-save", "--benchmark-json=out.json", "-k", "passes or skips")
     assert stored(pytester.path) == {"test_passes"}
     assert results(pytester.path / "out.json")["test_skips"] == ("UNDECIDED", False)
+
+
+FAILS_AT_FIRST = """
+import pytest
+
+attempts = []
+
+@pytest.mark.gpumem(max_latency="1 ms")
+def test_time(gpu_benchmark, device_buffer, gpu_kernels):
+    attempts.append(1)
+    size = (1 << 32) if len(attempts) == 1 else (1 << 20)
+    gpu_benchmark(gpu_kernels.copy, device_buffer(size), device_buffer(size), label="x")
+
+@pytest.mark.gpumem(max_peak="2 MiB")
+def test_memory(device_buffer):
+    attempts.append(2)
+    device_buffer("4 MiB" if attempts.count(2) == 1 else "1 MiB")
+
+@pytest.mark.gpumem(max_latency="1 ms")
+def test_that_skips_then(gpu_benchmark, device_buffer, gpu_kernels):
+    attempts.append(3)
+    if attempts.count(3) > 1:
+        pytest.skip("flaky")
+    gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 32), device_buffer(1 << 32))
+
+@pytest.mark.gpumem(max_latency="1 ms")
+def test_assertion(gpu_benchmark, device_buffer, gpu_kernels):
+    attempts.append(4)
+    gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+    assert attempts.count(4) > 1
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_a_rerun_clears_an_assertion_and_no_verdict(pytester: pytest.Pytester, gpumem: Run, workers: tuple[str, ...]) -> None:
+    pytest.importorskip("pytest_rerunfailures", reason="pytest-rerunfailures is of the extra test")
+    pytester.makepyfile(FAILS_AT_FIRST)
+    result = gpumem("--reruns=2", "--benchmark-json=out.json", *workers)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    found = results_in(pytester.path)["rows"]
+    said = {row["key"].partition("::")[2]: (row["verdict"]["outcome"], row["failed"]) for row in found}
+    assert said == {
+        "test_time[x]": ("FAIL", True),
+        "test_memory": ("FAIL", True),
+        "test_that_skips_then": ("FAIL", True),
+        "test_assertion": ("PASS", False),
+    }
+    of_time = next(row for row in found if row["label"])
+    assert of_time["verdict"]["reason"].startswith("FAIL in attempt 1 of 3: ")
+    assert of_time["measurement"]["latency"] < 1e-3  # of the last attempt
+    result.stdout.fnmatch_lines(["*3 failed, 1 passed*"])
 
 
 def test_a_rerun_takes_the_place_of_all_earlier_rows(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -183,4 +234,4 @@ def test_a_rerun_takes_the_place_of_all_earlier_rows(pytester: pytest.Pytester, 
         """
     )
     gpumem("--benchmark-json=out.json")
-    assert results(pytester.path / "out.json") == {"test_it[x]": ("PASS", False)}
+    assert results(pytester.path / "out.json") == {"test_it[x]": ("MEASURED", False)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,18 +16,14 @@ import pytest
 import ssh_server
 from ci_project import make_three
 from msgspec import structs
-from sessions import SIMULATED, results_in, rows_in, stored_in
+from sessions import SIMULATED, Run, rows_in, stored_in
 
 from pytest_gpumem.baselines.storage import Storage
-from pytest_gpumem.baselines.store import Store, files
 from pytest_gpumem.devices import opening
-from pytest_gpumem.plugin import exclusive, session
+from pytest_gpumem.plugin import exclusive, session, workers
 from pytest_gpumem.plugin.gpus import beginning_with, orders
-from pytest_gpumem.plugin.session import WORKER_BASELINE, _unfit_worker
 
 pytest.importorskip("xdist")
-
-Models = Callable[..., pytest.RunResult]
 
 TWO_GPUS = """
     import os
@@ -99,7 +96,8 @@ class Seen:
 
     def lines(self) -> list[Any]:
         """Test, worker, CUDA_VISIBLE_DEVICES, and the GPUs whose lock it holds."""
-        return [tuple(json.loads(line)) for line in (self._runtime / "seen.jsonl").read_text().splitlines()]
+        file = self._runtime / "seen.jsonl"
+        return [tuple(json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 @pytest.fixture
@@ -257,113 +255,43 @@ def test_each_gpu_comes_first_in_turn(gpus: tuple[str, ...], visible: str | None
     assert orders(gpus, [gpu for gpu in gpus if gpu != "GPU-other"], visible) == expected
 
 
-def test_a_worker_whose_gpu_is_of_another_model_has_rows_of_its_own(pytester: pytest.Pytester, seen: Seen) -> None:
+@pytest.mark.parametrize("dist", ["load", "each"])
+def test_a_worker_whose_gpu_is_of_another_model_ends_the_session(pytester: pytest.Pytester, seen: Seen, dist: str) -> None:
     """Such as a MIG instance of another profile: CUDA shows one instance to a process, so that the controller does not know the others."""
     seen.write(MEASURED)
-    workers = ("--dist", "load", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-other", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-a")
-    seen.run(*workers, "--benchmark-json=out.json").assert_outcomes(passed=4)
-    rows = rows_in(pytester.path)
-    names = {row.get("device", {}).get("name") for row in rows}
-    assert names <= {None, "another model"}
-    assert "another model" in names
-
-
-H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
-EACH = ("--dist", "each", "--tx", "popen", "--tx", "popen//env:GPUMEM_DEVICE=sim:h200")
-COPY = """
-    import pytest
-
-    @pytest.mark.parametrize("number", range(2))
-    def test_copy(gpu_benchmark, device_buffer, gpu_kernels, number):
-        gpu_benchmark(gpu_kernels.copy, device_buffer(64 << 20), device_buffer(64 << 20))
-"""
+    workers = ("--dist", dist, "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-other", "--tx", "popen//env:CUDA_VISIBLE_DEVICES=GPU-a")
+    result = seen.run(*workers, "--gpumem-save", "--benchmark-json=out.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = (line for line in result.errlines if "ERROR" in line)
+    assert line.startswith("ERROR: gpumem: worker gw0: its device is another model (")
+    assert line.endswith("accepted are workers with GPUs of one model: run each model in a session of its own")
+    result.assert_outcomes()
+    assert seen.lines() == []
+    assert stored_in(pytester.path) == []
 
 
 @pytest.fixture
-def models(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Models:
-    """Runs sessions whose controller has a simulated H100."""
+def by_variable(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs sessions whose device is that of a variable, which a worker may have another value of: a simulated H100."""
     monkeypatch.setenv("GPUMEM_DEVICE", "sim:h100")
+    pytester.makepyfile("def test_it(gpu_device): pass")
     given = [one for one in SIMULATED if one not in ("--gpumem-device", "sim")]
-    return lambda *arguments: pytester.runpytest_inprocess(*given, "-W", "default", "--gpumem-processes=1", *arguments)
+    return lambda *arguments: pytester.runpytest_inprocess(*given, "--dist", "load", *arguments)
 
 
-def stored(pytester: pytest.Pytester) -> dict[str, int]:
-    """By the folder of a GPU in the baseline, the rows of its newest run."""
-    place = Storage(pytester.path / "baseline")
-    runs = {key: max((content for _, content in files(place, key)), key=lambda content: content.sequence) for key in place.devices()}
-    return {key: len(run.rows) for key, run in runs.items()}
+def test_a_worker_of_another_machine_and_model_ends_the_session(pytester: pytest.Pytester, by_variable: Run, other_machine: str) -> None:
+    result = by_variable("--tx", "popen", "--tx", f"{other_machine}//chdir={pytester.path}//env:GPUMEM_DEVICE=sim:h200")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    line = r"^ERROR: gpumem: worker gw1 \(.*127.0.0.1.*\): its device is NVIDIA H200 \(.*the session's is NVIDIA H100"
+    assert re.search(line, result.stderr.str(), re.MULTILINE)
 
 
-def test_each_worker_compares_with_the_baseline_of_its_own_card_and_fails_there_alone(pytester: pytest.Pytester, models: Models) -> None:
-    pytester.makepyfile(COPY)
-    place = "--gpumem-baseline=baseline"
-    saved = models(*EACH, place, "--gpumem-save")
-    saved.assert_outcomes(passed=4)
-    for file in [*pytester.path.glob("baseline/*/gpumem/*.json")]:
-        make_three(file)
-    keys = {name: opening.choose(f"sim:{name}").facts.key for name in ("h100", "h200")}
-    assert stored(pytester) == {keys["h100"]: 2, keys["h200"]: 2}
-    for key in keys.values():
-        saved.stdout.fnmatch_lines([f"--gpumem-save: 2 of 2 rows stored in */baseline/{key}/*"])
-    saved.stdout.fnmatch_lines([f"*gpumem: {H100}, {H200} (simulated)*", f"*test_copy on {H100} *", f"*test_copy on {H200} *"])
-    compared = models(*EACH, place, "--gpumem-max-regression=5%", "--benchmark-json=out.json", "--gpumem-report=page.html", "-v")
-    compared.assert_outcomes(passed=4)
-    run = results_in(pytester.path)
-    assert run["device"]["key"] == keys["h100"]
-    by_card: dict[str, list[dict[str, Any]]] = {}
-    for row in run["rows"]:
-        by_card.setdefault(row.get("device", run["device"])["key"], []).append(row)
-    assert {key: len(rows) for key, rows in by_card.items()} == dict.fromkeys(keys.values(), 2)
-    # An H200 is a third faster than an H100: compared with the other's baseline, it would be far off.
-    for rows in by_card.values():
-        assert {row["verdict"]["outcome"] for row in rows} == {"PASS"}
-        assert all(row["verdict"]["comparison"]["runs"] == 3 and abs(row["verdict"]["comparison"]["delta"]) < 0.02 for row in rows)
-    latency = {key: rows[0]["measurement"]["latency"] for key, rows in by_card.items()}
-    assert latency[keys["h200"]] < 0.8 * latency[keys["h100"]]
-    # The peak is that of the card, and its name tells the rows apart.
-    compared.stdout.fnmatch_lines([f"*{H100}*", f"*{H200}*"])
-    page = (pytester.path / "page.html").read_text()
-    assert f"on {H100}" in page
-    assert f"on {H200}" in page
-    # A slow-down on one card fails there; the other rows are stored.
-    slower = """
-    import pytest
-
-    @pytest.mark.parametrize("number", range(2))
-    def test_copy(gpu_benchmark, gpu_device, device_buffer, gpu_kernels, number):
-        nbytes = (75 if gpu_device.facts.name == "NVIDIA H200" and number == 1 else 64) << 20
-        gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes))
-"""
-    pytester.makepyfile(slower)
-    result = models(*EACH, place, "--gpumem-max-regression=5%", "--gpumem-save", "--benchmark-json=out.json")
-    result.assert_outcomes(passed=3, failed=1)
-    run = results_in(pytester.path)
-    failed = [(row["nodeid"], row["device"]["name"]) for row in run["rows"] if row["failed"]]
-    assert [(nodeid[-3:], name) for nodeid, name in failed] == [("[1]", H200)]
-    assert run["missing"] == []
-    assert stored(pytester) == {keys["h100"]: 2, keys["h200"]: 1}
-
-
-def test_a_test_that_another_card_measured_is_not_lost(pytester: pytest.Pytester, models: Models) -> None:
-    pytester.makepyfile(COPY)
-    place = "--gpumem-baseline=baseline"
-    models(place, "--gpumem-save").assert_outcomes(passed=2)
-    on_h200 = ("--dist", "load", "--tx", "popen//env:GPUMEM_DEVICE=sim:h200")
-    models(*on_h200, place, "--benchmark-json=out.json").assert_outcomes(passed=2)
-    run = results_in(pytester.path)
-    assert run["missing"] == []
-    assert {row["verdict"]["outcome"] for row in run["rows"]} == {"PASS"}
-    assert {row["device"]["name"] for row in run["rows"]} == {H200}
-
-
-def test_workers_on_another_machine_have_its_cards_baseline(pytester: pytest.Pytester, models: Models, other_machine: str) -> None:
-    pytester.makepyfile(COPY)
-    there = f"{other_machine}//chdir={pytester.path}//env:GPUMEM_DEVICE=sim:h200"
-    workers = ("--dist", "load", "--tx", there, "--gpumem-baseline=baseline")
-    models(*workers, "--gpumem-save").assert_outcomes(passed=2)
-    assert stored(pytester) == {opening.choose("sim:h200").facts.key: 2}
-    models(*workers, "--gpumem-max-regression=5%", "--benchmark-json=out.json").assert_outcomes(passed=2)
-    assert {row["verdict"]["comparison"]["runs"] for row in rows_in(pytester.path)} == {1}
+def test_a_worker_that_cannot_start_ends_the_session(by_variable: Run) -> None:
+    """xdist alone says nothing of a usage error in a worker."""
+    result = by_variable("--tx", "popen", "--tx", "popen//env:GPUMEM_DEVICE=sim:nothing")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = (line for line in result.errlines if "ERROR" in line)
+    assert line.startswith("ERROR: gpumem: worker gw1: device 'sim:nothing' (GPUMEM_DEVICE): ")
 
 
 def test_undecided_rows_are_measured_again_on_their_gpus(pytester: pytest.Pytester, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +308,7 @@ def test_undecided_rows_are_measured_again_on_their_gpus(pytester: pytest.Pytest
     make_three(stored_in(pytester.path)[0])
     seen.forget()
     monkeypatch.setenv("LIMIT", "0.8%")
-    seen.run("-n", "2", "--gpumem-no-evidence", processes="auto").assert_outcomes(passed=2)
+    seen.run("-n", "2", "--gpumem-no-what-ran", processes="auto").assert_outcomes(passed=2)
     on = {name: [mine for one, _, _, mine in seen.lines() if one == name] for name in (0, 1)}
     assert sorted(found[0] for found in on.values()) == [["GPU-a"], ["GPU-b"]]
     assert all(len(found) > 1 and found.count(found[0]) == len(found) for found in on.values())
@@ -431,15 +359,28 @@ def test_workers_on_another_machine_compare_with_the_baseline(pytester: pytest.P
     assert {row["verdict"]["comparison"]["processes"] for row in rows} == {1}
 
 
-def test_a_worker_without_the_folder_of_the_baseline_runs_nothing(tmp_path: Path) -> None:
+def test_the_recipe_for_another_machine_leaves_nothing_in_the_project(
+    pytester: pytest.Pytester, seen: Seen, other_machine: str, tmp_path: Path
+) -> None:
+    """docs/how-to/gpus.md: xdist copies pytest itself, and the project, into the folder of `chdir`."""
+    seen.write(MEASURED)
+    (there := tmp_path / "there").mkdir()
+    workers = ("--dist", "load", "--tx", f"2*{other_machine}//chdir={there}", f"--rsyncdir={pytester.path}")
+    seen.run(*workers, "--benchmark-json=out.json", str(pytester.path)).assert_outcomes(passed=4)
+    assert len(rows_in(pytester.path)) == 4
+    assert {path.name for path in there.iterdir()} >= {"_pytest", pytester.path.name}
+    assert not (pytester.path / "_pytest").exists()
+
+
+def test_a_worker_without_the_folder_of_the_baseline_is_refused(tmp_path: Path) -> None:
     facts = opening.choose("sim").facts
 
-    def unfit(folder: Path, *, exists: bool) -> str | None:
-        given = {"place": str(folder), "offline": False, "exists": exists}
-        gpu: Any = SimpleNamespace(facts=facts, store=Store(folder, facts))
-        config: Any = SimpleNamespace(workerinput={WORKER_BASELINE: given})
-        return _unfit_worker(config, gpu)
+    def check(folder: Path, *, exists: bool) -> None:
+        given = {"key": facts.key, "name": facts.name, "baseline": str(folder), "offline": False, "exists": exists}
+        config: Any = SimpleNamespace(workerinput={workers.SESSION: given})
+        workers.check_worker(config, facts, Storage(folder))
 
-    assert "is a folder of the machine that started this worker" in str(unfit(tmp_path / "none", exists=True))
-    assert unfit(tmp_path / "none", exists=False) is None
-    assert unfit(tmp_path, exists=True) is None
+    with pytest.raises(pytest.UsageError, match="is a folder of the machine that started this worker"):
+        check(tmp_path / "none", exists=True)
+    check(tmp_path / "none", exists=False)
+    check(tmp_path, exists=True)

@@ -662,7 +662,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def suite(copied: Path, gpumem: Run, monkeypatch: Patch) -> Callable[..., tuple[set[str], dict[str, str]]]:
     """Runs modules of the suite, or all, quickly; gives the names of the tests that passed, and the text of those that failed."""
     monkeypatch.chdir(copied.parent)
-    quickly = ("--gpumem-placements=2", "--gpumem-precision=5%", "--benchmark-quiet", "-q")
+    quickly = ("-o", "gpumem_placements=2", "-o", "gpumem_precision=5%", "--benchmark-quiet", "-q")
 
     def run(*modules: str) -> tuple[set[str], dict[str, str]]:
         paths = [f"suite/{module}" for module in modules] or ["suite"]

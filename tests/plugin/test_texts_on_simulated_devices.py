@@ -8,7 +8,7 @@ import pytest
 from sessions import Run
 
 SUITE = Path(__file__).parents[1] / "memory"
-QUICK = ("--gpumem-placements=2", "--gpumem-precision=1%")
+QUICK = ("-o", "gpumem_placements=2", "-o", "gpumem_precision=1%")
 
 RTX3090 = """
 from pytest_gpumem import GiB, MiB
@@ -78,7 +78,7 @@ def test_a_text_is_met_through_the_public_fixtures(pytester: pytest.Pytester, gp
     pytester.makepyfile(test)
     result = gpumem("--gpumem-device", f"sim:{device}", *QUICK)
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*18 measured (simulated)*"])
+    result.stdout.fnmatch_lines(["*18 rows (simulated)*"])
 
 
 @pytest.mark.parametrize("device", ["rtx3090", "a100", "h100", "h200"])

@@ -12,10 +12,7 @@ from typing import Any
 
 from pytest_gpumem.devices.cuda.nvrtc import CompilerMissing, DoesNotCompile, compiled
 from pytest_gpumem.kernels.cubin import Cubin
-from pytest_gpumem.kernels.warp_requests import Requests, requests
 from pytest_gpumem.records.what_ran import CompiledKernel
-
-_NONE = Requests(None, 0)
 
 
 def from_source(
@@ -32,13 +29,13 @@ def from_source(
     """
     includes = [f"--include-path={one}" for one in _headers(folder)]
     made = compiled(source, name, architecture, entries=entries, options=[*includes, *options])
-    cubin, patterns = Cubin(made.cubin), requests(made.ptx)
+    cubin = Cubin(made.cubin)
     plain = [_plain(one) for one in cubin.names]
     # Overloads have one plain name: each goes by its mangled one.
     mangled = made.symbols or {one if plain.count(one) == 1 else name: name for one, name in zip(plain, cubin.names, strict=True)}
     if not mangled:
         raise DoesNotCompile(f"{name} holds no kernel that is no template; name its instances in `entries`")
-    return tuple(_compiled(name, entry, architecture, cubin, kernel, patterns) for entry, kernel in mangled.items())
+    return tuple(_compiled(name, entry, architecture, cubin, kernel) for entry, kernel in mangled.items())
 
 
 def from_triton(kernel: str, signature: str, architecture: str, options: Mapping[str, int], folder: Path) -> CompiledKernel:
@@ -69,13 +66,11 @@ def from_triton(kernel: str, signature: str, architecture: str, options: Mapping
             raise DoesNotCompile(f"{kernel} does not compile for {architecture}: {reason}") from None
     cubin = Cubin(found.asm["cubin"])
     name = found.metadata.name
-    return _compiled(kernel, signature, architecture, cubin, name, requests(found.asm["ptx"]), int(found.metadata.shared))
+    return _compiled(kernel, signature, architecture, cubin, name, int(found.metadata.shared))
 
 
-def _compiled(
-    source: str, name: str, architecture: str, cubin: Cubin, mangled: str, patterns: Mapping[str, Requests], dynamic: int = 0
-) -> CompiledKernel:
-    code, pattern = cubin.kernel(mangled), patterns.get(mangled, _NONE)
+def _compiled(source: str, name: str, architecture: str, cubin: Cubin, mangled: str, dynamic: int = 0) -> CompiledKernel:
+    code = cubin.kernel(mangled)
     return CompiledKernel(
         source=source,
         name=name,
@@ -85,8 +80,6 @@ def _compiled(
         spill=code.local_bytes,
         shared=code.shared_bytes + dynamic,
         code=code.code_bytes,
-        sectors=pattern.worst,
-        unknown=pattern.unknown,
     )
 
 

@@ -30,6 +30,7 @@ from pytest_gpumem.devices.cuda.l2 import CudaL2
 from pytest_gpumem.devices.cuda.launches import CudaKernels
 from pytest_gpumem.devices.cuda.managed import Beacon, CudaManaged
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
+from pytest_gpumem.devices.cuda.primary import identity
 from pytest_gpumem.devices.cuda.streams import CudaStreams
 from pytest_gpumem.devices.footprints import Footprints
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError
@@ -97,6 +98,7 @@ class CudaDevice:
             runtime.free(0)  # creates the context now
         # cuda-bindings carries a runtime of its own; both share the primary context.
         check(R.cudaSetDevice(index), f"opening device {index}")
+        self._context = identity(index)
         compiler = Compiler(cache)
         self.memory = CudaMemory(index, facts)
         self.content = CudaContent(compiler, facts, self.memory)
@@ -117,10 +119,15 @@ class CudaDevice:
     def entropy(self, seed: int) -> int:
         return secrets.randbits(64)
 
+    def was_reset(self) -> bool:
+        return identity(self._index) != self._context
+
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
         return links.peer_access(self._index, allowed)
 
     def close(self) -> None:
+        if self.was_reset():
+            return  # every handle went with the context that was opened
         try:
             self.footprints.stop()
             self.streams.close()

@@ -60,6 +60,11 @@ _CALLS = {
     **dict.fromkeys(("cuMemFreeAsync", "cuMemFreeAsync_ptsz"), _Call("device", returned=False, nbytes=None, stream=1)),
 }
 """The calls that are read."""
+_VIRTUAL = {"cuMemCreate": 3, "cuMemRelease": 1, "cuMemMap": 4, "cuMemUnmap": 2, "cuMemRetainAllocationHandle": 2}
+"""Calls of virtual memory management, with the parameters of each that are read (CUDA Driver API, Virtual Memory Management). Memory lives
+from its creation until its last handle is released and its last mapping ends."""
+_ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
+_LOCATION = struct.Struct("<8xii")  # of a CUmemAllocationProp: the type and the id of its location
 _POOLS = re.compile(
     r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
 )
@@ -90,6 +95,9 @@ class DriverMemory(Source):
         self._handles: dict[str, tuple[int, ...]] = {}
         self._calls: dict[int, _Call] = {}  # by CUPTI's number of a call
         self._pools: set[int] = set()  # numbers of the calls of `_POOLS`
+        self._virtual: dict[int, str] = {}  # by number, the calls of `_VIRTUAL`
+        self._held: dict[int, int] = {}  # by handle of virtual memory: its handles and mappings
+        self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, and its handle
         self._last = (0, 0)  # correlation id and address of the last call that was read
         self._failed: Exception | None = None
         self._end: Callable[[], None] | None = None
@@ -113,7 +121,9 @@ class DriverMemory(Source):
         self._exit = int(cupti.ApiCallbackSite.API_EXIT)
         self._calls = {numbers[name]: call for name, call in _CALLS.items() if name in numbers}
         self._pools = {number for name, number in numbers.items() if _POOLS.match(name)}
-        self._names = tuple(name for name, number in numbers.items() if number in self._calls or number in self._pools)
+        self._virtual = {numbers[name]: name for name in _VIRTUAL if name in numbers}
+        watched = {*self._calls, *self._pools, *self._virtual}
+        self._names = tuple(name for name, number in numbers.items() if number in watched)
 
     def _called(self, cbid: int, data: Any) -> None:
         """Report what a call has done, at its end."""
@@ -125,6 +135,8 @@ class DriverMemory(Source):
         try:
             if (call := self._calls.get(cbid)) is not None and not ctypes.c_int.from_address(result).value:
                 self._take(call, parameters, correlation)
+            elif (name := self._virtual.get(cbid)) is not None and not ctypes.c_int.from_address(result).value:
+                self._take_virtual(name, words(parameters, _VIRTUAL[name]))
         except Exception as error:  # which CUPTI would lose
             self._failed = error
 
@@ -148,9 +160,44 @@ class DriverMemory(Source):
         self._last = correlation, address
         if self._probed is not None:
             self._probed += [nbytes] if nbytes else []
-        elif self._log is not None:
+        else:
+            self._emit(call.kind, address, nbytes)
+
+    def _take_virtual(self, name: str, values: Sequence[int]) -> None:
+        """Count the handles and mappings of virtual memory, whose handle stands for its address. Handles of other processes, and those from
+        before the watch, are unknown."""
+        if name == "cuMemCreate":
+            (handle,) = words(values[0], 1)
+            kind, device = _LOCATION.unpack(ctypes.string_at(values[2], _LOCATION.size))
+            if (kind, device) == (_ON_DEVICE, self._index):
+                self._held[handle] = 1
+                self._emit("device", handle, values[1])
+        elif name == "cuMemMap":
+            self._mapped[values[0]] = values[1], values[3]
+            self._hold(values[3], 1)
+        elif name == "cuMemRetainAllocationHandle":
+            (handle,) = words(values[0], 1)
+            self._hold(handle, 1)
+        elif name == "cuMemRelease":
+            self._hold(values[0], -1)
+        else:
+            begin, end = values[0], values[0] + values[1]
+            for address in [one for one, (nbytes, _) in self._mapped.items() if begin <= one and one + nbytes <= end]:
+                self._hold(self._mapped.pop(address)[1], -1)
+
+    def _hold(self, handle: int, by: int) -> None:
+        if handle not in self._held:
+            return
+        self._held[handle] += by
+        if self._held[handle] <= 0:
+            del self._held[handle]
+            self._emit("device", handle, 0)
+
+    def _emit(self, kind: MemoryPlace, address: int, nbytes: int) -> None:
+        """Report an allocation, or a free of no bytes."""
+        if self._log is not None:
             stack = python_stack() if self._stacks and nbytes else ()
-            self._log.emit(Allocated(time.perf_counter(), (DRIVER, call.kind), "driver", address, nbytes, stack))
+            self._log.emit(Allocated(time.perf_counter(), (DRIVER, kind), "driver", address, nbytes, stack))
 
     def drain(self) -> None:
         failed, self._failed = self._failed, None
@@ -223,6 +270,8 @@ class DriverMemory(Source):
         return {name: sizes for name, sizes in self._handles.items() if sizes}
 
     def alive(self, allocated: Allocated) -> bool:
+        if allocated.address in self._held:
+            return True
         try:
             return int(runtime.pointerGetAttributes(allocated.address).type) != 0  # cudaMemoryTypeUnregistered
         except CUPY_ERRORS:

@@ -236,7 +236,7 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         access_policy_max_window_bytes=attribute("MAX_ACCESS_POLICY_WINDOW_SIZE"),
         memory_clock_hz=clock,
         memory_bus_bits=bus,
-        peak_bandwidth=peak_bandwidth(clock, bus),
+        dram_peak=peak_bandwidth(clock, bus),
         async_engines=attribute("ASYNC_ENGINE_COUNT"),
         can_map_host=bool(attribute("CAN_MAP_HOST_MEMORY")),
         concurrent_managed_access=bool(attribute("CONCURRENT_MANAGED_ACCESS")),

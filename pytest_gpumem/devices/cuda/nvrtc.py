@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pytest_gpumem.outcomes import NoAnswer
@@ -36,10 +36,7 @@ def compiled(source: str, name: str, architecture: str, *, entries: Sequence[str
     Raises `DoesNotCompile`: with the compiler's first error.
     """
     nvrtc = _loaded()
-    try:
-        program = _value(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
-    except RuntimeError as missing:  # the library is not found
-        raise CompilerMissing(f"NVRTC cannot be loaded ({str(missing).splitlines()[0]}): {_NEEDS}") from None
+    program = _value(_library(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), 0, [], []))
     try:
         for entry in entries:
             _value(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
@@ -55,13 +52,18 @@ def compiled(source: str, name: str, architecture: str, *, entries: Sequence[str
         nvrtc.nvrtcDestroyProgram(program)
 
 
+def supported() -> list[int]:
+    """The architectures that NVRTC compiles for, such as 90 for "sm_90". Raises `CompilerMissing`: NVRTC is not installed."""
+    return [int(one) for one in _value(_library(_loaded().nvrtcGetSupportedArchs))]
+
+
 def architecture_of(capability: tuple[int, int]) -> str:
     """The architecture to compile for, so that the code runs on GPUs of a compute capability: a virtual one, which the driver translates,
     where NVRTC is older than the GPU.
     Raises `CompilerMissing`: NVRTC is not installed, or no longer compiles for such GPUs.
     """
     wanted = 10 * capability[0] + capability[1]
-    known = [int(one) for one in _value(_loaded().nvrtcGetSupportedArchs())]
+    known = supported()
     if wanted in known:
         return f"sm_{wanted}"
     if not (older := [one for one in known if one < wanted]):
@@ -84,6 +86,14 @@ def _loaded() -> Any:
     except ImportError as missing:
         raise CompilerMissing(f"cuda-bindings cannot be imported ({missing}): {_NEEDS}") from None
     return nvrtc
+
+
+def _library(function: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function of NVRTC, which loads the library. Raises `CompilerMissing`: it is not found."""
+    try:
+        return function(*arguments)
+    except RuntimeError as missing:
+        raise CompilerMissing(f"NVRTC cannot be loaded ({str(missing).splitlines()[0]}): {_NEEDS}") from None
 
 
 def _bytes(nvrtc: Any, program: Any, what: str) -> bytes:

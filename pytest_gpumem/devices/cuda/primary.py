@@ -1,4 +1,5 @@
-"""The primary context of a GPU, made by a thread while modules are imported: it takes a third of a second, without the interpreter."""
+"""The primary context of a GPU: made by a thread while modules are imported, for it takes a third of a second without the interpreter; and
+its identity, which a reset changes."""
 
 from __future__ import annotations
 
@@ -33,3 +34,19 @@ def _make(index: int, made: list[D.CUdevice]) -> None:
     error, _ = D.cuDevicePrimaryCtxRetain(device)
     if not int(error):
         made.append(device)
+
+
+def identity(index: int) -> int | None:
+    """The number of the primary context, which is unique in the process: another one after `cudaDeviceReset` (CUDA Driver API, cuCtxGetId).
+    None if the driver does not tell."""
+    error, device = D.cuDeviceGet(index)
+    if int(error):
+        return None
+    error, context = D.cuDevicePrimaryCtxRetain(device)
+    if int(error):
+        return None
+    try:
+        error, number = D.cuCtxGetId(context)
+        return None if int(error) else int(number)
+    finally:
+        D.cuDevicePrimaryCtxRelease(device)

@@ -203,7 +203,7 @@ class SimulatedMemory(Facet):
     def limit(self, nbytes: int) -> None:
         if nbytes <= self.in_use():
             raise DeviceError(below_context(nbytes, self.in_use()))
-        self._total = nbytes
+        self._total = min(self._total, nbytes)
 
     def in_use(self) -> int:
         return self._machine.sheet.context_bytes + sum(nbytes for each, nbytes in self._used.items() if not each.beyond_link)

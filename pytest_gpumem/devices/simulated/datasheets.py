@@ -124,7 +124,7 @@ class Datasheet:
     """Fields of `Card` that differ from those of a card in good state: planted faults."""
 
     @property
-    def peak_bandwidth(self) -> float:
+    def dram_peak(self) -> float:
         return peak_bandwidth(self.memory_clock, self.memory_bus_bits)
 
     @property

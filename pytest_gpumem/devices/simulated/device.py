@@ -207,6 +207,9 @@ class SimulatedDevice:
     def elsewhere(self) -> int | None:
         return None
 
+    def was_reset(self) -> bool:
+        return False
+
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
         raise Unsupported("one GPU is simulated: there is no peer to copy to")
 

@@ -214,7 +214,7 @@ class Timing:
         link = self._link_time(work) + remote / (sheet.pinned_bandwidth * sheet.zero_copy_share)
         total = work.footprint
         # How busy writes keep the memory decides how much of the cache waits to be written back.
-        write_time = work.written / (sheet.peak_bandwidth * sheet.fit.write_efficiency)
+        write_time = work.written / (sheet.dram_peak * sheet.fit.write_efficiency)
         saturating = work.written > l2.capacity
         pressure = sheet.fit.write_pressure * self._write_share(work, local, write_time) if saturating else 0.0
         capacity = max(1.0, l2.capacity * (1.0 - pressure))
@@ -255,7 +255,7 @@ class Timing:
         if saturating and sheet.fit.squeeze_share > l2.outside_share:
             # Too little cache to gather writes in: they reach DRAM in worse order.
             room = 1.0 - sheet.fit.squeeze_slope * (sheet.fit.squeeze_share - l2.outside_share)
-            dram_time += write / (sheet.peak_bandwidth * sheet.fit.write_efficiency) * (1.0 / max(0.05, room) - 1.0)
+            dram_time += write / (sheet.dram_peak * sheet.fit.write_efficiency) * (1.0 / max(0.05, room) - 1.0)
         l2_time = hit / sheet.l2_bandwidth
         away = remote / managed if managed else 0.0
         latency_time = max(self._latency_time(work, local, hits, away), self._on_chip_wait(work)) + work.turnover
@@ -297,7 +297,7 @@ class Timing:
 
     def _write_share(self, work: Work, local: Sequence[Use], write_time: float) -> float:
         """How near the writes are to saturating the memory, if all repeated accesses hit: 0 to 1."""
-        read_time = sum(u.reads for u in local) / (self._sheet.peak_bandwidth * self._sheet.fit.read_efficiency)
+        read_time = sum(u.reads for u in local) / (self._sheet.dram_peak * self._sheet.fit.read_efficiency)
         loads = max((u.read_requests / u.itemsize for u in local if not u.dependent), default=0.0) / work.threads / work.loads_in_flight
         busy = write_time / self._join(write_time + read_time, loads * self._hit_time(work), self._on_chip_wait(work))
         return min(1.0, busy / _SATURATED)
@@ -378,7 +378,7 @@ class Timing:
             return 0.0
         r, w = read / moved, write / moved
         efficiency = r * fit.read_efficiency + w * fit.write_efficiency - fit.turnaround * 4 * r * w
-        return (moved + sparse + random * (1.0 / sheet.random_efficiency - 1.0)) / (sheet.peak_bandwidth * efficiency)
+        return (moved + sparse + random * (1.0 / sheet.random_efficiency - 1.0)) / (sheet.dram_peak * efficiency)
 
     def _latency_time(self, work: Work, local: Sequence[Use], hits: Sequence[_Hits], away: float) -> float:
         """Seconds for which threads wait for their loads; `away` is the share of managed memory that lies beyond the link."""

@@ -25,7 +25,7 @@ class Delta:
     delta: float
     low: float
     high: float
-    style: str  # class of its verdict: "pass", "fail" or "doubt"
+    style: str  # class of its verdict: "pass", "fail", "measured" or "doubt"
     margin: float | None = None  # allowed slow-down; None if the row has no such limit
 
 
@@ -46,7 +46,7 @@ def _frame(count: int, step: float, names: float, top: float = 8.0) -> svg.Frame
 
 def largest(deltas: Sequence[Delta]) -> list[Delta]:
     """The changes that are drawn, slowest first: rows that did not pass, then the largest changes."""
-    most = sorted(deltas, key=lambda one: (one.style == "pass", -abs(one.delta)))[:MOST]
+    most = sorted(deltas, key=lambda one: (one.style in ("pass", "measured"), -abs(one.delta)))[:MOST]
     return sorted(most, key=lambda one: -one.delta)
 
 

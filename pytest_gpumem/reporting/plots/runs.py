@@ -11,6 +11,7 @@ from datetime import datetime
 from markupsafe import Markup
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.records.row import Past
 from pytest_gpumem.reporting.plots import svg
 from pytest_gpumem.units import format_bytes, format_rate, format_time
 
@@ -76,25 +77,6 @@ def _histogram(samples: Sequence[float], frame: svg.Frame, y: svg.Scale) -> str:
     return f'<path class="s0 bins" d="{"".join(bars)}"/>'
 
 
-@dataclass(frozen=True)
-class Past:
-    """One row's measurement in an earlier run."""
-
-    utc: datetime
-    latency: float  # seconds of one launch
-    half_width: float | None = None  # half of its 95 % interval, in seconds
-    revision: str | None = None  # of the code that was measured
-    file: bool = False
-    """True if it is from a file of results, of any time and any number of processes; False if from a process of the baseline."""
-
-
-def origin(past: Sequence[Past]) -> str:
-    """Where a history is from: "3 files", "1 earlier process", or both."""
-    files = sum(one.file for one in past)
-    parts = ((files, "file"), (len(past) - files, "earlier process"))
-    return " and ".join(counted(count, thing) for count, thing in parts if count)
-
-
 def history(past: Sequence[Past], now: float, half_width: float | None) -> Markup:
     """Latencies of earlier runs in their order, whatever time lies between them, with this run at the right.
     `past`: oldest first, at least one.
@@ -123,7 +105,7 @@ def history(past: Sequence[Past], now: float, half_width: float | None) -> Marku
     if last != first:
         parts.append(svg.text(min(x(len(past) - 1), frame.right - 64), frame.bottom + 16, last, anchor="end"))
     parts.append(svg.text(frame.right, frame.bottom + 16, "this run", anchor="end", style="unit"))
-    return svg.drawing(_HEIGHT - 12, parts, f"latency over {origin(past)}, in {unit.name}")
+    return svg.drawing(_HEIGHT - 12, parts, f"latency over {counted(len(past), 'earlier run')}, in {unit.name}")
 
 
 def _tip(one: Past) -> str:

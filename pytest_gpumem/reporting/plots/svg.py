@@ -82,10 +82,10 @@ def link(target: str, inside: str) -> str:
     return f'<a href="#{escape(target)}">{inside}</a>'
 
 
-def drawing(height: float, inside: Iterable[str], description: str, attributes: str = "") -> Markup:
+def drawing(height: float, inside: Iterable[str], description: str) -> Markup:
     """The whole drawing; screen readers read the description."""
     # The functions of this module made what is inside, and escaped every text.
-    start = f'<svg{attributes} viewBox="0 0 {WIDTH} {number(height)}" role="img" aria-label="{escape(description)}">'
+    start = f'<svg viewBox="0 0 {WIDTH} {number(height)}" role="img" aria-label="{escape(description)}">'
     return Markup(f"{start}{''.join(inside)}</svg>")
 
 

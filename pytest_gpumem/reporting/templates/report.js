@@ -1,5 +1,25 @@
 "use strict";
 (function () {
+  const by = (id) => document.getElementById(id);
+  const root = document.documentElement;
+  root.classList.add("scripted");
+
+  // The theme: as the system has it, light, dark. A page from a file may not keep it.
+  const THEMES = ["auto", "light", "dark"];
+  function dress(theme) {
+    if (theme === "auto") delete root.dataset.theme;
+    else root.dataset.theme = theme;
+    by("theme").textContent = "theme: " + theme;
+  }
+  let theme = "auto";
+  try { theme = localStorage.getItem("gpumem-theme") || "auto"; } catch (error) { /* nothing is kept */ }
+  dress(THEMES.includes(theme) ? theme : "auto");
+  by("theme").addEventListener("click", () => {
+    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    dress(theme);
+    try { localStorage.setItem("gpumem-theme", theme); } catch (error) { /* nothing is kept */ }
+  });
+
   // Filter and order of the results, and of the tests' sections below them.
   const body = document.querySelector("#results tbody");
   const tests = by("tests");
@@ -63,7 +83,7 @@
     for (const line of section.querySelectorAll("[data-tips]")) {
       const at = line.getAttribute("d").match(/[\d.]+ [\d.]+/g);
       line.dataset.tips.split("|").forEach((tip, index) => {
-        const dot = document.createElementNS(SVG, "circle"), title = document.createElementNS(SVG, "title");
+        const dot = document.createElementNS(line.namespaceURI, "circle"), title = document.createElementNS(line.namespaceURI, "title");
         const [x, y] = at[index].split(" ");
         dot.setAttribute("class", "tip");
         dot.setAttribute("cx", x);

@@ -8,7 +8,8 @@ from known_devices import H100
 from measurements import measurement
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.history import Accepted, Content
+from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
+from pytest_gpumem.baselines.history import Content, SavedRow
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Comparison, Row, Verdict
@@ -38,10 +39,15 @@ def row(name: str = "test_triad", *, latency: float = 268e-6, outcome: Outcome =
     return Row(**{**given, **changes})
 
 
-def run(*rows: Accepted) -> Content:
+def meant(key: str, reason: str = "why", who: str = "ada", size: str = "10%") -> Acceptances:
+    """An accepted slow-down of a row."""
+    return Acceptances([Acceptance(key, reason, who, (AcceptedChange(key, Scope.TIME, size),))])
+
+
+def run(*rows: SavedRow) -> Content:
     """The file of a run with these rows, at least one."""
     process = rows[0].process
-    return Content(process.device.key, process, process.id, process.utc, process.revision, process.sequence, rows)
+    return Content(process.device.key, process, rows)
 
 
 def improved(delta: float, high: float, written: str | None = "1%", *, measured: int = 3, **changes: Any) -> Row:

@@ -13,7 +13,7 @@ from known_devices import H100
 from msgspec import structs
 from stored_rows import every, row, run
 
-from pytest_gpumem.baselines.history import WINDOW, Accepted, Baseline, Content, History, Process, Reset, assemble, changes
+from pytest_gpumem.baselines.history import WINDOW, Baseline, Content, History, Process, Reset, SavedRow, assemble, changes
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat
 from pytest_gpumem.settings import Settings
@@ -30,19 +30,19 @@ def accepted(
     name: str = "test_triad",
     processes: int = 1,
     revision: str | None = None,
-) -> Accepted:
+) -> SavedRow:
     stored = row(name, mode=mode, latency=(100 + day) * 1e-6)
     assert stored.measurement is not None
     process = Process(f"p{day}", START + timedelta(days=day), revision, H100, day)
     further = (Repeat(stored.measurement.medians, None),) * (processes - 1)
-    return Accepted(stored.nodeid, structs.replace(stored.measurement, further=further), process, reset)
+    return SavedRow(stored.nodeid, structs.replace(stored.measurement, further=further), process, reset)
 
 
 def reset(day: int, id: str) -> Reset:
     return Reset(id, KEY, "why", "ada", START + timedelta(days=day))
 
 
-def days(rows: tuple[Accepted, ...]) -> list[int]:
+def days(rows: tuple[SavedRow, ...]) -> list[int]:
     return [(one.process.utc - START).days for one in rows]
 
 
@@ -50,7 +50,7 @@ def first(history: History) -> int | None:
     return days((history.first,))[0] if history.first is not None else None
 
 
-def of(rows: list[Accepted], *resets: Reset, window: int = WINDOW) -> Baseline:
+def of(rows: list[SavedRow], *resets: Reset, window: int = WINDOW) -> Baseline:
     return assemble([run(one) for one in rows], window, resets)
 
 
@@ -64,7 +64,9 @@ def test_the_window_rolls_and_the_first_run_stays() -> None:
 
 @pytest.mark.parametrize(("runs", "since"), [(0, None), (1, None), (2, 0)])
 def test_a_first_run_is_something_to_have_moved_on_from(runs: int, since: int | None) -> None:
-    assert first(of([accepted(day) for day in range(runs)]).history(KEY, every)) == since
+    history = of([accepted(day) for day in range(runs)]).history(KEY, every)
+    assert first(history) == since
+    assert history.first_measurement == (None if since is None else accepted(since).measurement)
 
 
 def test_a_window_is_counted_in_runs_whatever_their_processes() -> None:
@@ -108,7 +110,8 @@ def test_earlier_runs_of_a_revision_leave_once_it_is_shown_to_be_slower(revision
     rows = [accepted(day, revision=revision) for day, revision in enumerate(revisions)]
     runs = [run(row, replace(row, nodeid="tests/test_a.py::test_copy")) for row in rows]
     revision, sequence = rejected
-    found = assemble([*runs, Content(H100.key, rows[0].process, "slower", START, revision, sequence, rejected=(KEY,))])
+    slower = Process("slower", START, revision, H100, sequence)
+    found = assemble([*runs, Content(H100.key, slower, rejected=(KEY,))])
     assert days(found.rows[KEY]) == left
     assert days(found.rows["tests/test_a.py::test_copy"]) == [0, 1, 2, 3]
 
@@ -134,11 +137,11 @@ def clocked(memory: float | None = 2.619e9, sm: float | None = 1.98e9, **changed
     return made
 
 
-def run_of(facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any) -> Accepted:
-    return Accepted("a.py::test", clocked(**changed), Process("p", AT, None, facts), test_source=test_source)
+def run_of(facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any) -> SavedRow:
+    return SavedRow("a.py::test", clocked(**changed), Process("p", AT, None, facts), test_source=test_source)
 
 
-def said(*window: Accepted, facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any) -> tuple[str, ...]:
+def said(*window: SavedRow, facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any) -> tuple[str, ...]:
     return changes(clocked(**changed), facts, test_source, window)
 
 

@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 from known_devices import H100
 from s3_server import BUCKET, Server
-from stored_rows import A100, row
+from stored_rows import A100, meant, row
 
 from pytest_gpumem.baselines import storage as module
 from pytest_gpumem.baselines.history import Baseline, History
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage, storage
-from pytest_gpumem.baselines.store import Store, copy, files, reset, surplus
+from pytest_gpumem.baselines.store import Store, copy, files, surplus
 from pytest_gpumem.baselines.transfer import Remote
 from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Controls, Provenance
 from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.settings import resolve
 from pytest_gpumem.units import QuantityError
 
 URL = f"s3://{BUCKET}/base"
@@ -73,7 +74,7 @@ def test_a_web_server_that_lists_a_folder_is_read_and_not_written(tmp_path: Path
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = RemoteStorage(f"http://127.0.0.1:{server.server_port}/store")
         assert Store(place, H100).load().processes == 1
-        with pytest.raises(BaselineError, match=r"NotImplementedError; what it did not take is in"):
+        with pytest.raises(BaselineError, match=r"NotImplementedError; it is kept on this machine"):
             saved(place)
         server.shutdown()
 
@@ -93,13 +94,13 @@ def test_only_new_files_are_read_and_removed_ones_leave(local: Place) -> None:
     assert not older.exists()
 
 
-def test_a_change_is_accepted_at_a_url(local: Place) -> None:
+def test_an_accepted_change_is_taken_over_at_a_url(local: Place) -> None:
     saved(local())
-    path = reset(local(), H100.key, [row().key], "checks bounds", "ada", "def")
+    Store(local(), H100).save([row()], "def", accepted=meant(row().key, "checks bounds"))
     loaded = Store(local(), H100).load()
     (found,) = loaded.resets.values()
-    assert (found.reason, found.who, found.revision, loaded.rows) == ("checks bounds", "ada", "def", {})
-    assert "accept" in path.name
+    assert (found.reason, found.who, found.revision, len(loaded.rows[row().key])) == ("checks bounds", "ada", "def", 1)
+    assert loaded.taken_over == {(found.accepted[0], row().key)}
 
 
 def test_two_failures_and_then_an_answer(place: Place, s3_store: Server) -> None:
@@ -178,13 +179,11 @@ def test_which_place_an_option_names(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_pruned_runs_change_no_comparison(tmp_path: Path) -> None:
-    """A second row, an accepted change, and a revision that was rejected, over thirty runs."""
+    """A second row, two accepted changes, and a revision that was rejected, over thirty runs."""
     store = Store(tmp_path, H100)
     for number in range(30):
         rows = [row(latency=268e-6 + number * 1e-8)] + ([row("test_rare")] if number % 9 == 0 else [])
-        store.save(rows, f"revision{number // 3}")
-        if number == 8:
-            reset(tmp_path, H100.key, [row().key], "why", "ada", None)
+        store.save(rows, f"revision{number // 3}", accepted=meant(row().key) if number in (3, 8) else None)
     before = store.load(window=5)
     found = dict(files(tmp_path, H100.key))
     removed = surplus(found, 5)
@@ -193,6 +192,7 @@ def test_pruned_runs_change_no_comparison(tmp_path: Path) -> None:
     after = store.load(window=5)
     assert after.sequence == before.sequence
     assert after.resets == before.resets
+    assert after.taken_over == before.taken_over
     for key in before.rows:
         was, now = before.history(key, lambda _: True), after.history(key, lambda _: True)
         assert (now.accepted, now.first) == (was.accepted, was.first)
@@ -237,3 +237,16 @@ def test_a_rejected_run_that_another_row_needs_stays_out_after_a_prune(tmp_path:
     store.storage.remove(H100.key, [path.name for path in surplus(dict(files(tmp_path, H100.key)), 9)])
     assert [one.process.revision for one in before] == ["good", "later0", "later1", "later2", "slow"]
     assert store.load(window=9).rows[key] == before
+
+
+def test_credentials_of_a_url_are_in_no_message_and_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    secret = RemoteStorage("sftp://user:S3CRET@host/runs")
+    monkeypatch.setattr(module, "_lines", lambda *_: [{"error": "sftp://user:S3CRET@host/runs: no route to host"}])
+    with pytest.raises(BaselineError, match=r"^sftp://\*\*\*@host/runs: sftp://\*\*\*@host/runs: no route to host$"):
+        secret.devices()
+    assert storage(secret.location).location == "sftp://user:S3CRET@host/runs"  # a worker reaches the same store
+    assert storage(str(secret), offline=True).folder == secret.folder  # a gate reads the copy of its screen
+    assert "S3CRET" not in f"{secret} {secret.shown(secret.at('key') / 'a.json')}"
+    resolved = resolve({"gpumem_baseline": secret.location}, {}, {}, "pytest.ini")
+    assert resolved.to_json()["baseline"] == "sftp://***@host/runs"

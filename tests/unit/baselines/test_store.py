@@ -21,18 +21,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from known_devices import H100
 from msgspec.structs import replace
-from stored_rows import A100, SIMULATED, every, improved, row
+from stored_rows import A100, SIMULATED, every, improved, meant, row
 
 from pytest_gpumem.baselines import store as store_module
 from pytest_gpumem.baselines.acceptance import rejects
+from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
 from pytest_gpumem.baselines.history import Process
 from pytest_gpumem.baselines.layout import digest, reduced
 from pytest_gpumem.baselines.storage import BaselineError
-from pytest_gpumem.baselines.store import Store, reset, row_keys
+from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
-from pytest_gpumem.records.row import Comparison, Row, Verdict
+from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 from pytest_gpumem.revisions import Ancestry
 
 
@@ -58,6 +60,29 @@ def test_what_was_saved_is_loaded_oldest_first(tmp_path: Path) -> None:
     assert [(one.process.revision, one.process.device) for one in stored] == [("abc123", H100), (None, H100)]
     assert len(baseline.rows["tests/test_a.py::test_copy"]) == 1
     assert (baseline.processes, baseline.note, baseline.left_out) == (2, None, None)
+
+
+def test_a_footprint_is_stored_beside_times_and_without_them(tmp_path: Path) -> None:
+    """All of it that a comparison needs: without its course over time and without remarks."""
+    use = MemoryUse("CuPy", "device", peak=4096, kept=512, allocations=3)
+    course = Course("CuPy", "device", ((0.0, 0), (0.1, 4096)))
+    full = Footprint(
+        4096, (use,), driver_peak=8192, watched=("CUPTI",), phases=(Phase("call", 0.0, 0.1),), timeline=(course,), notes=("a",)
+    )
+    timed, untimed = row(footprint=full), row("test_copy", measurement=None, footprint=full, label="part")
+    store = Store(tmp_path, H100)
+    for peak in (4096, 5120):
+        store.save([timed, replace(untimed, footprint=replace(full, peak=peak))], f"abc{peak}")
+    baseline = store.load()
+    assert {key: len(runs) for key, runs in baseline.rows.items()} == {timed.key: 2}
+    stored = baseline.footprints[untimed.key]
+    assert [(one.nodeid, one.label, one.reset, one.process.revision) for one in stored] == [
+        (untimed.nodeid, "part", None, "abc4096"),
+        (untimed.nodeid, "part", None, "abc5120"),
+    ]
+    bare = replace(full, phases=(), timeline=(), notes=())
+    assert [one.footprint for one in stored] == [bare, replace(bare, peak=5120)]
+    assert baseline.newest_footprints == {timed.key: bare, untimed.key: replace(bare, peak=5120)}
 
 
 def test_a_file_holds_all_processes_of_its_run(tmp_path: Path) -> None:
@@ -255,7 +280,7 @@ def test_every_run_of_a_passing_test_enters_whatever_its_figure(tmp_path: Path, 
     """A baseline that left out its slow runs would take an unchanged test's slow mode for a regression."""
     store = Store(tmp_path, H100)
     saved = store.save([accepted, row("test_slow", outcome=Outcome.FAIL)], "abc")
-    assert (saved.accepted, saved.improved) == ((accepted,), ())
+    assert (saved.accepted, saved.resets) == ((accepted,), ())
     assert [r.nodeid for r, _ in saved.refused] == ["tests/test_a.py::test_slow"]
     ((key, (stored,)),) = store.load().rows.items()
     assert (key, stored.measurement) == (accepted.key, kept(accepted, stored.process))
@@ -325,7 +350,7 @@ def test_only_comparable_measurements_are_compared_with(tmp_path: Path) -> None:
         history = baseline.history(key, partial(measured_in, mode))
         assert [m.mode for m in history.measurements] == found
     unknown = baseline.history("tests/test_a.py::test_new", every)
-    assert (unknown.measurements, unknown.reason) == ((), "no accepted process holds it")
+    assert (unknown.measurements, unknown.reason) == ((), "no saved process holds it")
 
 
 def test_a_missing_baseline_is_said(tmp_path: Path) -> None:
@@ -432,7 +457,7 @@ def test_a_formatter_does_no_harm(tmp_path: Path, form: Callable[[object], str])
         (lambda c: measured(c).update(latency=1.0), "$.content.rows[0].measurement.latency: unknown"),
         (lambda c: measured(c).pop("mode"), "missing required field `mode`"),
         (lambda c: measured(c).update(mode=3), "mode: 3; expected `str`"),
-        (lambda c: c.update(device=None), "$.content.device: null, but there are rows"),
+        (lambda c: c.update(device=None), "$.content.device: None; expected `object`, got `null`"),
         (lambda c: c.update(utc="yesterday"), "$.content.utc: 'yesterday' is not a time"),
         (lambda c: c.update(utc="2026-11-21T10:00:00"), "is not a time with a zone"),
         (lambda c: c.update(more=1), "more: unknown"),
@@ -594,19 +619,19 @@ def test_a_run_from_before_a_reset_does_not_count(tmp_path: Path) -> None:
     store, key = Store(tmp_path, H100), row().key
     store.save([row()], "abc")
     before = store.load()
-    reset(tmp_path, H100.key, [key], "why", "ada", None)
+    store.save([row(latency=3e-4)], "abc", accepted=meant(key))
     store.save([row()], "abc", baseline=before)
-    assert store.load().history(key, every).measurements == ()
+    assert [m.latency for m in store.load().history(key, every).measurements] == [pytest.approx(3e-4, rel=1e-3)]
 
 
 def test_the_newest_of_two_resets_counts(tmp_path: Path) -> None:
     store, key = Store(tmp_path, H100), row().key
-    reset(tmp_path, H100.key, [key], "first", "ada", None)
+    store.save([row()], "abc", accepted=meant(key, "first"))
     store.save([row()], "abc")
-    reset(tmp_path, H100.key, [key], "second", "ada", None)
+    store.save([row()], "abc", accepted=meant(key, "second"))
     baseline = store.load()
-    assert baseline.resets[key].reason == "second"
-    assert (dict(baseline.rows), baseline.before) == ({}, {key: 1})
+    assert (baseline.resets[key].reason, baseline.resets[key].who) == ("second", "ada")
+    assert (len(baseline.rows[key]), baseline.before) == (1, {key: 2})
 
 
 def dated(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
@@ -624,16 +649,15 @@ def dated(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
 def test_a_wrong_clock_orders_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     store, key = Store(tmp_path, H100), row().key
     store.save([row()], "abc")
-    reset(tmp_path, H100.key, [key], "first", "ada", None)
+    store.save([row()], "abc", accepted=meant(key, "first"))
     with monkeypatch.context() as patch:
         dated(patch, days)
-        reset(tmp_path, H100.key, [key], "by a wrong clock", "ada", None)
+        store.save([row(latency=2e-4)], "abc", accepted=meant(key, "by a wrong clock"))
         assert store.load().resets[key].reason == "by a wrong clock"
-        store.save([row(latency=2e-4)], "abc")
     store.save([row(latency=3e-4)], "abc")
     latencies = [one.latency for one in store.load().history(key, every).measurements]
     assert latencies == pytest.approx([2e-4, 3e-4], rel=1e-3)
-    reset(tmp_path, H100.key, [key], "last", "ada", None)
+    store.save([row()], "abc", accepted=meant(key, "last"))
     assert store.load().resets[key].reason == "last"
 
 
@@ -643,7 +667,8 @@ def test_a_file_that_is_dated_ahead_of_the_clock_is_reported(tmp_path: Path, mon
     assert store.load().dated_ahead is None
     with monkeypatch.context() as patch:
         dated(patch, 1825)
-        path = reset(tmp_path, H100.key, [row().key], "by a wrong clock", "ada", None)
+        path = store.save([row()], "abc").path
+        assert path is not None
         assert store.load().dated_ahead is None
     reported = store.load().dated_ahead
     assert reported is not None
@@ -656,31 +681,32 @@ def test_folders_of_two_machines_merge_in_one_order(tmp_path: Path) -> None:
     for machine, runs in (("one", 2), ("other", 1)):
         for _ in range(runs):
             Store(tmp_path / machine, H100).save([row()], "abc")
-        reset(tmp_path / machine, H100.key, [key], f"by {machine}", "ada", None)
+        Store(tmp_path / machine, H100).save([row()], "abc", accepted=meant(key, f"by {machine}"))
     merged = set()
     for first, second in (("one", "other"), ("other", "one")):
         both = tmp_path / f"{first}, {second}"
         for machine in (first, second):
             shutil.copytree(tmp_path / machine, both, dirs_exist_ok=True)
         merged.add(Store(both, H100).load().resets[key].reason)
-        reset(both, H100.key, [key], "of both", "ada", None)
+        Store(both, H100).save([row()], "abc", accepted=meant(key, "of both"))
         assert Store(both, H100).load().resets[key].reason == "of both"
     assert merged == {"by one"}
 
 
 def test_a_reset_whose_file_is_gone(tmp_path: Path) -> None:
     store, key = Store(tmp_path, H100), row().key
-    path = reset(tmp_path, H100.key, [key], "first", "ada", None)
+    path = store.save([row()], "abc", accepted=meant(key, "first")).path
     store.save([row()], "abc")
+    assert path is not None
     path.unlink()
-    assert store.load().history(key, every).reason == "its 1 accepted processes follow a reset whose file is not here"
+    assert store.load().history(key, every).reason == "its 1 saved processes follow a reset whose file is not here"
 
 
 def test_an_absolute_limit_is_a_share_of_the_baselines_time(tmp_path: Path) -> None:
     """20 us are 7.5 % of 268 us, and 8.3 % of the 241 us that it takes now."""
     store = Store(tmp_path, H100)
     store.save([row()], "abc")
-    assert store.save([improved(-0.1, -0.08, "20 us", latency=241e-6)], "def").improved
+    assert store.save([improved(-0.1, -0.08, "20 us", latency=241e-6)], "def").resets
 
 
 @pytest.mark.parametrize(
@@ -696,20 +722,97 @@ def test_an_absolute_limit_is_a_share_of_the_baselines_time(tmp_path: Path) -> N
 def test_a_small_gain_joins(tmp_path: Path, joining: Row) -> None:
     store = Store(tmp_path, H100)
     store.save([row()], "abc")
-    assert store.save([joining], "def").improved == ()
+    assert store.save([joining], "def").resets == ()
     assert len(store.load().history(joining.key, every).measurements) == 2
 
 
-def test_only_resets_are_no_baseline_of_processes(tmp_path: Path) -> None:
-    reset(tmp_path, H100.key, [row().key], "first", "ada", None)
-    baseline = Store(tmp_path, H100).load()
-    assert (baseline.processes, baseline.note) == (0, f"no baseline of {H100.key} in {tmp_path}")
+# Accepted changes
 
 
-def test_rows_of_a_device(tmp_path: Path) -> None:
-    Store(tmp_path, H100).save([row(), row("test_copy")], None)
-    Store(tmp_path, A100).save([row("test_other")], None)
-    assert row_keys(tmp_path, H100.key) == {row().key: row().nodeid, row("test_copy").key: row("test_copy").nodeid}
+def test_an_accepted_change_is_taken_over_once(tmp_path: Path) -> None:
+    """No later run takes it over again, nor does one undo it; what is left of its file is inert."""
+    store, key, change = Store(tmp_path, H100), row().key, meant(row().key, "checks bounds")
+    found = change.of(key)
+    store.save([row()], "abc")
+    saved = store.save([row(latency=3e-4)], "def", accepted=change)
+    assert [(one.key, one.reason, one.who, one.accepted) for one in saved.resets] == [(key, "checks bounds", "ada", (found[0].digest,))]
+    baseline = store.load()
+    assert baseline.taken_over == {(found[0].digest, key)}
+    again = Acceptances(found, baseline.taken_over)
+    assert again.of(key) == []
+    assert store.save([row(latency=3e-4)], "ghi", accepted=again).resets == ()
+    assert [m.latency for m in store.load().history(key, every).measurements] == pytest.approx([3e-4, 3e-4], rel=1e-3)
+
+
+def test_of_several_rows_each_is_taken_over_when_it_enters(tmp_path: Path) -> None:
+    store = Store(tmp_path, H100)
+    change = meant("tests/test_a.py")
+    store.save([row(), row("test_copy")], "abc")
+    store.save([row(), row("test_copy", outcome=Outcome.FAIL)], "def", accepted=change)
+    baseline = store.load()
+    left = Acceptances(change.of(row().key), baseline.taken_over)
+    assert (left.of(row().key), len(left.of(row("test_copy").key))) == ([], 1)
+    store.save([row(), row("test_copy")], "ghi", accepted=left)
+    baseline = store.load()
+    assert {key: len(runs) for key, runs in baseline.rows.items()} == {row().key: 2, row("test_copy").key: 1}
+
+
+def test_two_accepted_changes_of_a_row_are_taken_over_together(tmp_path: Path) -> None:
+    store, key = Store(tmp_path, H100), row().key
+    both = Acceptances([*meant(key, "first").of(key), *meant(key, "second", "bob").of(key)])
+    (reset,) = store.save([row()], "abc", accepted=both).resets
+    assert (reset.reason, reset.who, len(reset.accepted)) == ("first; second", "ada; bob", 2)
+    assert Acceptances(both.of(key), store.load().taken_over).of(key) == []
+
+
+def test_a_gain_beside_an_accepted_change_is_that_change(tmp_path: Path) -> None:
+    store, gained = Store(tmp_path, H100), improved(-0.1, -0.08)
+    store.save([row()], "abc")
+    (reset,) = store.save([gained], "def", accepted=meant(gained.key, "larger tiles")).resets
+    assert (reset.reason, len(store.load().rows[gained.key])) == ("larger tiles", 1)
+
+
+def test_a_removed_row_leaves_what_is_expected(tmp_path: Path) -> None:
+    store, gone = Store(tmp_path, H100), row("test_old").key
+    store.save([row(), row("test_old")], "abc")
+    change = Acceptances([Acceptance(gone, "test_new has its place", "ada", (AcceptedChange(gone, Scope.REMOVED),))])
+    assert list(store.load().expected("clean-cold")) == [row().key, gone]
+    saved = store.save([], "def", accepted=change, removed=[gone])
+    assert (saved.accepted, [one.key for one in saved.resets]) == ((), [gone])
+    assert list(store.load().expected("clean-cold")) == [row().key]
+    # Of a row that was measured nothing is removed.
+    assert store.save([row()], "ghi", accepted=change).resets == ()
+    # Where it comes back, it is new.
+    assert (
+        store.load().history(gone, every).reason == "a change of it was accepted (ada: test_new has its place), and no run was saved since"
+    )
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_row_that_is_measured_differently_enters_once_it_is_accepted(tmp_path: Path, other: bool) -> None:
+    store = Store(tmp_path, H100)
+    store.save([row()], "abc")
+    results = (LimitResult("max_regression", Outcome.UNDECIDED, Code.MEASURED_DIFFERENTLY),)
+    verdict = Verdict(Outcome.UNDECIDED, "other", code=Code.MEASURED_DIFFERENTLY, limits=results)
+    differently = row(verdict=verdict, limits=Limits(max_regression="1%"))
+    assert store.save([differently], "def").accepted == ()
+    saved = store.save([differently], "def", accepted=meant("tests/test_b.py" if other else differently.key))
+    assert (len(saved.accepted), len(saved.resets)) == ((0, 0) if other else (1, 1))
+
+
+def test_a_row_without_a_limit_enters_up_to_the_accepted_slow_down(tmp_path: Path) -> None:
+    slow = row(verdict=Verdict(Outcome.PASS, "no limit", Comparison(0.09, 0.08, 0.1, 0.01, 3, measured=3)))
+    for size, entered in (("7%", 0), ("8%", 1)):
+        store = Store(tmp_path / size.strip("%"), H100)
+        assert len(store.save([slow], "abc", accepted=meant(slow.key, size=size)).accepted) == entered
+
+
+def test_an_accepted_row_does_not_show_its_revision_to_be_slower(tmp_path: Path) -> None:
+    store = Store(tmp_path, H100)
+    for revision in ("abc", "def"):
+        store.save([row()], revision)
+    verdict = Verdict(Outcome.ACCEPTED, "slower", code=Code.SLOWER, accepted=("max_regression",))
+    assert store.save([row(verdict=verdict)], "def", accepted=meant(row().key)).rejected == ()
 
 
 # Ancestry
@@ -723,7 +826,7 @@ def test_only_the_history_that_a_change_is_built_on_counts(tmp_path: Path) -> No
 
     def ancestry(revisions: frozenset[str]) -> Ancestry:
         asked.append(revisions)
-        return Ancestry("0123456789abcdef", frozenset({"main"}), frozenset({"main", "mine"}), frozenset({"gone", "main-dirty"}))
+        return Ancestry("0123456789abcdef", frozenset({"main"}), frozenset({"gone", "main-dirty"}))
 
     baseline = store.load(ancestry)
     assert asked == [{"main", "main-dirty", "mine", "theirs", "gone"}]
@@ -739,24 +842,24 @@ def test_only_the_history_that_a_change_is_built_on_counts(tmp_path: Path) -> No
 def test_none_that_counts_is_no_baseline(tmp_path: Path) -> None:
     store = Store(tmp_path, H100)
     store.save([row()], "theirs")
-    baseline = store.load(lambda revisions: Ancestry("0" * 40, frozenset(), frozenset(), frozenset()))
+    baseline = store.load(lambda revisions: Ancestry("0" * 40, frozenset(), frozenset()))
     assert baseline.processes == 0
     assert baseline.note == (
         f"no process counts for {H100.key} in {tmp_path}: 1 of 1 files do not count: 1 are not of the history of 000000000000"
     )
 
 
-def test_what_the_change_itself_accepts_counts(tmp_path: Path) -> None:
-    """Its own measurements do not: they are what is judged."""
-    store, key = Store(tmp_path, H100), row().key
+def test_what_a_run_of_another_history_took_over_waits_here(tmp_path: Path) -> None:
+    store, key, change = Store(tmp_path, H100), row().key, meant(row().key)
     store.save([row()], "main")
-    reset(tmp_path, H100.key, [key], "mine", "ada", "mine")
-    reset(tmp_path, H100.key, [key], "theirs", "bob", "theirs")
+    store.save([row()], "theirs", accepted=change)
 
     def ancestry(revisions: frozenset[str]) -> Ancestry:
-        return Ancestry("0" * 40, frozenset({"main"}), frozenset({"main", "mine"}), frozenset())
+        return Ancestry("0" * 40, frozenset({"main"}), frozenset())
 
-    assert store.load(ancestry).resets[key].reason == "mine"
+    baseline = store.load(ancestry)
+    assert (dict(baseline.resets), len(baseline.rows[key])) == ({}, 1)
+    assert len(Acceptances(change.of(key), baseline.taken_over).of(key)) == 1
 
 
 def test_a_file_is_no_baseline(tmp_path: Path) -> None:

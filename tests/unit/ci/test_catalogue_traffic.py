@@ -13,6 +13,7 @@ import catalogue_traffic_cases
 import ncu_csv
 import pytest
 from catalogue_traffic import why
+from renew_tables import of_today
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 
@@ -64,6 +65,7 @@ def test_every_kernel_has_arguments_that_its_own_check_accepts() -> None:
 def test_the_whole_run_with_a_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A stand-in for ncu that runs no tests: results and counts are there already."""
     results = json.loads((Path(catalogue_traffic.__file__).parents[1] / "records" / "nvidia-h200" / "suite.json").read_text())
+    results["gpumem"] = of_today(results["gpumem"])
     document = results["gpumem"]
     one = next(r for r in document["rows"] if r["nodeid"].endswith("test_stream.py::test_triad"))
     one["nodeid"], one["range_name"] = "ci/bench/catalogue_traffic_cases.py::test_kernel[triad]", "test_kernel_triad"

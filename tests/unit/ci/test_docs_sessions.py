@@ -26,14 +26,14 @@ def words(text: str) -> list[str]:
 
 
 def test_every_session_fits_on_a_screen() -> None:
-    assert sorted(SHOWN) == ["failing", "gate"]
+    assert sorted(SHOWN) == ["compare", "failing", "gate"]
     for text in SHOWN.values():
         lines = text.splitlines()
-        assert 0 < len(lines) <= 40
+        assert 0 < len(lines) <= 42
         assert max(map(len, lines)) <= 100
 
 
 def test_sessions_are_shown_as_they_are(tmp_path: Path) -> None:
-    for name in ("failing", "gate"):
+    for name in ("failing", "gate", "compare"):
         text = "\n".join(docs_sessions.shown(docs_sessions.SESSIONS[name](docs_sessions.Session(tmp_path)), tmp_path))
         assert words(text) == words(SHOWN[name]), "python ci/renew_tables.py docs/sessions.md"

@@ -7,51 +7,76 @@ from collections import Counter
 from pathlib import Path
 
 import house
+import pytest
 from committing import git
 
 FILES = {
     "pytest_gpumem/__init__.py": '"""Docs."""\nfrom __future__ import annotations\n',
-    "pytest_gpumem/units.py": "MIB = 2**20\n",
-    "pytest_gpumem/room/low.py": "from pytest_gpumem.units import MIB\n\ndef half() -> int:\n    return MIB // 2\n",
-    "pytest_gpumem/room/high.py": "from pytest_gpumem import units\nfrom pytest_gpumem.room import low\n",
+    "pytest_gpumem/state.py": "class GpuSession:\n    def __init__(self):\n        self.rows = []\n        self.lost: str | None = None\n",
+    "pytest_gpumem/hooks.py": (
+        "class Hooks:\n    def pytest_sessionfinish(self):\n        self._session.rows = [Verdict('PASS')]\n"
+        "    @hookimpl(tryfirst=True)\n    def pytest_configure(self):\n        self.lost = is_worker\n"
+    ),
+    "pytest_gpumem/room/l2_sweep.py": "class Hooks:\n    def run(self, row):\n        return replace(row, verdict=None)\n",
     "tests/test_one.py": "def test_one() -> None:\n    pass\n",
     "docs/a/page.md": "three words here\n",
-    "docs/architecture.md": "## Add a kind\n\n1. `a.py`: it.\n2. `b.py` and `c.py`: how, if it differs.\n3. `d.py` or `e.py`: both.\n",
 }
 
 
-def test_figures_of_tracked_files(tmp_path: Path) -> None:
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    pytest.importorskip("ruff", reason="ruff is of the extra dev")
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
-    (tmp_path / "pytest_gpumem" / "untracked.py").write_text("x = 1\n")
-    found = house.counted(tmp_path)
-    assert (found["modules with code"], found["rooms"]) == (3, 1)
-    assert (found["lines of the package"], found["lines of tests"], found["words of docs"]) == (9, 2, 23)
-    assert found["modules with exactly one importer"] == 1
-    assert house.single_importers(tmp_path) == {"pytest_gpumem.room.low": "pytest_gpumem.room.high"}  # units has two
-    assert house.additions(tmp_path) == {"files touched to add a kind": "2 to 4"}
+    git(tmp_path, "commit", "-q", "-m", "first")
+    return tmp_path
+
+
+def test_figures_of_tracked_files(checkout: Path) -> None:
+    (checkout / "pytest_gpumem" / "untracked.py").write_text("x = 1\n")
+    found = house.counted(checkout)
+    assert found["modules"] == 3
+    assert (found["hooks"], found["hooks with tryfirst or trylast"], found["implementations of pytest_sessionfinish"]) == (2, 1, 1)
+    assert (found["attributes of the session's state"], found["of these assigned from outside"]) == (2, 1)
+    assert found["functions that make or replace a verdict"] == 2
+    assert (found["modules that know of xdist"], found["modules outside its own that know of l2-sweep"]) == (1, 0)
+    assert found["class names used for different things"] == 1
+    assert found["words of docs"] == 3
+
+
+def test_long_lines_do_not_make_the_package_smaller(checkout: Path) -> None:
+    before = house.formatted_bytes(checkout)
+    state = checkout / "pytest_gpumem" / "state.py"
+    state.write_text(state.read_text().replace("self.rows = []", "self.rows = [one.name for one in range(3)]"))
+    longer = house.formatted_bytes(checkout)
+    state.write_text(
+        state.read_text().replace("[one.name for one in range(3)]", "[\n            one.name\n            for one in range(3)\n        ]")
+    )
+    assert before < longer == house.formatted_bytes(checkout)
+
+
+def test_complexity_counts_what_branches() -> None:
+    function = ast.parse("def f(a):\n    if a and a > 1 or not a:\n        return [b for b in a if b]\n    return 1 if a else 2\n").body[0]
+    assert house.complexity(function) == 1 + 1 + 2 + 2 + 1
+
+
+def test_the_files_of_an_addition_are_those_of_past_commits(checkout: Path) -> None:
+    for number in range(2):
+        for name in (f"kernels/k{number}.cu", f"pytest_gpumem/k{number}.py", "docs/a/page.md", *["pytest_gpumem/state.py"] * number):
+            (checkout / name).parent.mkdir(exist_ok=True)
+            with (checkout / name).open("a") as file:
+                file.write(f"k{number} = {number}\n")
+        git(checkout, "add", ".")
+        git(checkout, "commit", "-q", "-m", f"add {number}")
+    found = house.additions(checkout)
+    assert found["files touched to add a kernel (median of 5)"] == "2.5"  # two, and three
+    assert found["files touched to add a limit (median of 5)"] == "-"
 
 
 def test_no_two_test_modules_have_one_name() -> None:
     """pytest imports them by their names alone, so a second one of a name stops the collection of all tests."""
     names = Counter(path.name for path in (Path(__file__).parents[3] / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_functions_are_named_by_their_class() -> None:
-    tree = ast.parse("def a():\n    def inner(): ...\nclass B:\n    def __init__(self): ...\n    def c(self): ...\n")
-    assert list(house.functions(tree)) == ["a", "B.c"]
-
-
-def test_a_name_suggests_the_room_whose_other_modules_have_its_words() -> None:
-    every = [
-        ("Cause.sentence", "p.explain.a"),
-        ("sentence_of_cause", "p.explain.b"),
-        ("Buffer.free", "p.memory.a"),
-        ("cause", "p.memory.b"),
-    ]
-    assert house.words("CudaL2.set_window") == ["cuda", "l2", "set", "window"]
-    assert house.suggestions(every) == ["explain", "explain", "memory", "explain"]

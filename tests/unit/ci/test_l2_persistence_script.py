@@ -25,7 +25,7 @@ def settings(seconds: dict[str, float], **changes: Any) -> dict[str, Any]:
         "blocks": 32,
         "mib": 8,
         "out_mib": 64,
-        "sweep": {"recommend": {"set_aside": 1 << 20, "hit_ratio": 1.0}, "points": [[0, 0.0, 1.0, 0.0]] * 12, "grid": 51, "seconds": 6.0},
+        "sweep": {"recommend": {"set_aside": 1 << 20, "hit_ratio": 1.0}, "points": [[0, 0.0, 1.0, 0.0]] * 12, "grid": 51},
         "grid": [],
         "named": {name: i for i, name in enumerate(seconds)},
         "measured": [{"options": {}, "rounds": own} for own in rounds.values()],
@@ -71,12 +71,9 @@ def test_a_setting_that_is_beaten_is_a_miss(name: str, seconds: float, claim: st
     assert "24 MiB" in missed
 
 
-def test_too_many_measurements_and_too_long_a_sweep_are_misses() -> None:
-    greedy = {**GOOD, "sweep": {**GOOD["sweep"], "points": [[0, 0.0, 1.0, 0.0]] * 13, "seconds": 10.1}}
-    assert [claim.partition(":")[0] for claim in failed(record(greedy))] == [
-        "at most 0.25 of the grid measured by a sweep",
-        "a sweep takes at most 10 s",
-    ]
+def test_too_many_measurements_are_a_miss() -> None:
+    greedy = {**GOOD, "sweep": {**GOOD["sweep"], "points": [[0, 0.0, 1.0, 0.0]] * 13}}
+    assert [claim.partition(":")[0] for claim in failed(record(greedy))] == ["at most 0.25 of the grid measured by a sweep"]
 
 
 def test_thrashing_that_is_not_avoided_is_a_miss() -> None:

@@ -11,7 +11,9 @@ import nsight_sessions
 import pytest
 from ncu_csv import TRIAD, line, log, measured, stack
 
-TESTS = [{"nodeid": f"test_a.py::{name}", "range": name} for name in ("test_triad", "test_paged", "test_skipped")]
+from pytest_gpumem.nsight.profile import SelectedTest
+
+TESTS = [SelectedTest(f"test_a.py::{name}", name, measures=True, managed=False) for name in ("test_triad", "test_paged", "test_skipped")]
 PUSHED = """Processing [whole.sqlite] with [/opt/nsys/reports/nvtx_pushpop_sum.py]...
 Time (%),Total Time (ns),Instances,Avg (ns),Range
 50.0,100,1,100.0,gpumem:test_triad
@@ -96,8 +98,6 @@ def test_the_looks_ask_the_tools_and_are_drawn(tmp_path: Path) -> None:
                 if option.startswith("--benchmark-json="):
                     Path(option.partition("=")[2]).write_text(json.dumps(suite))
             return ""
-        if "ranges" in command:
-            return json.dumps(TESTS[:1])
         if "stats" in command:
             report = Path(command[-1]).stem
             text = REPORTS[command[command.index("--report") + 1]]
@@ -106,7 +106,7 @@ def test_the_looks_ask_the_tools_and_are_drawn(tmp_path: Path) -> None:
             raise nsight_sessions.Failed("unrecognised option --nvtx")
         return PAGE
 
-    looks = nsight_sessions.Looks(["tests/memory"], "test_a.py::test_triad", tmp_path, Path("nsys"), Path("ncu"), run)
+    looks = nsight_sessions.Looks(["tests/memory"], "test_a.py::test_triad", tmp_path, Path("nsys"), Path("ncu"), run, lambda _: TESTS[:1])
     record: dict[str, Any] = {
         "device": {"name": "NVIDIA H200", "driver": "580"},
         "versions": {"nsys": "2025.3.2", "ncu": "2025.3.0"},

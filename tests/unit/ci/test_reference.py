@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import docs_reference
+import results_schema
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 
@@ -23,3 +24,7 @@ def test_the_readme_has_every_fixture() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     fixtures = [line.split("`")[1] for line in docs_reference.fixtures().splitlines()[2:]]
     assert [name for name in fixtures if f"`{name}`" not in readme] == []
+
+
+def test_the_file_of_the_schema_is_what_the_code_gives() -> None:
+    assert results_schema.FILE.read_text(encoding="utf-8") == results_schema.text(), "python ci/results_schema.py writes it anew"

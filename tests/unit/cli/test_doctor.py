@@ -376,7 +376,7 @@ def test_tools_that_are_nowhere_are_missing() -> None:
 
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
 def test_a_tool_is_the_one_that_the_commands_run(tool: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Chosen by its variable, as for `gpumem traffic` and `gpumem profile`."""
+    """Chosen by its variable, as for `gpumem profile`."""
     chosen = tmp_path / f"my-{tool}"
     chosen.touch(mode=0o755)
     monkeypatch.setenv(f"GPUMEM_{tool.upper()}", str(chosen))

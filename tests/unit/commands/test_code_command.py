@@ -71,13 +71,12 @@ def test_each_kernel_for_each_architecture(code: Code) -> None:
     assert [(line[0], line[1]) for line in lines] == [(name, arch) for name in names for arch in ("sm_80", "sm_90")]
     found = figures(code)
     assert found.keys() == {(name, arch) for name in names for arch in ("sm_80", "sm_90")}
-    assert {one["sectors"] for (name, _), one in found.items() if name == "every_fourth"} == {4.0}
     assert all(one["registers"] > 0 and one["code"] > 0 and one["spill"] == 0 for one in found.values())
 
 
 @pytest.mark.parametrize(
     ("limit", "named"),
-    [("max_registers = 1", "registers"), ("max_code = 16", "code"), ('max_code = "16 B"', "code"), ("max_sectors = 2", "sectors 4x")],
+    [("max_registers = 1", "registers"), ("max_code = 16", "code"), ('max_code = "16 B"', "code")],
 )
 def test_a_figure_above_its_limit_fails(code: Code, limit: str, named: str) -> None:
     change("pyproject.toml", 'source = "src/strided.cu"', f'source = "src/strided.cu"\n{limit}')
@@ -132,7 +131,7 @@ def test_another_revision_beside(code: Code) -> None:
     change("src/scale.cu", "a[i] *= s", "a[i] = a[i] * s + sqrt(a[i] / s)")
     change("src/strided.cu", "every_fourth", "fourth")
     change("pyproject.toml", "options", "# a comment\noptions")
-    result = code("--against", "HEAD", "--arch", "sm_90")
+    result = code("--base", "HEAD", "--arch", "sm_90")
     assert result.exit_code == 0, result.output
     last = {line.split()[0]: line.split("  ")[-1] for line in result.output.splitlines() if line.startswith("  ")}
     assert last == {"scale<float>": "other code", "scale<double>": "other code", "fourth": "new"}
@@ -140,10 +139,10 @@ def test_another_revision_beside(code: Code) -> None:
     assert " -> " in result.output
     git(Path(), "checkout", "-q", "src")
     Path("src/index.cuh").write_text("// the same\n" + INDEX)
-    result = code("--against", "HEAD", "--arch", "sm_90")
+    result = code("--base", "HEAD", "--arch", "sm_90")
     assert {line.split("  ")[-1] for line in result.output.splitlines() if line.startswith("  ")} == {"same code"}
     assert len(git(Path(), "worktree", "list").splitlines()) == 1
-    result = code("--against", "no-such")
+    result = code("--base", "no-such")
     assert result.exit_code == 4
     assert "no-such is no revision" in result.output
 
@@ -173,13 +172,13 @@ def test_kernels_of_triton(code: Code, monkeypatch: pytest.MonkeyPatch, tmp_path
     vectors = "*fp32:16, *fp32:16, *fp32:16, i32:16, 1024"
     declared(vectors)
     (one,) = figures(code, "--arch", "sm_90").values()
-    assert (one["sectors"], one["unknown"], one["name"]) == (1.0, 0, vectors)
+    assert one["name"] == vectors
     declared(vectors, warps=8)
     (other,) = figures(code, "--arch", "sm_90").values()
     assert one["digest"] != other["digest"]
     declared(vectors.replace("i32:16", "i32"))
     (single,) = figures(code, "--arch", "sm_90").values()
-    assert single["sectors"] == 4.0  # the mask ends anywhere: four words a thread, loaded one by one
+    assert single["digest"] != one["digest"]  # the mask ends anywhere: words are loaded one by one
     declared("*fp32, i32")
     result = code("--arch", "sm_90")
     assert (result.exit_code, "has 5 parameters (x, y, out, n, BLOCK); the signature '*fp32, i32' has 2" in result.output) == (1, True)
@@ -193,11 +192,23 @@ def test_the_catalogue(code: Code) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(("--arch", "90"), "--arch: '90' is no architecture"), (("--json", "no/such/folder.json"), "--json: no/such/folder.json")],
+    [
+        (("--arch", "90"), "--arch: '90' is no architecture"),
+        (("--arch", "sm_90", "--arch", "sm_999"), "--arch: the installed NVRTC does not compile for 'sm_999'; accepted are sm_"),
+        (("--json", "no/such/folder.json"), "--json: no/such/folder.json"),
+    ],
 )
 def test_wrong_arguments(code: Code, arguments: tuple[str, ...], message: str) -> None:
     result = code(*arguments)
     assert (result.exit_code, message in result.stderr) == (4, True)
+    assert len(result.output.splitlines()) == 1
+
+
+def test_an_unknown_architecture_of_the_project_is_its_file_s_fault(code: Code) -> None:
+    change("pyproject.toml", '"sm_90"', '"sm_999"')
+    result = code()
+    assert (result.exit_code, len(result.output.splitlines())) == (4, 1)
+    assert "pyproject.toml: tool.gpumem.code.architectures: the installed NVRTC does not compile for 'sm_999'" in result.stderr
 
 
 def test_a_project_without_declarations(code: Code) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,16 +11,18 @@ from click.testing import Result
 from msgspec.structs import replace
 from result_files import H100, Folder
 
-from pytest_gpumem.baselines import compare as pairs
+from pytest_gpumem.baselines import verdicts
+from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
 from pytest_gpumem.baselines.compare import compare_sides
 from pytest_gpumem.baselines.result_sets import side
-from pytest_gpumem.baselines.store import Store, reset
+from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.judging.judge import judge as judging
 from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Provenance, Repeat
-from pytest_gpumem.records.row import Verdict
+from pytest_gpumem.records.row import Missing, Row, Status, Verdict
+from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
 Compare = Callable[..., Result]
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
@@ -49,18 +49,6 @@ def test_a_slow_down_fails(folder: Folder, compare: Compare) -> None:
     assert "over 3 processes of this run" in " ".join(result.stdout.split())
 
 
-def test_rows_of_another_model_than_the_files_are_left_out(folder: Folder, compare: Compare) -> None:
-    """As workers of xdist measure them: the same test on two cards, and one test on the other card alone."""
-    for of, slower in (("base", 1.0), ("head", 2.0)):
-        theirs = [folder.row(268e-6 * slower, device=A100), folder.row(268e-6, "test_other", device=A100)]
-        folder.write(f"{of}.json", [folder.row(), *theirs])
-    result = compare("base.json", "head.json", "--max-regression", "50%", "--json", "-")
-    rows = {row["test"].partition("::")[2]: row for row in json.loads(result.stdout)["rows"]}
-    assert rows["test_triad"]["outcome"] != "FAIL"
-    assert rows["test_triad"]["head_s"] == pytest.approx(268e-6, rel=0.01)
-    assert rows["test_other"]["reason"] == f"in head.json: measured on {A100.key}, and the run on {H100.key}"
-
-
 @pytest.mark.parametrize(("width", "between"), [(120, True), (80, False)])
 def test_rows_stay_apart_and_within_a_terminal(
     width: int, between: bool, folder: Folder, compare: Compare, monkeypatch: pytest.MonkeyPatch
@@ -81,10 +69,10 @@ def test_rows_stay_apart_and_within_a_terminal(
     ("base", "head", "limit", "last", "codes"),
     [
         ((5, {}), (3, {}), "1%", "1 PASS", (0, 0)),
-        ((3, {}), (1, {"latency": 300e-6}), None, "1 no limit", (0, 6)),
+        ((3, {}), (1, {"latency": 300e-6}), None, "1 measured", (6, 6)),
         ((3, {"spread": 0.02}), (1, {"spread": 0.02}), "1%", "1 UNDECIDED", (0, 6)),
         ((3, {"mode": "hot"}), (1, {}), "10%", "1 NEW", (0, 6)),
-        ((3, {}), (1, {"nodeid": "tests/test_a.py::test_new"}), None, "1 UNDECIDED, 1 NEW", (6, 6)),
+        ((3, {}), (1, {"nodeid": "tests/test_a.py::test_new"}), None, "1 lost, 1 NEW", (1, 1)),
         ((3, {"facts": SIMULATED}), (1, {"facts": SIMULATED}), "10%", "1 PASS", (0, 6)),
         ((3, {}), (1, {"failed": True, "verdict": Verdict(Outcome.FAIL, "too slow")}), "10%", "1 PASS", (0, 0)),
         ((3, {}), (1, {"failed": True, "strict": True, "verdict": Verdict(Outcome.NEW, "none")}), "10%", "1 PASS", (0, 0)),
@@ -117,15 +105,21 @@ def test_the_times_are_those_that_the_change_is_of(folder: Folder, compare: Comp
     for index, slower in enumerate((1.0, 1.0, 1.03)):
         folder.write(f"head-{index}.json", [folder.row(268e-6 * slower)])
     (row,) = json.loads(compare(base, "head-*.json", "--json", "-").stdout)["rows"]
-    assert row["head_s"] / row["base_s"] - 1 == pytest.approx(row["delta"], abs=1e-9)
+    assert row["head_s"] / row["base_s"] - 1 == pytest.approx(row["change"], abs=1e-9)
 
 
 def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare) -> None:
     folder.runs("base", 5)
     held = Limits(max_regression="1%", origin={"max_regression": "marker"})
     folder.runs("head", 3, 275e-6, limits=held)
-    assert "max_regression 1% (of its test)" in compare("base-*.json", "head-*.json").stdout
-    assert compare("base-*.json", "head-*.json").exit_code == 1
+    for arguments in ([], ["--max-regression", "10%"]):  # as in a gate
+        result = compare("base-*.json", "head-*.json", *arguments)
+        assert ("max_regression 1% (marker)" in result.stdout, result.exit_code) == (True, 1)
+    lifted = Limits(origin={"max_regression": "marker"})
+    folder.runs("head", 3, 275e-6, limits=lifted)
+    assert compare("base-*.json", "head-*.json", "--max-regression", "1%").stdout.endswith("1 row: 1 measured\n")
+    of_the_session = Limits(max_regression="1%", origin={"max_regression": "--gpumem-max-regression"})
+    folder.runs("head", 3, 275e-6, limits=of_the_session)
     assert compare("base-*.json", "head-*.json", "--max-regression", "10%", "--strict").exit_code == 0
 
 
@@ -138,12 +132,12 @@ def test_the_change_is_the_ratio_of_the_times(folder: Folder, compare: Compare) 
     folder.write("head.json", [replace(row, measurement=replace(row.measurement, overhead=2.5e-6))])
     compare("base-*.json", "head.json", "--json", "out.json")
     (found,) = json.loads((folder.path / "out.json").read_text())["rows"]
-    assert found["head_s"] / found["base_s"] - 1 == pytest.approx(found["delta"])
+    assert found["head_s"] / found["base_s"] - 1 == pytest.approx(found["change"])
     assert found["head_s"] == pytest.approx(20.5e-6, rel=1e-3)
-    assert found["delta"] == pytest.approx(0.0, abs=2e-3)
+    assert found["change"] == pytest.approx(0.0, abs=2e-3)
 
 
-@pytest.mark.parametrize(("limits", "code"), [(("1%", "400%"), 0), (("400%", "1%"), 1), (("1%", None), 0)])
+@pytest.mark.parametrize(("limits", "code"), [(("1%", "400%"), 0), (("400%", "1%"), 1), (("1%", None), 6)])
 def test_the_newest_run_has_the_limit(folder: Folder, compare: Compare, limits: tuple[str, str | None], code: int) -> None:
     """Whatever the files are called."""
     folder.runs("base", 5)
@@ -159,36 +153,82 @@ def test_rows_of_one_side_are_named(folder: Folder, compare: Compare) -> None:
         folder.write(f"a{index}.json", [folder.row(), folder.row(name="test_gone")])
     folder.write("b.json", [folder.row(), folder.row(name="test_new")])
     result = compare("a?.json", "b.json", "--max-regression", "10%")
-    assert result.exit_code == 0
-    assert "UNDECIDED tests/test_a.py::test_gone: not in b.json" in result.stdout
+    assert result.exit_code == 1
+    assert "lost: tests/test_a.py::test_gone: not in b.json" in result.stdout
     assert "NEW tests/test_a.py::test_new: not in a?.json" in result.stdout
-    assert result.stdout.splitlines()[-1] == "3 rows: 1 UNDECIDED, 1 NEW, 1 PASS"
-    assert compare("a?.json", "b.json", "--max-regression", "10%", "--strict").exit_code == 6
-    found = compare_sides(side("a?.json"), side("b.json"), "10%", force=False).rows
-    assert [row.verdict.code for row in found] == [None, Code.NO_BASELINE, Code.NOT_MEASURED]
+    assert result.stdout.splitlines()[-1] == "3 rows: 1 lost, 1 NEW, 1 PASS"
+    found = compare_sides(side("a?.json"), side("b.json"), "10%", force=False)
+    assert [row.verdict.code for row in found.rows] == [None, Code.NO_BASELINE]
+    assert [(one.key, one.status) for one in found.missing] == [("tests/test_a.py::test_gone", "lost")]
+
+
+@pytest.mark.parametrize(
+    ("status", "by_words", "code"), [("lost", False, 1), ("allowed", False, 0), ("not run", True, 0), ("not run", False, 1)]
+)
+def test_what_the_run_itself_said_of_a_missing_row_holds(
+    folder: Folder, compare: Compare, status: Status, by_words: bool, code: int
+) -> None:
+    for index in range(3):
+        folder.write(f"a{index}.json", [folder.row(), folder.row(name="test_gone")])
+    folder.write("b.json", [folder.row()], missing=[Missing("tests/test_a.py::test_gone", "", status, "deselected", by_words=by_words)])
+    result = compare("a?.json", "b.json", "--max-regression", "10%")
+    assert (result.exit_code, "deselected" in result.stdout) == (code, True)
+
+
+def test_a_limit_that_the_run_judged_by_nothing_gives_no_verdict(folder: Folder, compare: Compare) -> None:
+    unjudged = Missing("tests/test_a.py::test_host", "", "undecided", "the test passed and measured nothing", "max_latency")
+    for index in range(3):
+        folder.write(f"a{index}.json", [folder.row()])
+    folder.write("b.json", [folder.row()], missing=[unjudged])
+    result = compare("a?.json", "b.json", "--max-regression", "10%")
+    assert (result.exit_code, "no verdict: 1 limit judged by nothing" in result.stdout) == (6, True)
+    folder.write("a0.json", [folder.row()], missing=[unjudged])  # nothing that HEAD changed
+    assert compare("a?.json", "b.json", "--max-regression", "10%").exit_code == 0
+
+
+def test_a_row_of_another_mode_is_not_expected(folder: Folder, compare: Compare) -> None:
+    """As in a session: a baseline of two modes holds rows that a run in one mode does not measure."""
+    for index in range(3):
+        folder.write(f"a{index}.json", [folder.row()], mode="clean-cold")
+        folder.write(f"b{index}.json", [folder.row(name="test_hot", mode="hot")], mode="hot")
+    folder.write("head.json", [folder.row()], mode="clean-cold")
+    result = compare("[ab]?.json", "head.json", "--max-regression", "10%")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 PASS")
 
 
 THROTTLED = (Conditions(), Conditions(throttle_reasons=("sw_power_cap",)))
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("bad", "changes", "outcome", "why", "code"),
     [
-        ({"conditions": THROTTLED}, "it was measured under throttling (sw_power_cap)"),
-        ({"profiled": True}, "it was measured under a profiler"),
-        ({"failed": True}, "its test failed"),
-        ({"measurement": None, "failed": True}, "its test failed"),
+        ("a.json", {"conditions": THROTTLED}, "NEW", "it was measured under throttling (sw_power_cap)", 6),
+        ("a.json", {"profiled": True}, "NEW", "it was measured under a profiler", 6),
+        ("a.json", {"failed": True}, "NEW", "its test failed", 6),
+        ("a.json", {"measurement": None, "failed": True}, "NEW", "its test failed", 6),
+        ("b.json", {"conditions": THROTTLED}, "UNDECIDED", "throttled after the samples (sw_power_cap): no limit was judged", 6),
+        ("b.json", {"profiled": True}, "UNDECIDED", "a profiler was attached: no limit was judged", 6),
+        ("b.json", {"failed": True}, "FAIL", "its test failed in b.json", 1),
+        ("b.json", {"measurement": None, "failed": True}, "FAIL", "its test failed in b.json", 1),
     ],
 )
-@pytest.mark.parametrize("bad", ["a.json", "b.json"])
-def test_what_says_nothing_is_not_compared(folder: Folder, compare: Compare, bad: str, changes: dict[str, Any], why: str) -> None:
+def test_a_row_that_cannot_be_compared_gets_what_a_session_gives_it(
+    folder: Folder, compare: Compare, bad: str, changes: dict[str, Any], outcome: str, why: str, code: int
+) -> None:
     for name in ("a.json", "b.json"):
         folder.write(name, [folder.row(**(changes if name == bad else {})), folder.row(name="test_other")])
     result = compare("a.json", "b.json", "--max-regression", "10%", "--strict")
-    assert result.exit_code == 6
-    outcome = "UNDECIDED" if bad == "b.json" else "NEW"
+    assert result.exit_code == code
     assert f"{outcome} tests/test_a.py::test_triad: " in result.stdout
-    assert why in result.stdout
+    assert why in " ".join(result.stdout.split())
+
+
+def test_a_process_that_conditions_spoilt_is_left_to_the_others(folder: Folder, compare: Compare) -> None:
+    base = folder.runs("base", 5)
+    folder.runs("head", 3)
+    folder.write("head-1.json", [folder.row(400e-6, conditions=THROTTLED)])
+    result = compare(base, "head-*.json", "--max-regression", "1%")
+    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 PASS")
 
 
 def test_a_limit_that_one_row_breaks_leaves_the_other_rows_of_its_test(folder: Folder) -> None:
@@ -337,16 +377,16 @@ def test_only_runs_since_the_last_reset_of_a_baseline_are_compared_with(folder: 
     store, key = Store(folder.path / "kept", H100), folder.row().key
     for _ in range(4):
         store.save([folder.row(200e-6)], "abc")
-    reset(folder.path / "kept", H100.key, [key], "why", "ada", None)
-    for _ in range(3):
-        store.save([folder.row(268e-6)], "abc")
+    change = Acceptances([Acceptance(key, "why", "ada", (AcceptedChange(key, Scope.TIME, "34%"),))])
+    for accepted in (change, None, None):
+        store.save([folder.row(268e-6)], "abc", accepted=accepted)
     folder.write("b.json", [folder.row()])
     result = compare(str(store.folder), "b.json", "--max-regression", "1%", "--strict")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 PASS")
 
 
 def test_a_folder_of_a_baseline_counts_as_it_does_in_a_session(folder: Folder, compare: Compare) -> None:
-    """Runs of a revision that was found slower leave it; a change that was accepted leaves no run to compare with."""
+    """Runs of a revision that was found slower leave it; a removal that was accepted leaves no run to compare with."""
     store, row = Store(folder.path / "kept", H100), folder.row(limits=Limits(max_regression="1%"))
     for _ in range(3):
         store.save([row], "good")
@@ -354,10 +394,11 @@ def test_a_folder_of_a_baseline_counts_as_it_does_in_a_session(folder: Folder, c
     store.save([replace(row, verdict=Verdict(Outcome.FAIL, "slower", code=Code.SLOWER), failed=True)], "slow")
     folder.write("b.json", [folder.row(300e-6)])
     assert compare(str(store.folder), "b.json", "--max-regression", "1%").exit_code == 1
-    reset(folder.path / "kept", H100.key, [row.key], "as meant", "ada", None)
+    removal = Acceptances([Acceptance(row.key, "as meant", "ada", (AcceptedChange(row.key, Scope.REMOVED),))])
+    store.save([], "gone", accepted=removal, removed=[row.key])
     result = compare(str(store.folder), "b.json", "--max-regression", "1%")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (6, "1 row: 1 NEW")
-    assert "was accepted on" in result.stdout
+    assert "a change of it was accepted (ada: as meant)" in " ".join(result.stdout.split())
 
 
 def test_a_baseline_is_judged_as_in_a_session(folder: Folder, compare: Compare) -> None:
@@ -375,8 +416,8 @@ def test_a_baseline_is_judged_as_in_a_session(folder: Folder, compare: Compare) 
     session = judging(now, Limits(max_regression="1%"), H100, history.measurements, strict=False, first=history.first_measurement)
     assert session.code is not None
     assert session.comparison is not None
-    assert (found["code"], found["delta"]) == (session.code.value, session.comparison.delta)
-    assert (session.code, found["delta"]) == (Code.CREPT, pytest.approx(0.0, abs=1e-3))
+    assert (found["code"], found["change"]) == (session.code.value, session.comparison.delta)
+    assert (session.code, found["change"]) == (Code.CREPT, pytest.approx(0.0, abs=1e-3))
     assert found["base_s"] == pytest.approx(275e-6, rel=1e-3)
 
 
@@ -395,7 +436,7 @@ def test_all_rows_are_judged_as_one_family(folder: Folder, compare: Compare, mon
         seen.append((family.size, family.rejected))
         return judging(*arguments, family=family, **keywords)
 
-    monkeypatch.setattr(pairs, "judge", judge)
+    monkeypatch.setattr(verdicts, "judge", judge)
     assert compare("base-*.json", "head.json", "--max-regression", "10%").exit_code == 1
     assert seen == [(3, 0), (3, 0), (3, 1), (3, 1)]
 
@@ -461,12 +502,6 @@ def test_arguments_that_cannot_be_used(folder: Folder, compare: Compare, argumen
     assert words in one_line(compare(*arguments))
 
 
-def test_an_acceptance_alone_is_no_side(folder: Folder, compare: Compare) -> None:
-    path: Path = reset(folder.path / "kept", H100.key, ["x"], "why", "ada", None)
-    folder.write("b.json", [folder.row()])
-    assert one_line(compare(str(path), "b.json")).endswith("nothing was measured")
-
-
 def test_what_fails_comes_first_and_programs_read_the_same(folder: Folder, compare: Compare) -> None:
     for index in range(5):
         folder.write(f"base-{index}.json", [folder.row(name=f"test_{name}") for name in "abc"])
@@ -479,19 +514,137 @@ def test_what_fails_comes_first_and_programs_read_the_same(folder: Folder, compa
     document = json.loads(plain.stdout)
     assert (plain.exit_code, document["exit"]) == (1, 1)
     assert [(row["test"][-6:], row["outcome"]) for row in document["rows"]] == [("test_c", "FAIL"), ("test_a", "PASS"), ("test_b", "PASS")]
-    lines = list(csv.DictReader(compare("base-*.json", "head-*.json", "--csv", "-").stdout.splitlines()))
-    assert float(lines[0]["delta"]) == pytest.approx(document["rows"][0]["delta"])
-    named = compare("base-*.json", "head-*.json", "--csv", "c.csv", "--json", "c.json").stdout.splitlines()
-    assert named[-2:] == ["wrote c.csv", "wrote c.json"]
+    named = compare("base-*.json", "head-*.json", "--json", "c.json").stdout.splitlines()
+    assert named[-1] == "wrote c.json"
 
 
-def test_rows_of_memory_alone_are_left_to_the_command_that_compares_them(folder: Folder, compare: Callable[..., Result]) -> None:
-    memory = replace(folder.row(name="test_memory"), measurement=None, footprint=Footprint(1 << 20, watched=("fixtures",)))
+# Counts, bytes, code and memory
+
+KERNEL = Step(StepKind.KERNEL, "triad", code="aa", grid=(64, 1, 1), block=(256, 1, 1), registers=32, local=0, stream=7)
+COPY = Step(StepKind.COPY, "host to device", nbytes=4096, source="pinned", memory="device", stream=7)
+SAME = "1 row with the same counts, bytes and code"
+
+
+def with_steps(row: Row, *steps: Step, not_watched: str | None = None) -> Row:
+    assert row.measurement is not None
+    return replace(row, measurement=replace(row.measurement, what_ran=what_ran(steps, {}, not_watched=not_watched)))
+
+
+def with_peak(row: Row, nbytes: int, **limits: str) -> Row:
+    use = MemoryUse("CuPy", "device", peak=nbytes, allocations=2, largest=nbytes)
+    held = Limits(**limits, origin=dict.fromkeys(limits, "marker"))
+    return replace(row, footprint=Footprint(nbytes, (use,), watched=("CuPy",)), limits=held)
+
+
+def figures(compare: Compare) -> dict[str, dict[str, tuple[Any, Any]]]:
+    rows = json.loads(compare("base.json", "head.json", "--json", "-").stdout)["rows"]
+    return {row["test"]: {name: (one["base"], one["head"]) for name, one in row["figures"].items()} for row in rows}
+
+
+def test_counts_bytes_and_code_that_differ_are_listed(folder: Folder, compare: Compare) -> None:
+    row = folder.row()
+    folder.write("base.json", [with_peak(with_steps(row, KERNEL, COPY), 80 << 20)])
+    faster = replace(KERNEL, code="bb", block=(128, 1, 1), registers=40)
+    folder.write("head.json", [with_peak(with_steps(row, faster, COPY, COPY), 90596964)])
+    (found,) = figures(compare).values()
+    changed = {name: pair for name, pair in found.items() if pair[0] != pair[1] and name != "ran"}
+    assert changed == {
+        "copies": (1, 2),
+        "copied_bytes": (4096, 8192),
+        "registers": (32, 40),
+        "peak_bytes": (80 << 20, 90596964),
+        "largest_allocation_bytes": (80 << 20, 90596964),
+    }
+    assert found["kernels"] == (1, 1)
+    assert found["ran"][0] != found["ran"][1]
+    lines = [" ".join(line.split()) for line in compare("base.json", "head.json").stdout.splitlines()]
+    for expected in ("copies 1 2 +100 %", "registers 32 40 +25.0 %", "peak 80 MiB 86.4 MiB +8.00 %"):
+        assert expected in lines
+    assert any("block 256" in line and "128" in line for line in lines)
+    assert not any(line.startswith("kernels ") for line in lines)
+
+
+def test_sizes_that_would_look_the_same_are_exact(folder: Folder, compare: Compare) -> None:
+    row = folder.row()
+    for name, nbytes in (("base.json", 90596964), ("head.json", 90596965)):
+        folder.write(name, [with_peak(row, nbytes)])
+    assert "  peak                90596964 B  90596965 B" in compare("base.json", "head.json").stdout
+
+
+def test_what_a_side_did_not_watch_is_no_difference(folder: Folder, compare: Compare) -> None:
+    row = folder.row()
+    folder.write("base.json", [with_steps(row, KERNEL, COPY)])
+    folder.write("head.json", [with_steps(row, not_watched="cupti-python is not installed")])
+    (found,) = figures(compare).values()
+    assert (found["kernels"], found["copies"]) == ((1, None), (1, None))
+    assert json.loads(compare("base.json", "head.json", "--json", "-").stdout)["rows"][0]["ran_differently"] == []
+    unknown = replace(KERNEL, code=None)
+    folder.write("head.json", [with_steps(row, unknown, COPY, not_watched="the machine code of triad")])
+    assert SAME in compare("base.json", "head.json").stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("limits", "base", "head", "code"),
+    [
+        ({"max_copies": "1"}, (KERNEL,), (KERNEL, COPY, COPY), 1),
+        ({"max_copies": "baseline"}, (KERNEL, COPY), (KERNEL, COPY, COPY), 1),
+        ({"max_copies": "baseline"}, (KERNEL, COPY), (KERNEL, COPY), 0),
+        ({"same_kernels": "true"}, (KERNEL,), (replace(KERNEL, grid=(65, 1, 1)),), 1),
+        ({"same_kernels": "true"}, (KERNEL,), (KERNEL, COPY), 0),
+        ({"max_latency": "1 us"}, (KERNEL,), (KERNEL,), 1),
+    ],
+)
+def test_every_limit_of_a_test_is_judged(
+    folder: Folder, compare: Compare, limits: dict[str, str], base: tuple[Step, ...], head: tuple[Step, ...], code: int
+) -> None:
+    folder.write("base.json", [with_steps(folder.row(), *base)])
+    held = Limits(**limits, origin=dict.fromkeys(limits, "marker"))
+    folder.write("head.json", [replace(with_steps(folder.row(), *head), limits=held)])
+    assert compare("base.json", "head.json").exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "limits", "code"),
+    [
+        (80 << 20, 90596964, {"max_peak_regression": "0 B"}, 1),
+        (80 << 20, 80 << 20, {"max_peak_regression": "0 B"}, 0),
+        (80 << 20, 90596964, {"max_peak_regression": "10%"}, 0),
+        (80 << 20, 90596964, {"max_peak": "64 MiB"}, 1),
+    ],
+)
+@pytest.mark.parametrize("timed", [True, False])
+def test_memory_is_judged_as_in_a_session(
+    folder: Folder, compare: Compare, base: int, head: int, limits: dict[str, str], code: int, timed: bool
+) -> None:
+    row = folder.row() if timed else replace(folder.row(), measurement=None)
+    folder.write("base.json", [with_peak(row, base)])
+    folder.write("head.json", [with_peak(row, head, **limits)])
+    result = compare("base.json", "head.json")
+    assert result.exit_code == code
+    assert ("86.4 MiB" in result.stdout) == (head != base)
+
+
+def test_processes_of_head_are_one_run_of_memory_too(folder: Folder, compare: Compare) -> None:
+    row = replace(folder.row(), measurement=None)
+    folder.write("base.json", [with_peak(row, 1 << 20)])
+    for index, nbytes in enumerate((2 << 20, 1 << 20)):
+        folder.write(f"head-{index}.json", [with_peak(row, nbytes, max_peak_regression="0 B")])
+    result = compare("base.json", "head-*.json")
+    assert (result.exit_code, "processes of this run vary between 1 MiB and 2 MiB" in " ".join(result.stdout.split())) == (1, True)
+
+
+def test_a_test_whose_memory_alone_was_watched_is_lost_too(folder: Folder, compare: Compare) -> None:
+    memory = with_peak(replace(folder.row(name="test_memory"), measurement=None), 1 << 20)
     folder.write("a.json", [folder.row(), memory])
-    folder.write("b.json", [folder.row(), memory])
-    done = compare("a.json", "b.json")
-    assert done.exit_code == 0
-    assert "UNDECIDED" not in done.stdout
-    assert "1 test whose memory alone was watched: gpumem diff compares it" in done.stdout
-    folder.write("c.json", [memory])
-    assert one_line(compare("c.json", "b.json")) == "c.json: nothing was timed; gpumem diff compares the memory of its 1 test"
+    folder.write("b.json", [folder.row()])
+    result = compare("a.json", "b.json", "--max-regression", "50%")
+    assert (result.exit_code, "lost: tests/test_a.py::test_memory: not in b.json" in result.stdout) == (1, True)
+
+
+def test_a_claim_against_another_measurement_of_the_test_is_judged(folder: Folder, compare: Compare) -> None:
+    claim = Limits(faster_than="2 x slow", origin={"faster_than": "marker"})
+    rows = [folder.row(label="slow"), folder.row(label="fast", limits=claim)]
+    for name in ("base.json", "head.json"):
+        folder.write(name, rows if name == "head.json" else [folder.row(label="slow"), folder.row(label="fast")])
+    result = compare("base.json", "head.json")
+    assert (result.exit_code, "does not hold" in " ".join(result.stdout.split())) == (1, True)

@@ -16,8 +16,8 @@ from processes import Players, row, sides
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.runs import workers, worktree
-from pytest_gpumem.runs.workers import BASE, HEAD, Turn
+from pytest_gpumem.runs import experiment, worktree
+from pytest_gpumem.runs.processes import BASE, HEAD, Turn
 from pytest_gpumem.runs.worktree import Side
 
 A = "test_x.py::test_a"
@@ -38,7 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def two_sides(*_: object) -> Iterator[tuple[Side, Side]]:
         yield sides()[BASE], sides()[HEAD]
 
-    class Workers(Players):
+    class Processes(Players):
         def __init__(self, *_: object, **__: object) -> None:
             super().__init__(noisy)
 
@@ -49,7 +49,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     (tmp_path / "journals").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "journals"))
     monkeypatch.setattr(worktree, "two_sides", two_sides)
-    monkeypatch.setattr(workers, "Workers", Workers)
+    monkeypatch.setattr(experiment, "Processes", Processes)
     return lambda *arguments: CliRunner().invoke(main, ["duet", "--json=duet.json", *arguments, "main"], prog_name="gpumem")
 
 
@@ -61,24 +61,16 @@ def document(tmp_path: Path) -> dict[str, Any]:
 def test_an_undecided_duet_goes_on_from_its_journal(run: Run, tmp_path: Path) -> None:
     first = run("--rounds-max=12")
     assert first.exit_code == 0, first.output
-    assert "the same command with --extend" in first.stdout
+    assert "the same command with --rounds-max 24" in first.stdout
     verdict = document(tmp_path)["verdicts"][0]
     assert (verdict["outcome"], verdict["paired"]["pairs"]) == ("UNDECIDED", 12)
-    more = run("--extend=5")
+    more = run("--rounds-max=17")
     (verdict,), resumed = document(tmp_path)["verdicts"], document(tmp_path)["resumed"]
     assert (more.exit_code, verdict["outcome"], verdict["paired"]["pairs"], resumed) == (0, "UNDECIDED", 17, 24)
     assert len([*(tmp_path / "journals").iterdir()]) == 1
-    last = run("--extend=200")
+    last = run("--rounds-max=217")
     (verdict,), resumed = document(tmp_path)["verdicts"], document(tmp_path)["resumed"]
     assert (last.exit_code, verdict["outcome"], resumed) == (1, "FAIL", 34)
     # Nothing is open any more, and nothing to go on with.
-    assert "--extend" not in last.stdout
-    assert [*(tmp_path / "journals").iterdir()] == []
-
-
-def test_a_duet_that_never_was_cannot_be_extended(run: Run, tmp_path: Path) -> None:
-    result = run("--extend=5")
-    assert result.exit_code == 4
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("gpumem: --extend: there is no duet to go on with")
+    assert "the same command with" not in last.stdout
     assert [*(tmp_path / "journals").iterdir()] == []

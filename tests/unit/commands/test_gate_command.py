@@ -14,16 +14,31 @@ from flagged_rows import row
 from known_devices import H100
 from msgspec import structs
 
+from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main
-from pytest_gpumem.commands import gate, merge
+from pytest_gpumem.commands import gate
+from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document, document
 from pytest_gpumem.reporting.concerns import Place, code_quality
+from pytest_gpumem.revisions import Ancestry
 from pytest_gpumem.runs import rounds as duet_rounds
 from pytest_gpumem.runs.reading import DuetVerdict, Wanted
 
 Run = Callable[..., Result]
+
+
+class Fake:
+    """A base that has these tests, and runs none."""
+
+    side = None
+
+    def selection(self) -> Selection:
+        return Selection({}, tuple(f"t.py::{name}" for name in "abc"))
+
+
+BASE = Fake()
 
 
 @pytest.fixture
@@ -37,17 +52,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def invoke(*arguments: str, rows: tuple[Row, ...], duet: dict[str, str | None] | None = None, code: int | None = None) -> Result:
         failures = sum(one.failed for one in rows)
 
-        def screen(output: Path, base: str, given: tuple[str, ...], *, duet_follows: bool) -> gate.Screened:
+        def screen(output: Path, base: str, given: tuple[str, ...], *, duet_follows: bool, **_: object) -> gate.Screened:
             assert duet_follows == ("--screen-only" not in arguments)
-            assert not any((output / name).exists() for name in merge.FILES)
-            (output / merge.OUTPUT_FILES["code_quality"]).write_text(code_quality(rows, {one.nodeid: Place("sub/t.py", 7) for one in rows}))
-            (output / merge.OUTPUT_FILES["markdown"]).write_text("the screen's")
-            (output / merge.OUTPUT_FILES["report"]).write_text("the screen's")
-            (output / merge.RESULTS).write_text(json.dumps({"gpumem": document(H100, list(rows), {"mode": "clean-cold"}, [])}))
+            assert not any((output / name).exists() for name in gate.FILES)
+            (output / gate.OUTPUT_FILES["code_quality"]).write_text(code_quality(rows, {one.nodeid: Place("sub/t.py", 7) for one in rows}))
+            (output / gate.OUTPUT_FILES["markdown"]).write_text("the screen's")
+            (output / gate.OUTPUT_FILES["report"]).write_text("the screen's")
+            (output / gate.RESULTS).write_text(json.dumps({"gpumem": document(H100, list(rows), {"mode": "clean-cold"}, [])}))
             found = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
             return gate.Screened((1 if failures else 0) if code is None else code, failures, found)
 
-        def play(base: str, wanted: Wanted, pytest_arguments: list[str], *, file: Path, **given: Any) -> tuple[int, duet_rounds.Result]:
+        def play(
+            base: str, wanted: Wanted, pytest_arguments: list[str], *, base_side: object, file: Path, after: object, **given: Any
+        ) -> tuple[int, duet_rounds.Result]:
             assert duet is not None, "nothing was to be decided"
             given |= {"base": base, "keys": sorted(wanted.keys or ()), "pytest_arguments": pytest_arguments}
             (tmp_path / "calls.json").write_text(json.dumps(given))
@@ -58,7 +75,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             return 1 if "FAIL" in duet.values() else 0, duet_rounds.Result(tuple(verdicts), (), 0, strict=False)
 
         monkeypatch.setattr(gate, "_screen", screen)
-        monkeypatch.setattr(gate, "ancestry", lambda of, stored, folder: None)  # BASE is a revision
+        monkeypatch.setattr(gate, "ancestry", lambda of, stored, folder: Ancestry("0" * 40, frozenset({"ours"}), frozenset()))
+        monkeypatch.setattr(gate, "_base", lambda *_: BASE)
         monkeypatch.setattr(gate, "compare", play)
         return CliRunner().invoke(main, ["gate", "main", *arguments], prog_name="gpumem")
 
@@ -71,17 +89,25 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::a", "gpumem gate: green: 2 rows"]
     call = json.loads((tmp_path / "calls.json").read_text())
-    assert (call["base"], call["rounds_max"], call["pytest_arguments"]) == ("main", 12, ["tests", "--gpumem-max-regression=1%"])
-    assert "max_regression" not in call  # a limit of a test wins over it, as in the screen
+    assert (call["base"], call["rounds_max"], call["pytest_arguments"]) == ("main", 12, ["tests", "-n0", "--gpumem-max-regression=1%"])
+    assert call["max_regression"] == {"t.py::a": "1%"}  # a limit of a test wins over it, as in the screen
     assert call["keys"] == ["t.py::a"]
     summary = (tmp_path / "gpumem-results" / "summary.md").read_text()
     assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
-    assert "**2 measured: 2 PASS**" in summary
+    assert "**2 rows: 2 PASS**" in summary
     assert (tmp_path / "gpumem-results" / "code-quality.json").read_text() == "[]\n"
     report = (tmp_path / "gpumem-results" / "report.html").read_text()
     assert "<li>cleared by the duet: t.py::a</li><li>green: 2 rows</li>" in report
     assert '<span class="chip pass">2 PASS</span>' in report
     assert "FAIL</span>" not in report
+
+
+def test_the_report_draws_the_saved_runs_of_the_history_that_both_sides_share(run: Run, tmp_path: Path) -> None:
+    store, passing = Store(tmp_path / ".benchmarks", H100), row(name="b")
+    for revision in ("ours", "ours", "another"):
+        store.save([passing], revision)
+    assert run("--screen-only", rows=(passing,)).exit_code == 0
+    assert "<figcaption>history: 2 earlier runs<" in (tmp_path / "gpumem-results" / "report.html").read_text()
 
 
 def test_rows_of_the_same_code_need_no_duet(run: Run, tmp_path: Path) -> None:
@@ -90,33 +116,15 @@ def test_rows_of_the_same_code_need_no_duet(run: Run, tmp_path: Path) -> None:
     )
     run(rows=(row(Code.SLOWER), *settled), duet={"t.py::a": "PASS"})
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::a"]
-    assert "**3 measured: 3 PASS (2 by the same code)**" in (tmp_path / "gpumem-results" / "summary.md").read_text()
+    assert "**3 rows: 3 PASS (2 by the same code)**" in (tmp_path / "gpumem-results" / "summary.md").read_text()
 
 
-def test_a_noisy_row_of_the_same_code_has_a_duet_only_in_a_strict_gate(run: Run, tmp_path: Path) -> None:
-    doubts = {
-        "a": (Code.LOOKS_SLOWER, {"same_code": True, "delta": 0.02, "low": -0.01, "high": 0.035}),  # twice the change is above its bound
-        "b": (Code.NOISY, {"same_code": True, "delta": 0.004, "low": -0.01, "high": 0.02}),
-        "c": (Code.NOISY, {"same_code": False, "delta": 0.004, "low": -0.01, "high": 0.02}),
-        "d": (Code.NOISY, {"same_code": True, "delta": 0.004, "low": 0.001, "high": 0.02}),
-        "e": (Code.LOOKS_SLOWER, {"same_code": True, "delta": 0.015, "low": -0.01, "high": 0.035}),
-        "g": (Code.CONDITIONS, {"same_code": True, "delta": 0.004, "low": -0.01, "high": 0.012}),
-        "f": (Code.LOOKS_SLOWER, {"same_code": False, "delta": 0.015, "low": -0.01, "high": 0.035}),
-    }
-    rows = []
-    for name, (code, change) in doubts.items():
-        one = row(code, name)
-        assert one.verdict.comparison is not None
-        rows.append(
-            structs.replace(one, verdict=structs.replace(one.verdict, comparison=structs.replace(one.verdict.comparison, **change)))
-        )
-    duet = {f"t.py::{name}": "PASS" for name in "acdf"}
-    result = run(rows=tuple(rows), duet=duet)
-    assert json.loads((tmp_path / "calls.json").read_text())["keys"] == list(duet)
-    remark = "gpumem gate: 3 noisy rows of the same machine code had no duet: --strict, or gpumem duet, decides"
-    assert (result.exit_code, result.stdout.splitlines()[-2:]) == (0, [remark, "gpumem gate: green: 7 rows, 3 of them undecided"])
-    run("--strict", rows=tuple(rows), duet={f"t.py::{name}": "PASS" for name in doubts})
-    assert len(json.loads((tmp_path / "calls.json").read_text())["keys"]) == len(doubts)
+def test_a_noisy_row_has_a_duet_whatever_code_it_runs(run: Run, tmp_path: Path) -> None:
+    one = row(Code.NOISY)
+    assert one.verdict.comparison is not None
+    same = structs.replace(one, verdict=structs.replace(one.verdict, comparison=structs.replace(one.verdict.comparison, same_code=True)))
+    run(rows=(same,), duet={"t.py::a": "PASS"})
+    assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::a"]
 
 
 def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +187,14 @@ def test_nothing_measured():
     (tmp_path / "out").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\ngpumem_save = true\naddopts = --gpumem-save\n")
     monkeypatch.setenv("GPUMEM_SAVE", "1")
-    screened = gate._screen(Path("out"), "HEAD", ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"], duet_follows=True)
+    screened = gate._screen(
+        Path("out"),
+        "HEAD",
+        ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"],
+        duet_follows=True,
+        selection=Selection({}),
+        accepts=False,
+    )
     assert screened.document is not None
     wrong = {"test_them.py::test_wrong", "test_them.py::test_torn"}
     errors = {row.nodeid for row in screened.document.rows if row.test_error is True}
@@ -208,21 +223,23 @@ def test_nothing_flagged_needs_no_duet_and_screen_only_has_none(run: Run) -> Non
 def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
     broken = row(Code.SLOWER, max_latency="1 us")
     alone = run(rows=(broken, row(name="b")))
-    assert (alone.exit_code, alone.stdout) == (1, "gpumem gate: red: 1 of 2 rows fails\n")
-    assert [line.partition(": ")[2] for line in alone.stderr.splitlines()[:2]] == [
-        "step 1 of 2: measure the tests, and compare them with the history shared with main",
-        "step 2 of 2: the screen flags 1 row; a duet would change nothing for it",
+    meant = "gpumem gate: if it is meant: gpumem accept t.py::a --reason '...'"
+    assert (alone.exit_code, alone.stdout.splitlines()) == (1, [meant, "gpumem gate: red: 1 of 2 rows fails"])
+    assert [line.partition(": ")[2] for line in alone.stderr.splitlines()[:3]] == [
+        "step 1 of 3: collect the tests of the merge base with main",
+        "step 2 of 3: measure the tests, and compare them with the history shared with main",
+        "step 3 of 3: the screen flags 1 row; a duet would change nothing for it",
     ]
     beside = run(rows=(broken, row(Code.SLOWER, "b")), duet={"t.py::b": "PASS"})
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::b"]
-    assert beside.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::b", "gpumem gate: red: 1 of 2 rows fails"]
+    assert beside.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::b", meant, "gpumem gate: red: 1 of 2 rows fails"]
     assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever its verdict" in beside.stderr
 
 
 def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "gpumem-results"
     assert run(rows=()).exit_code == 6
-    for name in (*merge.FILES, "mine.txt"):
+    for name in (*gate.FILES, "mine.txt"):
         (folder / name).write_text("old")
     assert run(rows=()).exit_code == 6
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -242,7 +259,7 @@ def test_a_folder_that_is_not_the_gates_is_refused_untouched(run: Run, tmp_path:
     (tmp_path / "mine").mkdir()
     (tmp_path / "link").symlink_to("mine")
     (tmp_path / "marked").mkdir()
-    for name in (".gitignore", *merge.FILES):
+    for name in (".gitignore", *gate.FILES):
         for folder in (tmp_path, tmp_path / "mine"):
             (folder / name).write_text("mine")
     # A link of somebody's to a marker of ours does not make the folder ours.
@@ -261,14 +278,14 @@ def test_a_base_that_git_does_not_know_touches_nothing(run: Run, tmp_path: Path,
     folder = tmp_path / "gpumem-results"
     if before:
         assert run(rows=()).exit_code == 6
-        (folder / merge.RESULTS).write_text("old")
+        (folder / gate.RESULTS).write_text("old")
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["gate", "nope"], prog_name="gpumem")
     assert result.exit_code == 4
     assert result.stderr.startswith("gpumem: BASE: ")
     assert folder.exists() is before
-    assert not before or (folder / merge.RESULTS).read_text() == "old"
+    assert not before or (folder / gate.RESULTS).read_text() == "old"
 
 
 @pytest.mark.parametrize(

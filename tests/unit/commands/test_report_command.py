@@ -1,8 +1,8 @@
-"""`gpumem report`: a page from a result file, with the history that a folder holds."""
+"""`gpumem report`: a page from a result file, also against earlier runs."""
 
 from __future__ import annotations
 
-import json
+import csv
 from pathlib import Path
 
 import pytest
@@ -14,21 +14,6 @@ from result_files import Folder
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep
-from pytest_gpumem.records.schema import SWEEPS_KEY, sweeps_from_json, sweeps_to_json
-
-SWEEP = Sweep(
-    "reset_data",
-    "GPU",
-    False,
-    8 << 20,
-    (Point(OFF, 2e-3, None), Point(Setting(4 << 20, 1.0), 1e-3, 1e-6)),
-    51,
-    Point(OFF, 2e-3, None),
-    Point(Setting(4 << 20, 1.0), 1e-3, 1e-6),
-    Change(1.0, 0.9, 1.1),
-    (),
-)
 
 
 def report(folder: Folder, *arguments: str) -> Result:
@@ -47,53 +32,46 @@ def test_a_page_beside_the_results(folder: Folder) -> None:
         assert said in page(folder)
 
 
-def test_sweeps_are_drawn(folder: Folder) -> None:
+@pytest.mark.parametrize("option", ["--csv", "--bmf", "--json"])
+def test_the_files_for_other_programs(folder: Folder, option: str) -> None:
     folder.write("now.json", [folder.row()])
-    value = json.loads((folder.path / "now.json").read_text())
-    assert sweeps_from_json(sweeps_to_json([("t.py::t", SWEEP)])) == (("t.py::t", SWEEP),)
-    folder.put("now.json", {**value, SWEEPS_KEY: sweeps_to_json([("t.py::test_l2", SWEEP)])})
-    assert report(folder, "now.json").exit_code == 0
-    assert "test_l2: persisting L2 of reset_data" in page(folder)
-    folder.put("now.json", {**value, SWEEPS_KEY: [{"nodeid": "t.py::t", "sweep": {"target": 1}}]})
-    result = report(folder, "now.json")
-    assert result.exit_code == 4
-    assert f"$.{SWEEPS_KEY}[0].sweep" in result.output
+    written = report(folder, "now.json", option, "out.txt")
+    assert (written.exit_code, written.output) == (0, f"wrote {folder.path / 'out.txt'}\n")
+    assert not (folder.path / "now.html").exists()
+    printed = CliRunner().invoke(main, ["report", str(folder.path / "now.json"), option, "-"])
+    assert (printed.exit_code, printed.stdout) == (0, (folder.path / "out.txt").read_text())
+    both = report(folder, "now.json", option, "out.txt", "-o", "page.html")
+    assert both.output.splitlines() == [f"wrote {folder.path / name}" for name in ("out.txt", "page.html")]
 
 
-def test_history_from_results_and_from_a_baseline(folder: Folder) -> None:
+def test_the_files_have_the_changes_against_the_base(folder: Folder) -> None:
+    folder.write("base.json", [folder.row()])
+    folder.write("now.json", [folder.row(300e-6)])
+    assert report(folder, "now.json", "--base", "base.json", "--csv", "out.csv").exit_code == 0
+    (line,) = csv.DictReader((folder.path / "out.csv").read_text().splitlines())
+    assert float(line["change"]) == pytest.approx(300 / 268 - 1, abs=0.01)
+
+
+def test_rows_are_drawn_over_the_runs_of_the_base(folder: Folder) -> None:
     (folder.path / "past").mkdir()
-    rows = [folder.row(), folder.row(name="test_new"), folder.row(name="test_hot", mode="hot")]
-    folder.write("now.json", rows)
+    folder.write("now.json", [folder.row(), folder.row(name="test_new"), folder.row(name="test_hot", mode="hot")])
     for index in range(3):
-        folder.write(f"past/{index}.json", [folder.row(), folder.row(name="test_hot"), replace(folder.row(name="test_new"), failed=True)])
-    Store(folder.path / "past", H100).save([folder.row()], "rev")
-    result = report(folder, "now.json", "--history", "past")
-    assert result.output.startswith(f"history of 4 files from {folder.path / 'past'}\n")
-    text = page(folder)
-    # Another mode and failed tests are no history.
-    assert text.count("<figcaption>history: 3 files and 1 earlier process<") == 1
-    assert "latency over 3 files and 1 earlier process, in" in text
+        broken = replace(folder.row(name="test_new"), test_error=True)
+        folder.write(f"past/{index}.json", [folder.row(), folder.row(name="test_hot"), broken])
+    assert report(folder, "now.json", "--base", "past").exit_code == 0
+    # Another mode and failed tests are no earlier runs.
+    assert page(folder).count("<figcaption>history: 3 earlier runs<") == 1
+    assert "latency over 3 earlier runs, in" in page(folder)
 
 
-def test_the_run_itself_and_what_does_not_compare_is_no_history(folder: Folder) -> None:
+def test_rows_are_drawn_over_the_runs_that_are_saved(folder: Folder) -> None:
     folder.write("now.json", [folder.row()])
-    folder.write("other.json", [folder.row()], facts=replace(H100, name="NVIDIA L4"))
-    folder.stock("stock.json", {"tests/test_a.py::test_triad": 1.0})
-    folder.put("list.json", [1, 2])
-    result = report(folder, "now.json", "--history", "")
-    assert result.output.splitlines()[0].endswith(
-        f"; 1 file of other devices than {H100.key} left out; 2 files without results of this plugin left out"
-    )
-    assert result.output.startswith("history of 0 files from")
-    assert "history: " not in page(folder)
-
-
-def test_files_are_not_called_processes(folder: Folder) -> None:
-    for name in ("now.json", "other.json"):
-        folder.write(name, [folder.row()])
-    assert report(folder, "now.json", "--history", "other.json").exit_code == 0
-    assert "latency over 1 file, in" in page(folder)
-    assert "earlier process" not in page(folder)
+    store = Store(folder.path / "place", H100)
+    for revision in ("0c0de00", "1c0de11"):
+        store.save([folder.row()], revision)
+    assert report(folder, "now.json", "--base", f"place/{H100.key}/gpumem").exit_code == 0
+    assert page(folder).count("<figcaption>history: 2 earlier runs<") == 1
+    assert "1c0de11" in page(folder)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +91,7 @@ def test_bad_files_are_one_line(folder: Folder, name: str, content: str, said: s
     (folder.path / "past").mkdir()
     folder.write("now.json", [folder.row()])
     folder.put(name, content)
-    result = report(folder, "now.json", "--history", "past")
+    result = report(folder, "now.json", "--base", "past")
     assert result.exit_code == 4
     assert len(result.output.splitlines()) == 1
     assert said in result.output
@@ -127,8 +105,10 @@ def test_bad_files_are_one_line(folder: Folder, name: str, content: str, said: s
         (("now.json", "-o", "no/x.html"), "there is no folder"),
         (("now.json", "-o", "past"), "it is a folder"),
         (("now.json", "-o", "now.json"), "is RESULTS itself"),
-        (("now.json", "--history", "none"), "no such file or folder"),
-        (("now.json", "--history", "past"), "a folder without a .json file"),
+        (("now.json", "--csv", "now.json"), "is RESULTS itself"),
+        (("now.json", "--bmf", "no/x.json"), "there is no folder"),
+        (("now.json", "--base", "none"), "no such file, folder or pattern"),
+        (("now.json", "--base", "past"), "a folder without a .json file"),
     ],
 )
 def test_bad_arguments_are_one_line(folder: Folder, arguments: tuple[str, ...], said: str) -> None:
@@ -149,9 +129,7 @@ def test_a_folder_is_no_result_file(given: str) -> None:
     assert f"{given}: a folder" in done.output
 
 
-@pytest.mark.parametrize(
-    "arguments", [["read", "/dev/zero"], ["report", "/dev/zero", "-o", "x.html"], ["compare", "/dev/zero", "/dev/zero"]]
-)
+@pytest.mark.parametrize("arguments", [["report", "/dev/zero", "-o", "x.html"], ["compare", "/dev/zero", "/dev/zero"]])
 def test_a_device_is_not_read_without_end(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, arguments)
@@ -174,12 +152,11 @@ def test_a_report_against_other_results_has_their_latencies_and_changes(folder: 
     assert "not in head.json" in text
 
 
-@pytest.mark.parametrize("option", ["--base", "--history"])
-def test_the_memory_of_tests_is_compared_too(folder: Folder, option: str) -> None:
+def test_the_memory_of_tests_is_compared_too(folder: Folder) -> None:
     of_base, of_head = (Footprint(nbytes, watched=("fixtures",)) for nbytes in (2 << 20, 3 << 20))
     folder.write("base.json", [replace(folder.row(name="test_a"), footprint=of_base), folder.row(name="test_b")])
     folder.write("head.json", [replace(folder.row(name="test_a"), footprint=of_head), folder.row(name="test_b")])
-    done = CliRunner().invoke(main, ["report", "head.json", option, "base.json"])
+    done = CliRunner().invoke(main, ["report", "head.json", "--base", "base.json"])
     assert done.exit_code == 0, done.output
     assert (folder.path / "head.html").read_text().count("peak memory 2 MiB -&gt; 3 MiB (+1 MiB)") == 1
 
@@ -189,9 +166,9 @@ def test_a_damaged_footprint_is_one_line(folder: Folder) -> None:
     folder.write("head.json", [folder.row(name="test_a")])
     path = folder.path / "base.json"
     path.write_text(path.read_text().replace(str(2 << 20), '"much"'))
-    done = CliRunner().invoke(main, ["report", "head.json", "--history", "base.json"])
+    done = CliRunner().invoke(main, ["report", "head.json", "--base", "base.json"])
     assert done.exit_code == 4
-    assert done.stderr.startswith("gpumem: the footprint of ")
+    assert done.stderr.startswith("gpumem: --base: base.json: ")
     assert "peak" in done.stderr
 
 

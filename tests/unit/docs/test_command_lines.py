@@ -14,7 +14,7 @@ from document_blocks import PAGES, ROOT, blocks, command_lines
 from pytest_gpumem import cli, settings
 
 LINES = list(command_lines())
-TAKEN_AS_READ = ("cd", "cp", "sed", "git", "mkdir", "ncu", "nsys", ".", "mkdocs")
+TAKEN_AS_READ = ("cd", "cp", "sed", "head", "grep", "git", "mkdir", "ncu", "nsys", ".", "mkdocs", "bencher", "otava")
 """Programs of others, whose lines are not looked at."""
 
 
@@ -76,7 +76,7 @@ def check_script(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize(("where", "line"), LINES, ids=[f"{where} {line[:40]}" for where, line in LINES])
 def test_it_is_taken(where: str, line: str, pytestconfig: pytest.Config) -> None:
-    program, *arguments = words(line)
+    program, *arguments = (word for word in words(line) if not re.match(r"[A-Z_]+=", word))  # no variables
     if program == "gpumem":
         parse_gpumem(arguments)
         if "--" in arguments:
@@ -116,7 +116,7 @@ def test_outputs_names_the_commands_that_write_json() -> None:
     sentence = next(
         line for line in (ROOT / "docs" / "outputs.md").read_text(encoding="utf-8").splitlines() if "take `--json FILE`" in line
     )
-    named = re.findall(r"`([a-z]+)`", sentence.partition(" take ")[0])
+    named = re.findall(r"`([a-z0-9-]+)`", sentence.partition(" take ")[0])
     inner = {name: getattr(command, "commands", {"": command}).values() for name, command in cli.main.commands.items()}
     assert named == sorted(name for name, found in inner.items() if any("--json" in one.opts for each in found for one in each.params))
 
@@ -134,8 +134,9 @@ def test_pages_are_found() -> None:
 
 def test_options_and_variables_in_the_text_exist() -> None:
     """Also those that no command line shows."""
-    flags = {option.flag for option in settings.OPTIONS}
-    variables = {option.variable for option in settings.OPTIONS} | {"GPUMEM_NSYS", "GPUMEM_NCU", "GPUMEM_CARDS"}  # tools; a template's
+    spelt = [option for option in settings.OPTIONS if not option.ini_only]
+    flags = {option.flag for option in spelt}
+    variables = {option.variable for option in spelt} | {"GPUMEM_NSYS", "GPUMEM_NCU", "GPUMEM_CARDS"}  # tools; a template's
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert {*re.findall(r"--gpumem(?:-[a-z0-9]+)*(?![\w*-])", text)} <= flags, page.name

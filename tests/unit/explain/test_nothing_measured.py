@@ -3,36 +3,61 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import row
 
-from pytest_gpumem.explain import processes
-from pytest_gpumem.explain.processes import ExplainRequest, measure_head, measure_sides
+from pytest_gpumem.explain import processes as explaining
+from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
 from pytest_gpumem.outcomes import NoAnswer
-from pytest_gpumem.runs import child
-from pytest_gpumem.runs.workers import HEAD
+from pytest_gpumem.runs.experiment import Processes
+from pytest_gpumem.runs.processes import BASE, HEAD, Process, Turn
 
 BOTH = "base (revision main) and head (working tree)"
-TREES: Any = [SimpleNamespace(title=title) for title in ("revision main", "working tree")]
+TREES: Any = {side: SimpleNamespace(title=title) for side, title in ((BASE, "revision main"), (HEAD, "working tree"))}
+MEASURED = row("t.py::test_a", 1e-3)
 
 
-class Workers:
+class Started(Processes):
     """Of tests that do not exist, or of one that is skipped while it runs."""
 
-    def __init__(self, outcomes: dict[str, tuple[str, str]]) -> None:
-        self.outcomes = outcomes
+    def __init__(self, outcomes: dict[str, tuple[str, str]], measures: str = "") -> None:
+        """`measures`: the side that measures."""
+        self.outcomes, self.measures = outcomes, measures
         self.runs = 0
         self.closed = False
 
-    def run(self, turns: object, tests: object, round: int) -> Any:
+    def run(self, turns: Sequence[Turn], tests: object, attempt: int, *_: object) -> Process:
         self.runs += 1
-        return SimpleNamespace(error=None, device=None, rows=(), outcomes=self.outcomes, seconds=0.1)
+        measures = turns[0].side == self.measures
+        return Process(turns[0], attempt, "", 0.1, 1, rows=(MEASURED,) if measures else (), outcomes={} if measures else self.outcomes)
 
     def close(self) -> None:
         self.closed = True
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Started]:
+    """Puts processes that are made up in the place of real ones; arguments as for `Started`."""
+
+    def started(*given: Any) -> Started:
+        made = Started(*given)
+
+        def make(trees: Any, *_: object, **__: object) -> Started:
+            made.sides, made.titles = trees, None
+            return made
+
+        monkeypatch.setattr(explaining, "Processes", make)
+        return made
+
+    return started
+
+
+def measure(trees: Any, tests: tuple[str, ...] = (), pairs: int = 3) -> object:
+    return measure_sides(trees, ExplainRequest(tests=tests, arguments=(), pairs=pairs, counters=False), {}, lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -51,36 +76,23 @@ class Workers:
     ],
 )
 def test_the_reason_is_said(
-    monkeypatch: pytest.MonkeyPatch, tests: tuple[str, ...], outcomes: dict[str, tuple[str, str]], runs: int, said: str
+    start: Callable[..., Started], tests: tuple[str, ...], outcomes: dict[str, tuple[str, str]], runs: int, said: str
 ) -> None:
-    workers = Workers(outcomes)
-    monkeypatch.setattr(processes, "Workers", lambda *given, **named: workers)
+    started = start(outcomes)
     with pytest.raises(NoAnswer, match=re.escape(said) + "$" if "it has no" not in said else said):
-        measure_sides(TREES[0], TREES[1], ExplainRequest(tests=tests, arguments=(), pairs=2, counters=False), {}, lambda line: None)
-    assert (workers.runs, workers.closed) == (runs, True)
+        measure(TREES, tests, 2)
+    assert (started.runs, started.closed) == (runs, True)
 
 
-def test_one_side_that_skips_is_enough_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OneSide(Workers):
-        def run(self, turns: Any, tests: object, round: int) -> Any:
-            done = super().run(turns, tests, round)
-            return done if turns[0].side == HEAD else SimpleNamespace(**{**vars(done), "rows": (measured,), "outcomes": {}})
-
-    measured = SimpleNamespace(key="t.py::test_a", measurement=object())
-    workers = OneSide({"t.py::test_a": ("skipped", "no library")})
-    monkeypatch.setattr(processes, "Workers", lambda *given, **named: workers)
+def test_one_side_that_skips_is_enough_to_end(start: Callable[..., Started]) -> None:
+    started = start({"t.py::test_a": ("skipped", "no library")}, BASE)
     with pytest.raises(NoAnswer, match=r"^head \(working tree\) measured nothing: t.py::test_a skipped: no library$"):
-        measure_sides(TREES[0], TREES[1], ExplainRequest(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None)
-    assert workers.runs == 2
+        measure(TREES)
+    assert started.runs == 2
 
 
-def test_a_head_that_is_measured_alone_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    runs: list[object] = []
-    tree: Any = SimpleNamespace(title="working tree", folder=tmp_path, root=tmp_path, python="python")
-    monkeypatch.setattr(child, "run", lambda *given, **named: runs.append(given))
-    monkeypatch.setattr(
-        processes, "results_of", lambda *given: SimpleNamespace(device=None, rows=(SimpleNamespace(measurement=None, footprint=None),))
-    )
-    with pytest.raises(NoAnswer, match=r"^head \(working tree\) measured nothing: its tests skipped or failed; "):
-        measure_head(tree, ExplainRequest(tests=(), arguments=(), pairs=3, counters=False), {}, lambda line: None)
-    assert len(runs) == 1
+def test_a_head_that_is_measured_alone_is_asked_once(start: Callable[..., Started]) -> None:
+    started = start({"t.py::test_a": ("failed", "assert 0")})
+    with pytest.raises(NoAnswer, match=r"^head \(working tree\) measured nothing: t.py::test_a failed: assert 0$"):
+        measure({HEAD: TREES[HEAD]})
+    assert started.runs == 1

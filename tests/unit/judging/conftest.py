@@ -60,10 +60,10 @@ def h100() -> DeviceFacts:
 @pytest.fixture
 def no_peak() -> DeviceFacts:
     """A board whose driver reports no memory clock and no bus width, as that of compute capability 11.0 does."""
-    return replace(H100, memory_clock_hz=0.0, memory_bus_bits=0, peak_bandwidth=0.0)
+    return replace(H100, memory_clock_hz=0.0, memory_bus_bits=0, dram_peak=0.0)
 
 
 @pytest.fixture
 def endless() -> DeviceFacts:
     """A device whose peak no made-up latency passes."""
-    return replace(H100, peak_bandwidth=1e18)
+    return replace(H100, dram_peak=1e18)

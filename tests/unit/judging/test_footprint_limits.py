@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.judging.footprint import NO_LIMIT, RULES, PastFootprint, added, judge_footprint, size
+from pytest_gpumem.judging.footprint import RULES, UNLIMITED, PastFootprint, added, judge_footprint, size
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import Limits
@@ -101,9 +101,11 @@ def test_without_history_it_is_new_and_with_another_watch_measured_differently()
 
 def test_what_was_not_seen_is_no_pass() -> None:
     unseen = Footprint(0, not_watched=("no GPU",))
-    assert judged(unseen, max_kept="0 B") == [
-        (Outcome.UNDECIDED, Code.CONDITIONS, "max_kept 0 B (marker) cannot be judged, not counted: no GPU")
-    ]
+    for limit in ({"max_kept": "0 B"}, {"max_peak": "1 GiB"}, {"max_peak_regression": "5%"}):
+        for before in ([], past(100)):
+            ((outcome, code, sentence),) = judged(unseen, before, **limit)
+            assert (outcome, code) == (Outcome.UNDECIDED, Code.NOT_READ)
+            assert sentence.endswith("cannot be judged: no GPU")
     bounded = Footprint(0, watched=("CuPy",), bound=4 * MiB, not_watched=("CUPTI: it is missing",))
     assert judged(bounded, max_kept="0 B")[0][0] is Outcome.UNDECIDED
     assert judged(Footprint(0, watched=("CuPy",), bound=0), max_kept="0 B")[0][0] is Outcome.PASS
@@ -111,7 +113,7 @@ def test_what_was_not_seen_is_no_pass() -> None:
 
 SLOWER = Verdict(Outcome.FAIL, "slower", code=Code.SLOWER)
 NOISY = Verdict(Outcome.UNDECIDED, "noisy", code=Code.NOISY)
-FINE = Verdict(Outcome.PASS, NO_LIMIT)
+FINE = UNLIMITED
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,11 @@ def test_a_verdict_has_the_worst_of_time_and_memory(verdict: Verdict, peak: int,
     assert (both.outcome, both.code) == expected
     assert ("max_peak" in both.reason) is (peak == 3 or verdict is FINE)
     assert (verdict.reason in both.reason) is (verdict is not FINE)
+
+
+@pytest.mark.parametrize("verdict", [FINE, NOISY, SLOWER])
+def test_without_limits_on_memory_a_verdict_stays_as_it_is(verdict: Verdict) -> None:
+    assert added(verdict, [], strict=True) == verdict
 
 
 def test_sizes_are_rounded_beside_their_bytes() -> None:

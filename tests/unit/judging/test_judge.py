@@ -13,7 +13,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, NoShare, Traffic
 from pytest_gpumem.records.overlap import Overlap, Part
-from pytest_gpumem.records.row import Verdict
+from pytest_gpumem.records.row import LimitResult, Verdict
 from pytest_gpumem.units import GiB, MiB
 
 
@@ -21,13 +21,13 @@ def held(origin: str = "marker", **limits: str) -> Limits:
     return Limits(**limits, origin=dict.fromkeys(limits, origin))
 
 
-def test_no_limit_passes(bench: Any, h100: DeviceFacts) -> None:
+def test_a_row_without_a_limit_is_measured_and_passes_nothing(bench: Any, h100: DeviceFacts) -> None:
     verdict = judge(bench.measurement(), Limits(), h100, [], strict=False)
-    assert verdict == Verdict(Outcome.PASS, "no limit set")
+    assert verdict == Verdict(Outcome.MEASURED, "no limit set")
     known = judge(bench.measurement(270e-6), Limits(), h100, [bench.measurement()], strict=False)
-    assert known.outcome is Outcome.PASS
+    assert known.outcome is Outcome.MEASURED
     assert known.comparison is not None
-    assert known.reason.startswith("+0.746 % against 1 accepted run, between ")
+    assert known.reason.startswith("+0.746 % against 1 saved run, between ")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_absolute_limits(bench: Any, h100: DeviceFacts, limits: dict[str, str], 
 @pytest.mark.parametrize("limits", [{}, {"max_latency": "1 s"}, {"max_regression": "5%"}])
 def test_a_latency_that_is_hardly_known_passes_nothing(bench: Any, h100: DeviceFacts, limits: dict[str, str]) -> None:
     known, hardly = (bench.measurement(half_width=share * 268e-6) for share in (0.4, 1.51))
-    assert judge(known, held(**limits), h100, bench.baseline(3), strict=False).outcome is Outcome.PASS
+    assert judge(known, held(**limits), h100, bench.baseline(3), strict=False).outcome is (Outcome.PASS if limits else Outcome.MEASURED)
     verdict = judge(hardly, held(**limits), h100, [hardly], strict=False)
     assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.NOISY)
     assert "± 151 %" in verdict.reason
@@ -77,6 +77,24 @@ def test_two_broken_limits_are_both_told(bench: Any, h100: DeviceFacts) -> None:
     verdict = judge(bench.measurement(), held(max_latency="250 us", min_bandwidth="3.2 TB/s"), h100, [], strict=False)
     assert "max_latency" in verdict.reason
     assert "min_bandwidth" in verdict.reason
+    assert [(one.limit, one.outcome) for one in verdict.limits] == [("max_latency", Outcome.FAIL), ("min_bandwidth", Outcome.FAIL)]
+    assert "; ".join(one.reason for one in verdict.limits) == verdict.reason
+
+
+def test_a_verdict_lists_every_limit_that_is_no_pass_the_worst_first(bench: Any, h100: DeviceFacts) -> None:
+    limits = held(max_latency="1 s", max_kernels="1", max_regression="1%", min_bandwidth="1 GB/s")
+    slower = judge(bench.measurement(400e-6), limits, h100, bench.baseline(3), strict=False)
+    results = {result.limit: (result.outcome, result.code) for result in slower.limits}
+    assert results == {"max_regression": (Outcome.FAIL, Code.SLOWER), "max_kernels": (Outcome.UNDECIDED, Code.CONDITIONS)}
+    assert slower.limits[0].limit == "max_regression"
+    assert [result.limit for result in judge(bench.measurement(), limits, h100, [], strict=False).limits] == [
+        "max_kernels",
+        "max_regression",
+    ]
+    assert judge(bench.measurement(), held(max_latency="1 s"), h100, [], strict=False).limits == ()
+    throttled = replace(bench.measurement(), profiled=True)
+    doubt = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, "a profiler was attached: no limit was judged")
+    assert judge(throttled, limits, h100, [], strict=False).limits[0] == doubt
 
 
 @pytest.mark.parametrize(
@@ -111,7 +129,7 @@ def test_a_share_of_an_unknown_peak_is_a_failure_and_a_rate_is_judged(bench: Any
 
 def test_nothing_exceeds_an_unknown_peak(bench: Any, no_peak: DeviceFacts) -> None:
     row = bench.measurement()
-    assert judge(row, Limits(), no_peak, [], strict=False).outcome is Outcome.PASS
+    assert judge(row, Limits(), no_peak, [], strict=False).outcome is Outcome.MEASURED
     assert (row.share_of_peak(no_peak), row.no_share_of_peak(no_peak)) == (None, NoShare.UNKNOWN_PEAK)
     assert control_of(row, no_peak) is None
 
@@ -123,12 +141,12 @@ def test_nothing_moves_faster_than_the_peak(bench: Any, h100: DeviceFacts) -> No
     assert verdict.reason == "the declared traffic is wrong: 8013 GB/s is above the device's peak of 3352 GB/s"
     # L2 may well be faster.
     for changes in ({"mode": "hot"}, {"footprint": 199 * MiB}):
-        assert judge(bench.measurement(traffic=impossible, **changes), Limits(), h100, [], strict=False).outcome is Outcome.PASS
+        assert judge(bench.measurement(traffic=impossible, **changes), Limits(), h100, [], strict=False).outcome is Outcome.MEASURED
 
 
-@pytest.mark.parametrize(("traffic", "outcome"), [(Traffic(0, 2**28), Outcome.PASS), (Traffic(2**28, 0), Outcome.FAIL)])
+@pytest.mark.parametrize(("traffic", "outcome"), [(Traffic(0, 2**28), Outcome.MEASURED), (Traffic(2**28, 0), Outcome.FAIL)])
 def test_writes_that_l2_still_holds_have_not_crossed_the_bus(bench: Any, h100: DeviceFacts, traffic: Traffic, outcome: Outcome) -> None:
-    latency = 2**28 / (1.02 * h100.peak_bandwidth)
+    latency = 2**28 / (1.02 * h100.dram_peak)
     row = bench.measurement(latency, traffic=traffic, footprint=2**28)
     assert judge(row, Limits(), h100, [], strict=False).outcome is outcome
 
@@ -170,9 +188,9 @@ def test_hardly_more_than_the_floor_is_nothing_launched(bench: Any, h100: Device
     # 64 ns is the floor's share of one launch in a batch of twenty.
     for floor, latency, outcome in (
         (1.28e-6, 1.29e-6, Outcome.UNDECIDED),
-        (1.28e-6, 3.3e-6, Outcome.PASS),
+        (1.28e-6, 3.3e-6, Outcome.MEASURED),
         (64e-9, 65e-9, Outcome.UNDECIDED),
-        (64e-9, 1.0e-6, Outcome.PASS),
+        (64e-9, 1.0e-6, Outcome.MEASURED),
     ):
         assert judge(bench.measurement(latency, floor=floor, traffic=None), Limits(), h100, [], strict=False).outcome is outcome
 
@@ -205,7 +223,7 @@ def test_simulated_is_said(bench: Any, h100: DeviceFacts) -> None:
 @pytest.mark.parametrize("outcome", Outcome)
 def test_what_fails(outcome: Outcome) -> None:
     assert is_failure(Verdict(outcome, ""), strict=False) is (outcome is Outcome.FAIL)
-    assert is_failure(Verdict(outcome, ""), strict=True) is (outcome is not Outcome.PASS)
+    assert is_failure(Verdict(outcome, ""), strict=True) is (outcome in (Outcome.FAIL, Outcome.UNDECIDED, Outcome.NEW))
 
 
 def test_strict_says_so_and_changes_no_outcome(bench: Any, h100: DeviceFacts) -> None:

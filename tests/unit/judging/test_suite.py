@@ -57,7 +57,8 @@ def test_few_suites_of_unchanged_rows_reject_any() -> None:
 
 def test_only_a_rejected_row_leaves_more_for_the_others() -> None:
     family = Family(size=10)
-    assert family.after(verdict(1e-9)).threshold == pytest.approx(0.05 / 9)
+    for p_value in (1e-9, family.threshold):
+        assert family.after(verdict(p_value)).threshold == pytest.approx(0.05 / 9)
     assert family.after(verdict(0.02, Outcome.UNDECIDED)) == family
     # It fails by another limit, and is no slow-down beyond doubt.
     assert family.after(verdict(0.5)) == family

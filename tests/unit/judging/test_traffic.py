@@ -72,8 +72,12 @@ def test_bytes_declared_as_moved_are_judged_by_their_sum() -> None:
 def test_what_a_persisting_window_holds_need_not_come_from_dram() -> None:
     window = Window(nbytes=40 * MiB, hit_ratio=1.0, set_aside=40 * MiB)
     reads = 512 * MiB * 95 // 100 - 39 * MiB
-    assert find(TRIAD, reads, 256 * MiB) is Agreement.WRONG
-    assert find(TRIAD, reads, 256 * MiB, window=window) is Agreement.AGREES
+    writes = 256 * MiB * 95 // 100 - L2 - 39 * MiB
+    for counted in ((reads, 256 * MiB), (512 * MiB, writes)):
+        assert find(TRIAD, *counted) is Agreement.WRONG
+        assert find(TRIAD, *counted, window=window) is Agreement.AGREES
+    assert find(TRIAD, reads - 2 * MiB, 256 * MiB, window=window) is Agreement.WRONG
+    assert find(TRIAD, 512 * MiB, writes - 2 * MiB, window=window) is Agreement.WRONG
 
 
 def test_more_than_the_compulsory_bytes_is_excess_and_says_where() -> None:
@@ -112,7 +116,7 @@ def test_where_caches_or_a_link_account_for_it_nothing_is_judged(changes: dict[s
 
 
 def test_a_count_is_judged_without_a_known_peak() -> None:
-    said = account(measured(TRIAD, 0, 0), replace(H100, peak_bandwidth=0.0))
+    said = account(measured(TRIAD, 0, 0), replace(H100, dram_peak=0.0))
     assert said is not None
     assert said.finding is Agreement.WRONG
 

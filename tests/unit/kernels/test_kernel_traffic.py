@@ -252,7 +252,7 @@ def test_launch_shapes(h100: DeviceFacts) -> None:
 def test_threads_take_more_vectors_where_full_sms_cannot_keep_the_memory_busy(
     h100: DeviceFacts, peak: float, threads: int, copy: tuple[int, int], triad: tuple[int, int]
 ) -> None:
-    facts = replace(h100, peak_bandwidth=peak, max_threads_per_sm=threads)
+    facts = replace(h100, dram_peak=peak, max_threads_per_sm=threads)
     assert (map_shape(facts, 0), map_shape(facts, 1), map_shape(facts, 2)) == ((512, 2), copy, triad)
     got = CATALOGUE["copy"].shape(facts, Call(sized(c=N, a=N)))
     assert (got.threads, got.vectors) == copy

@@ -26,7 +26,7 @@ def measured(latency: float, **changes: Any) -> Measurement:
 
 # What a measurement needs
 
-FLUSH = 2 * H100.l2_bytes / H100.peak_bandwidth
+FLUSH = 2 * H100.l2_bytes / H100.dram_peak
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_need_is_the_most_samples_with_their_flush_and_what_is_fixed(latency: 
 
 
 def test_without_a_known_peak_a_flush_counts_as_nothing() -> None:
-    facts = replace(H100, peak_bandwidth=0.0)
+    facts = replace(H100, dram_peak=0.0)
     assert need(measured(200e-6), facts, math.inf) == pytest.approx(FIXED + MOST_SAMPLES * (200e-6 + HOST))
 
 

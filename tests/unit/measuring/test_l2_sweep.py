@@ -213,22 +213,6 @@ def test_a_drift_of_the_device_is_no_gain() -> None:
     assert found.gain.share == pytest.approx(0.0, abs=1e-3)
 
 
-def test_without_time_the_least_is_measured_and_said() -> None:
-    seconds, taken = 0.0, []
-
-    def slow(set_aside: int, hit_ratio: float) -> tuple[float, float | None]:
-        nonlocal seconds
-        seconds += 3.0
-        taken.append(Setting(set_aside, hit_ratio))
-        return (0.5 if set_aside == 4 * STEP else 1.0), None
-
-    found = sweep(slow, H100, 8 * MiB, target="slow", spent=lambda: seconds)
-    assert [point.setting for point in found.points] == [OFF, Setting(4 * STEP, 1.0), Setting(10 * STEP, 1.0)]
-    assert taken.count(Setting(4 * STEP, 1.0)) == 1 + l2_sweep.LEAST_ROUNDS
-    assert "the search ended after 3 of 12 settings: 9.0 s > 4.5 s" in found.notes
-    assert found.pays
-
-
 @pytest.mark.parametrize(
     ("maximum", "names"),
     [(10, ["the maximum"]), (12, ["the maximum (3/4 of L2)"]), (14, ["the maximum", "3/4 of L2"])],

@@ -7,6 +7,7 @@ import statistics
 import numpy as np
 import pytest
 from recorded_series import recorded
+from scipy import stats
 
 from pytest_gpumem.measuring.stopping import MOST_WINDOW, WINDOW, steady, trend_significance
 
@@ -98,7 +99,6 @@ def test_a_quantised_clock_is_steady(ticks: int) -> None:
 
 
 def test_the_trend_test_agrees_with_scipy_and_counts_ties() -> None:
-    stats = pytest.importorskip("scipy.stats")
     random = np.random.default_rng(7)
     for _ in range(100):
         series = list(random.integers(0, 8, WINDOW) + 0.3 * np.arange(WINDOW) * random.integers(0, 3))

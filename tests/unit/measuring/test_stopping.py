@@ -7,6 +7,7 @@ import statistics
 import numpy as np
 import pytest
 from recorded_series import MEBIBYTES, TICK, recorded
+from scipy import stats
 
 from pytest_gpumem.measuring.stopping import (
     ENOUGH_SAMPLES,
@@ -32,7 +33,6 @@ from pytest_gpumem.measuring.stopping import (
 @pytest.mark.parametrize("count", [2, 3, 4, 8, 9, 32, 128])
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
 def test_half_width_agrees_with_scipy(count: int, confidence: float) -> None:
-    stats = pytest.importorskip("scipy.stats")
     medians = list(np.random.default_rng(count).normal(1.0, 0.01, count))
     low, high = stats.t.interval(confidence, count - 1, 0.0, stats.sem(medians))
     assert half_width(medians, confidence) == pytest.approx((high - low) / 2, rel=1e-9)

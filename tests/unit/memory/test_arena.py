@@ -200,3 +200,72 @@ def test_arrays_that_cannot_be_adopted(device: CountedDevice, arena: Arena, arra
     with pytest.raises(BadBuffer, match=message):
         arena.adopt(array, register=True)
     assert device.live == []
+
+
+def test_what_an_argument_stands_for(arena: Arena) -> None:
+    """A buffer for itself, an array of another library for the buffer that it lies in, the user's own array for pageable memory."""
+    buffer = arena.buffer(64, "f4", MemoryKind.PINNED)
+    guest, own = arena.guest(buffer, np), np.zeros(16, "f4")
+    assert arena.taken(buffer) is buffer
+    assert arena.taken(guest) is arena.find(guest) is buffer
+    assert arena.find(own) is None
+    adopted = arena.taken(own)
+    assert (adopted.kind, adopted.host_address) == (MemoryKind.PAGEABLE, own.ctypes.data)
+    assert [arena.taken(other) for other in (3.0, "text", None)] == [3.0, "text", None]
+
+
+def test_an_array_of_another_library_pins_its_buffer_alone(arena: Arena) -> None:
+    held, free = arena.buffer(64, "f4", MemoryKind.MANAGED), arena.buffer(64, "f4", MemoryKind.MANAGED)
+    arena.guest(held, np)
+    assert (arena.can_move(held), arena.can_move(free)) == (False, MemoryKind.MANAGED.movable)
+
+
+def test_kept_arenas_are_closed_the_last_first_once_their_memory_is_needed(device: CountedDevice, arena: Arena) -> None:
+    size = device.memory.free_bytes(MemoryKind.DEVICE) // 4
+    others = [Arena(device, seed=seed) for seed in range(3)]
+    for other in others:
+        other.allocate(size, MemoryKind.DEVICE)
+        for _ in range(2):  # again: no second one
+            arena.keep(other)
+    arena.allocate(size, MemoryKind.DEVICE)
+    assert (arena.keeps, len(device.live)) == (True, 4)
+    freed: list[Allocation] = []
+    kept = device.live[:3]
+    device.before("memory.free", freed.append)
+    arena.allocate(size, MemoryKind.DEVICE)
+    assert [kept.index(one) for one in freed] == [2, 1, 0]
+    assert not arena.keeps
+    with pytest.raises(OutOfMemory):
+        arena.allocate(3 * size, MemoryKind.DEVICE)
+    arena.keep(others[0])
+    others[0].allocate(4096, MemoryKind.DEVICE)
+    arena.close()
+    assert device.live == []
+
+
+def test_all_kept_arenas_are_closed_even_if_one_cannot_be(device: CountedDevice, arena: Arena) -> None:
+    others = [Arena(device, seed=seed) for seed in range(3)]
+    first, second, _ = (other.allocate(4096, MemoryKind.DEVICE) for other in others)
+
+    def reluctant(allocation: Allocation) -> None:
+        if allocation is second:
+            raise DeviceError("cannot free second")
+
+    device.before("memory.free", reluctant)
+    for other in others:
+        arena.keep(other)
+    with pytest.raises(DeviceError, match="cannot free second"):
+        arena.close_kept()
+    assert device.live == [second]
+    assert first not in device.live
+
+
+def test_scattered_memory_is_the_arenas(device: CountedDevice, arena: Arena) -> None:
+    before = device.memory.free_bytes(MemoryKind.DEVICE)
+    made = arena.scatter([2 * MiB, 4 * MiB], seed=3)
+    assert [one.nbytes for one in made] == [2 * MiB, 4 * MiB]
+    arena.release(made[0])
+    taken = before - device.memory.free_bytes(MemoryKind.DEVICE)
+    assert 4 * MiB <= taken < 6 * MiB
+    arena.close()
+    assert device.memory.free_bytes(MemoryKind.DEVICE) == before

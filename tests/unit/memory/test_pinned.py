@@ -24,7 +24,7 @@ MIB = 2**20
 @pytest.fixture
 def capped() -> Memory:
     """A host of 64 MiB of which a quarter may be locked."""
-    return Memory(Arena(CountedDevice(host_memory_bytes=64 * MIB), seed=1, pinned=PinnedCap(0.25, "--gpumem-pinned-share")))
+    return Memory(Arena(CountedDevice(host_memory_bytes=64 * MIB), seed=1, pinned=PinnedCap(0.25, "-o gpumem_pinned_share")))
 
 
 def test_the_cap_counts_all_buffers_together_pinned_and_registered(capped: Memory) -> None:
@@ -34,7 +34,7 @@ def test_the_cap_counts_all_buffers_together_pinned_and_registered(capped: Memor
         capped.registered(array)
     assert str(refused.value) == (
         "8388612 B of page-locked memory beside 8 MiB that are locked already pass the cap of 16 MiB, 25 % of the host's 64 MiB "
-        "(--gpumem-pinned-share): ask for less, or raise --gpumem-pinned-share"
+        "(-o gpumem_pinned_share): ask for less, or raise gpumem_pinned_share"
     )
     capped.registered(np.zeros(8 * MIB, "u1"))
     with pytest.raises(TooMuchPinned, match="4 B of page-locked memory beside 16 MiB"):

@@ -1,22 +1,18 @@
-"""Counters of Nsight Compute as profiles: its CSV, and its report module made of Python."""
+"""Counters of Nsight Compute as profiles, from its CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import re
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import ncu_csv
 import pytest
-from msgspec.structs import replace
 
 from pytest_gpumem.nsight import ncu, tools
-from pytest_gpumem.nsight.ncu import PageLine, lines_of, module, read_csv, read_report, unit
+from pytest_gpumem.nsight.ncu import lines_of, read_csv, unit
 from pytest_gpumem.nsight.recording import BadReport
 
 H200_PAGE = Path(__file__).resolve().parents[2] / "data" / "nsight" / "test_kernels.csv"
@@ -66,7 +62,7 @@ def test_a_page_becomes_a_profile_for_each_measurement() -> None:
             {"ranges": "", "name": "elsewhere"},
         )
     )
-    first, labelled = found.profiles
+    first, labelled = found
     assert (first.name, first.label, first.process, first.launches, first.tool) == ("test_triad", "", 4242, None, "ncu")
     assert (labelled.label, labelled.process) == ("small", 77)
     (kernel,) = first.kernels
@@ -79,8 +75,7 @@ def test_a_page_becomes_a_profile_for_each_measurement() -> None:
     assert (kernel.registers, kernel.shared) == (32, 1024)
     assert (first.sm_clock_hz, first.memory_clock_hz) == pytest.approx((1.98e9, 3.2e9))
     assert first.set_aside == 11796500
-    assert [one.name for one in first.rest.kernels] == ["flush"]
-    assert [one.name for one in found.outside.kernels] == ["elsewhere"]
+    assert [kernel.name for one in found for kernel in one.kernels] == [ncu_csv.TRIAD] * 2  # neither the flush nor other work
     assert first.launches is None  # the page does not say how many there were
 
 
@@ -88,8 +83,8 @@ def test_a_log_of_counts_is_read() -> None:
     foreign = ncu_csv.stack("<default domain>:gpumem", "torch:test_a.measure", "not_gpumem:test_b.measure", "test_c", "test_c.measure")
     lines = [(ncu_csv.measured("test_triad"), ncu_csv.H200), (foreign, ("1,024", "0", "1,280", "n/a", ""))]
     found = read_csv(ncu_csv.log(*(ncu_csv.line(i, "triad", *one) for i, one in enumerate(lines))))
-    assert [one.name for one in found.profiles] == ["test_triad", "test_c"]  # other domains have no tests
-    first, second = (one.kernels[0] for one in found.profiles)
+    assert [one.name for one in found] == ["test_triad", "test_c"]  # other domains have no tests
+    first, second = (one.kernels[0] for one in found)
     assert (first.dram_read, first.dram_written, first.nanoseconds) == (1073762048, 519266304, 367264)
     assert (first.l2_read, first.l2_written) == (2**30, 2**29)  # sectors of 32 bytes
     assert (second.dram_read, second.nanoseconds, second.l2_read, second.l2_written) == (1024, 1280, None, None)
@@ -102,15 +97,14 @@ def test_rates_of_one_kernel_are_weighted_by_what_was_asked() -> None:
             {"ranges": ncu_csv.measured("test_a"), tools.L2_READ: "100", tools.L2_WRITE: "0", ncu.L2_HIT_RATE: "50"},
         )
     )
-    assert found.profiles[0].kernels[0].l2_hit_rate == pytest.approx(0.2)
+    assert found[0].kernels[0].l2_hit_rate == pytest.approx(0.2)
 
 
 def test_what_was_not_counted_is_not_known() -> None:
     found = read_csv(page({"ranges": ncu_csv.measured("test_a"), tools.DRAM_READ: "n/a"}))
-    assert all(kernel.dram_read is None for kernel in found.profiles[0].kernels)
-    assert "dram__bytes_read.sum" in found.notes[0]
+    assert all(kernel.dram_read is None for kernel in found[0].kernels)
     few = {tools.DURATION: ("1", "us")}
-    kernel = read_csv(page({"ranges": ncu_csv.measured("test_a")}, metrics=few)).profiles[0].kernels[0]
+    kernel = read_csv(page({"ranges": ncu_csv.measured("test_a")}, metrics=few))[0].kernels[0]
     assert (kernel.nanoseconds, kernel.dram_read, kernel.occupancy, kernel.registers) == (1000, None, None, None)
 
 
@@ -146,108 +140,8 @@ def test_what_is_no_page_is_refused(text: str, said: str) -> None:
         read_csv(text)
 
 
-# The module
-
-
-class Metric:
-    def __init__(self, value: float | None, its_unit: str) -> None:
-        self._value, self._unit = value, its_unit
-
-    def value(self) -> float | None:
-        return self._value
-
-    def as_double(self) -> float:
-        assert self._value is not None
-        return self._value
-
-    def unit(self) -> str:
-        return self._unit
-
-
-class Action:
-    NameBase_DEMANGLED = 1
-
-    def __init__(self, name: str, *ranges: str) -> None:
-        self._name, self._ranges = name, ranges
-        self._metrics = {metric: Metric(float(value), its_unit) for metric, (value, its_unit) in BASE.items()}
-        for what, size in (("grid", (7, 2, 1)), ("block", (128, 1, 1))):
-            self._metrics |= {f"launch__{what}_dim_{axis}": Metric(n, what) for axis, n in zip("xyz", size, strict=True)}
-        del self._metrics[ncu.SECTORS_PER_STORE]
-        self._metrics[ncu.OCCUPANCY] = Metric(None, "%")
-
-    def name(self, base: int) -> str:
-        assert base == self.NameBase_DEMANGLED
-        return self._name
-
-    def metric_by_name(self, name: str) -> Metric | None:
-        return self._metrics.get(name)
-
-    def nvtx_state(self) -> Any:
-        ours = SimpleNamespace(name=lambda: "gpumem", push_pop_ranges=lambda: self._ranges)
-        other = SimpleNamespace(name=lambda: "CCCL", push_pop_ranges=lambda: ("noise.measure",))
-        state = SimpleNamespace(domains=lambda: (3, 5), domain_by_id=lambda number: {3: other, 5: ours}[number])
-        return state if self._name != "stateless" else None
-
-
-class Module:
-    """What `import ncu_report` gives, for a report of two ranges."""
-
-    def __init__(self, *actions: Action) -> None:
-        self._actions = actions
-
-    def load_report(self, path: str) -> Any:
-        if not Path(path).exists():
-            raise RuntimeError(f"Failed to open {path}\nsecond line")
-        halves = (self._actions[:1], self._actions[1:])
-        ranges = [SimpleNamespace(num_actions=lambda h=h: len(h), action_by_idx=lambda i, h=h: h[i]) for h in halves]
-        return SimpleNamespace(num_ranges=lambda: 2, range_by_idx=lambda number: ranges[number])
-
-
-def test_a_report_is_read_through_its_module(tmp_path: Path) -> None:
-    path = tmp_path / "report.ncu-rep"
-    path.touch()
-    fake = Module(
-        Action("triad", "test_triad", "test_triad.measure"),
-        Action("triad", "test_triad", "test_triad.measure"),
-        Action("x"),
-        Action("stateless"),
-    )
-    found = read_report(fake, path)
-    (profile,) = found.profiles
-    (kernel,) = profile.kernels
-    assert (kernel.grid, kernel.block, kernel.launches, kernel.dram_read) == ((7, 2, 1), (128, 1, 1), 2, 2 * 1073762048)
-    assert (kernel.sectors_per_request, kernel.sectors_per_store, kernel.occupancy) == (16, None, None)
-    assert profile.process is None
-    assert [one.name for one in found.outside.kernels] == ["x", "stateless"]
-    with pytest.raises(BadReport, match=r"can read: Failed to open .*ncu-rep$"):
-        read_report(fake, tmp_path / "absent.ncu-rep")
-
-
-def test_an_unknown_unit_matters_where_a_figure_is_taken(tmp_path: Path) -> None:
-    path = tmp_path / "report.ncu-rep"
-    path.touch()
-    action = Action("triad", "test_triad", "test_triad.measure")
-    action._metrics["launch__grid_dim_x"] = Metric(9, "fathom")
-    (profile,) = read_report(Module(action), path).profiles
-    assert profile.kernels[0].grid == (9, 2, 1)
-    action._metrics[tools.DRAM_READ] = Metric(9, "fathom")
-    with pytest.raises(BadReport, match=r"gives dram__bytes_read.sum in 'fathom', which is no unit"):
-        read_report(Module(action), path)
-
-
-class RealAction(Action):
-    """A line of a real page as the module gives it: every metric in the unit that ncu wrote above it."""
-
-    def __init__(self, line: PageLine) -> None:
-        super().__init__(line.cells["Kernel Name"], *line.ranges)
-        plain = {name: cell.replace(",", "") for name, cell in line.cells.items() if "__" in name}
-        self._metrics = {name: Metric(float(cell), line.units[name]) for name, cell in plain.items() if re.fullmatch(r"[0-9.]+", cell)}
-
-
-def test_a_report_of_a_gpu_tells_the_same_by_its_page_and_by_the_module(tmp_path: Path) -> None:
-    path = tmp_path / "report.ncu-rep"
-    path.touch()
-    (one,) = read_csv(H200_PAGE.read_text()).profiles
+def test_a_page_of_a_gpu_tells_what_ncu_says() -> None:
+    (one,) = read_csv(H200_PAGE.read_text())
     (kernel,) = one.kernels
     assert (kernel.grid, kernel.block, kernel.launches, kernel.registers) == ((4096, 1, 1), (1024, 1, 1), 5, 24)
     (said,) = json.loads(H200_PAGE.with_suffix(".csv.expected.json").read_text())["kernels"]
@@ -256,13 +150,3 @@ def test_a_report_of_a_gpu_tells_the_same_by_its_page_and_by_the_module(tmp_path
     assert kernel.occupancy == pytest.approx(said["occupancy"], abs=1e-4)
     lines = lines_of(H200_PAGE.read_text(), ("Kernel Name",)) or []
     assert lines[0].units["launch__block_dim_x"] == "block"
-    (same,) = read_report(Module(*map(RealAction, lines)), path).profiles
-    assert same == replace(one, process=None)
-
-
-@pytest.mark.parametrize("text", ["raise OSError('no libc of that kind')", "raise ImportError('of another Python')"])
-def test_a_package_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.delitem(sys.modules, "ncu_report", raising=False)
-    (tmp_path / "ncu_report.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert module() is None

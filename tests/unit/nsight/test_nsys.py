@@ -11,7 +11,8 @@ from nsys_sqlite import OTHER_PID, PID, VERSIONS, Export
 
 from pytest_gpumem.nsight.nsys import read_sqlite
 from pytest_gpumem.nsight.nsys_tables import Tables
-from pytest_gpumem.nsight.recording import BadReport, Recording
+from pytest_gpumem.nsight.recording import BadReport
+from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.uses import CopyUse
 
 TRIAD = "void triad<float, 2>(T1 *, const T1 *)"
@@ -31,7 +32,7 @@ def export(path: Path) -> Export:
     return made
 
 
-def read(path: Path) -> Recording:
+def read(path: Path) -> tuple[TestProfile, ...]:
     with Tables(path) as tables:
         return read_sqlite(tables)
 
@@ -66,16 +67,12 @@ def test_kernels_belong_to_the_ranges_that_they_were_launched_in(path: Path, sch
     end = one_test(export, registered=registered)
     export.kernel(end + 10, end + 60, "somebody_else", export.call(end + 1, end + 2))
     found = read(export.close())
-    (profile,) = found.profiles
+    (profile,) = found
     assert (profile.name, profile.nodeid, profile.label, profile.launches) == ("test_triad", NODEID, "", 2)
     assert (profile.tool, profile.tool_version, profile.process) == ("nsys", VERSIONS[schema] or "", PID)
     (kernel,) = profile.kernels
     assert (kernel.name, kernel.grid, kernel.block, kernel.launches, kernel.nanoseconds) == (TRIAD, (264, 1, 1), (1024, 1, 1), 2, 200)
     assert (kernel.registers, kernel.shared, kernel.local, kernel.dram_read) == (32, 128, 0, None)
-    assert [(one.name, one.launches, one.nanoseconds) for one in profile.rest.kernels] == [("flush", 2, 280)]
-    assert [(one.name, one.nanoseconds) for one in found.outside.kernels] == [("somebody_else", 50)]
-    assert sum(kernel.nanoseconds for part in found.parts() for kernel in part.kernels) == 200 + 280 + 50
-    assert not found.notes
 
 
 def test_labels_processes_and_shapes_are_told_apart(path: Path) -> None:
@@ -92,28 +89,25 @@ def test_labels_processes_and_shapes_are_told_apart(path: Path) -> None:
     export.kernel(end + 20, end + 25, TRIAD, export.call(end + 1, end + 2), grid=(1, 2, 3))  # in the test, in no label
     one_test(export, pid=OTHER_PID, samples=1)
     found = read(export.close())
-    assert [(p.process, p.label, p.launches, sum(k.nanoseconds for k in p.kernels)) for p in found.profiles] == [
-        (PID, "", None, 0),
+    assert [(p.process, p.label, p.launches, sum(k.nanoseconds for k in p.kernels)) for p in found] == [
         (OTHER_PID, "", 1, 100),
         (PID, "small", 1, 100),
         (PID, "large", 1, 100),
     ]
-    assert [(k.grid, k.nanoseconds) for k in found.profiles[0].rest.kernels] == [((1, 2, 3), 5)]
 
 
 def test_the_same_correlation_id_of_another_process_is_another_call(export: Export) -> None:
     one_test(export, samples=1)
     export.kernel(1300, 1333, "foreign", 2, pid=OTHER_PID)  # 2 is the measured launch's in the first process
     found = read(export.close())
-    assert [k.name for k in found.profiles[0].kernels] == [TRIAD]
-    assert [k.name for k in found.outside.kernels] == ["foreign"]
+    assert [k.name for one in found for k in one.kernels] == [TRIAD]
 
 
 def test_a_call_of_another_thread_is_in_no_range(export: Export) -> None:
     one_test(export, samples=1)
     export.kernel(1300, 1340, "of_a_thread", export.call(1121, 1125, thread=1))
     found = read(export.close())
-    assert [k.name for k in found.outside.kernels] == ["of_a_thread"]
+    assert [k.name for one in found for k in one.kernels] == [TRIAD]
 
 
 def test_kernels_of_a_graph_belong_where_it_was_launched(export: Export) -> None:
@@ -122,16 +116,9 @@ def test_kernels_of_a_graph_belong_where_it_was_launched(export: Export) -> None
     launch = export.call(1110, 1150, "cudaGraphLaunch_v10000")
     export.kernel(1300, 1400, "first", launch, node=11)
     export.kernel(1400, 1450, "second", launch, node=12)
-    (profile,) = read(export.close()).profiles
+    (profile,) = read(export.close())
     assert profile.launches == 1
     assert [(k.name, k.nanoseconds) for k in profile.kernels] == [("first", 100), ("second", 50)]
-
-
-def test_graphs_that_were_recorded_as_a_whole_are_said(export: Export) -> None:
-    one_test(export)
-    call = export.call(1111, 1112, "cudaGraphLaunch")
-    export.insert("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=1, end=2, correlationId=call, globalPid=0, graphId=1)
-    assert "--cuda-graph-trace=node" in read(export.close()).notes[0]
 
 
 @pytest.mark.parametrize("schema", VERSIONS)
@@ -144,16 +131,16 @@ def test_copies_are_told_by_way_and_memory(path: Path, schema: str) -> None:
         export.copy(begin + 500, begin + 600, 4096, 1, export.call(begin, begin + 5), srcKind=1, dstKind=2)
     export.copy(1700, 1800, 64, 1, export.call(1130, 1135), srcKind=0, dstKind=5)
     export.copy(1800, 1810, 64, 8, export.call(1140, 1145), srcKind=2, dstKind=2, srcDeviceId=0, dstDeviceId=1)
-    export.copy(1900, 1910, 32, 2, export.call(1600, 1605), srcKind=2, dstKind=1, copyCount=3)
+    export.copy(1900, 1910, 32, 2, export.call(1160, 1165), srcKind=2, dstKind=1, copyCount=3)
     export.memset(1950, 1960, 128, export.call(1150, 1155))
-    (profile,) = read(export.close()).profiles
+    (profile,) = read(export.close())
     between = "P2P" if schema != "1" else "D2D"  # the first version does not say which devices
     assert profile.copies == (
         CopyUse("H2D", "pinned", "device", 2, 8192, 200),
         CopyUse("H2D", "pageable", "device", 1, 64, 100),
         CopyUse(between, "device", "device", 1, 64, 10),
+        CopyUse("D2H", "device", "pinned", 3 if schema == "3.24" else 1, 32, 10),
     )
-    assert profile.rest.copies == (CopyUse("D2H", "device", "pinned", 3 if schema == "3.24" else 1, 32, 10),)
     assert profile.memsets == (CopyUse("memset", "", "device" if schema != "1" else "unknown", 1, 128, 10),)
 
 
@@ -161,8 +148,7 @@ def test_pages_that_moved_are_no_copies(export: Export) -> None:
     one_test(export)
     export.migration(1311, 1330, 4096, 11, 2)
     found = read(export.close())
-    assert not any(part.copies for part in found.parts())
-    assert not found.notes
+    assert not any(one.copies for one in found)
 
 
 def test_other_domains_and_other_marks_are_nobodys(export: Export) -> None:
@@ -173,7 +159,7 @@ def test_other_domains_and_other_marks_are_nobodys(export: Export) -> None:
     export.range(1130, 1131, "test_other.measure", domain=2)
     export.mark(1140, "not an id", category=2)
     export.range(end + 1, end + 2, "loose", domain=2)
-    (profile,) = read(export.close()).profiles
+    (profile,) = read(export.close())
     assert (profile.name, profile.nodeid, profile.launches) == ("test_triad", NODEID, 1)
 
 
@@ -185,7 +171,7 @@ def test_a_recording_that_began_after_the_domain_was_made_still_tells_its_ranges
     export.range(1500, None, "test_triad.measure")
     export.kernel(1600, 1640, TRIAD, export.call(1510, 1520))
     export.range(1525, 1530, "end", domain=2)
-    (profile,) = read(export.close()).profiles
+    (profile,) = read(export.close())
     assert (profile.name, profile.nodeid, profile.launches) == ("test_triad", None, 2)
     assert [kernel.nanoseconds for kernel in profile.kernels] == [140]
 
@@ -193,7 +179,7 @@ def test_a_recording_that_began_after_the_domain_was_made_still_tells_its_ranges
 def test_a_test_within_a_test_is_told_by_the_inner_one(export: Export) -> None:
     export.range(900, 5000, "test_that_runs_pytest")
     one_test(export, samples=1)
-    found = {profile.name: profile for profile in read(export.close()).profiles}
+    found = {profile.name: profile for profile in read(export.close())}
     assert sum(kernel.nanoseconds for kernel in found["test_triad"].kernels) == 100
 
 

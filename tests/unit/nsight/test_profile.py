@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from pytest_gpumem.cli import main
 from pytest_gpumem.nsight import profile
-from pytest_gpumem.nsight.profile import SelectedTest, listing, to_json
-from pytest_gpumem.nsight.tools import filters, ncu_command, nsys_command, nsys_trouble
+from pytest_gpumem.nsight.profile import SelectedTest
+from pytest_gpumem.nsight.tools import ncu_command, nsys_command, nsys_trouble
 from pytest_gpumem.plugin.profiling import only
 
 TRIAD = SelectedTest("test_a.py::test_triad", "test_triad", measures=True, managed=False)
@@ -122,15 +122,15 @@ def test_a_tool_that_is_missing_or_too_old_is_said(gpumem: Call, monkeypatch: py
     [
         (["--", "--gpumem-device", "sim:h100"], "--gpumem-device sim:h100: Nsight sees nothing of the simulated device; use a GPU"),
         (["--", "--gpumem-device=auto"], "--gpumem-device auto: Nsight needs a GPU; accepted are cuda and cuda:N"),
-        (["--", "--collect-only"], "--collect-only among pytest's arguments: no test would run; `gpumem ranges` only collects"),
+        (["--", "--collect-only"], "--collect-only among pytest's arguments: no test would run"),
         (["-o", "no/such/report"], "there is no folder"),
-        (["-o", "there"], "there.nsys-rep exists already; --force-overwrite replaces it, -o FILE writes another"),
+        (["--tool-options", "--trace=cuda --output=mine"], "--tool-options: --output=mine: gpumem names the report itself; -o FILE does"),
+        (["--tool-options", "--set 'full"], '--tool-options: "--set \'full": No closing quotation'),
     ],
 )
 def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
     arguments: list[str], message: str, gpumem: Call, tmp_path: Path
 ) -> None:
-    (tmp_path / "there.nsys-rep").write_text("")
     said = complaint(gpumem("nsys", *arguments, does=": > ran"), 4)
     assert message in said
     assert not (tmp_path / "ran").exists()
@@ -139,13 +139,13 @@ def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
 def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for device, chosen in (("cuda:1", "cuda:1"), ("auto", "cuda"), ("", "cuda")):
         monkeypatch.setenv("GPUMEM_DEVICE", device)
-        result = gpumem("nsys", "--force-overwrite", does='echo > "$report"')
+        result = gpumem("nsys", "-o", "r", does='echo > "$report"')
         assert f"--gpumem --gpumem-device {chosen} -p " in result.stderr
     monkeypatch.setenv("GPUMEM_DEVICE", "sim:h100")
     said = complaint(gpumem("nsys"), 4)
     assert "GPUMEM_DEVICE=sim:h100: Nsight sees nothing of the simulated device; use a GPU" in said
     # The command line wins, and its last word.
-    result = gpumem("nsys", "--force-overwrite", "--", "--gpumem-device", "sim", "--gpumem-device=cuda:2", does='echo > "$report"')
+    result = gpumem("nsys", "-o", "r", "--", "--gpumem-device", "sim", "--gpumem-device=cuda:2", does='echo > "$report"')
     assert result.exit_code == 0
     said = complaint(gpumem("nsys", "--", "--gpumem-device=cuda", "--gpumem-device", "sim"), 4)
     assert "--gpumem-device sim: Nsight sees nothing" in said
@@ -169,16 +169,23 @@ def test_a_report_of_failed_tests_is_a_report(gpumem: Call, tmp_path: Path) -> N
     assert result.exit_code == 1
     assert f"wrote {tmp_path / 'gpumem.nsys-rep'}: 2 tests, by" in result.stdout
     assert "--filter-nvtx test_triad@gpumem" in result.stdout
-    assert "gpumem ranges --" in result.stdout
+    assert "ranges of the tests: test_triad, test_paged\n" in result.stdout
     assert "pytest ended with exit code 1: tests failed" in result.stderr
 
 
 def test_an_old_report_is_not_taken_for_a_new_one(gpumem: Call, tmp_path: Path) -> None:
     (tmp_path / "test_triad.nsys-rep").write_text("old")
-    assert "wrote no report" in complaint(gpumem("nsys", "--force-overwrite"), 6)
-    result = gpumem("nsys", "--force-overwrite", does='echo new > "$report"')
+    assert "wrote no report" in complaint(gpumem("nsys", "-o", "test_triad"), 6)
+    result = gpumem("nsys", "-o", "test_triad", does='echo new > "$report"')
     assert result.exit_code == 0
     assert (tmp_path / "test_triad.nsys-rep").read_text() == "new\n"
+
+
+def test_a_report_without_a_name_replaces_none(gpumem: Call, tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        assert gpumem("nsys", does=f'echo {number} > "$report"').exit_code == 0
+    written = {file.name: file.read_text() for file in tmp_path.glob("*.nsys-rep")}
+    assert written == {"test_triad.nsys-rep": "1\n", "test_triad-2.nsys-rep": "2\n", "test_triad-3.nsys-rep": "3\n"}
 
 
 def test_what_nsys_once_collected_is_no_sign_of_an_importer_that_failed(gpumem: Call, tmp_path: Path) -> None:
@@ -199,15 +206,16 @@ def test_a_report_of_a_tool_that_was_killed_is_doubted(gpumem: Call, tmp_path: P
 
 def test_page_faults_are_recorded_where_a_test_has_managed_buffers_or_as_asked(gpumem: Call) -> None:
     def recorded(*arguments: str, tests: tuple[SelectedTest, ...]) -> bool:
-        result = gpumem("nsys", *arguments, "--force-overwrite", does='date +%s%N > "$report"', tests=tests)
+        result = gpumem("nsys", *arguments, "-o", "r", does='date +%s%N > "$report"', tests=tests)
         (line,) = (line for line in result.stderr.splitlines() if "profile --trace" in line)
         assert ("--cuda-um-gpu-page-faults=true" in line) == ("--cuda-um-cpu-page-faults=true" in line)
         return "--cuda-um-gpu-page-faults=true" in line
 
     assert recorded(tests=(TRIAD, PAGED))
     assert not recorded(tests=(TRIAD,))
-    assert recorded("--um", tests=(TRIAD,))
-    assert not recorded("--no-um", tests=(PAGED,))
+    faults = "--cuda-um-gpu-page-faults={0} --cuda-um-cpu-page-faults={0}"
+    assert recorded("--tool-options", faults.format("true"), tests=(TRIAD,))
+    assert not recorded("--tool-options", faults.format("false"), tests=(PAGED,))
 
 
 def test_several_tests_are_recorded_in_one_run_and_one_test_by_its_range() -> None:
@@ -220,26 +228,15 @@ def test_several_tests_are_recorded_in_one_run_and_one_test_by_its_range() -> No
 
 
 def test_ncu_leaves_clocks_alone_unless_told_and_sees_measured_launches_only() -> None:
-    command = ncu_command(Path("ncu"), ["python"], Path("r.ncu-rep"), names=["test_a", "test_b"], metrics="x,y")
+    command = ncu_command(Path("ncu"), ["python"], Path("r.ncu-rep"), names=["test_a", "test_b"], own=["--metrics", "x,y"])
     assert " ".join(command) == (
-        "ncu --clock-control none --cache-control all --target-processes all --nvtx --nvtx-include gpumem@test_a.measure/ "
-        "--nvtx-include gpumem@test_b.measure/ --metrics x,y --export r.ncu-rep --force-overwrite python"
+        "ncu --clock-control none --cache-control all --target-processes all --metrics x,y --nvtx --nvtx-include gpumem@test_a.measure/ "
+        "--nvtx-include gpumem@test_b.measure/ --export r.ncu-rep --force-overwrite python"
     )
-    every = ncu_command(Path("ncu"), [], Path("r.ncu-rep"), names=[], clock_control="base", section_set="full")
+    own = ["--clock-control", "base", "--cache-control=none", "--set", "full"]
+    every = ncu_command(Path("ncu"), [], Path("r.ncu-rep"), names=[], own=own)
     assert "regex:gpumem@.+.measure/" in every
-    assert every[every.index("--clock-control") + 1] == "base"
-    assert every[every.index("--set") + 1] == "full"
-
-
-def test_the_listing_has_each_test_with_its_filters() -> None:
-    text = listing([TRIAD, HOST])
-    assert text.splitlines()[:2] == ["test_a.py::test_triad", "  range       test_triad"]
-    assert "  nsys stats  nsys stats --filter-nvtx test_triad@gpumem" in text
-    assert "--nvtx-include gpumem@test_triad.measure/" in text
-    assert "test_host.measure" not in text  # it measures nothing
-    assert to_json([HOST]) == [
-        {"nodeid": HOST.nodeid, "range": "test_host", "measures": False, "filters": filters("test_host", measures=False)}
-    ]
+    assert every[1:8] == ["--target-processes", "all", *own]
 
 
 def test_words_of_the_tests_are_not_taken_for_the_tools() -> None:

@@ -12,12 +12,13 @@ import pytest
 from installing import ROOT, copied_as_tracked, needs_pip
 
 import pytest_gpumem
+from pytest_gpumem import MiB
 
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
 
 
 @needs_pip
-def test_the_source_distribution_has_tests_and_documents_and_builds_the_wheel(tmp_path: Path) -> None:
+def test_the_source_distribution_has_documents_no_tests_and_no_records_and_builds_the_wheel(tmp_path: Path) -> None:
     project = copied_as_tracked(tmp_path / "project")
     built = subprocess.run([sys.executable, "-c", BUILD, str(tmp_path)], cwd=project, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
@@ -29,8 +30,10 @@ def test_the_source_distribution_has_tests_and_documents_and_builds_the_wheel(tm
         assert metadata is not None
         page = metadata.read().decode()
     tracked = {path.relative_to(project).as_posix() for path in project.rglob("*") if path.is_file()}
-    folders = ("tests/", "docs/", "kernels/", "pytest_gpumem/", "ci/")
-    assert {name for name in tracked if name.startswith(folders) and "egg-info" not in name} <= names
+    folders, left_out = ("docs/", "kernels/", "pytest_gpumem/", "ci/"), ("tests/", "ci/records/")
+    assert {name for name in tracked if name.startswith(folders) and not name.startswith(left_out) and "egg-info" not in name} <= names
+    assert not [name for name in names if name.startswith(left_out)]
+    assert archive.stat().st_size < 2 * MiB
     assert {"pytest_gpumem_entry.py", "CHANGELOG.md", "mkdocs.yml", "LICENSE", "README.md"} <= names
     # The page of an index resolves no relative link.
     assert not re.findall(r"\]\((?!https?://)[^)]*\)", page)

@@ -105,8 +105,8 @@ def test_it(gpu_benchmark, gpu_kernels, device_buffer, monkeypatch):
 
 LATER = {
     *("scipy", "jinja2", "rich", "matplotlib", "fsspec", "click", "concurrent.futures.thread", "asyncio", "unittest.mock"),
-    *(f"pytest_gpumem.{room}" for room in ("cli", "commands", "doctor", "explain", "history", "nsight")),
-    *("pytest_gpumem.kernels.warp_requests", "pytest_gpumem.kernels.declared", "pytest_gpumem.reporting.html"),
+    *(f"pytest_gpumem.{room}" for room in ("cli", "commands", "doctor", "explain", "nsight")),
+    *("pytest_gpumem.kernels.declared", "pytest_gpumem.reporting.html"),
 }
 """What no first sample needs: all of it together takes longer to import than everything else, and much longer to compile."""
 

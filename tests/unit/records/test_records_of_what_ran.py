@@ -86,3 +86,17 @@ def test_a_record_is_read_back_equal() -> None:
     plain = to_plain(ran)
     assert from_plain(plain, WhatRan) == ran
     assert "cluster" not in plain["steps"][1]  # what a step does not have takes no room in a baseline
+
+
+def test_exact_figures_of_a_launch() -> None:
+    """Sums over its steps, of registers and spills the most of one kernel; an unknown figure counts as 0."""
+    unknown = replace(KERNEL, registers=None, local=None)
+    waits = [Step(StepKind.SYNCHRONISATION, name) for name in ("device", "event")]
+    launch = [COPY, KERNEL, replace(KERNEL, registers=40, local=8), unknown, replace(COPY, nbytes=100), COPY, replace(COPY, nbytes=None)]
+    other = [Step(StepKind.MEMSET, nbytes=64), Step(StepKind.JOIN, "event"), Step(StepKind.ALLOCATION, nbytes=32)]
+    ran = what_ran([*launch, *waits, *other], {})
+    assert (ran.kernels, ran.copies, ran.copied_bytes, ran.waits) == (3, 4, 2 * 4096 + 100, 2)
+    assert (ran.registers, ran.spill) == (40, 8)
+    nothing = what_ran([unknown], {})
+    assert (nothing.copies, nothing.copied_bytes, nothing.waits, nothing.registers, nothing.spill) == (0, 0, 0, 0, 0)
+    assert (WhatRan().kernels, WhatRan().registers, WhatRan().spill) == (0, 0, 0)

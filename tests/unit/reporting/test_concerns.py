@@ -34,6 +34,15 @@ def test_failures_first_then_undecided_by_slow_down_and_no_new_row(make_row: Mak
     assert [fails(row) for row in found] == [True] * 2 + [False] * 3
 
 
+def test_what_a_change_accepts_is_shown_as_no_failure(make_row: Make) -> None:
+    """A reviewer sees what is accepted, by whom and why."""
+    accepted = make_row("t.py::t", Outcome.ACCEPTED, reason="max_regression accepted (ada: checks bounds); +8 %", comparison=slower(0.08))
+    assert (concerns([accepted]), fails(accepted)) == ([accepted], False)
+    (line,) = workflow_commands([accepted], {})
+    assert line == "::warning title=gpumem%3A ACCEPTED::ACCEPTED t.py::t: max_regression accepted (ada: checks bounds); +8 %25"
+    assert [one["severity"] for one in json.loads(code_quality([accepted], {"t.py::t": Place("t.py", 1)}))] == ["info"]
+
+
 def test_a_sentence_says_what_else_failed_and_what_is_simulated(make_row: Make) -> None:
     assert (
         sentence(replace(make_row("t.py::t", reason="within\nits limits"), failed=True)) == "PASS, test failed t.py::t: within its limits"

@@ -91,7 +91,7 @@ def test_the_figure_is_what_all_rows_have(one: Callable[..., Family]) -> None:
 
 def test_ceilings(one: Callable[..., Family], facts: DeviceFacts) -> None:
     labels = ["1", "2", "3"]
-    assert [ceiling.value for ceiling in one(labels).ceilings] == [facts.peak_bandwidth]
+    assert [ceiling.value for ceiling in one(labels).ceilings] == [facts.dram_peak]
     # Far below it the line would take all room, and over a link it says nothing.
     assert one(labels, traffic=Traffic(1 * MiB, 0)).ceilings == ()
     assert one(labels, traffic=Traffic(512 * MiB, 0, link=True)).ceilings == ()

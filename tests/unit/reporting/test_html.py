@@ -15,17 +15,14 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep
 from pytest_gpumem.records.measurement import Repeat
 from pytest_gpumem.records.overlap import Overlap, Part
-from pytest_gpumem.records.row import Comparison, Row
+from pytest_gpumem.records.row import Comparison, Past, Row
 from pytest_gpumem.reporting import markdown
-from pytest_gpumem.reporting.html import page
+from pytest_gpumem.reporting.html import anchor, page
 from pytest_gpumem.reporting.plots.bars import Delta, forest
-from pytest_gpumem.reporting.plots.runs import Past
 from pytest_gpumem.reporting.run import Run
-from pytest_gpumem.reporting.web_page import anchor
-from pytest_gpumem.units import MiB, format_time
+from pytest_gpumem.units import format_time
 
 MakeRow = Callable[..., Row]
 UTC = "2026-11-21T12:00:00+00:00"
@@ -64,13 +61,6 @@ class Read(HTMLParser):
 
     def named(self, name: str) -> list[str | None]:
         return [value for attribute, value in self.attributes if attribute == name]
-
-
-def sweep(name: str = "reset_data", note: str = "") -> Sweep:
-    on = Point(Setting(4 * MiB, 1.0), 1e-3, None)
-    points = (Point(OFF, 2e-3, None), on, Point(Setting(2 * MiB, 0.25), 4e-3, None))
-    notes = (note,) if note else ()
-    return Sweep(name, "GPU", False, 8 * MiB, points, 51, points[0], on, Change(1.0, 0.9, 1.1), (), notes)
 
 
 def test_shows_every_row_with_its_figures(facts: DeviceFacts, make_row: MakeRow) -> None:
@@ -116,7 +106,7 @@ def test_whatever_names_and_files_hold_is_text(facts: DeviceFacts, make_row: Mak
     rows += [make_row("t.py::test_b", label=f"{number} MiB, plain") for number in (4.0, 8.0, 16.0)]
     past = {row.key: [Past(datetime(2026, 11, 1, tzinfo=timezone.utc), 1e-4, None, hostile)] for row in rows}
     odd = replace(facts, name=hostile)
-    drawn = page(Run(rows, odd, {"mode": hostile}, utc=hostile, past=past, sweeps=[(hostile, sweep(hostile, hostile))], revision=hostile))
+    drawn = page(Run(rows, odd, {"mode": hostile}, utc=hostile, past=past, revision=hostile))
     read = Read(drawn)
     assert not read.open
     assert read.tags.count("script") == 1
@@ -200,17 +190,15 @@ def test_plots_of_what_there_is(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows += [make_row("t.py::test_chase", label=label, accesses_per_launch=1000) for label in ("L2", "DRAM")]
     rows.append(make_row("t.py::test_slower", comparison=COMPARISON))
     rows.append(make_row("t.py::test_overlap", overlap=Overlap((Part("a", 1e-4), Part("b", 2e-4)), 3e-4, 2e-4, 2, 8)))
-    text = Read(page(Run(rows, facts, {}, utc=UTC, sweeps=[("t.py::test_l2", sweep())]))).text
+    text = Read(page(Run(rows, facts, {}, utc=UTC))).text
     for caption in (
         "changes against the baseline",
         "test_sizes: bandwidth over 1 MiB to 4 MiB",
         "latency of one access",
-        "test_l2: persisting L2 of reset_data",
         "parts alone and together",
     ):
         assert caption in text
     assert "peak of DRAM" in text
-    assert "persistence pays" in text
 
 
 def test_history_and_conditions_are_in_a_rows_section(facts: DeviceFacts, make_row: MakeRow) -> None:
@@ -218,8 +206,8 @@ def test_history_and_conditions_are_in_a_rows_section(facts: DeviceFacts, make_r
     first = datetime(2026, 11, 1, tzinfo=timezone.utc)
     past = {row.key: [Past(first + timedelta(days=day), 268e-6 + day * 1e-8, 1e-7, f"rev{day}") for day in range(3)]}
     text = page(Run([row, make_row("t.py::test_new")], facts, {}, utc=UTC, past=past))
-    assert text.count("<figcaption>history: 3 earlier processes") == 1
-    assert "latency over 3 earlier processes, in us" in text
+    assert text.count("<figcaption>history: 3 earlier runs") == 1
+    assert "latency over 3 earlier runs, in us" in text
     assert "11-01 rev0 268.0 us" in text
 
 

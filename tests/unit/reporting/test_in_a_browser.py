@@ -11,11 +11,10 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import Comparison, Row
+from pytest_gpumem.records.row import Comparison, Past, Row
+from pytest_gpumem.reporting.html import anchor
 from pytest_gpumem.reporting.html import page as drawn
-from pytest_gpumem.reporting.plots.runs import Past
 from pytest_gpumem.reporting.run import Run
-from pytest_gpumem.reporting.web_page import anchor
 
 MakeRow = Callable[..., Row]
 COMPARISON = Comparison(delta=0.1234, low=0.1201, high=0.1266, catches=0.008, processes=5)
@@ -67,7 +66,7 @@ def test_the_page_works(opened: Callable[[Path, int], Any], tmp_path: Path, fact
     assert shown() == ["test_slow"]
     assert page.locator("#count").inner_text() == "1 of 5"
 
-    # A link opens its section, also where the filter hides it; where the pointer rests, points of earlier processes say what they are.
+    # A link opens its section, also where the filter hides it; where the pointer rests, points of earlier runs say what they are.
     page.goto(f"{file.as_uri()}#{anchor(rows[0].key)}")
     assert page.locator("details[open]").get_attribute("id") == anchor(rows[0].key)
     tips = page.locator("details[open] circle.tip title")

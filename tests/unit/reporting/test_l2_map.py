@@ -1,17 +1,14 @@
-"""The map of a sweep, as text and as an SVG file."""
+"""The map of a sweep as text."""
 
 from __future__ import annotations
-
-import xml.etree.ElementTree as ET
 
 import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.records.l2_sweep import OFF, Change, Point, Setting, Sweep, Textbook
-from pytest_gpumem.reporting.l2_sweep import drawn, l2_svg
+from pytest_gpumem.reporting.l2_sweep import drawn
 from pytest_gpumem.units import MiB
 
-SVG = "{http://www.w3.org/2000/svg}"
 STEP = 3276800
 FOUND = Sweep(
     target="reset_data",
@@ -62,19 +59,3 @@ def test_a_model_and_off_are_named() -> None:
     assert "Test GPU (simulated)" in text
     assert "persistence does not pay, leave it off: the interval of the gain includes 0" in text
     assert text.endswith("recommended: persisting_stream(buffer, set_aside='off')")
-
-
-def test_the_svg_file_of_two_tests_is_xml_with_hostile_names_as_text() -> None:
-    hostile = "t.py::test_a[</text><script>alert(1)</script>\x00]"
-    text = l2_svg([("test_one", FOUND), (hostile, replace(FOUND, simulated=True))])
-    assert len(text.splitlines()[-1]) > 1000  # one drawing, ended by a line break
-    root = ET.fromstring(text)
-    assert root.tag == f"{SVG}svg"
-    assert not [element for element in root.iter() if element.tag == f"{SVG}script"]
-    texts = [element.text for element in root.iter(f"{SVG}text")]
-    assert texts.count("+100") == 2
-    assert "reset_data on Test GPU, window 8 MiB" in texts
-    assert "reset_data on Test GPU (simulated), window 8 MiB" in texts
-    assert "@import" not in text
-    assert "url(http" not in text
-    assert "var(" not in text

@@ -32,7 +32,7 @@ def test_what_needs_a_look_comes_first_and_everything_is_there(make_row: Make, f
     rows = [make_row("t.py::test_fine"), make_row("t.py::test_slow", Outcome.FAIL, reason="slower: +3.10 %", comparison=change)]
     text = page(Run(rows, facts, {"mode": "clean-cold"}))
     assert text.startswith("### gpumem: NVIDIA H100 80GB HBM3\n")
-    assert "**2 measured: 1 FAIL, 1 PASS (1 held to no limit)**" in text
+    assert "**2 rows: 1 FAIL, 1 PASS**" in text
     assert "<pre>\nFAIL t.py::test_slow: slower: +3.10 %\n</pre>" in text
     first, folded = text.split("<details><summary>All rows (2)</summary>")
     assert "test&#95;fine" not in first

@@ -13,12 +13,11 @@ from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase,
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.footprints import footprint_facts, totals
-from pytest_gpumem.reporting.html import page
+from pytest_gpumem.reporting.html import anchor, page
 from pytest_gpumem.reporting.plots.memory import Taken, legend, memory_bars, memory_course, series
 from pytest_gpumem.reporting.row_facts import OF_MEMORY, row_facts
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import summary
-from pytest_gpumem.reporting.web_page import anchor
 
 MakeRow = Callable[..., Row]
 

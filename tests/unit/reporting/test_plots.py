@@ -7,10 +7,11 @@ from datetime import datetime, timezone
 
 import pytest
 
+from pytest_gpumem.records.row import Past
 from pytest_gpumem.reporting.families import Ceiling, Point, Series, colours, curve
 from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, largest
 from pytest_gpumem.reporting.plots.runs import MOST as MOST_SAMPLES
-from pytest_gpumem.reporting.plots.runs import Past, history, strip, thinned
+from pytest_gpumem.reporting.plots.runs import history, strip, thinned
 from pytest_gpumem.reporting.plots.svg import Scale, Unit, fitted, nice_step, number, rate_unit, short, spanned, time_unit
 
 

@@ -96,19 +96,17 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(width: int, fac
 def test_the_counts_are_of_what_was_measured(facts: DeviceFacts, make_row: MakeRow) -> None:
     held = Limits(max_latency="1 ms")
     rows = [
-        make_row("t.py::test_a"),
+        make_row("t.py::test_a", Outcome.MEASURED),
         replace(make_row("t.py::test_b"), limits=held),
         make_row("t.py::test_c", Outcome.FAIL),
         replace(make_row("t.py::test_d"), failed=True, test_error=True, limits=held),
         make_row("t.py::test_e", Outcome.FAIL, measured=False),
     ]
     assert counts_text(rows) == (
-        "4 measured: 1 FAIL, 3 PASS (1 held to no limit); 1 test failed by an assertion or an error; 1 test failed without a measurement"
+        "4 rows: 1 FAIL, 2 PASS, 1 measured; 1 test failed by an assertion or an error; 1 test failed without a measurement"
     )
-    waits = replace(make_row(), limits=Limits(max_dram_bytes="1 MiB"))
-    assert counts_text([waits]) == "1 measured: 1 PASS (1 held to no limit)"
-    assert counts_text([make_row(simulated=True)]) == "1 measured (simulated): 1 PASS (1 held to no limit)"
-    assert counts_text(rows[-1:]) == "0 measured; 1 test failed without a measurement"
+    assert counts_text([make_row(outcome=Outcome.MEASURED, simulated=True)]) == "1 row (simulated): 1 measured"
+    assert counts_text(rows[-1:]) == "0 rows; 1 test failed without a measurement"
 
 
 @pytest.mark.parametrize("in_session", [True, False])

@@ -25,7 +25,7 @@ def test_header_of_a_gpu(facts: DeviceFacts) -> None:
 
 
 def test_an_unknown_peak_is_no_peak_of_zero(facts: DeviceFacts) -> None:
-    assert "L2 50 MiB, peak unknown)" in header(replace(facts, peak_bandwidth=0.0), {})[0]
+    assert "L2 50 MiB, peak unknown)" in header(replace(facts, dram_peak=0.0), {})[0]
 
 
 def test_what_spoils_a_measurement_stands_out(facts: DeviceFacts) -> None:

@@ -1,4 +1,4 @@
-"""Declared and counted traffic: the table of `gpumem traffic`, and what the usual reports say of it."""
+"""Declared and counted traffic: the table of `gpumem profile ncu --traffic`, and what the usual reports say of it."""
 
 from __future__ import annotations
 

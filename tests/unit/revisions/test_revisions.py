@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from committing import git
 
-from pytest_gpumem.revisions import RevisionError, ancestry, head, line_between, of_no_hook
+from pytest_gpumem.revisions import RevisionError, ancestry, files_at, head, line_between, of_no_hook
 
 
 class Repository:
@@ -58,9 +58,23 @@ def test_only_what_the_merge_base_has_in_its_history_is_base(repository: Reposit
     found = ancestry("main", stored, repository.folder)
     assert found.merge_base == fork
     assert found.base == {first, fork[:12]}
-    assert found.head == {first, fork[:12], own}
     assert found.unknown == {"0" * 40, "not a commit", "--output=x", "HEAD"}
     assert not (repository.folder / "x").exists()
+
+
+def test_the_files_of_a_folder_of_a_commit(repository: Repository) -> None:
+    folder = repository.folder / "below" / "kept"
+    (folder / "deeper").mkdir(parents=True)
+    for name in ("a.json", "\u00e9 \n.json", "deeper/c.json"):
+        (folder / name).write_text("{}")
+    repository.git("add", ".")
+    with_files = repository.commit("files")
+    (folder / "later.json").write_text("{}")
+    (folder / "a.json").unlink()
+    assert {"a.json", "\u00e9 \n.json"} <= files_at(with_files, Path("kept"), folder.parent) <= {"a.json", "\u00e9 \n.json", "deeper"}
+    assert files_at(with_files, Path("nowhere"), folder.parent) == frozenset()
+    with pytest.raises(RevisionError):
+        files_at("0" * 40, Path("kept"), folder.parent)
 
 
 def test_a_tree_is_no_commit(repository: Repository) -> None:
@@ -72,7 +86,7 @@ def test_a_tree_is_no_commit(repository: Repository) -> None:
 def test_nothing_stored(repository: Repository) -> None:
     only = repository.commit("only")
     found = ancestry("main", set(), repository.folder)
-    assert (found.merge_base, found.base, found.head, found.unknown) == (only, frozenset(), frozenset(), frozenset())
+    assert (found.merge_base, found.base, found.unknown) == (only, frozenset(), frozenset())
 
 
 @pytest.mark.parametrize("of", ["nowhere", "--all", ""])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpumem import runs
 from pytest_gpumem.runs import child
 from pytest_gpumem.runs.child import (
     ONLY_PLUGIN,
@@ -16,7 +17,6 @@ from pytest_gpumem.runs.child import (
     for_a_run,
     name_of,
     pytest_command,
-    replace_this_process,
     run_here,
 )
 from pytest_gpumem.settings import ANNOUNCE, switched_off
@@ -45,8 +45,7 @@ def test_the_users_arguments_come_after_the_commands_and_before_what_it_relies_o
 
 def test_what_is_off_in_a_part_and_in_a_run_that_saves_nothing() -> None:
     assert {"save", "report", "processes", ANNOUNCE} <= switched_off(for_a_part({}))
-    assert switched_off(for_a_run({})) == {"save", "record"}
-    assert switched_off(for_a_run({}, announces=False)) == {"save", "record", ANNOUNCE}
+    assert switched_off(for_a_run({})) == {"save", ANNOUNCE}
     assert for_a_part({"HOME": "/x"})["HOME"] == "/x"
 
 
@@ -55,19 +54,18 @@ def test_the_option_of_a_word(argument: str, name: str) -> None:
     assert name_of(argument) == name
 
 
-def start(child: Background, program: str, *, own_group: bool = True) -> None:
-    child.start([sys.executable, "-c", program, str(child.reads), str(child.writes)], os.environ, child.folder, own_group=own_group)
+def start(child: Background, program: str) -> None:
+    child.start([sys.executable, "-c", program, str(child.reads), str(child.writes)], os.environ, child.folder)
 
 
-@pytest.mark.parametrize("own_group", [True, False])
-def test_a_process_in_the_background_answers(own_group: bool) -> None:
+def test_a_process_in_the_background_answers() -> None:
     child = Background()
     try:
-        start(child, ECHO, own_group=own_group)
+        start(child, ECHO)
         child.tell(["a"])
         assert child.hear(60) == {"heard": ["a"]}
         assert child.last_output() == "said"
-        assert (os.getpgid(child.pid) == child.pid) is own_group
+        assert os.getpgid(child.pid) == child.pid
     finally:
         child.close()
     assert not child.folder.exists()
@@ -78,10 +76,35 @@ def test_a_process_that_ended_hears_nothing_and_says_why() -> None:
     child = Background()
     try:
         start(child, "import sys; print('the cause'); sys.exit(3)")
-        assert child.wait() == 3
+        assert child.wait(60) == 3
         child.tell({"tests": []})
         assert child.hear(60) is None
         assert child.last_output() == "the cause"
+    finally:
+        child.close()
+
+
+def test_lines_come_one_by_one_and_the_last_of_a_process_that_left_another_one_behind_is_its_end() -> None:
+    """The process that it leaves keeps the pipe open."""
+    child = Background()
+    try:
+        program = "import os, sys; os.set_inheritable(int(sys.argv[2]), True); "
+        program += 'os.write(int(sys.argv[2]), b\'{"one": 1}\\n{"two": 2}\\n{\'); '
+        program += "os.fork() or __import__('threading').Event().wait()"
+        start(child, program)
+        assert [child.hear(60), child.hear(60), child.hear(60)] == [{"one": 1}, {"two": 2}, None]
+        assert child.wait(60) == 0
+    finally:
+        os.killpg(child.pid, 9)
+        child.close()
+
+
+def test_who_waits_for_a_line_may_look_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs.child, "WATCHED", 0.001)
+    child = Background()
+    try:
+        start(child, ECHO)
+        assert child.hear(60, lambda: child.tell("now")) == {"heard": "now"}
     finally:
         child.close()
 
@@ -99,12 +122,6 @@ def test_a_process_that_does_not_answer_is_ended() -> None:
 def test_in_this_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_here([sys.executable, "-c", "print('seen'); raise SystemExit(5)"], os.environ) == 5
     assert capfd.readouterr().out == "seen\n"
-
-
-def test_a_process_becomes_another() -> None:
-    program = f"import os; from {replace_this_process.__module__} import replace_this_process as become; "
-    program += "become([__import__('sys').executable, '-c', 'raise SystemExit(7)'], os.environ)"
-    assert run_here([sys.executable, "-c", program], os.environ) == 7
 
 
 def test_run_passes_on_each_line_and_keeps_both_streams() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -10,26 +11,42 @@ from flagged_rows import row
 from known_devices import H100
 from msgspec.structs import replace
 
+from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
+from pytest_gpumem.judging.expectations import Loosened
 from pytest_gpumem.judging.paired import Paired
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Missing, Row
+from pytest_gpumem.records.row import LimitResult, Missing, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 from pytest_gpumem.runs.decision import (
+    EFFECTS,
     Decision,
+    OfBase,
+    Standing,
+    accepted_in_words,
+    asks_base,
+    by_base,
     decide,
+    excused,
     flagged,
+    if_meant,
+    loosened_lines,
     open_to_a_duet,
     settled,
+    standing,
+    standing_of_missing,
+    unknown_to_base,
+    with_accepted,
     with_missing,
 )
 from pytest_gpumem.runs.reading import DuetVerdict
-from pytest_gpumem.runs.workers import accepted
 
 PASSED = DuetVerdict("", Outcome.PASS, "+0.1 %")
 FAILED = DuetVerdict("", Outcome.FAIL, "slower: +3 %")
-UNDECIDED = DuetVerdict("", Outcome.UNDECIDED, "noisy")
+UNDECIDED = DuetVerdict("", Outcome.UNDECIDED, "noisy", Paired(None, (0.0,) * 5, 0.01, 1.0, 1.0))  # the duet has spent its pairs
+DISTURBED = DuetVerdict("", Outcome.UNDECIDED, "head in round 2, also when repeated: throttled")
+NOT_COMPARED = DuetVerdict("", None, "base: skipped, no torch")
 
 
 def decided(
@@ -45,9 +62,64 @@ def decided(
     return decide(code, failures, rows, H100, said, strict=strict, strict_screen=strict_screen)
 
 
+NEW = DuetVerdict("", None, "base: it measured nothing", new=True)
+
+
+@pytest.mark.parametrize(
+    ("one", "judged", "expected"),
+    [
+        (row(Code.SLOWER), None, Standing.FAILED),
+        (replace(row(), failed=True), None, Standing.ERROR),
+        (row(Code.NO_BASELINE, delta=None), None, Standing.OPEN),
+        (row(Code.NO_BASELINE, delta=None), NEW, Standing.NEW),
+        (row(Outcome.ACCEPTED), None, Standing.ACCEPTED),
+        (row(Code.NOISY), UNDECIDED, Standing.UNDECIDED),
+        # No duet, and none that came to a verdict by its pairs.
+        (row(Code.NOISY), None, Standing.OPEN),
+        (row(Code.NOISY), DISTURBED, Standing.OPEN),
+        (row(Code.LOOKS_SLOWER), NOT_COMPARED, Standing.OPEN),
+        (row(Code.CONDITIONS), None, Standing.OPEN),
+        (row(Code.MEASURED_DIFFERENTLY, delta=None), None, Standing.OPEN),
+        (row(), None, Standing.PASSED),
+    ],
+)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_row_has_one_standing_from_which_the_exit_code_follows(
+    one: Row, judged: DuetVerdict | None, expected: Standing, strict: bool
+) -> None:
+    duet = {} if judged is None else {"t.py::a": judged}
+    assert standing(one, duet, OfBase(), strict_screen=False) is expected
+    effect = EFFECTS[expected]
+    failures = int(one.failed)
+    decision = decide(failures, failures, (one, row(name="b")), H100, duet, strict=strict)
+    assert decision.code == (effect.strict if strict else effect.exit)
+
+
+@pytest.mark.parametrize(
+    ("status", "by_words", "expected"),
+    [
+        ("lost", False, Standing.LOST),
+        ("not run", False, Standing.LOST),
+        ("not run", True, Standing.LEFT_OUT),
+        ("allowed", False, Standing.LEFT_OUT),
+        ("undecided", False, Standing.UNJUDGED),
+    ],
+)
+def test_what_the_screen_lacks_has_a_standing_too(status: Any, by_words: bool, expected: Standing) -> None:
+    missing = Missing("t.py::b", "", status, "because", by_words=by_words)
+    assert standing_of_missing(missing) is expected
+    assert with_missing(decided(row()), [missing]).code == EFFECTS[expected].exit
+
+
+def test_every_standing_has_an_effect_and_strictness_makes_none_better() -> None:
+    order = (Exit.FINE, Exit.NO_VERDICT, Exit.FAILED)
+    assert set(EFFECTS) == set(Standing)
+    assert all(order.index(one.strict) >= order.index(one.exit) for one in EFFECTS.values())
+
+
 def test_what_the_screen_flags_is_what_a_duet_can_decide() -> None:
     rows = [row(one, one.name) for one in (*Code, *Outcome)]
-    kept = {"FASTER", "TOO_MUCH_MEMORY", "ACCEPTED", "PASS", "FAIL"}  # a FAIL without a code is of an absolute limit
+    kept = {"FASTER", "TOO_MUCH_MEMORY", "ACCEPTED", "NOT_READ", "PASS", "MEASURED", "FAIL"}  # FAIL: of an absolute limit
     assert {one.nodeid.removeprefix("t.py::") for one in flagged(rows)} == {one.nodeid.removeprefix("t.py::") for one in rows} - kept
     assert flagged([replace(one, limits=Limits()) for one in rows]) == []
 
@@ -72,12 +144,18 @@ def test_what_the_screen_compared_with_nothing_is_for_the_duet_to_decide(code: C
 def test_the_duet_leaves_counts_as_the_screen_compared_them(limit: dict[str, Any]) -> None:
     """The duet has no baseline: its rows would be new."""
     noisy = row(Code.NOISY, **limit)
-    assert noisy.measurement is not None
-    watched = replace(noisy, measurement=replace(noisy.measurement, what_ran=what_ran([Step(StepKind.KERNEL, "triad", code="a")], {})))
-    assert decided(watched, a=PASSED).rows[0].verdict.outcome is Outcome.PASS
-    assert decided(noisy, a=PASSED).rows[0].verdict.outcome is Outcome.UNDECIDED
-    new = replace(watched, verdict=replace(watched.verdict, outcome=Outcome.NEW, code=Code.NO_BASELINE))
-    assert decided(new, a=PASSED).rows[0].verdict.outcome is Outcome.NEW
+    assert decided(noisy, a=PASSED).rows[0].verdict.outcome is Outcome.PASS
+    for outcome, code in ((Outcome.UNDECIDED, Code.CONDITIONS), (Outcome.NEW, Code.NO_BASELINE)):
+        beside = and_of(noisy, LimitResult(next(iter(limit)), outcome, code, "so the screen"))
+        decision = decided(beside, a=PASSED)
+        after = decision.rows[0].verdict
+        assert (after.outcome, after.code, decision.code) == (outcome, code, Exit.NO_VERDICT)
+        assert "so the screen" in after.reason
+
+
+def and_of(one: Row, *results: LimitResult) -> Row:
+    """The row with further results of its screen."""
+    return replace(one, verdict=replace(one.verdict, limits=(*one.verdict.limits, *results)))
 
 
 def test_what_nobody_compared_is_not_green_unless_it_is_new_or_accepted() -> None:
@@ -86,8 +164,8 @@ def test_what_nobody_compared_is_not_green_unless_it_is_new_or_accepted() -> Non
     assert decided(without, row(name="b")).code == Exit.NO_VERDICT
     new = decided(without, row(name="b"), a=DuetVerdict("", None, "base: it measured nothing", new=True))
     assert (new.code, new.remarks) == (Exit.FINE, ("new, base does not have it: t.py::a", "green: 2 rows, 1 of them new"))
-    accepted = row(Code.ACCEPTED, delta=None)
-    assert decided(accepted).remarks == ("a change of it was accepted: t.py::a", "green: 1 row, 1 of them accepted")
+    accepted = row(Outcome.ACCEPTED)
+    assert decided(accepted).remarks == ("a change of it is accepted: t.py::a", "green: 1 row, 1 of them accepted")
     # A limit that nobody set is not broken either.
     unlimited = replace(row(), limits=Limits())
     assert "1 of 2 rows have no max_regression" in decided(unlimited, row(name="b")).remarks[0]
@@ -107,13 +185,38 @@ def test_conditions_that_let_nothing_be_judged_are_not_green() -> None:
     decision = decided(*rows, a=UNDECIDED)
     assert (decision.code, decision.remarks) == (Exit.NO_VERDICT, ("no verdict: the conditions let no row be judged",))
     assert decided(*rows, row(name="c"), a=UNDECIDED, b=UNDECIDED).code == Exit.FINE
-    # Without a duet too the conditions alone are a warning.
-    assert decide(0, 0, [*rows, row(name="c")], H100, None, strict=False).remarks[0] == "undecided, conditions: t.py::a"
+    assert decided(*rows, row(name="c"), a=UNDECIDED, b=DISTURBED).code == Exit.NO_VERDICT
+    alone = decide(0, 0, [*rows, row(name="c")], H100, None, strict=False)
+    assert alone.remarks[0] == "not judged: t.py::a: said by the screen of a"
+    assert alone.remarks[-1] == "no verdict: 2 of 3 rows not judged, and there was no duet to judge them"
+
+
+def test_noise_is_green_only_once_the_duet_has_spent_its_pairs() -> None:
+    assert decided(row(Code.NOISY), a=UNDECIDED).remarks[-1] == "green: 1 row, 1 of them undecided"
+    assert decided(row(Code.NOISY)).code == Exit.NO_VERDICT
+    for judged in (DISTURBED, NOT_COMPARED):
+        assert decided(row(Code.NOISY), a=judged).code == Exit.NO_VERDICT
+    # No duet judges another limit: one that is nearly broken is a doubt by noise.
+    near = and_of(replace(row(), verdict=replace(row().verdict, outcome=Outcome.UNDECIDED, code=Code.NOISY)), NEARLY)
+    assert decided(near).remarks[-1] == "green: 1 row, 1 of them undecided"
+    not_read = replace(NEARLY, code=Code.CONDITIONS)
+    assert decided(and_of(near, not_read)).code == Exit.NO_VERDICT
+
+
+NEARLY = LimitResult("max_latency", Outcome.UNDECIDED, Code.NOISY, "too close to call")
 
 
 def test_all_passed() -> None:
     decision = decided(row(), row(name="b"))
     assert (decision.code, decision.remarks) == (Exit.FINE, ("green: 2 rows",))
+
+
+def test_measured_rows_are_no_doubt_and_no_pass() -> None:
+    measured = row(Outcome.MEASURED, "b", max_regression=None)
+    for strict in (False, True):
+        decision = decided(row(), measured, strict=strict)
+        assert (decision.code, decision.remarks[-1]) == (Exit.FINE, "green: 2 rows, 1 of them measured")
+    assert decided(measured).remarks[-1].startswith("no verdict: no row has a limit")
 
 
 def test_a_flagged_row_stands_unless_the_duet_clears_it() -> None:
@@ -139,7 +242,8 @@ DOUBTS = (Code.NOISY, Code.LOOKS_SLOWER, Code.TOO_FEW_RUNS)
 @pytest.mark.parametrize("delta", [0.03, -0.001])
 def test_a_duet_decides_what_the_screen_could_not(code: Code, delta: float) -> None:
     doubt = row(code, delta=delta)
-    assert (decided(doubt).code, decided(doubt, strict=True).code) == (Exit.FINE, Exit.NO_VERDICT)
+    assert (decided(doubt).code, decided(doubt, a=UNDECIDED).code) == (Exit.NO_VERDICT, Exit.FINE)
+    assert decided(doubt, a=UNDECIDED, strict=True).code == Exit.NO_VERDICT
     assert decided(doubt, strict=True, a=PASSED).code == Exit.FINE
     red = decided(doubt, a=FAILED)
     assert (red.code, red.rows[0].failed, red.rows[0].verdict.outcome) == (Exit.FAILED, True, Outcome.FAIL)
@@ -185,9 +289,17 @@ def test_a_duet_clears_no_memory() -> None:
     # Beside a doubt about the time, a limit on memory that could not be judged stays a doubt.
     unseen = replace(row(Code.NOISY, max_kept="0 B"), footprint=Footprint(0, not_watched=("no GPU",)))
     (settled_row,) = decided(unseen, a=PASSED).rows
-    assert (settled_row.verdict.outcome, settled_row.verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
+    assert (settled_row.verdict.outcome, settled_row.verdict.code) == (Outcome.UNDECIDED, Code.NOT_READ)
     memory_alone = replace(too_much, measurement=None, footprint=Footprint(1))
     assert "1 of 1 row fails" in decided(memory_alone).remarks[-1]
+
+
+def test_memory_that_was_not_read_is_no_verdict_unless_a_simulated_device_does_not_show_it() -> None:
+    unread = row(Code.NOT_READ, max_kept="0 B", max_regression=None)
+    assert decided(row(name="b"), unread).code == Exit.NO_VERDICT
+    simulated = replace(unread, verdict=replace(unread.verdict, simulated=True))
+    decision = decided(row(name="b"), simulated)
+    assert (decision.code, decision.remarks[-1]) == (Exit.FINE, "green: 2 rows, 1 of them undecided")
 
 
 def test_what_fails_whatever_a_duet_says_needs_none() -> None:
@@ -282,19 +394,6 @@ def test_rows_that_were_not_flagged_are_left_alone() -> None:
     assert settled([fine], H100, {"t.py::a": FAILED}, strict=False) == (fine,)
 
 
-@pytest.mark.parametrize(
-    ("given", "left"),
-    [
-        (["tests", "-k", "a"], ["tests", "-k", "a"]),
-        (["--gpumem-processes=3", "-n0", "tests"], ["tests"]),
-        (["--gpumem-processes", "3", "-n", "2", "--gpumem-baseline", "x", "--gpumem-mode", "hot"], ["--gpumem-mode", "hot"]),
-        (["--gpumem-l2-sweep", "tests"], ["tests"]),
-    ],
-)
-def test_what_of_the_screens_arguments_goes_to_the_duet(given: list[str], left: list[str]) -> None:
-    assert accepted(given) == left
-
-
 def test_a_pass_of_the_duet_by_the_same_code_says_so() -> None:
     (after,) = decided(
         row(Code.NOISY), a=dataclasses.replace(PASSED, paired=Paired(Outcome.PASS, (0.0,) * 5, 0.01, 1.0, 0.04, same_code=True))
@@ -302,15 +401,247 @@ def test_a_pass_of_the_duet_by_the_same_code_says_so() -> None:
     assert (after.verdict.outcome, after.verdict.code) == (Outcome.PASS, Code.SAME_CODE)
 
 
+# What the change accepts
+
+
+def accepting(*changes: AcceptedChange) -> Acceptances:
+    return Acceptances([Acceptance("t.py::a", "checks bounds", "ada", changes)])
+
+
+def time(size: str) -> Acceptances:
+    return accepting(AcceptedChange("t.py::a", Scope.TIME, size))
+
+
+def slower(*more: LimitResult, **changes: Any) -> Row:
+    """A row that the screen finds 3 % slower."""
+    found = row(Code.SLOWER, **changes)
+    return replace(found, verdict=replace(found.verdict, limits=(LimitResult("max_regression", Outcome.FAIL, Code.SLOWER), *more)))
+
+
+def by_duet(*changes: float) -> DuetVerdict:
+    pairs = tuple(math.log1p(change) for change in changes)
+    return DuetVerdict("", Outcome.FAIL, "slower", paired=Paired(Outcome.FAIL, pairs, 0.01, 1e-6, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("judged", "size", "code"),
+    [
+        (None, "3%", 0),
+        (None, "2.9%", 1),
+        (by_duet(*[0.08] * 11), "8%", 0),
+        (by_duet(*[0.08] * 11), "7.9%", 1),
+        (by_duet(0.5, 0.52, 0.51), "50%", 0),  # too few for an interval: the smallest pair
+        (by_duet(0.5, 0.52, 0.51), "49%", 1),
+        (DuetVerdict("", Outcome.FAIL, "head: the test fails"), "900%", 1),
+        (UNDECIDED, "3%", 0),
+    ],
+)
+def test_a_slow_down_is_accepted_up_to_its_size(judged: DuetVerdict | None, size: str, code: int) -> None:
+    duet = {} if judged is None else {"t.py::a": judged}
+    for strict in (False, True):
+        decision = decide(1, 1, [slower()], H100, duet, time(size), strict=strict)
+        assert decision.code == code
+        (after,) = decision.rows
+        outcome = Outcome.FAIL if code else Outcome.ACCEPTED
+        assert (after.verdict.outcome, after.failed) == (outcome, bool(code))
+    assert decide(1, 1, [slower()], H100, duet, None, strict=False).code == Exit.FAILED
+
+
+def test_what_a_test_fails_by_itself_is_never_accepted() -> None:
+    for one in (replace(slower(), test_error=True), replace(row(Outcome.FAIL), measurement=None)):
+        assert decide(1, 1, [one], H100, {}, time("900%"), strict=False).code == Exit.FAILED
+    beside = slower(LimitResult("max_latency", Outcome.FAIL))
+    assert decide(1, 1, [beside], H100, {}, time("900%"), strict=False).code == Exit.FAILED
+
+
+def test_a_red_gate_names_the_command_that_accepts_it() -> None:
+    red = decide(1, 1, [slower(), row(Outcome.FAIL, "b")], H100, {}, None, strict=False)
+    assert if_meant(red) == ["if it is meant: gpumem accept t.py::a --reason '...'"]
+    lost = with_missing(red, [Missing(f"t.py::{name}", "", "lost", "gone") for name in ("a", "b [c]", "d", "e")])
+    assert if_meant(lost) == ["if it is meant: gpumem accept t.py::a 't.py::b [c]' t.py::d --reason '...' (and 1 more)"]
+    for one in (replace(slower(), test_error=True), row(Outcome.FAIL)):
+        assert if_meant(decide(1, 1, [one], H100, {}, None, strict=False)) == []
+    assert if_meant(decided(row())) == []
+
+
+def test_a_row_that_a_duet_passes_is_accepted_by_its_kernels() -> None:
+    """The screen took them out of its verdict."""
+    noisy = row(Code.NOISY)
+    noisy = replace(noisy, verdict=replace(noisy.verdict, accepted=("same_kernels",)))
+    assert decided(noisy, a=PASSED).rows[0].verdict.outcome is Outcome.ACCEPTED
+    assert decided(noisy, a=UNDECIDED).rows[0].verdict.outcome is Outcome.UNDECIDED
+    assert decided(noisy, a=FAILED).code == Exit.FAILED
+
+
+def test_a_green_gate_that_accepts_something_never_ends_with_green() -> None:
+    changes = accepting(AcceptedChange("t.py::a", Scope.TIME, "3%"), AcceptedChange("t.py::a", Scope.LIMIT, "9%", "max_latency"))
+    decision = decide(1, 1, [slower(), row(name="b")], H100, {}, changes, strict=False)
+    looser = [Loosened("t.py::a", "max_latency", "1 s", "2 s"), Loosened("t.py::b", "max_latency", "1 s", None)]
+    changes = accepting(AcceptedChange("t.py::a", Scope.LIMIT, "2 s", "max_latency"))
+    assert loosened_lines(looser, changes) == [
+        "limit of t.py::a: max_latency 1 s -> 2 s in this change (accepted, ada: checks bounds)",
+        "limit of t.py::b: max_latency 1 s -> none in this change (1 s holds)",
+    ]
+    gone = Missing("t.py::c", "", "accepted", "its removal was accepted (ada: gone)")
+    words = accepted_in_words(decision, [gone], looser, {}, changes)
+    assert words == {"t.py::a": ["+3.00 %", "max_latency 1 s -> 2 s"], "t.py::c": ["removed"]}
+    ended = with_accepted(with_missing(decision, [gone]), words)
+    assert ended.remarks[-2:] == (
+        "2 rows, 1 of them accepted",
+        "ACCEPTED: 2 tests +3.00 %, max_latency 1 s -> 2 s, removed by this change",
+    )
+    assert with_accepted(decision, {}) == decision
+    red = decide(1, 1, [slower()], H100, {}, None, strict=False)
+    assert with_accepted(red, words) == red
+
+
 def test_a_lost_measurement_is_red_whatever_the_rows_say() -> None:
     lost = Missing("t.py::b", "y", "lost", "its test passed without it")
-    allowed, not_run = replace(lost, status="allowed"), replace(lost, status="not run", reason="deselected")
+    allowed, not_run = replace(lost, status="allowed"), replace(lost, status="not run", reason="deselected by -k", by_words=True)
+    left_out = replace(not_run, reason="deselected by conftest.py", by_words=False)
+    unjudged = replace(lost, status="undecided", what="max_latency", reason="the test passed and measured nothing")
     green = decide(0, 0, [row()], H100, None, strict=False)
     nothing = decide(5, 0, (), None, None, strict=False)
     for decision in (green, nothing):
         assert with_missing(decision, [lost]).code == Exit.FAILED
         assert with_missing(decision, [allowed, not_run]).code == decision.code
+        assert with_missing(decision, [left_out]).code == Exit.FAILED
+        assert with_missing(decision, [unjudged]).code == Exit.NO_VERDICT
     assert "t.py::b[y]" in with_missing(green, [lost]).remarks[0]
     red = with_missing(decide(1, 1, [row()], H100, None, strict=False), [lost])
     assert red.remarks[-1] == "red: 1 measurement of the baseline lost; 1 failure that no row accounts for"
     assert with_missing(decide(4, 0, (), None, None, strict=False), [lost]).code == Exit.USAGE
+
+
+# The exact figures of base
+
+
+def watched(one: Row, kernels: int = 1, peak: int | None = None) -> Row:
+    """The row with so many kernels in a launch, and such a peak."""
+    assert one.measurement is not None
+    ran = what_ran([Step(StepKind.KERNEL, "triad", code="a")] * kernels, {})
+    footprint = None if peak is None else Footprint(peak, watched=("CUPTI",), driver_peak=peak)
+    return replace(one, measurement=replace(one.measurement, what_ran=ran), footprint=footprint)
+
+
+def grown(outcome: Outcome, limit: str = "same_kernels", **more: Any) -> Row:
+    """A row whose screen compared an exact figure with a baseline, or with nothing."""
+    code = {Outcome.FAIL: Code.TOO_MUCH_MEMORY if limit == "max_peak_regression" else None, Outcome.NEW: Code.NO_BASELINE}[outcome]
+    value = {"same_kernels": "true", "max_kernels": "baseline", "max_peak_regression": "0 B"}[limit]
+    limits: dict[str, Any] = {"max_regression": None, limit: value}
+    one = row(**limits, **more)
+    result = LimitResult(limit, outcome, code, f"{limit} so the screen")
+    verdict = replace(one.verdict, outcome=outcome, code=code, reason=result.reason, limits=(result,))
+    return watched(replace(one, verdict=verdict, failed=outcome is Outcome.FAIL), 2, 96 << 20)
+
+
+def of_base(*rows: Row, new: tuple[str, ...] = ()) -> OfBase:
+    alone = {one.key: one for one in (watched(row(), 2, 96 << 20),)}
+    return OfBase("main", frozenset(new), {one.key: one for one in rows}, alone)
+
+
+@pytest.mark.parametrize("limit", ["same_kernels", "max_kernels", "max_peak_regression"])
+@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.NEW])
+def test_base_judges_exact_figures(limit: str, outcome: Outcome) -> None:
+    one = grown(outcome, limit)
+    failures = int(one.failed)
+
+    def with_base(base: OfBase) -> Decision:
+        return decide(failures, failures, [one, row(name="b")], H100, None, strict=False, base=base)
+
+    # Without its figures a growth stands, and what was compared with nothing is no verdict.
+    assert with_base(of_base()).code == (Exit.FAILED if outcome is Outcome.FAIL else Exit.NO_VERDICT)
+    alike = replace(row(), limits=one.limits)
+    too = with_base(of_base(watched(alike, 2, 96 << 20)))
+    assert (too.code, too.rows[0].failed, too.rows[0].verdict.outcome) == (Exit.FINE, False, Outcome.PASS)
+    assert too.remarks[:-1] == ((f"main has it too: t.py::a: {limit} so the screen",) if outcome is Outcome.FAIL else ()) + (
+        "1 of 2 rows have no max_regression, so no slow-down of them is detected; see --max-regression",
+    )
+    own = with_base(of_base(watched(alike, 1, 64 << 20)))
+    assert (own.code, own.rows[0].failed, own.rows[0].verdict.outcome) == (Exit.FAILED, True, Outcome.FAIL)
+    assert " main" in own.rows[0].verdict.reason
+    assert own.remarks[-1] == "red: 1 of 2 rows fails"
+    if outcome is Outcome.NEW:
+        new = with_base(of_base(new=("t.py::a",)))
+        assert (new.code, new.remarks[0]) == (Exit.FINE, "new, base does not have it: t.py::a")
+
+
+def test_memory_is_compared_in_processes_of_the_same_tests() -> None:
+    """A test takes more memory if no other called a library before it."""
+    one = grown(Outcome.FAIL, "max_peak_regression")
+    base = of_base(watched(replace(row(), limits=one.limits), 2, 100 << 20))
+
+    def code(base: OfBase) -> int:
+        return decide(1, 1, [one, row(name="b")], H100, None, strict=False, base=base).code
+
+    assert code(base) == Exit.FINE
+    first = dataclasses.replace(base, alone={one.key: watched(one, 2, 116 << 20)})
+    assert code(first) == Exit.FAILED
+    assert code(dataclasses.replace(base, alone={})) == Exit.FAILED  # its own process crashed
+
+
+def test_base_leaves_the_rest_of_a_row_to_the_duet() -> None:
+    one = grown(Outcome.FAIL)
+    slow = LimitResult("max_regression", Outcome.FAIL, Code.SLOWER, "slower")
+    both = and_of(replace(one, limits=replace(one.limits, max_regression="1%")), slow)
+    base = of_base(watched(row(), 2))
+    (compared,) = by_base([both], H100, base, strict=False)
+    assert (compared.verdict.outcome, compared.verdict.code, compared.failed) == (Outcome.FAIL, Code.SLOWER, True)
+    assert flagged([compared]) == [compared]
+    judged = {"t.py::a": PASSED}
+    assert decide(1, 1, [both], H100, judged, strict=False, base=base).code == Exit.FINE
+    assert decide(1, 1, [both], H100, None, strict=False, base=base).code == Exit.FAILED
+
+
+def test_a_row_is_held_to_the_limits_that_base_has_for_it() -> None:
+    """Those of its calls: of markers and of the session the screen knows."""
+    fine = replace(row(), limits=Limits(max_regression="900%", origin={"max_regression": "call"}))
+    strict_base = of_base(replace(row(), limits=Limits(max_regression="1%", max_latency="1 us", origin={})))
+    (after,) = by_base([fine], H100, strict_base, strict=False)
+    assert (after.limits.max_regression, after.limits.max_latency, after.failed) == ("1%", "1 us", True)
+    assert after.limits.origin["max_regression"] == "limit of main"
+    decision = decide(0, 0, [fine], H100, {"t.py::a": PASSED}, strict=False, base=strict_base)
+    assert decision.code == Exit.FAILED
+    assert decision.remarks[:2] == (
+        "limit of t.py::a: max_latency 1 us -> none in this change (1 us holds)",
+        "limit of t.py::a: max_regression 1% -> 900% in this change (1% holds)",
+    )
+    slower_only = of_base(row())
+    assert flagged(by_base([fine], H100, slower_only, strict=False)) != []
+    assert decide(0, 0, [fine], H100, None, strict=False, base=slower_only).code == Exit.NO_VERDICT
+    assert decide(0, 0, [fine], H100, {"t.py::a": PASSED}, strict=False, base=slower_only).code == Exit.FINE
+    accepted = dataclasses.replace(
+        slower_only, accepts=lambda key, limit, value: (key, limit, value) == ("t.py::a", "max_regression", "900%")
+    )
+    assert decide(0, 0, [fine], H100, None, strict=False, base=accepted).code == Exit.FINE
+
+
+def test_base_clears_no_failure_of_the_test_itself() -> None:
+    flaky = replace(grown(Outcome.FAIL), test_error=True)
+    assert asks_base([flaky], (), (), lambda nodeid: True, strict=False) == set()
+    assert decide(1, 1, [flaky], H100, None, strict=False, base=of_base(watched(row(), 2))).code == Exit.FAILED
+
+
+def test_base_runs_what_it_is_to_judge_and_no_more() -> None:
+    skipped = Missing("t.py::s", "", "lost", "its test skipped", "test", skipped=True)
+    of_baseline = replace(skipped, nodeid="t.py::r", what="row")
+    rows = [grown(Outcome.NEW), row(name="b"), row(Code.SLOWER, "c"), grown(Outcome.NEW, name="d")]
+    assert asks_base(rows, (skipped, of_baseline), ("t.py::d",), lambda nodeid: False, strict=False) == {"t.py::a", "t.py::s"}
+    assert asks_base(rows, (), ("t.py::d",), "t.py::b".__eq__, strict=False) == {"t.py::a", "t.py::b"}
+    excused_one, lost = excused((skipped, of_baseline), {"t.py::s", "t.py::r"}, "main")
+    assert (excused_one.status, excused_one.reason, excused_one.accounted) == ("not run", "main skips it too", True)
+    assert lost == of_baseline
+
+
+def test_a_row_of_a_test_that_base_has_is_new_unless_it_has_another_name_there() -> None:
+    rows = [row(label="x"), row(name="b", label="y"), row(name="c"), row(name="d")]
+    of_base_rows = [row(label="x"), row(name="b", label="old"), row(name="d")]
+    finished = {"t.py::a", "t.py::b", "t.py::c", "t.py::d"}
+    assert unknown_to_base(rows, of_base_rows, finished) == {"t.py::c"}
+    assert unknown_to_base(rows, of_base_rows, finished - {"t.py::c"}) == set()
+
+
+def test_a_simulated_device_in_place_of_the_baselines_is_no_verdict() -> None:
+    decision = decide(0, 0, [row()], replace(H100, simulated=True), None, strict=False, real=("NVIDIA-H100",))
+    assert decision.code == Exit.NO_VERDICT
+    assert decision.remarks[-1].startswith("no verdict: the device is simulated, and the baseline is of NVIDIA-H100; ")

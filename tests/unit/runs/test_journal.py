@@ -10,9 +10,9 @@ import pytest
 from processes import process, row
 
 from pytest_gpumem.records.schema import to_plain
-from pytest_gpumem.runs import DuetError
+from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.journal import Journal
-from pytest_gpumem.runs.workers import Process, Turn
+from pytest_gpumem.runs.processes import Process, Turn
 
 ASKED = {"base": "abc", "seed": 0, "tests": ("a", "b")}
 
@@ -82,14 +82,14 @@ def test_a_journal_whose_first_line_was_torn_begins_anew(tmp_path: Path) -> None
 def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "j"
     path.write_text(content)
-    with pytest.raises(DuetError, match=said) as error:
+    with pytest.raises(RunError, match=said) as error:
         Journal(path, ASKED)
     assert str(path) in str(error.value)
     assert path.read_text() == content
 
 
 def test_a_device_in_place_of_a_journal_is_not_read() -> None:
-    with pytest.raises(DuetError, match="/dev/zero is no file"):
+    with pytest.raises(RunError, match="/dev/zero is no file"):
         Journal(Path("/dev/zero"), ASKED)
 
 
@@ -97,7 +97,7 @@ def test_a_device_in_place_of_a_journal_is_not_read() -> None:
 def test_a_process_with_values_of_other_types_is_refused(changes: dict[str, object]) -> None:
     plain = to_plain(process(Turn(1, "base"), [row("test_a.py::a", 1e-6)]))
     assert Process.from_json(json.loads(json.dumps(plain))).turn == Turn(1, "base")
-    with pytest.raises(DuetError, match="holds a process that cannot be read"):
+    with pytest.raises(RunError, match="holds a process that cannot be read"):
         Process.from_json(json.loads(json.dumps(plain | changes)))
 
 
@@ -105,21 +105,21 @@ def test_a_broken_line_in_the_middle_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "j"
     written(path)
     path.write_bytes(path.read_bytes().replace(b'{"n":1}', b'{"n":1'))
-    with pytest.raises(DuetError, match="line 2 is no JSON"):
+    with pytest.raises(RunError, match="line 2 is no JSON"):
         Journal(path, ASKED)
 
 
 def test_other_arguments_are_refused_by_name(tmp_path: Path) -> None:
     written(tmp_path / "j")
-    with pytest.raises(DuetError, match='of other arguments: base was "abc" and is now "abd"'):
+    with pytest.raises(RunError, match='of other arguments: base was "abc" and is now "abd"'):
         Journal(tmp_path / "j", {**ASKED, "base": "abd"})
-    with pytest.raises(DuetError, match="more was missing and is now 1"):
+    with pytest.raises(RunError, match="more was missing and is now 1"):
         Journal(tmp_path / "j", {**ASKED, "more": 1})
 
 
 def test_two_duets_cannot_share_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j", ASKED)
-    with pytest.raises(DuetError, match="another duet is writing it"):
+    with pytest.raises(RunError, match="another duet is writing it"):
         Journal(tmp_path / "j", ASKED)
     journal.close()
     journal.close()
@@ -129,6 +129,6 @@ def test_a_link_or_a_missing_folder_is_an_error_of_one_line(tmp_path: Path) -> N
     (tmp_path / "victim").write_text("text")
     (tmp_path / "j").symlink_to(tmp_path / "victim")
     for path in (tmp_path / "j", tmp_path / "none" / "j"):
-        with pytest.raises(DuetError, match="cannot be opened"):
+        with pytest.raises(RunError, match="cannot be opened"):
             Journal(path, ASKED)
     assert (tmp_path / "victim").read_text() == "text"

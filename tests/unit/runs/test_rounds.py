@@ -18,11 +18,12 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Limits, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
-from pytest_gpumem.runs import DuetError, report
+from pytest_gpumem.runs import RunError, report
+from pytest_gpumem.runs.experiment import ATTEMPTS
 from pytest_gpumem.runs.journal import Journal
+from pytest_gpumem.runs.processes import BASE, HEAD, Process, Turn
 from pytest_gpumem.runs.reading import Wanted
-from pytest_gpumem.runs.rounds import ATTEMPTS, Duet, Progress, Result
-from pytest_gpumem.runs.workers import BASE, HEAD, Process, Turn
+from pytest_gpumem.runs.rounds import Duet, Progress, Result
 
 A, B = "test_x.py::test_a", "test_x.py::test_b"
 SIMULATED = structs.replace(H100, simulated=True)
@@ -299,11 +300,11 @@ def test_a_test_that_fails_in_one_round_is_repeated_and_then_no_verdict(tmp_path
 
 def test_a_side_that_crashes_is_never_fine(tmp_path: Path) -> None:
     def answer(turn: Turn, attempt: int) -> Any:
-        return process(turn, [], attempt, error="exit status -11: Segmentation fault") if turn.side == HEAD else plain(turn, attempt)
+        return process(turn, [], attempt, error="ended by SIGSEGV: Segmentation fault") if turn.side == HEAD else plain(turn, attempt)
 
     result = play(tmp_path, answer)
     assert outcomes(result) == {A: Outcome.FAIL, B: Outcome.FAIL}
-    assert "head crashed: exit status -11: Segmentation fault" in result.verdicts[0].sentence
+    assert "head crashed: ended by SIGSEGV: Segmentation fault" in result.verdicts[0].sentence
     assert report.exit_code(result, strict=False) == 1
 
 
@@ -360,14 +361,14 @@ def test_nothing_measured_is_no_verdict(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("placements", 4, "--gpumem-placements"), ("total_budget", 60.0, "--gpumem-budget"), ("mode", "hot", "mode")],
+    [("placements", 4, "-o gpumem_placements"), ("total_budget", 60.0, "--gpumem-budget"), ("mode", "hot", "mode")],
 )
 def test_other_measuring_settings_are_refused(tmp_path: Path, name: str, value: Any, said: str) -> None:
     def answer(turn: Turn, attempt: int) -> Any:
         settings = {**SETTINGS, "total_budget": None, **({name: value} if turn.side == HEAD else {})}
         return process(turn, plain(turn, attempt), attempt, settings=settings)
 
-    with pytest.raises(DuetError, match=f"{name} is .* in base and .* in head.*{said}"):
+    with pytest.raises(RunError, match=f"{name} is .* in base and .* in head.*{said}"):
         play(tmp_path, answer)
 
 
@@ -375,7 +376,7 @@ def test_another_device_is_refused(tmp_path: Path) -> None:
     def answer(turn: Turn, attempt: int) -> Any:
         return process(turn, plain(turn, attempt), attempt, device=structs.replace(H100, uuid=f"GPU-{turn.round > 4}"))
 
-    with pytest.raises(DuetError, match=r"different devices: .* GPU-False and .* GPU-True"):
+    with pytest.raises(RunError, match=r"different devices: .* GPU-False and .* GPU-True"):
         play(tmp_path, answer)
 
 
@@ -412,7 +413,7 @@ def test_other_work_is_said(tmp_path: Path) -> None:
 
 
 def test_head_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DuetError, match="was changed while it was measured"):
+    with pytest.raises(RunError, match="was changed while it was measured"):
         play(tmp_path, plain, sides=sides(lambda: "another"))
 
 
@@ -437,11 +438,11 @@ def test_noise_that_hides_a_percent_is_undecided_until_more_pairs_show_it(tmp_pa
 
 def test_too_few_rounds_are_refused_before_and_after_the_family_is_known(tmp_path: Path) -> None:
     players = Players(plain)
-    with pytest.raises(DuetError, match=r"--rounds-max: 6 pairs .* 11 or more"):
+    with pytest.raises(RunError, match=r"--rounds-max: 6 pairs .* 11 or more"):
         play(tmp_path, plain, players, rounds_max=6)
     assert players.played == []
     many = [f"test_x.py::test_{i}" for i in range(300)]
-    with pytest.raises(DuetError, match=r"--rounds-max: 12 pairs .* 14 or more"):
+    with pytest.raises(RunError, match=r"--rounds-max: 12 pairs .* 14 or more"):
         play(tmp_path, lambda turn, attempt: [row(nodeid, 1e-5) for nodeid in many], rounds_max=12)
 
 

@@ -15,8 +15,8 @@ import pytest
 from committing import git
 from filelock import FileLock
 
-from pytest_gpumem.runs import DuetError
-from pytest_gpumem.runs.worktree import LOCK, PREFIX, Side, moved_path, remove_leftovers, two_sides
+from pytest_gpumem.runs import RunError
+from pytest_gpumem.runs.worktree import LOCK, PREFIX, Side, moved_path, moved_word, remove_leftovers, two_sides
 
 ROOT = Path(__file__).parents[3]
 PROJECT = """
@@ -97,7 +97,7 @@ def test_called_in_a_folder_below_both_sides_run_there(repository: Path) -> None
         assert (base.folder.name, head.folder) == ("sub", repository / "sub")
         assert base.folder.parent == base.root
     (repository / "new").mkdir()
-    with pytest.raises(DuetError, match="BASE main has no folder new"), two_sides("main", None, repository / "new"):
+    with pytest.raises(RunError, match="BASE main has no folder new"), two_sides("main", None, repository / "new"):
         pass
     assert worktrees(repository) == 1
 
@@ -105,7 +105,7 @@ def test_called_in_a_folder_below_both_sides_run_there(repository: Path) -> None
 @pytest.mark.parametrize("base", ["no-such-branch", "../nowhere", "--upload-pack=x", "HEAD~9"])
 def test_a_base_that_is_nothing_is_named(repository: Path, base: str) -> None:
     with (
-        pytest.raises(DuetError, match=r"is no revision of .*, no folder and no wheel; accepted is") as error,
+        pytest.raises(RunError, match=r"is no revision of .*, no folder and no wheel; accepted is") as error,
         two_sides(base, None, repository),
     ):
         pass
@@ -115,7 +115,7 @@ def test_a_base_that_is_nothing_is_named(repository: Path, base: str) -> None:
 
 def test_a_name_that_is_both_is_asked_back(repository: Path) -> None:
     (repository / "main").mkdir()
-    with pytest.raises(DuetError, match=r"say \./main for the folder, or refs/heads/main"), two_sides("main", None, repository):
+    with pytest.raises(RunError, match=r"say \./main for the folder, or refs/heads/main"), two_sides("main", None, repository):
         pass
     with two_sides("./main", None, repository) as (base, _):
         assert base.folder == repository / "main"
@@ -132,7 +132,7 @@ def test_outside_a_repository_a_folder_will_do(tmp_path: Path) -> None:
     with two_sides("../old", "../new", tmp_path / "old") as (base, head):
         assert (base.folder.name, head.folder.name) == ("old", "new")
     with (
-        pytest.raises(DuetError, match=r"--head \.\./none: there is no such folder or wheel"),
+        pytest.raises(RunError, match=r"--head \.\./none: there is no such folder or wheel"),
         two_sides("../old", "../none", tmp_path / "new"),
     ):
         pass
@@ -149,7 +149,7 @@ def test_file_names_that_are_not_utf_8_and_links_to_nothing_are_no_crash(tmp_pat
 
 
 def test_gits_own_words_say_why_it_is_no_revision(tmp_path: Path) -> None:
-    with pytest.raises(DuetError, match=r"BASE main is no revision of .*fatal: not a git repository"), two_sides("main", None, tmp_path):
+    with pytest.raises(RunError, match=r"BASE main is no revision of .*fatal: not a git repository"), two_sides("main", None, tmp_path):
         pass
 
 
@@ -285,6 +285,12 @@ def test_a_project_is_installed_into_an_environment_of_its_own(project: Path) ->
         # An absolute path into head becomes the same place in base.
         moved = moved_path({"PYTHONPATH": os.pathsep.join([str(project / "src"), "/elsewhere", "rel"])}, base, head.root)
         assert moved == os.pathsep.join([str(base.root / "src"), "/elsewhere", "rel"])
+        here = project.resolve()
+        assert moved_word(f"{here}/test_a.py::test[x/y]", base, head) == f"{base.root}/test_a.py::test[x/y]"
+        assert moved_word(f"--rootdir={here}", base, head) == f"--rootdir={base.root}"
+        for same in ("test_a.py::test", "/elsewhere/test_a.py", "-k", "--gpumem-mode=hot", "a=b"):
+            assert moved_word(same, base, head) == same
+        assert moved_word(f"{here}/test_a.py", head, head) == f"{here}/test_a.py"
     assert not temporary(project)
 
 
@@ -300,7 +306,7 @@ def test_a_project_that_cannot_be_installed_is_an_error_with_pips_words(project:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     (project / "pyproject.toml").write_text(PROJECT + "packages = 1\n")
     git(project, "commit", "-qam", "broken")
-    with pytest.raises(DuetError, match=r"BASE cannot be installed: .*packages"), two_sides("main", None, project):
+    with pytest.raises(RunError, match=r"BASE cannot be installed: .*packages"), two_sides("main", None, project):
         pass
     assert worktrees(project) == 1
 
@@ -328,7 +334,7 @@ def test_a_wheel_runs_with_the_tests_of_the_working_tree(repository: Path) -> No
         assert base.names == ("mine",)
         assert seen(base, "mine.VALUE") == "wheel"
         assert seen(head, "mine.VALUE") == "2"
-    with pytest.raises(DuetError, match=r"none\.whl: No such file"), two_sides("none.whl", None, repository):
+    with pytest.raises(RunError, match=r"none\.whl: No such file"), two_sides("none.whl", None, repository):
         pass
 
 

@@ -76,6 +76,20 @@ def test_precedence() -> None:
     assert settled(**everywhere).origins["mode"] == "gpumem_mode in pytest.ini"
 
 
+def test_rare_options_are_ini_keys_alone() -> None:
+    rare = {option.name for option in OPTIONS if option.ini_only}
+    assert rare == {
+        *("pinned_share", "baseline_window", "placements", "precision", "sampler", "fail_if_faster", "max_reserved", "max_allocations"),
+        *("max_migrated", "max_registers", "max_spill", "max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
+    }
+    assert settled({"gpumem_placements": 3}).placements == 8
+    with pytest.raises(SettingsError, match="GPUMEM_PLACEMENTS is set in the environment, but there is no such setting"):
+        settled(environment={"GPUMEM_PLACEMENTS": "3"})
+    once = resolve(ON, {}, {"gpumem_placements": "3", "gpumem_mode": "hot"}, "pytest.ini", ["gpumem_placements"])
+    assert (once.placements, once.origins["placements"]) == (3, "-o gpumem_placements")
+    assert once.origins["mode"] == "gpumem_mode in pytest.ini"
+
+
 def test_a_default_spelt_out_is_a_choice() -> None:
     assert settled(ini={"gpumem_device": "auto"}).device_chosen
     assert settled(environment={"GPUMEM_DEVICE": "auto"}).device_chosen
@@ -134,11 +148,9 @@ def test_a_switch_can_be_turned_off_again() -> None:
 )
 def test_mistakes_name_origin_value_and_what_is_accepted(name: str, value: str, accepted: str) -> None:
     option = next(o for o in OPTIONS if o.name == name)
-    for where, origin in (
-        ({"command_line": {option.key: value}}, option.flag),
-        ({"environment": {option.variable: value}}, option.variable),
-        ({"ini": {option.key: value}}, f"{option.key} in pytest.ini"),
-    ):
+    in_ini = ({"ini": {option.key: value}}, f"{option.key} in pytest.ini")
+    elsewhere = (({"command_line": {option.key: value}}, option.flag), ({"environment": {option.variable: value}}, option.variable))
+    for where, origin in (in_ini, *(() if option.ini_only else elsewhere)):
         with pytest.raises(SettingsError) as mistake:
             settled(**where)
         message = str(mistake.value)
@@ -161,11 +173,13 @@ def test_unknown_variables_and_ini_keys_are_mistakes() -> None:
 
 
 def test_off_means_inert() -> None:
-    """A variable of the same prefix that belongs to somebody else breaks no session that does not measure."""
-    settings = resolve({}, {"GPUMEM_LIMIT": "4", "GPUMEM_MODE": "?"}, {"gpumem_mode": "?"}, "pytest.ini")
+    """No variable and no ini file breaks a session that does not measure; a misspelt switch does."""
+    settings = resolve({}, {"GPUMEM_MODE": "?"}, {"gpumem_mode": "?"}, "pytest.ini")
     assert settings == Settings(origins=settings.origins)
     with pytest.raises(SettingsError, match="--gpumem-mode"):
         resolve({"gpumem_mode": "?"}, {}, {}, "pytest.ini")
+    with pytest.raises(SettingsError, match="GPUMEM_GPUMEM is set in the environment"):
+        resolve({}, {"GPUMEM_GPUMEM": "1"}, {}, "pytest.ini")
 
 
 def test_budgets() -> None:
@@ -197,7 +211,7 @@ def test_the_marker_is_strict() -> None:
         *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "min_overlap"),
         *("max_gpu_page_faults", "max_migrated", "count_pages"),
         *("max_peak", "max_kept", "max_reserved", "max_allocations", "max_peak_regression"),
-        *("max_kernels", "max_copies", "max_copied_bytes", "max_syncs", "max_registers", "max_spill", "same_kernels"),
+        *("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_registers", "max_spill", "same_kernels"),
         *("max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
         *("mode", "sampler", "placements", "precision", "budget", "timeout"),
         *("gpus", "oversubscribe"),
@@ -218,7 +232,7 @@ def test_every_limit_is_an_option_but_those_about_one_test() -> None:
     ],
 )
 def test_limits_on_what_a_launch_does_hold_for_a_whole_run(name: str, written: object, kept: str) -> None:
-    assert resolve({"gpumem": True, f"gpumem_{name}": written}, {}, {}, "pytest.ini").limits[name] == kept
+    assert settled(ini={f"gpumem_{name}": written}).limits[name] == kept
 
 
 def test_more_managed_memory_than_is_free_is_asked_for_by_the_test() -> None:
@@ -259,15 +273,15 @@ def test_a_claim_is_made_in_a_test_and_never_by_an_option() -> None:
     assert marker_limits({"faster_than": " 20 x faulting "}).faster_than == "20 x faulting"
     with pytest.raises(SettingsError, match="GPUMEM_FASTER_THAN is set in the environment, but there is no such setting"):
         settled(environment={"GPUMEM_FASTER_THAN": "faulting"})
-    assert merge_limits(None, None, settled({"gpumem_fail_if_faster": "5%"})).fail_if_faster == "5%"
+    assert merge_limits(None, None, settled(ini={"gpumem_fail_if_faster": "5%"})).fail_if_faster == "5%"
 
 
 def test_the_cap_on_pinned_memory_is_a_share_of_ram() -> None:
     assert settled().pinned_share == 0.5
-    assert settled({"gpumem_pinned_share": "12.5%"}).pinned_share == 0.125
+    assert settled(ini={"gpumem_pinned_share": "12.5%"}).pinned_share == 0.125
     for wrong in ("0%", "101%"):
-        with pytest.raises(SettingsError, match=f"--gpumem-pinned-share: '{wrong}' is no share of the host's RAM"):
-            settled({"gpumem_pinned_share": wrong})
+        with pytest.raises(SettingsError, match=f"gpumem_pinned_share in pytest.ini: '{wrong}' is no share of the host's RAM"):
+            settled(ini={"gpumem_pinned_share": wrong})
 
 
 @dataclass
@@ -313,11 +327,11 @@ def test_a_limit_without_a_unit_is_refused_because_it_could_never_fail(limit: di
 
 
 def test_a_marker_overrides_settings() -> None:
-    session = settled({"gpumem_budget": "10 min", "gpumem_sampler": "host"})
+    session = settled({"gpumem_budget": "10 min"}, ini={"gpumem_sampler": "host"})
     settings = of_test(session, {"mode": "hot", "placements": 4, "budget": "3 s", "sampler": None, "max_latency": "1 ms"})
     assert (settings.mode, settings.placements, settings.precision, settings.sampler) == ("hot", 4, 0.001, "host")
     assert (settings.budget, settings.total_budget) == (3.0, None)
-    assert (settings.origins["placements"], settings.origins["sampler"]) == ("marker", "--gpumem-sampler")
+    assert (settings.origins["placements"], settings.origins["sampler"]) == ("marker", "gpumem_sampler in pytest.ini")
     with pytest.raises(SettingsError, match="budget '10 min' is for the whole run"):
         of_test(session, {"budget": "10 min"})
 
@@ -326,10 +340,10 @@ def test_a_marker_overrides_settings() -> None:
 def test_no_text_raises_anything_else(option: Any, text: str) -> None:
     message = ""
     try:
-        settled({option.key: text})
+        settled(**{"ini" if option.ini_only else "command_line": {option.key: text}})
     except SettingsError as mistake:
         message = str(mistake)
-    assert message == "" or message.startswith(option.flag)
+    assert message == "" or message.startswith(option.key if option.ini_only else option.flag)
 
 
 def test_variables_of_the_command_are_no_mistakes_and_no_settings() -> None:
@@ -347,8 +361,9 @@ def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
 def test_roles_decide_what_a_command_switches_off_and_what_a_gate_writes() -> None:
     of_a_run = {option.name for option in OPTIONS if option.role.of_a_run}
     outputs = {"report", "markdown", "code_quality"}
-    assert of_a_run == {"save", "record", "strict", "memory_limit", "processes", "isolate", "shard", "l2_sweep", "l2_sweep_map", *outputs}
-    assert {option.name for option in OPTIONS if option.role.needs_results} == of_a_run - {"processes", "isolate", "shard"}
+    assert of_a_run == {"save", "strict", "memory_limit", "processes", "isolate", *outputs}
+    limits = {option.name for option in OPTIONS if option.name in LIMITS}
+    assert {option.name for option in OPTIONS if option.needs_results} == limits | of_a_run - {"processes", "isolate"}
     assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
     # A gate gives each output a file of its own.
     files = [option.gate_file for option in of_role(Role.OUTPUT)]
@@ -381,6 +396,7 @@ def test_a_looser_limit_is_reported(here: dict[str, Any], default: dict[str, Any
     limits = Limits(**{**(default if not here else {}), **here}, origin=dict.fromkeys(here, "marker"))
     found = loosened(limits, asked)
     assert found == [] if message is None else message in found[0]
+    assert len(loosened(limits, asked._replace(origins={name: f"-o gpumem_{name}" for name in default}))) == len(found)
     # An ini file's default is there to be adjusted.
     assert loosened(limits, asked._replace(origins={name: f"gpumem_{name} in pytest.ini" for name in default})) == []
 

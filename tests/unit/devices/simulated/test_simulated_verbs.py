@@ -38,7 +38,7 @@ def test_facts_say_simulated_and_follow_from_the_datasheet(name: str, terabytes_
     facts = Workbench(name).device.facts
     assert facts.simulated
     assert facts.key.startswith("simulated-")
-    assert facts.peak_bandwidth == pytest.approx(terabytes_per_second * 1e12, rel=2e-3)  # as published
+    assert facts.dram_peak == pytest.approx(terabytes_per_second * 1e12, rel=2e-3)  # as published
     assert facts.persisting_l2_max_bytes % facts.l2_step_bytes == 0
 
 

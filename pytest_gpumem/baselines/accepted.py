@@ -1,0 +1,429 @@
+"""The changes of tests that somebody accepted: one JSON file of `.gpumem/accepted` for a test, in the project's repository.
+
+    {"schema": 1, "sha256": "...", "content": {
+        "test", "reason", "who", "base", "changes": [{"row", "scope", "size", "limit", "old"}]}}
+
+An acceptance raises limits up to a size, and no further:
+
+- `time`: the change of the latency, such as "8.41%", or "-12%" for a gain;
+- `memory`: the peak of the memory, such as "96 MiB", in place of a growth over the baseline;
+- `kernels`: the count, or the kernels, of a limit over the baseline;
+- `limit`: the new value of a limit that a change loosens, or "none";
+- `removed`: the measurement is gone.
+
+The digest covers the content, and the file's name has its first digits: a file cannot be edited, and an old acceptance cannot come back
+under another name. Pure, apart from `acceptances` and `write`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace as with_fields
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from pytest_gpumem.baselines.acceptance import slower_without_limit
+from pytest_gpumem.baselines.history import Baseline, Reset
+from pytest_gpumem.baselines.layout import digest
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.footprint import peaks_of
+from pytest_gpumem.judging.limits import COUNTS, kernels_text, relative
+from pytest_gpumem.limits import LIMITS, count_of
+from pytest_gpumem.outcomes import Code, Outcome, UserError
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.row import LimitResult, Row, Verdict, covers
+from pytest_gpumem.records.schema import SchemaError, from_plain
+from pytest_gpumem.result_files import FileError, content, parsed
+from pytest_gpumem.units import QuantityError, format_bytes, format_share, parse_bytes, parse_share, short_bytes
+
+FOLDER = Path(".gpumem", "accepted")  # in the folder of a project's tests: pytest's root folder
+SCHEMA = 1  # version of the layout
+LARGEST = 2**20  # bytes of the largest file that is read
+LONGEST = 60  # characters of a test's id in the name of its file
+DIGITS = 12  # of the digest in the name of a file
+ROUNDING = 1e-9  # of shares that are written in percent
+NONE = "none"  # size of a limit that a change removes
+
+
+class Scope(str, Enum):
+    """What an acceptance is about."""
+
+    TIME = "time"
+    MEMORY = "memory"
+    KERNELS = "kernels"
+    LIMIT = "limit"
+    REMOVED = "removed"
+
+
+SCOPES: Mapping[str, Scope] = {
+    "max_regression": Scope.TIME,
+    "fail_if_faster": Scope.TIME,
+    "max_peak_regression": Scope.MEMORY,
+    "same_kernels": Scope.KERNELS,
+    **dict.fromkeys(COUNTS, Scope.KERNELS),
+}
+"""By the name of a limit that is relative to the baseline, or may be: the scope that covers it."""
+OF_FIGURES = (Scope.TIME, Scope.MEMORY, Scope.KERNELS)  # scopes of a change against earlier runs, which a saved run resets
+
+
+EXACT = (Scope.MEMORY, Scope.KERNELS)  # those that no duet measures
+
+
+class AcceptedChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One change of a row."""
+
+    row: str  # the row's key, or a node id that selects its test
+    scope: Scope
+    size: str | None = None  # the largest change; None for `removed`
+    limit: str | None = None  # name of the limit, for `kernels` and `limit`
+    old: str | None = None  # for `limit`: the value before, if it is known
+
+
+class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file."""
+
+    test: str  # node id of the test, or what selects it
+    reason: str  # why it is accepted
+    who: str  # who accepted it
+    changes: tuple[AcceptedChange, ...]
+    base: str | None = None  # revision that the change was compared with; None if unknown
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content."""
+        return digest(msgspec.to_builtins(self))
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file: safe characters of the test's id, and the beginning of the digest."""
+        safe = re.sub(r"[^A-Za-z0-9]+", "-", self.test).strip("-")[-LONGEST:].strip("-") or "test"
+        return f"{safe}-{self.digest[:DIGITS]}.json"
+
+    def of(self, key: str, scopes: Collection[Scope] = tuple(Scope)) -> list[AcceptedChange]:
+        """Its changes of a row, by `Row.key`."""
+        return [change for change in self.changes if change.scope in scopes and covers(change.row, key)]
+
+
+# Files
+
+
+def text(acceptance: Acceptance) -> str:
+    """The text of a file."""
+    plain = msgspec.to_builtins(acceptance)
+    return json.dumps({"schema": SCHEMA, "sha256": digest(plain), "content": plain}, indent=1) + "\n"
+
+
+def read(name: str, written: bytes) -> Acceptance:
+    """Read what `text` wrote. `name`: of the file. Raises `FileError`: it is something else, was edited or has another name."""
+    value = parsed(written)
+    if not isinstance(value, dict) or value.keys() != {"schema", "sha256", "content"}:
+        raise FileError("$: not an object with the keys schema, sha256 and content; gpumem accept writes such a file")
+    if (schema := value["schema"]) != SCHEMA or isinstance(schema, bool):
+        raise FileError(f"$.schema: {schema!r}; this version reads {SCHEMA}")
+    try:
+        found = from_plain(value["content"], Acceptance, "$.content")
+    except (SchemaError, RecursionError) as error:
+        raise FileError(str(error) or "$.content: nested too deeply") from None
+    for field in ("test", "reason", "who"):
+        if not getattr(found, field).strip():
+            raise FileError(f"$.content.{field}: empty")
+    if not found.changes:
+        raise FileError("$.content.changes: empty")
+    for index, change in enumerate(found.changes):
+        if (why := refusal(change)) is not None:
+            raise FileError(f"$.content.changes[{index}].{why}")
+    if digest(value["content"]) != value["sha256"]:
+        raise FileError("$.sha256: does not fit the content, which was edited; gpumem accept writes it anew")
+    if name != found.file_name:
+        raise FileError(f"its name does not fit its content; gpumem accept named it {found.file_name}")
+    return found
+
+
+def refusal(change: AcceptedChange) -> str | None:
+    """What is wrong with a change, beginning with the field; None if nothing is."""
+    if not change.row.strip():
+        return "row: empty"
+    named, sized = change.limit is not None, change.size is not None
+    if named is not (change.scope in (Scope.KERNELS, Scope.LIMIT)):
+        return f"limit: {change.limit!r}; the scope {change.scope.value} {'has none' if named else 'takes the name of a limit'}"
+    if sized is (change.scope is Scope.REMOVED):
+        return f"size: {change.size!r}; the scope {change.scope.value} {'has none' if sized else 'takes one'}"
+    if change.old is not None and change.scope is not Scope.LIMIT:
+        return f"old: {change.old!r}; the scope {change.scope.value} has none"
+    known = LIMITS if change.scope is Scope.LIMIT else [name for name, scope in SCOPES.items() if scope is Scope.KERNELS]
+    if named and change.limit not in known:
+        return f"limit: {change.limit!r}; the scope {change.scope.value} takes one of {', '.join(known)}"
+    try:
+        _parsed(change)
+    except QuantityError as error:
+        return f"size: {error}"
+    return None
+
+
+def _parsed(change: AcceptedChange) -> float | str | None:
+    """The size as a number where it is one. Raises `QuantityError`: it cannot be read."""
+    size, limit = change.size or "", change.limit or ""
+    if change.scope is Scope.TIME:
+        return share_of(size)
+    if change.scope is Scope.MEMORY:
+        return parse_bytes(size)
+    if change.scope is Scope.KERNELS and limit != "same_kernels":
+        return count_of(size)
+    if change.scope is Scope.LIMIT and size != NONE:
+        return LIMITS[limit].parse(size)
+    return change.size
+
+
+def share_of(size: str) -> float:
+    """The change of a latency such as "8.41%", or "-12%" for a gain. Raises `QuantityError`: it is none."""
+    written = size.strip()
+    return -parse_share(written[1:]) if written.startswith("-") else parse_share(written.removeprefix("+"))
+
+
+def share_text(change: float) -> str:
+    """The size that holds a measured change: hundredths of a percent, away from 0."""
+    hundredths = math.ceil(abs(change) * 1e4 - 1e-6)
+    return f"{'-' if change < 0 and hundredths else ''}{hundredths / 100:g}%"
+
+
+def acceptances(root: Path) -> tuple[Acceptance, ...]:
+    """The accepted changes of a project, by the names of their files. `root`: pytest's root folder.
+    Raises `UserError`: a file cannot be used; one line with its name and the field.
+    """
+    folder, found = root / FOLDER, list[Acceptance]()
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise UserError(f"{FOLDER}: {error.strerror or error}") from None
+    for path in paths:
+        try:
+            found.append(read(path.name, content(path, LARGEST)))
+        except FileError as error:
+            raise UserError(f"{FOLDER / path.name}: {' '.join(printable(str(error)).split())}") from None
+    return tuple(found)
+
+
+def write(root: Path, acceptance: Acceptance) -> Path:
+    """Write the file of an acceptance; its path relative to `root`. Raises `UserError`: it cannot be written."""
+    path = FOLDER / acceptance.file_name
+    try:
+        (root / FOLDER).mkdir(parents=True, exist_ok=True)
+        write_whole(root / path, text(acceptance))
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    return path
+
+
+# What they cover
+
+
+def remaining(
+    row: Row, verdict: Verdict, accepted: Sequence[Acceptance], *, scopes: Collection[Scope] = OF_FIGURES, low: float | None = None
+) -> Verdict:
+    """What is left of the verdict on a row: ACCEPTED if each limit that does not hold is accepted up to the row's figures and no doubt
+    is left; else the worst of the others.
+
+    A FAIL that is of no limit stands: a failed assertion, a crash, a lost context.
+    `low`: the least slow-down that a duet proves, as a share, in place of that of the verdict.
+    """
+    if verdict.outcome is not Outcome.FAIL:
+        return verdict
+    sizes = _sizes(row.key, accepted, scopes)
+    held = [result for result in verdict.limits if result.outcome is Outcome.FAIL and _within(result, row, verdict, sizes, low)]
+    if not held:
+        return verdict
+    names = (*verdict.accepted, *dict.fromkeys(result.limit for result in held))
+    left = tuple(result for result in verdict.limits if result not in held)
+    because = "; ".join(dict.fromkeys(f"{one.who}: {one.reason}" for one in accepted if one.of(row.key, scopes)))
+    reason = f"{', '.join(names)} accepted ({because}); {verdict.reason}"
+    if not left:
+        return replace(verdict, outcome=Outcome.ACCEPTED, reason=reason, limits=(), accepted=names)
+    return replace(verdict, outcome=left[0].outcome, code=left[0].code, reason=reason, limits=left, accepted=names)
+
+
+def _sizes(key: str, accepted: Iterable[Acceptance], scopes: Collection[Scope]) -> dict[tuple[Scope, str], list[str]]:
+    """By scope and limit, the accepted sizes of a row."""
+    found: dict[tuple[Scope, str], list[str]] = {}
+    for change in (change for one in accepted for change in one.of(key, scopes)):
+        found.setdefault((change.scope, change.limit or ""), []).append(change.size or "")
+    return found
+
+
+def _within(result: LimitResult, row: Row, verdict: Verdict, sizes: Mapping[tuple[Scope, str], list[str]], low: float | None) -> bool:
+    """True if the figure that breaks a limit is accepted. Of a time: if it is not beyond doubt more than what is accepted."""
+    name, scope = result.limit, SCOPES.get(result.limit)
+    if scope is None:
+        return False
+    found = sizes.get((scope, name if scope is Scope.KERNELS else ""), [])
+    if not found:
+        return False
+    if scope is Scope.TIME:
+        return _time_within(result, verdict, [share_of(size) for size in found], low)
+    if scope is Scope.MEMORY:
+        return row.footprint is not None and max(peaks_of(row.footprint)) <= max(map(parse_bytes, found))
+    size = exact_size(name, row)
+    if size is None or name == "same_kernels":
+        return size in found
+    return name in relative(row.limits) and count_of(size) <= max(map(count_of, found))
+
+
+def _time_within(result: LimitResult, verdict: Verdict, shares: Sequence[float], low: float | None) -> bool:
+    comparison = verdict.comparison
+    gain = 1 - math.prod(1 + share for share in shares if share < 0) + ROUNDING
+    if result.limit == "fail_if_faster":
+        return comparison is not None and 0 < -comparison.high <= gain
+    if low is None and comparison is not None:
+        low = comparison.since_first_low if result.code is Code.CREPT else comparison.low
+    return low is not None and any(share >= 0 for share in shares) and low <= _slow_down(shares)
+
+
+def _slow_down(shares: Iterable[float]) -> float:
+    """The accepted slow-down: several were accepted since the last saved run, one after the other."""
+    return math.prod(1 + share for share in shares if share >= 0) - 1 + ROUNDING
+
+
+def exact_size(limit: str, row: Row) -> str | None:
+    """The size of a change of kernels: the row's count, or its kernels; None if they are not known."""
+    if row.measurement is None:
+        return None
+    if limit == "same_kernels":
+        return kernels_text(row.measurement)
+    count = COUNTS[limit](row.measurement)
+    return None if isinstance(count, str) else LIMITS[limit].parse(count)
+
+
+class Acceptances:
+    """The accepted changes that count, without those that a saved run took over."""
+
+    def __init__(self, found: Iterable[Acceptance] = (), taken_over: Collection[tuple[str, str]] = ()) -> None:
+        """`taken_over`: as `Baseline.taken_over`."""
+        self._found = {one.digest: one for one in found}
+        self._taken_over = frozenset(taken_over)
+
+    @property
+    def files(self) -> list[Acceptance]:
+        """All of them."""
+        return list(self._found.values())
+
+    def of(self, key: str, scopes: Collection[Scope] = OF_FIGURES) -> list[Acceptance]:
+        """The acceptances of changes of a row, by `Row.key`."""
+        return [one for digest, one in self._found.items() if (digest, key) not in self._taken_over and one.of(key, scopes)]
+
+    def removed(self, key: str) -> Acceptance | None:
+        """The acceptance of a measurement's removal; None without one."""
+        return next(iter(self.of(key, (Scope.REMOVED,))), None)
+
+    def loosens(self, key: str, limit: str, new: str | None) -> Acceptance | None:
+        """The acceptance by which a test may be held to another value of a limit than base demands; None without one.
+        `new`: the value; None for no limit.
+        """
+        looser = LIMITS[limit].looser
+        for one in self.of(key, (Scope.LIMIT,)):
+            for size in (str(change.size) for change in one.of(key, (Scope.LIMIT,)) if change.limit == limit):
+                if size in (NONE, new) or (new is not None and looser is not None and not looser(new, size)):
+                    return one
+        return None
+
+    def slow_down(self, key: str) -> float:
+        """The accepted slow-down of a row, as a share."""
+        changes = (change for one in self.of(key) for change in one.of(key, (Scope.TIME,)))
+        return _slow_down(share_of(str(change.size)) for change in changes)
+
+    def other_way(self, row: Row) -> bool:
+        """True if a row may be measured in another way than its baseline."""
+        scopes = {change.scope for one in self.of(row.key) for change in one.of(row.key)}
+        changed = [result for result in row.verdict.limits if result.code is Code.MEASURED_DIFFERENTLY]
+        return bool(changed) and all(SCOPES.get(result.limit) in scopes for result in changed)
+
+
+def awaiting(baseline: Baseline, accepted: Acceptances) -> Baseline:
+    """The baseline without the rows of accepted changes that no saved run followed: there is nothing to compare them with."""
+    keys = {*baseline.rows, *baseline.footprints}
+    found = {key: last for key in keys if (last := [*accepted.of(key), *accepted.of(key, (Scope.REMOVED,))][-1:])}
+    now = datetime.now(timezone.utc)
+    resets = {key: Reset(one.digest, key, one.reason, one.who, now, accepted=(one.digest,)) for key, (one,) in found.items()}
+    return with_fields(
+        baseline,
+        rows={key: runs for key, runs in baseline.rows.items() if key not in found},
+        footprints={key: runs for key, runs in baseline.footprints.items() if key not in found},
+        resets={**baseline.resets, **resets},
+    )
+
+
+def in_words(row: Row, change: float | None = None) -> list[str]:
+    """What is accepted of a row, such as "+8.41 %". `change`: as of `changes_of`."""
+    words = list[str]()
+    for name in row.verdict.accepted:
+        scope = SCOPES[name]
+        if scope is Scope.TIME:
+            measured = change if change is not None else _measured(row, row.verdict.code)
+            words.append("slower" if measured is None else format_share(measured, sign=True))
+        elif scope is Scope.MEMORY:
+            words.append("memory" if row.footprint is None else f"a peak of {short_bytes(max(peaks_of(row.footprint)))}")
+        else:
+            size = exact_size(name, row) if name != "same_kernels" else None
+            words.append("other kernels" if size is None else f"{name} {size}")
+    return words
+
+
+def _measured(row: Row, code: Code | None) -> float | None:
+    """The change of a row's time, as a share; None if it was not compared."""
+    comparison = row.verdict.comparison
+    if comparison is None:
+        return None
+    return comparison.since_first if code is Code.CREPT else comparison.delta
+
+
+# What a run asks for
+
+
+def changes_of(row: Row, change: float | None = None) -> Iterator[AcceptedChange]:
+    """The changes of a row that its verdict asks to accept, up to its figures.
+    `change`: measured by a duet, as a share, in place of that of the verdict.
+    """
+    comparison = row.verdict.comparison
+    if comparison is not None and slower_without_limit(row):
+        yield AcceptedChange(row.key, Scope.TIME, share_text(comparison.delta))
+    for result in row.verdict.limits:
+        other_way = result.code is Code.MEASURED_DIFFERENTLY
+        scope = SCOPES.get(result.limit)
+        if scope is None or not (result.outcome is Outcome.FAIL or other_way):
+            continue
+        if scope is Scope.KERNELS:
+            if result.limit in relative(row.limits) and (size := exact_size(result.limit, row)) is not None:
+                yield AcceptedChange(row.key, scope, size, result.limit)
+        elif scope is Scope.MEMORY:
+            if row.footprint is not None:
+                yield AcceptedChange(row.key, scope, format_bytes(max(peaks_of(row.footprint))))
+        else:
+            measured = change if change is not None else _measured(row, result.code)
+            if measured is None and other_way:
+                measured = 0.0
+            if measured is not None:
+                yield AcceptedChange(row.key, scope, share_text(max(measured, 0.0) if other_way else measured))
+
+
+def own_limits(row: Row) -> list[str]:
+    """Limits of a row that fail and whose value is the project's own: the test changes them, and no acceptance does."""
+    covered = {change.limit or change.scope for change in changes_of(row)}
+    failing = [result.limit for result in row.verdict.limits if result.outcome is Outcome.FAIL and result.limit]
+    return [name for name in failing if not covered & {name, SCOPES.get(name)}]
+
+
+def command(row: Row) -> str:
+    """The command that accepts what `changes_of` finds of a row."""
+    words = ["gpumem", "accept", row.key]
+    for change in changes_of(row):
+        size = change.size or ""
+        words += ["--scope", change.scope.value, "--size", f"{change.limit}={size}" if change.limit is not None else size]
+    return f"{shlex.join(words)} --reason '...'"

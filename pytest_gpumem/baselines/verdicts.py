@@ -1,0 +1,66 @@
+"""The verdict on a row against a baseline: a session and `gpumem compare` give the same one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.judging.finding import Finding
+from pytest_gpumem.judging.footprint import AT_THE_END, RULES, PastFootprint, added, judge_footprint
+from pytest_gpumem.judging.judge import comparable, judge
+from pytest_gpumem.judging.screen import Family
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import Row, Verdict
+
+
+def judged(
+    row: Row,
+    baseline: Baseline,
+    facts: DeviceFacts,
+    family: Family,
+    *,
+    siblings: Mapping[str, Measurement],
+    strict: bool,
+    changes: Callable[[], Mapping[str, float]] = dict,
+    evidence: bool = True,
+    left: Callable[[Row, Verdict], Verdict] = lambda row, verdict: verdict,
+) -> tuple[Row, Family]:
+    """The row with the verdict on its times, counts, machine code and memory; and the family of compared rows after it.
+    `row`: with its measurement, its footprint so far, and its limits; without a measurement its verdict is that of a row without limits.
+    `left`: what is left of a verdict without the changes that somebody accepted.
+    The others as of `judge`.
+    """
+    measurement, verdict = row.measurement, row.verdict
+    if measurement is not None:
+        history = baseline.history(row.key, partial(comparable, measurement))
+        verdict = judge(
+            measurement,
+            row.limits,
+            facts,
+            history.measurements,
+            strict=strict,
+            no_history=history.reason,
+            siblings=siblings,
+            first=history.first_measurement,
+            changes=changes,
+            evidence=evidence,
+            family=family,
+        )
+        if row.limits.max_regression is not None or row.limits.fail_if_faster is not None:
+            family = family.after(verdict)
+    if row.footprint is not None:
+        names = tuple(name for name in RULES if row.footprint.ended or name not in AT_THE_END)
+        verdict = added(verdict, memory_findings(row, baseline, names, simulated=facts.simulated), strict)
+    return replace(row, verdict=left(row, verdict)), family
+
+
+def memory_findings(row: Row, baseline: Baseline, names: Sequence[str], *, simulated: bool) -> list[Finding]:
+    """The findings on a row's footprint. `names`: of the limits to judge."""
+    assert row.footprint is not None
+    past = [PastFootprint(one.footprint, one.process.revision) for one in baseline.past_footprints(row.key)]
+    why = baseline.accepted(row.key) or baseline.note
+    return list(judge_footprint(row.footprint, row.limits, past, names, None if past else why, fixtures_alone=simulated and not row.label))

@@ -1,0 +1,207 @@
+"""The command `gpumem accept`: a file that says which change of a test is meant, for the pull request that makes it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_gpumem.commands import examples
+from pytest_gpumem.commands.baseline import names_row
+from pytest_gpumem.commands.gate import DUET, FOLDER, RESULTS
+from pytest_gpumem.outcomes import Outcome, UserError
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.row import LOST
+from pytest_gpumem.result_files import load_results
+from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, files_at, head
+from pytest_gpumem.units import did_you_mean
+
+if TYPE_CHECKING:
+    from pytest_gpumem.baselines.accepted import AcceptedChange
+    from pytest_gpumem.result_files import Results
+
+WHO = ("GITHUB_ACTOR", "GITLAB_USER_LOGIN")  # variables in which a CI names whoever started it
+SCOPES = ("time", "memory", "kernels", "limit", "removed")
+
+
+@click.command(
+    short_help="Accept a change of a test, in a file for its pull request.",
+    epilog=examples(
+        'gpumem accept tests/test_a.py::test_triad --reason "checks bounds now"',
+        'gpumem accept tests/test_a.py::test_triad --scope time --size 10% --reason "checks bounds now"',
+        'gpumem accept tests/test_a.py::test_old --scope removed --reason "test_new has taken its place"',
+    ),
+)
+@click.option("--reason", required=True, help="Why the change is right.")
+@click.option(
+    "--scope",
+    "scopes",
+    type=click.Choice(SCOPES),
+    multiple=True,
+    help="What is accepted; may be given several times. Default: what the last gate found.",
+)
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    help='The largest change, once for each --scope in their order: "10%" of time, "96 MiB" of peak, "max_copies=3" of kernels, '
+    '"max_regression=5%" or "max_regression=none" of a limit. Default: what the last gate measured.',
+)
+@click.option(
+    "--results",
+    type=click.Path(path_type=Path),
+    help=f"Results of the last gate, with its {DUET} in the same folder, or of a session. Default: {FOLDER / RESULTS}.",
+)
+@click.argument("tests", metavar="TEST...", nargs=-1, required=True)
+def accept(tests: tuple[str, ...], reason: str, scopes: tuple[str, ...], sizes: tuple[str, ...], results: Path | None) -> None:
+    """Accept a change of TEST: write a file into .gpumem/accepted, for the pull request that changes the test.
+
+    TEST is a node id, a row's name with its label, or a selection: a file, a class, or a test with all its parameters. The file has
+    the scope of the change and its size, which come from the last gate in this folder. A gate with --accept-from-change counts a file that
+    its change adds, up to this size. After the merge, the next run with --gpumem-save begins a new baseline of the test.
+    """
+    from pytest_gpumem.baselines.accepted import FOLDER as ACCEPTED
+    from pytest_gpumem.baselines.accepted import Acceptance, Scope, acceptances, write
+
+    if not reason.strip():
+        raise click.UsageError("--reason: it is empty; give the reason for the change.")
+    sized = [Scope(scope) for scope in scopes if scope != Scope.REMOVED.value]
+    if Scope.LIMIT in sized and not sizes:
+        raise click.UsageError("--size: the scope limit takes the new value of the limit: max_regression=5%, or max_regression=none.")
+    if sizes and len(sizes) != len(sized):
+        raise click.UsageError(f"--size: {len(sizes)} for {len(sized)} scopes that have one; give one for each --scope, in their order.")
+    here = Path.cwd()
+    last = _last(results, needed=not scopes or len(sizes) < len(sized))
+    by_test: dict[str, list[AcceptedChange]] = {}
+    for test in tests:
+        if sizes or (not sized and scopes):
+            by_test[test] = list(_as_given(test, [Scope(scope) for scope in scopes], iter(sizes), last))
+        else:
+            assert last is not None
+            for nodeid, changes in _flagged(test, last, [Scope(scope) for scope in scopes]).items():
+                by_test.setdefault(nodeid, []).extend(one for one in changes if one not in by_test.get(nodeid, []))
+    base = _base(last, here)
+    merged = frozenset[str]() if base is None else files_at(base, ACCEPTED, here)
+    earlier = acceptances(here)
+    for test, changes in by_test.items():
+        made = Acceptance(test, reason.strip(), _who(os.environ), tuple(changes), base)
+        path = write(here, made)
+        click.echo(printable(f"{test}: accepted {', '.join(map(_words, changes))}; wrote {path}"))
+        for one in earlier:
+            if base is not None and one.test == test and one.file_name not in {*merged, made.file_name}:
+                (here / ACCEPTED / one.file_name).unlink(missing_ok=True)
+                click.echo(printable(f"  in place of {ACCEPTED / one.file_name}"))
+    click.echo("commit it with the change: gpumem gate --accept-from-change counts it, and the next run with --gpumem-save takes it over")
+
+
+def _last(results: Path | None, *, needed: bool) -> Results | None:
+    """The results of the last gate; None if there are none, and none are needed. Raises `UserError`: they are needed, or unreadable."""
+    path = results if results is not None else FOLDER / RESULTS
+    if results is None and not path.exists():
+        if needed:
+            raise UserError(f"there is no {path}, which says what changed; run gpumem gate, or give --results, or --size")
+        return None
+    return load_results(path)
+
+
+def _as_given(test: str, scopes: Iterable[Any], sizes: Iterator[str], last: Results | None) -> Iterator[AcceptedChange]:
+    """The changes that the options name. `last`: the results with the limits that held. Raises `click.UsageError`: a size is none of its
+    scope."""
+    from pytest_gpumem.baselines.accepted import AcceptedChange, Scope, refusal
+
+    for scope in scopes:
+        if scope is Scope.REMOVED:
+            yield AcceptedChange(test, scope)
+            continue
+        size, limit = next(sizes), None
+        if scope in (Scope.KERNELS, Scope.LIMIT):
+            limit, equals, size = size.partition("=")
+            if not equals:
+                raise click.UsageError(f"--size: {limit!r}; of the scope {scope.value} it names a limit: max_copies=3.")
+        rows = [row for row in last.document.rows if names_row(test, row.key, row.nodeid)] if last is not None else []
+        old = next((getattr(row.limits, str(limit), None) for row in rows), None) if scope is Scope.LIMIT else None
+        change = AcceptedChange(test, scope, size, limit, old)
+        if (why := refusal(change)) is not None:
+            raise click.UsageError(f"--size: {why.partition(': ')[2]}.")
+        yield change
+
+
+def _flagged(test: str, last: Results, scopes: Sequence[Any]) -> dict[str, list[AcceptedChange]]:
+    """By node id, the changes of the tests that TEST selects which the last run found. Raises `UserError`: there are none."""
+    from pytest_gpumem.baselines.accepted import AcceptedChange, Scope, changes_of, own_limits
+
+    rows = [row for row in last.document.rows if names_row(test, row.key, row.nodeid)]
+    lost = [one for one in last.document.missing if one.status == LOST and names_row(test, one.key, one.nodeid)]
+    if not rows and not lost:
+        every = [*((row.key, row.nodeid) for row in last.document.rows), *((one.key, one.nodeid) for one in last.document.missing)]
+        names = [name for pair in every for name in pair]
+        raise UserError(f"{test}: no row of {last.path} belongs to it{did_you_mean(test, names, cutoff=0.5)}")
+    duet = _duet(last.path.parent / DUET)
+    found: dict[str, list[AcceptedChange]] = {}
+    for row in rows:
+        changes = [] if row.test_error is True else list(changes_of(row, duet.get(row.key)))
+        found.setdefault(row.nodeid, []).extend(one for one in changes if not scopes or one.scope in scopes)
+    for one in lost:
+        if not scopes or Scope.REMOVED in scopes:
+            found.setdefault(one.nodeid, []).append(AcceptedChange(one.key, Scope.REMOVED))
+    found = {nodeid: changes for nodeid, changes in found.items() if changes}
+    if not found:
+        own = sorted({name for row in rows for name in own_limits(row)})
+        why = f"{last.path} flags nothing of it{' in this scope' if scopes else ''}"
+        if any(row.test_error is True or (row.failed and not row.verdict.limits) for row in rows):
+            why = "the test itself failed, which nobody can accept"
+        elif own and not scopes:
+            why = f"{', '.join(own)} of the test does not hold; change the limit in the test"
+        raise UserError(f"{test}: {why}")
+    return found
+
+
+def _duet(path: Path) -> dict[str, float]:
+    """By row key, the slow-down that a gate's duet measured where it fails; empty without a duet.
+    Raises `UserError`: the file cannot be read.
+    """
+    if not path.exists():
+        return {}
+    try:
+        verdicts: list[dict[str, Any]] = json.loads(path.read_bytes())["verdicts"]
+        return {one["key"]: one["paired"]["change"] for one in verdicts if one["outcome"] == Outcome.FAIL.value and one["paired"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: not the results of a duet: {error}") from None
+
+
+def _base(last: Results | None, here: Path) -> str | None:
+    """The commit that the change is compared with: the merge base of the last gate, else HEAD; None without git."""
+    of = last.document.settings.get("baseline_of") if last is not None else None
+    try:
+        if isinstance(of, str):
+            return ancestry(of, (), here).merge_base
+    except RevisionError:  # such as results of another clone
+        pass
+    commit = head(here)
+    return commit.removesuffix(DIRTY) if commit is not None else None
+
+
+def _words(change: AcceptedChange) -> str:
+    from pytest_gpumem.baselines.accepted import Scope
+
+    if change.scope is Scope.REMOVED:
+        return f"that {change.row} is removed"
+    of = f"{change.limit} " if change.limit is not None else ""
+    if change.scope is Scope.LIMIT:
+        return f"{of}{change.old} -> {change.size}" if change.old is not None else f"{of}{change.size}"
+    return f"{change.scope.value} up to {of}{change.size}"
+
+
+def _who(environment: Mapping[str, str]) -> str:
+    for name in WHO:
+        if environment.get(name):
+            return environment[name]
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown"

@@ -1,0 +1,94 @@
+"""A row against that of one process of base: its exact figures, which are bytes, counts and kernels, and the limits of its calls. Pure.
+
+A gate compares rows with the baseline. Where an exact figure grew against it, or it has none, base says whether the growth is of this
+change. The limits of a call are known once it ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from pytest_gpumem.judging.expectations import held
+from pytest_gpumem.judging.finding import Finding
+from pytest_gpumem.judging.footprint import PastFootprint, judge_footprint
+from pytest_gpumem.judging.limits import EXACT, absolute, relative
+from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.row import LimitResult, Row, Verdict
+
+Allowed = Callable[[str, "str | None"], bool]
+"""Whether a looser limit, by its name and new value, is accepted."""
+
+
+def open_results(row: Row) -> list[LimitResult]:
+    """The results about exact figures of a row that base decides: a growth, or nothing to compare with."""
+    names = relative(row.limits)
+    return [one for one in row.verdict.limits if one.limit in names and (one.outcome is not Outcome.UNDECIDED or _differs(one))]
+
+
+def _differs(one: LimitResult) -> bool:
+    return one.code is Code.MEASURED_DIFFERENTLY
+
+
+def of_memory(row: Row) -> bool:
+    """True if base decides a growth of a row's memory."""
+    return any(one.limit not in EXACT for one in open_results(row))
+
+
+def against_base(row: Row, base: Row, alone: Row | None, facts: DeviceFacts, name: str) -> Verdict:
+    """The verdict on a row with its exact figures judged against those of base's row.
+    `alone`: the row in a process of the same tests as base's. A test takes more memory if no other called a library before it.
+    `name`: of base, for the reasons.
+    """
+    names = {one.limit for one in open_results(row)}
+    findings = list[Finding]()
+    if row.measurement is not None and base.measurement is not None:
+        counts = [limit for limit in EXACT if limit in names]
+        findings += absolute(row.measurement, row.limits, facts, past=(base.measurement,), names=counts, of=name)
+    if alone is not None and alone.footprint is not None and base.footprint is not None:
+        peaks = [limit for limit in names if limit not in EXACT]
+        findings += judge_footprint(alone.footprint, row.limits, [PastFootprint(base.footprint, None)], peaks, of=name)
+    judged = {finding.limit for finding in findings}
+    left = [one for one in row.verdict.limits if one.limit not in judged]
+    found = [finding.result for finding in findings if finding.outcome is not Outcome.PASS]
+    return of_results(row.verdict, [*found, *left], [finding.sentence for finding in findings])
+
+
+def of_results(verdict: Verdict, results: Iterable[LimitResult], passed: Sequence[str]) -> Verdict:
+    """The verdict with these results that are not PASS. `passed`: the reasons of a PASS, if there are none."""
+    ordered = tuple(sorted(results, key=lambda one: one.outcome.rank))
+    if not ordered:
+        return replace(verdict, outcome=Outcome.PASS, code=None, reason="; ".join(passed), limits=())
+    reason = "; ".join(one.reason for one in ordered if one.reason)
+    return replace(verdict, outcome=ordered[0].outcome, code=ordered[0].code, reason=reason or verdict.reason, limits=ordered)
+
+
+def held_to_base(row: Row, base: Row, facts: DeviceFacts, siblings: Mapping[str, Measurement], name: str, allowed: Allowed) -> Row:
+    """The row, held to the limits of base's where they demand more. What a duet or base decides of them is left open.
+    `siblings`: the measurements of its test by label.
+    `name`: of base, for the origin of its limits.
+    `allowed`: as of `held`.
+    """
+    limits = held(row.limits, base.limits, LIMITS, name, allowed)
+    names = [limit for limit in LIMITS if getattr(limits, limit) != getattr(row.limits, limit)]
+    if not names:
+        return row
+    open_ = {*relative(limits), "max_regression", "fail_if_faster"}
+    findings, alone = list[Finding](), [limit for limit in names if limit not in open_]
+    if row.measurement is not None:
+        findings += absolute(row.measurement, limits, facts, siblings, names=[limit for limit in alone if limit not in OF_FOOTPRINT])
+    if row.footprint is not None:
+        findings += judge_footprint(row.footprint, limits, (), [limit for limit in alone if limit in OF_FOOTPRINT])
+    results = [one for one in row.verdict.limits if one.limit not in names]
+    results += [finding.result for finding in findings if finding.outcome is not Outcome.PASS]
+    results += [_not_yet(limit, limits) for limit in names if limit in open_]
+    return replace(row, limits=limits, verdict=of_results(row.verdict, results, [row.verdict.reason]))
+
+
+def _not_yet(limit: str, limits: Limits) -> LimitResult:
+    written = f"{limit} {getattr(limits, limit)} ({limits.origin[limit]})"
+    return LimitResult(limit, Outcome.NEW, Code.NO_BASELINE, f"{written} holds, by which nothing was compared yet")

@@ -1,0 +1,333 @@
+"""What this session is to judge, and what became of it: the measurements of the baseline, the limits on each test, the tests of BASE."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.expectations import (
+    Ended,
+    Expectation,
+    Selected,
+    Selection,
+    against_base,
+    discharge,
+    of_base,
+    open_under_strict,
+)
+from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
+from pytest_gpumem.plugin.reported import FAILED, PASSED
+from pytest_gpumem.plugin.state import GpuSession, fail
+from pytest_gpumem.plugin.workers import is_worker, send, sent
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import ACCEPTED, ALLOWED, LOST, ROW, TEST, selects
+from pytest_gpumem.records.schema import from_plain, to_plain
+from pytest_gpumem.settings import (
+    BASE_SELECTION,
+    SELECTION,
+    Settings,
+    SettingsError,
+    by_marker,
+    marker_keywords,
+    marker_limits,
+    merge_limits,
+)
+
+COLLECTED = "gpumem_collected"  # key of xdist's `workeroutput`: what a worker collected
+IN_BASE = "gpumem_base"  # key of xdist's `workerinput`: what BASE selects
+_COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+"""How a session ends that collected all it was asked for."""
+_DESELECTED_BY = {"deselect_by_keyword": "-k", "deselect_by_mark": "-m"}  # by pytest's function, the option
+_SHORT = ("-k", "-m")  # options whose value may follow at once: "-kname"
+
+
+class Collected(TypedDict):
+    """What a process collected, as plain values."""
+
+    tests: dict[str, dict[str, Any] | None]
+    """By node id of each test that pytest saw, before any was deselected: a `Selected` as plain values; None if nobody relies on it."""
+    left_out: dict[str, list[str]]  # by node id of a deselected test: the option, or the file of the hook, that deselected it
+    files: dict[str, str]  # by the path of a test file in node ids, its SHA-256
+    modules: dict[str, str]  # by node id of a module or package: why its collection failed or skipped
+
+
+class ExpectationHooks:
+    """Knows what is to be judged, and finds at the session's end what was not. What is open then fails a strict session."""
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._seen: Collected = {"tests": {}, "left_out": {}, "files": {}, "modules": {}}
+        self._selected: set[str] = set()  # node ids that were to run
+        self._no_verdict: set[str] = set()  # of them, those that a mark skips or expects to fail; of a session that only collects
+        self._writes = os.environ.pop(SELECTION, None)  # the file for what is selected; not of a session that a test starts
+        self._in_gate = self._writes is not None or session.base is not None
+
+    # What was collected
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        relied_on = _relied_on(item, self._session.settings)
+        self._seen["tests"][item.nodeid] = None if relied_on is None else to_plain(relied_on)
+        file = item.nodeid.partition("::")[0]
+        if self._in_gate and file not in self._seen["files"]:
+            with suppress(OSError):  # a test of no file
+                self._seen["files"][file] = hashlib.sha256(item.path.read_bytes()).hexdigest()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.passed or not report.nodeid:
+            return
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "its collection failed"
+        self._seen["modules"][report.nodeid] = f"{report.nodeid} {report.outcome} ({reason.removeprefix('Skipped: ')})"
+
+    def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
+        by = _deselecting()
+        for item in items:
+            self._seen["left_out"][item.nodeid] = list(by)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._selected.update(item.nodeid for item in session.items)
+        if session.config.option.collectonly and self._writes is not None:
+            self._no_verdict.update(item.nodeid for item in session.items if _has_no_verdict(item))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[IN_BASE] = None if self._session.base is None else to_plain(self._session.base)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
+        self._selected.update(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        found: Collected | None = sent(node, COLLECTED)
+        if found is not None:  # all workers collect the same
+            self.take(found)
+
+    @property
+    def collected(self) -> Collected:
+        """What this process has collected so far."""
+        return self._seen
+
+    def take(self, collected: Collected) -> None:
+        """Take what another process collected for this one."""
+        self._seen = collected
+
+    # What became of it
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # before results are written
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
+        gpu = self._session
+        if is_worker(gpu.config):
+            send(gpu.config, COLLECTED, self._seen)
+            return (yield)
+        if self._writes is not None:
+            write_whole(Path(self._writes), json.dumps(to_plain(self._selection())))
+        if not session.config.option.collectonly and not gpu.ranges.tool_attached():  # under a profiler nothing is judged
+            self._discharge(complete=exitstatus in _COMPLETE)
+            if gpu.settings.strict and open_under_strict(gpu.missing):
+                fail(session)
+        return (yield)
+
+    def _selection(self) -> Selection:
+        """What this session selects. What an installed plugin left out counts too: it is for another runner."""
+        plugins = {nodeid: name for nodeid, (kind, name) in self._seen["left_out"].items() if kind == "plugin"}
+        chosen = [nodeid for nodeid in self._seen["tests"] if nodeid in self._selected or nodeid in plugins]
+        tests = {nodeid: one for nodeid in chosen if nodeid not in self._no_verdict and (one := self._relied_on(nodeid)) is not None}
+        return Selection(
+            tests,
+            tuple(nodeid for nodeid in chosen if nodeid not in tests and nodeid not in self._no_verdict),
+            tuple(sorted({*self._no_verdict, *self._seen["modules"]})),
+            tuple(sorted({*plugins.values()})),
+            self._session.settings.allow_lost,
+            self._seen["files"],
+        )
+
+    def _relied_on(self, nodeid: str) -> Selected | None:
+        plain = self._seen["tests"].get(nodeid)
+        return None if plain is None else from_plain(plain, Selected)
+
+    def _expected(self) -> list[Expectation]:
+        """Measurements before tests, and these before limits: the first one that is lost speaks for its test."""
+        gpu = self._session
+        expected = [Expectation(row.nodeid, label=row.label) for row in gpu.baseline.expected(gpu.settings.mode).values()]
+        own = {nodeid: self._relied_on(nodeid) for nodeid in self._seen["tests"]}
+        if gpu.base is not None:
+            expected += of_base(gpu.base, {nodeid: one is not None and one.measures for nodeid, one in own.items()})
+        for nodeid, one in own.items():
+            limits = gpu.held(nodeid, Limits() if one is None else one.limits)
+            expected += [Expectation(nodeid, name) for name in LIMITS if getattr(limits, name) is not None]
+        return expected
+
+    def _discharge(self, *, complete: bool) -> None:
+        gpu = self._session
+        ends, lost = dict[str, Ended](), set[str]()
+        # In a gate the ini file of the change allows nothing.
+        allow_lost = gpu.settings.allow_lost if gpu.base is None else gpu.base.allow_lost
+        for one in self._expected():
+            if one.what != ROW and one.nodeid in lost:
+                continue
+            if one.nodeid not in ends:
+                ends[one.nodeid] = self._ended(one.nodeid, complete=complete)
+            ended = ends[one.nodeid]
+            if gpu.base is not None:
+                ended = against_base(ended, one, gpu.base, gpu.base_name)
+            missing = discharge(one, gpu.rows.of(one.nodeid), ended)
+            if missing is not None:
+                lost.update([one.nodeid] if one.what in (ROW, TEST) else [])
+                allowed = missing.status == LOST and any(missing.named(name) for name in allow_lost)
+                if allowed:
+                    missing = replace(missing, status=ALLOWED, what=ROW)
+                elif missing.status == LOST and (by := gpu.removed(missing.key)) is not None:
+                    missing = replace(missing, status=ACCEPTED, reason=f"its removal was accepted ({by.who}: {by.reason})")
+                gpu.missing.append(missing)
+        measured = {row.key for row in gpu.rows if row.measurement is not None and gpu.rows.end(row.nodeid) in (PASSED, FAILED)}
+        gpu.remarks += self._useless(measured)
+
+    def _ended(self, nodeid: str, *, complete: bool) -> Ended:
+        """How a test ended, and who left it out."""
+        rows, words = self._session.rows, Words(self._session.config)
+        end = rows.end(nodeid)
+        if end is not None:
+            how: Any = end
+            return Ended(how, rows.explain(nodeid))
+        if (by := self._seen["left_out"].get(nodeid)) is not None:
+            kind, name = by
+            of_words = words.deselect(kind, nodeid)
+            whose = "" if of_words or kind in ("plugin", "project") else " of the ini file"
+            return Ended("left out", f"deselected by {name}{whose}", of_words, plugin=name if kind == "plugin" else "")
+        if nodeid in self._selected:
+            return Ended("not reached", "not reached")
+        module = next((why for within, why in self._seen["modules"].items() if within == nodeid or selects(within, nodeid)), None)
+        if module is not None:
+            return Ended("left out", module)
+        if not complete:
+            return Ended("not reached", "not reached")
+        if not any(name == "." or selects(name, nodeid) for name in words.tests):
+            return Ended("not asked for", "not named" if words.name_tests else "outside of testpaths", words.name_tests)
+        if words.selects_earlier(nodeid):
+            return Ended("left out", "deselected by --deselect", by_words=True)
+        if words.ignored(nodeid):
+            return Ended("left out", "ignored", words.ignore)
+        return Ended("gone")
+
+    def _useless(self, measured: set[str]) -> Iterator[str]:
+        """Remarks about names in `allow_lost` that allow nothing."""
+        gpu = self._session
+        origin = gpu.settings.origins.get("allow_lost")
+        for name in gpu.settings.allow_lost if gpu.baseline.rows else ():
+            named = [key for key, rows in gpu.baseline.rows.items() if name == key or selects(name, rows[-1].nodeid)]
+            if not named:
+                yield f"{origin}: the baseline holds no measurement {name!r}"
+            elif measured.issuperset(named):
+                yield f"{origin}: {name!r} is measured; the name is no longer needed"
+
+
+def base_of_gate(config: pytest.Config) -> Selection | None:
+    """What BASE selects, in the screen of a gate and in its workers; None in other sessions, such as one that a test of a gate starts."""
+    if is_worker(config):
+        plain = getattr(config, "workerinput", {}).get(IN_BASE)
+    else:
+        file = os.environ.pop(BASE_SELECTION, None)
+        plain = None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
+    return None if plain is None else from_plain(plain, Selection)
+
+
+def _relied_on(item: pytest.Item, settings: Settings) -> Selected | None:
+    """The limits that somebody relies on for a test: those of its marker, and those of the session that its fixtures are about. None for a
+    test without limits that does not measure."""
+    try:
+        marker = marker_limits(marker_keywords(marks_of(item)))
+    except SettingsError:  # reported where the marker is read
+        return None
+    limits = merge_limits(None, marker, settings, LIMITS)
+    about = {name for name in LIMITS if uses(item, TEST_FIXTURE if name in OF_FOOTPRINT else BENCHMARK_FIXTURE)}
+    if settings.footprint == "off":
+        about.difference_update(OF_FOOTPRINT)
+    names = [name for name in LIMITS if getattr(limits, name) is not None and (name in about or by_marker(limits, name))]
+    measures = uses(item, BENCHMARK_FIXTURE) or uses(item, MEMORY_FIXTURE)
+    if not names and not measures:
+        return None
+    kept = Limits(**{name: getattr(limits, name) for name in names}, origin={name: limits.origin[name] for name in names})
+    return Selected(kept, measures)
+
+
+def _has_no_verdict(item: pytest.Item) -> bool:
+    """True for a test that a mark skips or expects to fail on this machine."""
+    from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks  # there is no public way to ask
+
+    try:
+        return evaluate_skip_marks(item) is not None or evaluate_xfail_marks(item) is not None
+    except pytest.fail.Exception:  # a condition that cannot be evaluated fails the test
+        return False
+
+
+def _deselecting() -> tuple[str, str]:
+    """The option that deselects tests just now, or the kind and the name of the hook that does."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        file = Path(frame.f_code.co_filename)
+        if file.parent.name == "pluggy" or file == Path(__file__):
+            continue
+        if (option := _DESELECTED_BY.get(frame.f_code.co_name)) is not None:
+            return option, option
+        if "_pytest" in file.parts:
+            option = {"main.py": "--deselect", "cacheprovider.py": "--lf", "stepwise.py": "--sw"}.get(file.name, file.stem)
+            return option, option
+        return ("plugin" if "site-packages" in file.parts else "project"), file.name
+    return "project", "a hook"
+
+
+class Words:
+    """The words of the command line, with those of PYTEST_ADDOPTS, as whoever started the session wrote them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
+        self.name_tests = any(argument in self._words for argument in config.args)
+        """True if they name the tests; else the ini file does, or the folder is searched."""
+        self.tests = [self._nodeid(argument) for argument in config.args]  # what is asked for, as node ids
+        self.ignore = self._has("--ignore", "--ignore-glob")
+
+    def _has(self, *options: str) -> bool:
+        return any(
+            word == option or word.startswith(f"{option}=") or (option in _SHORT and word.startswith(option))
+            for word in self._words
+            for option in options
+        )
+
+    def deselect(self, by: str, nodeid: str) -> bool:
+        """True if these words deselected a test, by an option or a plugin; a hook of the project is none of them."""
+        if by == "--deselect":
+            return self.selects_earlier(nodeid)
+        return by == "plugin" or self._has(by, *{"--lf": ("--last-failed",), "--sw": ("--stepwise",)}.get(by, ()))
+
+    def selects_earlier(self, nodeid: str) -> bool:
+        """True if `--deselect` among these words names a test, also one that is no longer there."""
+        values = [word.partition("=")[2] for word in self._words if word.startswith("--deselect=")]
+        values += [value for word, value in zip(self._words, self._words[1:], strict=False) if word == "--deselect"]
+        return any(nodeid.startswith(value) for value in values)
+
+    def ignored(self, nodeid: str) -> bool:
+        """True if pytest does not look for tests in the test's file."""
+        config = self._config
+        file = config.rootpath / nodeid.partition("::")[0]
+        within = [file, *(folder for folder in file.parents if config.rootpath in folder.parents)]
+        return any(config.hook.pytest_ignore_collect(collection_path=path, config=config) for path in within)
+
+    def _nodeid(self, argument: str) -> str:
+        """An argument of the command line as a node id, which begins at the root folder."""
+        path, *names = argument.split("::")
+        file = os.path.relpath(self._config.invocation_params.dir / path, self._config.rootpath)
+        return "::".join((Path(file).as_posix(), *names))

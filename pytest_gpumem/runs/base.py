@@ -1,0 +1,74 @@
+"""What a gate asks of its base: the tests that it selects, and the figures of some of them; in one process each."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gpumem.judging.expectations import Selection
+from pytest_gpumem.outcomes import NoAnswer
+from pytest_gpumem.records.schema import SchemaError, from_plain
+from pytest_gpumem.runs import RunError
+from pytest_gpumem.runs.experiment import Experiment, Processes
+from pytest_gpumem.runs.processes import BASE, Process, Turn
+from pytest_gpumem.runs.worktree import Side
+from pytest_gpumem.settings import SELECTION
+
+
+@dataclass(frozen=True)
+class Base:
+    """The commit that a change is compared with."""
+
+    side: Side
+    tree: Side  # the working tree, of which base imports nothing
+    arguments: tuple[str, ...]  # pytest's, as the gate has them
+    environment: Mapping[str, str]
+
+    def selection(self) -> Selection:
+        """The tests that it selects on this machine by the gate's arguments and its own files. No GPU is needed: nothing is measured.
+        Raises `NoAnswer`: its tests cannot be collected.
+        """
+        with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+            file = Path(folder, "selection.json")
+            try:
+                process = self._run(None, ["--collect-only", "--gpumem-device=sim"], {SELECTION: str(file)})
+                if process.error is not None:
+                    raise RunError(f"{process.name} {process.error}")
+                return from_plain(json.loads(file.read_text(encoding="utf-8")), Selection)
+            except RunError as error:
+                raise NoAnswer(f"BASE: its tests cannot be collected: {error}") from None
+            except (OSError, ValueError, SchemaError):
+                raise NoAnswer(
+                    f"BASE: {self.side.title} has another version of pytest-gpumem, which does not say what it selects"
+                ) from None
+
+    def figures(self, tests: Sequence[str], side: str = BASE) -> Process:
+        """One process of these tests, with their memory, and with what a launch runs. `side`: `BASE`, or `HEAD` for the working tree.
+        Raises `RunError`: pytest did not accept its arguments or the device.
+        """
+        return self._run(tests, ["--gpumem-footprint=on", "--gpumem-count-pages"], {}, side, evidence=True)
+
+    def _run(
+        self,
+        tests: Sequence[str] | None,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        side: str = BASE,
+        *,
+        evidence: bool = False,
+    ) -> Process:
+        started = Processes(
+            {side: self.side if side == BASE else self.tree},
+            [*self.arguments, *arguments],
+            (),
+            {**self.environment, **variables},
+            ahead=0,
+            evidence=evidence,
+            tree=self.tree,
+            everything=True,
+        )
+        with Experiment(started, [Turn(1, side)]) as experiment:
+            return experiment.measure(tests)

@@ -1,0 +1,431 @@
+"""A gate expects what its base selects on this machine, and holds each test to the stricter limits of base and the change."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ci_project import SIMULATED, Project, make_three
+from click.testing import CliRunner
+from committing import git
+
+from pytest_gpumem.cli import main
+
+MEASURE = "gpu_benchmark(gpu_kernels.copy, device_buffer({0}), device_buffer({0}){1})"
+COPY = MEASURE.format("NBYTES", "")
+TESTS = f"""
+import pytest
+from kern import NBYTES
+
+@pytest.mark.gpu
+@pytest.mark.gpumem(max_regression="5%")
+def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
+    {COPY}
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mib", [16, 32])
+@pytest.mark.gpumem(max_latency="1 s")
+def test_sizes(gpu_benchmark, device_buffer, gpu_kernels, mib):
+    {MEASURE.format("mib << 20", "")}
+
+@pytest.mark.gpu
+@pytest.mark.gpumem(max_peak="256 MiB")
+def test_memory(device_buffer):
+    device_buffer(NBYTES)
+
+@pytest.mark.gpu
+@pytest.mark.skip(reason="in base too")
+@pytest.mark.gpumem(max_latency="1 s")
+def test_skipped(gpu_benchmark):
+    pass
+
+@pytest.mark.gpu
+def test_cpu():
+    pass
+
+def test_skips():
+    pytest.skip("in base too")
+
+@pytest.mark.gpumem(max_latency="1 s")
+def test_skips_with_a_limit(gpu_benchmark):
+    pytest.skip("in base too")
+"""
+EXACT = f"""
+import pytest
+from kern import NBYTES
+
+@pytest.mark.gpumem(max_peak_regression="0 B")
+def test_peak(device_buffer):
+    device_buffer(NBYTES)
+
+@pytest.mark.gpumem(same_kernels=True)
+def test_kernels(gpu_benchmark, device_buffer, gpu_kernels):
+    {COPY}
+
+@pytest.mark.gpumem(max_copied_bytes="baseline", max_kernels="baseline + 1")
+def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
+    {COPY}
+"""
+INI = "[pytest]\ngpumem_budget = 5 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest\nmarkers = gpu\n"
+GPU = "--screen-only origin/main -- -m gpu"
+
+Change = dict[str, str]
+Gate = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
+    """A project whose baseline has three processes of its base."""
+    project = Project(tmp_path_factory.mktemp("saved"), programs)
+    upstream = project.folder.parent / "upstream"
+    (upstream / "test_it.py").write_text(TESTS)
+    (upstream / "pytest.ini").write_text(INI)
+    git(upstream, "commit", "-qam", "tests")
+    project.git("pull", "-q")
+    done = project.run(
+        ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save", {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
+    return project
+
+
+@pytest.fixture
+def project(saved: Project, tmp_path: Path) -> Project:
+    """A copy of it, in which a test can change anything."""
+    shutil.copytree(saved.folder, tmp_path / "clone", symlinks=True)
+    copied = object.__new__(Project)
+    copied.folder = tmp_path / "clone"
+    return copied
+
+
+@pytest.fixture
+def gate(project: Project, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Runs a gate of a change, with files by name; gives its exit code and its output."""
+
+    def run(change: Change, words: str = GPU) -> tuple[int, str]:
+        for name, text in change.items():
+            (project.folder / name).parent.mkdir(exist_ok=True)
+            project.write(name, text)
+        for name, value in {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(project.folder)
+        done = CliRunner().invoke(main, ["gate", *shlex.split(words.replace("{folder}", str(project.folder)))])
+        return done.exit_code, done.output
+
+    return run
+
+
+def replaced(old: str, new: str) -> Change:
+    assert old in TESTS
+    return {"test_it.py": TESTS.replace(old, new, 1)}
+
+
+def test_nothing_changed_is_green_else_the_others_would_show_nothing(gate: Gate) -> None:
+    code, text = gate({})
+    assert code == 0, text
+    assert "lost" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "lost", "why"),
+    [
+        (replaced("def test_copy", "def test_renamed"), "copy", "its test is no longer collected"),
+        (replaced("def test_memory(device_buffer):\n    device_buffer(NBYTES)", ""), "memory", "its test is no longer collected"),
+        (replaced("[16, 32]", "[16]"), "sizes[32]", "its test is no longer collected"),
+        # The words ask for tests with a mark, which the change takes away.
+        (replaced("@pytest.mark.gpu\n", ""), "copy", "deselected by -m"),
+        ({"pytest.ini": INI + "testpaths = other\n", "other/test_b.py": ""}, "copy", "outside of testpaths"),
+        ({"pytest.ini": INI.replace("addopts =", "addopts = --deselect test_it.py::test_memory")}, "memory", "deselected by --deselect of"),
+        ({"pytest.ini": INI + "python_functions = test_copy\n"}, "memory", "its test is no longer collected"),
+        ({"conftest.py": 'collect_ignore = ["test_it.py"]\n'}, "copy", "ignored"),
+        (replaced("import pytest", 'import pytest\npytest.importorskip("no_such_library")'), "copy", "test_it.py skipped"),
+        (replaced("def test_memory", '@pytest.mark.skip(reason="not today")\ndef test_memory'), "memory", "its test skipped (not today)"),
+        (replaced("def test_memory", "@pytest.mark.xfail\ndef test_memory"), "memory", "its test xpassed"),
+        # What the change allows itself is not allowed.
+        (
+            {"pytest.ini": INI + "gpumem_allow_lost = test_it.py::test_copy\n", **replaced("def test_copy", "def test_renamed")},
+            "copy",
+            "its test is no longer collected",
+        ),
+    ],
+    ids=[
+        "renamed", "deleted", "parametrised away", "marked otherwise", "testpaths", "addopts", "python_functions", "collect_ignore",
+        "import", "skipped", "xfail", "allow_lost",
+    ],
+)  # fmt: skip
+def test_what_base_selects_and_the_change_does_not_run_is_lost(gate: Gate, change: Change, lost: str, why: str) -> None:
+    code, text = gate(change)
+    assert code == 1, text
+    assert f"gpumem gate: lost: test_it.py::test_{lost}: {why}" in text
+    assert "gpumem gate: red (simulated): " in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (replaced("@pytest.mark.gpu\ndef test_cpu():\n    pass\n", ""), GPU),
+        (replaced("def test_copy", "def test_renamed"), "--screen-only origin/main -- -k memory"),
+        (replaced("def test_copy", "def test_renamed"), f"{GPU} --gpumem-allow-lost=test_it.py::test_copy"),
+        ({}, f"{GPU} --splits 2 --group 1"),
+        ({}, "--screen-only origin/main -- {folder}/test_it.py --rootdir={folder}"),
+    ],
+    ids=["nobody relies on it", "left out by the words", "allowed by the words", "of another runner", "whole paths"],
+)
+def test_what_the_words_leave_out_or_allow_is_not_lost(gate: Gate, change: Change, words: str) -> None:
+    code, text = gate(change, words)
+    assert " lost: " not in text, text
+    assert "gate: red" not in text
+    assert code in (0, 6)  # a test that was renamed is new
+    if not change:
+        assert code == 0, text
+
+
+def test_a_change_to_a_test_that_base_leaves_out_by_its_own_files_is_no_loss(gate: Gate, project: Project) -> None:
+    """The baseline may hold measurements of a nightly run."""
+    project.write("pytest.ini", INI.replace("addopts =", 'addopts = -k "not sizes"'))
+    project.git("commit", "-qam", "leave out sizes")
+    project.git("update-ref", "refs/remotes/origin/quick", "HEAD")
+    code, text = gate({}, "--screen-only origin/quick -- -m gpu")
+    assert code == 0, text
+    assert "not run: 2 measurements of the baseline (2 left out of origin/quick too)" in text
+
+
+def test_a_skip_in_the_body_is_a_loss_unless_base_skips_too(gate: Gate) -> None:
+    words = "--screen-only origin/main -- -k skips_with_a_limit"
+    code, text = gate({}, words.replace("-k skips_with_a_limit", '-k "skips_with_a_limit or memory"'))
+    assert code == 0, text
+    assert "one process of origin/main, for the exact figures and limits of 1 test" in text
+    assert "not run: 1 test (1 origin/main skips it too)" in text
+    skips = replaced("def test_memory(device_buffer):", 'def test_memory(device_buffer):\n    pytest.skip("not today")')
+    code, text = gate(skips, "--screen-only origin/main -- -k memory")
+    assert code == 1, text
+    assert "lost: test_it.py::test_memory: its test skipped (not today)" in text
+
+
+# The exact figures of base
+
+
+@pytest.fixture
+def exact(project: Project) -> Project:
+    """The project with limits on exact figures, and without a baseline."""
+    project.write("test_it.py", EXACT)
+    project.git("commit", "-qam", "exact figures")
+    project.git("update-ref", "refs/remotes/origin/exact", "HEAD")
+    shutil.rmtree(project.folder / ".gpumem-baseline")
+    return project
+
+
+GROWN = {"kern.py": "NBYTES = 80 << 20\n"}
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("options", ["", "--screen-only "])
+def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate, options: str) -> None:
+    code, text = gate({}, f"{options}origin/exact")
+    assert code == 0, text
+    assert text.splitlines()[-1] == "gpumem gate: green (simulated): 3 rows"
+    code, text = gate(GROWN, f"{options}origin/exact")
+    assert code == 1, text
+    assert text.splitlines()[-1] == "gpumem gate: red (simulated): 2 of 3 rows fail"
+    summary = Path("gpumem-results", "code-quality.json").read_text()
+    assert "a peak of 80 MiB against 64 MiB of origin/exact (+16 MiB, +25.0 %), above max_peak_regression 0 B" in summary
+    assert "does not hold against origin/exact: no longer copy" in summary
+
+
+def test_what_base_has_grown_by_is_not_this_changes_fault(gate: Gate, exact: Project) -> None:
+    save = ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save"
+    done = exact.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
+    assert done.returncode == 0, done.stdout + done.stderr
+    exact.write("kern.py", GROWN["kern.py"])
+    exact.git("commit", "-qam", "grown")
+    exact.git("update-ref", "refs/remotes/origin/grown", "HEAD")
+    code, text = gate({"README.md": "words\n"}, "origin/grown")
+    assert code == 0, text
+    assert "gpumem gate: origin/grown has it too: test_it.py::test_peak: a peak of 80 MiB against 64 MiB of 1 saved run (+16 MiB" in text
+    assert "gpumem gate: origin/grown has it too: test_it.py::test_kernels: same_kernels true (marker) does not hold: " in text
+    # It grows further.
+    code, text = gate({"kern.py": "NBYTES = 96 << 20\n"}, "origin/grown")
+    assert code == 1, text
+    assert "has it too" not in text
+
+
+@pytest.mark.usefixtures("exact")
+def test_exact_figures_that_base_does_not_have_are_new(gate: Gate) -> None:
+    new = EXACT + "\n@pytest.mark.gpumem(max_peak_regression='0 B')\ndef test_new(device_buffer):\n    device_buffer(1 << 20)\n"
+    code, text = gate({"test_it.py": new}, "--screen-only origin/exact")
+    assert code == 0, text
+    assert "gpumem gate: new, base does not have it: test_it.py::test_new" in text
+
+
+def test_exact_figures_of_a_base_that_crashes_are_no_verdict(gate: Gate, exact: Project) -> None:
+    exact.write("conftest.py", "import os\n\ndef pytest_runtest_setup():\n    os._exit(7)\n")
+    exact.git("add", ".")
+    exact.git("commit", "-qm", "crash")
+    exact.git("update-ref", "refs/remotes/origin/crash", "HEAD")
+    code, text = gate({"conftest.py": ""}, "--screen-only origin/crash -- -k peak")
+    assert code == 6, text
+    assert "no figures of origin/crash: base (merge base with origin/crash " in text
+    assert "no verdict (simulated): 1 of 1 row not judged, and there was no duet to judge them" in text
+
+
+def test_a_base_whose_tests_cannot_be_collected_is_no_verdict(gate: Gate, project: Project) -> None:
+    project.write("conftest.py", "syntax error\n")
+    project.git("add", ".")
+    project.git("commit", "-qm", "broken")
+    project.git("update-ref", "refs/remotes/origin/broken", "HEAD")
+    code, text = gate({"conftest.py": ""}, "--screen-only origin/broken")
+    assert code == 6, text
+    _, line = text.splitlines()
+    assert line.startswith("gpumem: BASE: its tests cannot be collected: base (merge base with origin/broken ")
+
+
+def test_tests_that_base_cannot_import_are_not_new(gate: Gate, project: Project) -> None:
+    """Nobody knows how they performed: a library, or a submodule of git, may be missing in its worktree."""
+    project.write("test_it.py", "import no_such_library\n" + TESTS)
+    project.git("commit", "-qam", "broken")
+    project.git("update-ref", "refs/remotes/origin/broken", "HEAD")
+    shutil.rmtree(project.folder / ".gpumem-baseline")
+    code, text = gate({"test_it.py": TESTS}, "origin/broken --rounds-max 12 -- -k test_copy")
+    assert code == 6, text
+    assert "not judged: test_it.py::test_copy" in text
+
+
+CALLS = f"""
+from kern import NBYTES
+
+LONGEST = "45 us"
+
+def test_time(gpu_benchmark, device_buffer, gpu_kernels):
+    {MEASURE.format("NBYTES", ", max_regression='5%'")}
+
+def test_latency(gpu_benchmark, device_buffer, gpu_kernels):
+    {MEASURE.format("NBYTES", ", max_latency=LONGEST, label='x'")}
+
+def test_part(gpu_memory, device_buffer):
+    with gpu_memory.watch("decode", max_peak="70 MiB"):
+        device_buffer(NBYTES)
+
+def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
+    {MEASURE.format("NBYTES", ", same_kernels=True")}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "options", "code"),
+    [
+        ("max_regression='5%'", "max_regression='900%'", "test_time: max_regression 5% -> 900% in this change (5% holds)", "", 1),
+        (
+            "max_regression='5%'",
+            "max_regression=None",
+            "test_time: max_regression 5% -> none in this change (5% holds)",
+            "--screen-only",
+            6,
+        ),
+        ('"45 us"', '"1 s"', "test_latency[x]: max_latency 45 us -> 1 s in this change (45 us holds)", "--screen-only", 1),
+        ("max_latency=LONGEST, ", "", "test_latency[x]: max_latency 45 us -> none in this change (45 us holds)", "--screen-only", 1),
+        ('"70 MiB"', '"1 GiB"', "test_part[decode]: max_peak 70 MiB -> 1 GiB in this change (70 MiB holds)", "--screen-only", 1),
+        (", same_kernels=True", "", "test_counts: same_kernels true -> none in this change (true holds)", "--screen-only", 1),
+        ("from kern", "# words\nfrom kern", None, "--screen-only", 1),
+    ],
+    ids=["time", "lifted", "latency", "latency removed", "memory", "kernels", "words alone"],
+)
+def test_a_change_is_held_to_the_limits_of_the_calls_of_base(
+    gate: Gate, project: Project, old: str, new: str, line: str | None, options: str, code: int
+) -> None:
+    project.write("test_it.py", CALLS)
+    project.git("commit", "-qam", "calls")
+    project.git("update-ref", "refs/remotes/origin/calls", "HEAD")
+    shutil.rmtree(project.folder / ".gpumem-baseline")
+    assert old in CALLS
+    test = (line or "test_latency").partition(":")[0].partition("[")[0]
+    words = f"{options} origin/calls --rounds-max 12 -- -k {test}"
+    ended, text = gate({**GROWN, "test_it.py": CALLS.replace(old, new)}, words)
+    assert ended == code, text
+    if line is None:
+        assert "in this change" not in text
+    else:
+        assert f"gpumem gate: limit of test_it.py::{line}" in text
+
+
+# The simulated device
+
+
+def test_a_simulated_device_takes_the_place_of_a_gpu_by_the_words_alone(gate: Gate, project: Project) -> None:
+    (simulated,) = (project.folder / ".gpumem-baseline").iterdir()
+    shutil.copytree(simulated, simulated.with_name("NVIDIA-H100"))
+    code, text = gate({})
+    assert code == 6, text
+    assert "no verdict (simulated): the device is simulated, and the baseline is of NVIDIA-H100; " in text.splitlines()[-1]
+    code, text = gate({}, f"{GPU} --gpumem-device sim")
+    assert (code, text.splitlines()[-1]) == (0, "gpumem gate: green (simulated): 4 rows")
+
+
+SLOW = {"kern.py": "NBYTES = 96 << 20\n"}
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "code"),
+    [
+        (SLOW | replaced('"5%"', '"900%"'), "limit of test_it.py::test_copy: max_regression 5% -> 900% in this change (5% holds)", 1),
+        (
+            SLOW | replaced('@pytest.mark.gpumem(max_regression="5%")\n', ""),
+            "limit of test_it.py::test_copy: max_regression 5% -> none in this change (5% holds)",
+            1,
+        ),
+        (SLOW | replaced('"5%"', "None"), "limit of test_it.py::test_copy: max_regression 5% -> none in this change (5% holds)", 1),
+        (
+            {"kern.py": "NBYTES = 257 << 20\n"} | replaced('@pytest.mark.gpumem(max_peak="256 MiB")\n', ""),
+            "limit of test_it.py::test_memory: max_peak 256 MiB -> none in this change (256 MiB holds)",
+            1,
+        ),
+        (replaced('"5%"', '"900%"'), "limit of test_it.py::test_copy: max_regression 5% -> 900% in this change (5% holds)", 0),
+    ],
+    ids=["looser", "removed", "lifted", "of memory", "looser and kept"],
+)
+def test_a_change_is_held_to_the_limits_of_base(gate: Gate, change: Change, line: str, code: int) -> None:
+    ended, text = gate(change)
+    assert ended == code, text
+    assert f"gpumem gate: {line}" in text
+
+
+def test_the_origin_of_a_limit_of_base_is_said(gate: Gate, capfd: pytest.CaptureFixture[str]) -> None:
+    gate(SLOW | replaced('@pytest.mark.gpumem(max_regression="5%")\n', ""))
+    assert "slower than max_regression 5% (marker of origin/main) allows" in capfd.readouterr().out
+
+
+def test_a_stricter_limit_of_the_change_holds(gate: Gate) -> None:
+    code, text = gate(replaced('max_latency="1 s"', 'max_latency="1 ns"'))
+    assert code == 1, text
+    assert "in this change" not in text
+
+
+def test_a_duet_holds_a_change_to_the_limits_of_base(gate: Gate, project: Project) -> None:
+    shutil.rmtree(project.folder / ".gpumem-baseline")
+    code, text = gate(SLOW | replaced('"5%"', '"900%"'), "origin/main --rounds-max 12 -- -k test_copy")
+    assert code == 1, text
+    assert "red (simulated): 1 of 1 row fails" in text
+
+
+def test_a_change_of_the_limit_of_the_session_is_said_once(gate: Gate, project: Project) -> None:
+    project.write("pytest.ini", INI + "gpumem_max_regression = 5%\n")
+    project.git("commit", "-qam", "limit")
+    project.git("update-ref", "refs/remotes/origin/limited", "HEAD")
+    code, text = gate({"pytest.ini": INI + "gpumem_max_regression = 50%\n"}, "--screen-only origin/limited -- -m gpu")
+    assert code == 0, text
+    assert "limit of 2 tests: max_regression 5% -> 50% in this change (5% holds)" in text
+    rows = json.loads((project.folder / "gpumem-results" / "results.json").read_text())["gpumem"]["rows"]
+    assert {row["limits"]["max_regression"] for row in rows if row["measurement"]} == {"5%"}
+
+
+@pytest.mark.parametrize("workers", ["", " -n 2"])
+def test_a_new_folder_of_tests_is_new(gate: Gate, workers: str) -> None:
+    """A team's first pull request."""
+    new = f"from kern import NBYTES\n\ndef test_new(gpu_benchmark, device_buffer, gpu_kernels):\n    {COPY}\n"
+    code, text = gate({"gpu/test_new.py": new}, f"origin/main --max-regression 5% -- gpu{workers}")
+    assert code == 0, text
+    assert "new, base does not have it: gpu/test_new.py::test_new" in text

@@ -1,0 +1,65 @@
+"""Which process of a session under xdist this is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.plugin.workers import is_controller, is_worker, prepare, refuse_workers, sent, under_xdist, worker_count
+
+
+def config(*tx: str, worker: bool = False, **options: Any) -> Any:
+    """A configuration as xdist leaves it; without `dist`, as where xdist is not installed."""
+    option = SimpleNamespace(**{"tx": [*tx], "benchmark_disable": False, "benchmark_enable": True, **options})
+    return SimpleNamespace(option=option, **({"workerinput": {}} if worker else {}))
+
+
+PLAIN = config()
+ALONE = config(dist="no")
+CONTROLLER = config("2*popen", dist="load")
+WORKER = config(dist="no", worker=True)
+WORKER_OF_CONTROLLER = config("2*popen", dist="load", worker=True)
+
+
+@pytest.mark.parametrize(
+    ("one", "worker", "controller"),
+    [
+        (PLAIN, False, False),
+        (ALONE, False, False),
+        (CONTROLLER, False, True),
+        (WORKER, True, False),
+        (WORKER_OF_CONTROLLER, True, False),
+    ],
+)
+def test_a_process_is_a_worker_or_the_controller_or_alone(one: Any, worker: bool, controller: bool) -> None:
+    assert (is_worker(one), is_controller(one), under_xdist(one)) == (worker, controller, worker or controller)
+    if worker or controller:
+        with pytest.raises(pytest.UsageError, match=r"^gpumem: a sweep is of one process, not under xdist; leave out -n$"):
+            refuse_workers(one, "a sweep is of one process")
+    else:
+        refuse_workers(one, "a sweep is of one process")
+
+
+@pytest.mark.parametrize(
+    ("tx", "dist", "count"),
+    [(["popen"], "load", 1), (["2*popen", "popen", "3*ssh=host"], "load", 6), ([], "load", 0), (["4*popen"], "no", 1)],
+)
+def test_processes_that_run_tests(tx: list[str], dist: str, count: int) -> None:
+    assert worker_count(config(*tx, dist=dist)) == count
+
+
+def test_workers_do_not_benchmark_and_dist_without_workers_distributes_nothing() -> None:
+    for one in (config("2*popen", dist="load"), config(dist="no", worker=True)):
+        prepare(one)
+        assert (one.option.benchmark_disable, one.option.benchmark_enable) == (True, False)
+    for one in (config(), config(dist="no"), idle := config(dist="load")):
+        prepare(one)
+        assert (one.option.benchmark_disable, one.option.benchmark_enable) == (False, True)
+    assert idle.option.dist == "no"
+
+
+def test_a_worker_that_crashed_has_sent_nothing() -> None:
+    assert sent(SimpleNamespace(), "key") is sent(SimpleNamespace(workeroutput={}), "key") is None
+    assert sent(SimpleNamespace(workeroutput={"key": 3}), "key") == 3

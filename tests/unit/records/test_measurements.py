@@ -1,0 +1,51 @@
+"""Figures that follow from the samples of a measurement."""
+
+from __future__ import annotations
+
+import pytest
+from measurements import controlled, measurement
+
+from pytest_gpumem.records.measurement import Repeat, Traffic
+
+PLACED = ((1e-3, 5e-3, 2e-3), (4e-3,))
+
+
+def test_samples_medians_and_latency() -> None:
+    found = measurement(placements=PLACED)
+    assert found.samples == (1e-3, 5e-3, 2e-3, 4e-3)
+    assert found.medians == (2e-3, 4e-3)
+    assert found.latency == pytest.approx(3e-3)
+    assert found.placement_spread == pytest.approx(2**0.5 * 1e-3 / 3e-3)
+    assert measurement().placement_spread is None
+
+
+@pytest.mark.parametrize(("half_width", "noise"), [(None, None), (0.0, 0.0), (3e-5, 0.01)])
+def test_noise_is_a_share_of_the_latency(half_width: float | None, noise: float | None) -> None:
+    assert measurement(placements=PLACED, half_width=half_width).noise == (None if noise is None else pytest.approx(noise))
+
+
+def test_what_a_row_keeps_of_a_further_process() -> None:
+    found = measurement(placements=PLACED, overhead=2e-6)
+    assert found.repeat == Repeat((2e-3, 4e-3), 2e-6, None)
+    found = controlled(found, 1e-4)
+    assert found.controls is not None
+    assert found.controls.dram == 1e-4
+    assert found.repeat == Repeat((2e-3, 4e-3), 2e-6, found.controls)
+
+
+@pytest.mark.parametrize(
+    ("requested", "traffic", "rate"),
+    [
+        (None, Traffic(100, 0), None),
+        (900, None, None),
+        (299, Traffic(60, 40), None),
+        (300, Traffic(60, 40), 3e5),
+        (900, Traffic(0, 0, declared=300), 9e5),
+    ],
+)
+def test_what_threads_ask_for_is_a_rate_where_it_repeats_the_compulsory_bytes(
+    requested: int | None, traffic: Traffic | None, rate: float | None
+) -> None:
+    found = measurement(requested=requested, traffic=traffic)
+    assert found.asked_bandwidth == (None if rate is None else pytest.approx(rate))
+    assert found.bandwidth == (None if traffic is None else pytest.approx(traffic.total / 1e-3))

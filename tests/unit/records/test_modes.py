@@ -1,0 +1,67 @@
+"""The modes of placements: found where there are some, and none made of noise."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+from measurements import measurement
+
+from pytest_gpumem.records.measurement import Window, modes_of, without_exceptions
+from pytest_gpumem.units import MiB
+
+FAST, SLOW = 225e-6, 251e-6
+"""Seconds of an 8 MiB table on an H100 with the smallest set-aside that holds it: at two of three placements, and at the rest."""
+
+
+def drawn(seconds: list[float], spread: float, seed: int) -> list[float]:
+    return [float(value) for value in np.array(seconds) * np.random.default_rng(seed).normal(1.0, spread, len(seconds))]
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-4, 1e-3])
+def test_placements_apart_are_of_two_modes(spread: float) -> None:
+    where = [0, 1, 0, 0, 1, 0, 1, 0]
+    medians = drawn([SLOW if slow else FAST for slow in where], spread, seed=1)
+    assert modes_of(medians) == tuple(where)
+
+
+def test_three_modes_are_counted_from_the_fastest() -> None:
+    assert modes_of([SLOW, FAST, 1.2 * SLOW, FAST, FAST, SLOW]) == (1, 0, 2, 0, 0, 1)
+
+
+@pytest.mark.parametrize("spread", [1e-4, 2e-3, 2e-2])
+@pytest.mark.parametrize("placements", [8, 16, 32])
+def test_noise_alone_is_rarely_taken_for_modes(spread: float, placements: int) -> None:
+    found = sum(max(modes_of(drawn([FAST] * placements, spread, seed))) > 0 for seed in range(500))
+    assert found <= 25
+
+
+@pytest.mark.parametrize("medians", [[], [FAST], [FAST, SLOW], [FAST, FAST, FAST, SLOW, FAST], [FAST] * 8])
+def test_too_few_or_equal_placements_are_of_one_mode(medians: list[float]) -> None:
+    assert set(modes_of(medians)) <= {0}
+    assert without_exceptions(medians) == tuple(medians)
+
+
+def test_at_most_a_quarter_of_the_placements_are_exceptions() -> None:
+    assert without_exceptions([FAST, FAST, SLOW, FAST, FAST, SLOW, FAST, FAST]) == (FAST,) * 6
+    assert without_exceptions([SLOW, SLOW, FAST, SLOW, SLOW, SLOW]) == (SLOW,) * 5
+    both = [FAST, SLOW, FAST, SLOW, FAST, FAST, SLOW, FAST]
+    assert modes_of(both) == (0, 1, 0, 1, 0, 0, 1, 0)
+    assert without_exceptions(both) == tuple(both)
+
+
+def test_of_many_placements_two_fifths_can_be_exceptions() -> None:
+    assert without_exceptions([FAST] * 22 + [SLOW] * 10) == (FAST,) * 22
+    even = [FAST] * 18 + [SLOW] * 14
+    assert without_exceptions(even) == tuple(even)
+
+
+def test_the_latency_of_a_row_is_without_exceptions_only_under_a_window() -> None:
+    placements = tuple((median,) for median in (FAST, FAST, SLOW, FAST, FAST, FAST, FAST, FAST))
+    plain = measurement(placements=placements)
+    under = measurement(placements=placements, window=Window(8 * MiB, 1.0, 12 * MiB))
+    assert plain.modes == under.modes == (0, 0, 1, 0, 0, 0, 0, 0)
+    assert under.latency == pytest.approx(FAST)
+    assert plain.latency == pytest.approx(statistics.fmean((FAST,) * 7 + (SLOW,)))
+    assert under.placement_spread == plain.placement_spread

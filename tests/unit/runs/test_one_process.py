@@ -1,0 +1,141 @@
+"""What one process of an experiment is told, and the record of its run, from scripts that stand in for pytest."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from known_devices import H100
+from processes import row
+
+from pytest_gpumem.records.schema import document
+from pytest_gpumem.runs import RunError, processes
+from pytest_gpumem.runs.processes import HEAD, Process, Turn, Worker
+from pytest_gpumem.runs.worktree import Side
+
+TURN = Turn(3, HEAD)
+START = """
+import json, os, sys
+job = json.loads(sys.argv[1])
+told, answers = os.fdopen(job["reads"]), os.fdopen(job["writes"], "w")
+options = dict(word.split("=", 1) for word in job["arguments"] if "=" in word)
+
+def say(**words):
+    answers.write(json.dumps(words) + "\\n")
+    answers.flush()
+
+def results(text):
+    with open(options["--benchmark-json"], "w") as file:
+        file.write(text)
+"""
+READY = 'say(ready=True, strict="yes")\ntold = json.loads(told.readline())\n'
+Played = Callable[..., Process]
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    """Runs a process that is this program, and ends it."""
+
+    def play(program: str, tests: list[str] | None = None, *, attempt: int = 1, **named: Any) -> Process:
+        script = tmp_path / "stand_in.py"
+        script.write_text(START + program)
+        monkeypatch.setattr(processes, "SCRIPT", script)
+        side = Side("head", "same", tmp_path, tmp_path, sys.executable, lambda: "same")
+        worker = Worker(TURN, "head (working tree)", side, {"arguments": ["--gpumem", "--benchmark-json=mine.json"]}, os.environ, tmp_path)
+        try:
+            return worker.run(tests, attempt, {"WAY": "hot"}, **named)
+        finally:
+            worker.close()
+
+    return play
+
+
+def outcome(nodeid: str, outcome: str, why: str) -> str:
+    return f"say(nodeid={nodeid!r}, outcome={outcome!r}, why={why!r}, text='all of ' + {why!r})\n"
+
+
+def test_a_process_gets_its_tests_and_variables_and_its_rows_are_read(played: Played, tmp_path: Path) -> None:
+    measured = row("t.py::test_a", 1e-4, placements=((1e-4, 2e-4, 4e-4), (3e-4, 3e-4, 3e-4)))
+    text = json.dumps({"gpumem": document(H100, [measured], {"budget": 1.0})})
+    check = "assert told == {'tests': ['t.py::test_a'], 'variables': {'WAY': 'hot'}}\n"
+    program = READY + check + f"results({text!r})\nsay(finished='t.py::test_a')\nsay(exit=0, strays=[])"
+    done = played(program, ["t.py::test_a"], attempt=2)
+    assert (done.turn, done.attempt, done.name, done.strict) == (TURN, 2, "head (working tree)", True)
+    assert (done.error, done.failed_as_a_whole, done.outcomes, done.texts, done.finished) == (None, None, {}, {}, frozenset())
+    assert (done.device, done.settings, list(done.by_key)) == (H100, {"budget": 1.0}, [measured.key])
+    (stored,) = done.rows
+    assert stored.measurement is not None
+    assert stored.measurement.placements == ((2e-4,), (3e-4,))
+    assert not (tmp_path / "mine.json").exists()
+    kept = played(program, ["t.py::test_a"], everything=True)
+    assert kept.rows == (measured,)
+    assert kept.finished == {"t.py::test_a"}
+    assert not [one for one in tmp_path.iterdir() if one.is_dir()]
+
+
+def test_each_finished_test_is_watched(played: Played) -> None:
+    seen: list[int] = []
+    played(READY + "say(finished='a')\nsay(finished='b')\nsay(exit=5, strays=[])", watch=seen.append)
+    assert [one for one in dict.fromkeys(seen) if one] == [1, 2]
+
+
+def test_the_first_failure_of_a_test_is_the_one_that_counts(played: Played) -> None:
+    program = READY + outcome("a", "skipped", "later") + outcome("a", "failed", "wrong") + outcome("a", "failed", "teardown")
+    program += outcome("b", "skipped", "no GPU") + "say(finished='a')\nsay(exit=1, strays=[])"
+    done = played(program, everything=True)
+    assert done.outcomes == {"a": ("failed", "wrong"), "b": ("skipped", "no GPU")}
+    assert (done.error, done.failed_as_a_whole) == (None, None)
+    assert done.failure_of("a") == "head (working tree): a\nall of wrong"
+    assert done.failure_of("b") is None
+    assert played(program).texts == {}
+
+
+def test_a_session_that_fails_without_a_failed_test_has_last_words(played: Played) -> None:
+    done = played(READY + outcome("b", "skipped", "no GPU") + "print('the folder is gone', flush=True)\nsay(exit=1, strays=[])")
+    assert (done.failed_as_a_whole, done.error) == ("the folder is gone", None)
+    assert played(READY + "print('fine', flush=True)\nsay(exit=0, strays=[])").failed_as_a_whole is None
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        ("print('noise')\nprint('ERROR: no room', flush=True)\nos._exit(7)", "ended with exit code 7: ERROR: no room"),
+        ("os._exit(0)", "ended with exit code 0: it printed nothing"),
+        ("os.kill(os.getpid(), 9)", "ended by SIGKILL: it printed nothing"),
+        ("print('Fatal Python error: x', flush=True)\nsay(exit=3, strays=[])", "ended with exit code 3: Fatal Python error: x"),
+    ],
+)
+def test_a_session_that_breaks_off_is_an_error_of_the_tests_that_it_did_not_report(played: Played, end: str, error: str) -> None:
+    done = played(READY + "say(finished='a')\n" + end, everything=True)
+    assert done.error == error
+    assert done.failed_as_a_whole is None
+    assert (done.device, done.rows) == (None, ())
+    assert done.failure_of("a") is None
+    assert done.failure_of("b") == f"head (working tree) {error}, before it reported this test"
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (
+            "print('usage: x')\nprint('pytest: error: no such option', flush=True)\nsay(exit=4, strays=[])",
+            r"pytest ended with 4: .*no such option",
+        ),
+        (READY + "say(exit=0, strays=['m from /base'])", r"did not run its own code: m from /base; install the project"),
+        (READY + "results('{')\nsay(exit=0, strays=[])", "wrote no results: "),
+        (READY + "results('{}')\nsay(exit=0, strays=[])", "wrote results of another version of this plugin: "),
+    ],
+)
+def test_what_cannot_be_compared_ends_the_experiment(played: Played, program: str, message: str) -> None:
+    with pytest.raises(RunError, match=rf"^head \(working tree\):? {message}"):
+        played(program)
+
+
+def test_an_empty_file_of_results_is_of_no_measurement(played: Played) -> None:
+    done = played(READY + "results('')\nsay(exit=5, strays=[])")
+    assert (done.device, done.rows, done.error) == (None, (), None)
