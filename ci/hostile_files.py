@@ -45,7 +45,7 @@ from pytest_gpumem.runs import RunError  # noqa: E402
 from pytest_gpumem.runs import report as duet_report  # noqa: E402
 from pytest_gpumem.runs.journal import Journal  # noqa: E402
 from pytest_gpumem.runs.processes import HEAD  # noqa: E402
-from pytest_gpumem.runs.reading import Wanted  # noqa: E402
+from pytest_gpumem.runs.reading import RowFilter  # noqa: E402
 from pytest_gpumem.runs.rounds import Duet  # noqa: E402
 
 SECONDS = 5
@@ -323,7 +323,7 @@ def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
                 sides(),
                 Players(nobody),
                 journal,
-                Wanted(),
+                RowFilter(),
                 max_regression=None,
                 rounds_max=40,
                 seed=0,
@@ -409,7 +409,9 @@ def _journal(path: Path) -> None:
         ]
 
     journal = Journal(path, {"asked": "this"})
-    Duet(sides(), Players(answer), journal, Wanted(), max_regression=None, rounds_max=40, seed=0, on_progress=lambda progress: None).play()
+    Duet(
+        sides(), Players(answer), journal, RowFilter(), max_regression=None, rounds_max=40, seed=0, on_progress=lambda progress: None
+    ).play()
     journal.close()
 
 

@@ -151,7 +151,7 @@ def _names(value: Any) -> tuple[str, ...]:
     return found
 
 
-class Role(Enum):
+class OptionRole(Enum):
     """The purpose of an option. Commands derive from it which options they refuse, switch off or set."""
 
     SWITCH = "switch"  # turns the plugin on
@@ -165,14 +165,14 @@ class Role(Enum):
     @property
     def of_a_run(self) -> bool:
         """True if it belongs to a whole run: the processes that a command starts have the default."""
-        return self not in (Role.SWITCH, Role.MEASURING, Role.JUDGING)
+        return self not in (OptionRole.SWITCH, OptionRole.MEASURING, OptionRole.JUDGING)
 
 
 class Option(NamedTuple):
     """One option, wherever it may be set."""
 
     name: str  # its field in `Settings`
-    role: Role  # its purpose
+    role: OptionRole  # its purpose
     parse: Callable[[Any], Any]  # from the written value to the field's; raises `QuantityError`
     help: str  # for `pytest --help` and the documentation
     metavar: str | None = None  # the placeholder of the value in the help; None for a flag
@@ -190,7 +190,7 @@ class Option(NamedTuple):
     @property
     def needs_results(self) -> bool:
         """True if a session that measures nothing cannot do it, such as hold a limit: without `--gpumem` it is a usage error."""
-        return self.name in LIMITS or self.role in (Role.STRICTNESS, Role.SAVING, Role.OUTPUT)
+        return self.name in LIMITS or self.role in (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
 
     def accepts(self, value: str) -> bool:
         """True if a text is a value of the option."""
@@ -222,10 +222,10 @@ class Option(NamedTuple):
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("enabled", Role.SWITCH, _flag, "Measure on a GPU, or on a simulated one; without it the plugin is inert."),
+    Option("enabled", OptionRole.SWITCH, _flag, "Measure on a GPU, or on a simulated one; without it the plugin is inert."),
     Option(
         "device",
-        Role.MEASURING,
+        OptionRole.MEASURING,
         device_choice,
         "auto (a GPU, else the simulated device), cuda, cuda:N, simulated (or sim), sim:NAME. Default: auto.",
         "DEVICE",
@@ -233,7 +233,7 @@ OPTIONS: tuple[Option, ...] = (
     *(
         Option(
             name,
-            Role.MEASURING,
+            OptionRole.MEASURING,
             _choice(known),
             f"{what}: {', '.join(known)}. Default: {usual}.",
             name.upper(),
@@ -245,10 +245,12 @@ OPTIONS: tuple[Option, ...] = (
             ("sampler", SAMPLERS, "auto", "How samples are taken", True),
         )
     ),
-    Option("placements", Role.MEASURING, _count, "Buffer placements to average over. Default: 8.", "N", on_marker=True, ini_only=True),
+    Option(
+        "placements", OptionRole.MEASURING, _count, "Buffer placements to average over. Default: 8.", "N", on_marker=True, ini_only=True
+    ),
     Option(
         "precision",
-        Role.MEASURING,
+        OptionRole.MEASURING,
         lambda value: units.parse_part(value, "is no half-width", whole=False),
         "Half-width of the 95% interval, as a share, at which measuring stops. Default: 0.1%.",
         "SHARE",
@@ -257,7 +259,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "budget",
-        Role.MEASURING,
+        OptionRole.MEASURING,
         units.parse_budget,
         'Time for each measurement such as "1 s", or for the whole run such as "10 min" or "90 s total". Default: 1 s.',
         "TIME",
@@ -265,7 +267,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "timeout",
-        Role.MEASURING,
+        OptionRole.MEASURING,
         _timeout,
         "Time that a measurement may take beyond its budget. Then the process is ended: its test fails, and all earlier results are kept. "
         "none: no limit. Default: 120 s.",
@@ -275,7 +277,7 @@ OPTIONS: tuple[Option, ...] = (
     *(
         Option(
             limit.name,
-            Role.JUDGING,
+            OptionRole.JUDGING,
             limit.parse,
             f"{limit.help} Default: none.",
             limit.metavar or None,
@@ -287,7 +289,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "pinned_share",
-        Role.MEASURING,
+        OptionRole.MEASURING,
         lambda value: units.parse_part(value, "is no share of the host's RAM"),
         "Most of the host's RAM that buffers may page-lock, all together. Default: 50%.",
         "SHARE",
@@ -295,14 +297,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "count_pages",
-        Role.MEASURING,
+        OptionRole.MEASURING,
         _flag,
         "Count page faults and migrations of managed memory in an untimed pass of each measurement (needs cupti-python on a GPU).",
         on_marker=True,
     ),
     Option(
         "footprint",
-        Role.MEASURING,
+        OptionRole.MEASURING,
         _footprint,
         "How much memory tests take, keep and reserve: on (without a value), of every test that touches the GPU; trace, with the places of "
         "allocations; auto, of tests with fixtures of gpumem or with a limit on it; off. Default: auto.",
@@ -311,13 +313,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "no_what_ran",
-        Role.MEASURING,
+        OptionRole.MEASURING,
         _flag,
         "Watch no launch: what it runs is not recorded, the same machine code settles no doubt, and a failure has no causes.",
     ),
     Option(
         "processes",
-        Role.PROCESSES,
+        OptionRole.PROCESSES,
         _processes,
         "Fresh processes to measure in, one after another; comparisons are over all of them. auto: one, and more for the rows that "
         "max_regression leaves undecided. Default: auto.",
@@ -325,47 +327,52 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "isolate",
-        Role.PROCESSES,
+        OptionRole.PROCESSES,
         _flag,
         "Run the tests in a worker of pytest-xdist, which is replaced if a test crashes it, hangs, or loses the CUDA context.",
     ),
-    Option("save", Role.SAVING, _flag, "Accept this run's passing rows into the baseline."),
+    Option("save", OptionRole.SAVING, _flag, "Accept this run's passing rows into the baseline."),
     Option(
         "baseline",
-        Role.JUDGING,
+        OptionRole.JUDGING,
         place,
         "Folder of the baselines, or URL of fsspec such as s3://bucket/baselines. Default: pytest-benchmark's storage.",
         "PLACE",
     ),
-    Option("baseline_offline", Role.JUDGING, _flag, "Do not ask the store of --gpumem-baseline: compare with this machine's copy."),
+    Option("baseline_offline", OptionRole.JUDGING, _flag, "Do not ask the store of --gpumem-baseline: compare with this machine's copy."),
     Option(
         "baseline_of",
-        Role.JUDGING,
+        OptionRole.JUDGING,
         _revision,
         "Compare only with processes of the history that HEAD shares with this branch or commit, such as origin/main. Default: with all.",
         "REVISION",
     ),
     Option(
-        "baseline_window", Role.JUDGING, _count, "Newest saved runs of each row that are compared with. Default: 20.", "N", ini_only=True
+        "baseline_window",
+        OptionRole.JUDGING,
+        _count,
+        "Newest saved runs of each row that are compared with. Default: 20.",
+        "N",
+        ini_only=True,
     ),
     Option(
         "memory_limit",
-        Role.STRICTNESS,
+        OptionRole.STRICTNESS,
         _memory,
         'Run as on a card of so much memory, such as "16 GiB": the rest is held, and a test that asks for more fails. Default: none.',
         "SIZE",
     ),
-    Option("strict", Role.STRICTNESS, _flag, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
+    Option("strict", OptionRole.STRICTNESS, _flag, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
     Option(
         "allow_lost",
-        Role.JUDGING,
+        OptionRole.JUDGING,
         _names,
         "A test, or TEST[label], whose measurements the baseline holds and this run may lose; may be repeated. Default: none.",
         "TEST",
         repeats=True,
     ),
     *(
-        Option(name, Role.OUTPUT, _path("file", example), f"{what} Default: none.", "FILE", gate_file=gate_file)
+        Option(name, OptionRole.OUTPUT, _path("file", example), f"{what} Default: none.", "FILE", gate_file=gate_file)
         for name, example, gate_file, what in (
             ("report", "gpumem.html", "report.html", "Write the results as one HTML file."),
             ("markdown", "gpumem.md", "summary.md", "Write a summary for a pull request as Markdown."),
@@ -388,7 +395,7 @@ MARKER_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if op
 """Keywords of `@pytest.mark.gpumem`."""
 
 
-def of_role(*roles: Role) -> tuple[Option, ...]:
+def of_role(*roles: OptionRole) -> tuple[Option, ...]:
     """The options of these roles, in the order of `OPTIONS`."""
     return tuple(option for option in OPTIONS if option.role in roles)
 

@@ -14,7 +14,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.runs.experiment import Processes
-from pytest_gpumem.runs.processes import BASE, HEAD, Process, Turn
+from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import WAYS
 
@@ -44,13 +44,13 @@ def row(nodeid: str, latency: float | None, code: Code | None = Code.NO_BASELINE
     )
 
 
-def process(turn: Turn, rows: Sequence[Row], attempt: int = 1, **changes: Any) -> Process:
+def process(turn: Turn, rows: Sequence[Row], attempt: int = 1, **changes: Any) -> ProcessRecord:
     """A process on one device."""
     given: dict[str, Any] = {"device": H100, "settings": SETTINGS, "pid": 1, "seconds": 1.0}
-    return Process(turn=turn, attempt=attempt, utc="2026-01-01T00:00:00", rows=tuple(rows), **{**given, **changes})
+    return ProcessRecord(turn=turn, attempt=attempt, utc="2026-01-01T00:00:00", rows=tuple(rows), **{**given, **changes})
 
 
-Answer = Callable[[Turn, int], Sequence[Row] | Process]
+Answer = Callable[[Turn, int], Sequence[Row] | ProcessRecord]
 
 
 class Players(Processes):
@@ -71,11 +71,11 @@ class Players(Processes):
         attempt: int,
         variables: Mapping[str, str] | None = None,
         watch: Callable[[int], None] = lambda finished: None,
-    ) -> Process:
+    ) -> ProcessRecord:
         self.ways = json.loads((variables or {}).get(WAYS, "{}"))
         self.played.append((turns[0], None if tests is None else tuple(tests)))
         answer = self.answer(turns[0], attempt)
-        if isinstance(answer, Process):
+        if isinstance(answer, ProcessRecord):
             return answer
         kept = [one for one in answer if tests is None or one.nodeid in tests]
         return process(turns[0], kept, attempt, pid=len(self.played))

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from fresh_processes import one_after_another, serve
 from record_file import chosen_device, device_of, head, record_parser, utc_now, write_record
 
-from pytest_gpumem.devices.opening import Chosen, choose
+from pytest_gpumem.devices.opening import DeviceChoice, choose
 from pytest_gpumem.devices.protocol import Device, Unsupported
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor, Passes
@@ -250,7 +250,7 @@ def _pages(one: Record) -> str:
 # Processes
 
 
-def work(chosen: Chosen, job: Mapping[str, Any]) -> Record:
+def work(chosen: DeviceChoice, job: Mapping[str, Any]) -> Record:
     """Do the job of a worker."""
     device = chosen.open()
     try:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from fresh_processes import serve
 from triad_bench import TriadBench, cuda_index, has_context, prepared
 
-from pytest_gpumem.devices.opening import Chosen
+from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.units import KiB, MiB
@@ -286,12 +286,12 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     peer, device = job["peer"], job["device"]
 
-    def prepare() -> tuple[Chosen, bool | None]:
+    def prepare() -> tuple[DeviceChoice, bool | None]:
         chosen = prepared(device)
         imports(peer)
         return chosen, None if chosen.facts.simulated else has_context(device)
 
-    def work(given: tuple[Chosen, bool | None]) -> dict[str, Any]:
+    def work(given: tuple[DeviceChoice, bool | None]) -> dict[str, Any]:
         chosen, context = given
         begun = time.perf_counter()
         bench = TriadBench(chosen, job["unrelated"], index=cuda_index(device))

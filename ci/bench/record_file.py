@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest_gpumem
-from pytest_gpumem.devices.opening import Chosen, NoDevice, choose
+from pytest_gpumem.devices.opening import DeviceChoice, NoDevice, choose
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -76,7 +76,7 @@ def taken_at() -> dict[str, str | None]:
     return {"revision": git.stdout.strip() or None if git.returncode == 0 else None, "package": package, "sources": sources}
 
 
-def chosen_device(parser: argparse.ArgumentParser, name: str) -> Chosen:
+def chosen_device(parser: argparse.ArgumentParser, name: str) -> DeviceChoice:
     """The device that --device names; ends the script with a usage error where there is none."""
     try:
         return choose(name)

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.opening import Chosen, choose
+from pytest_gpumem.devices.opening import DeviceChoice, choose
 from pytest_gpumem.devices.protocol import Allocation
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.measuring.bound import Kernels
@@ -29,7 +29,7 @@ def cuda_index(choice: str) -> int:
     return int(choice.partition(":")[2] or 0)
 
 
-def prepared(choice: str) -> Chosen:
+def prepared(choice: str) -> DeviceChoice:
     """Find the device and import all that opening it will need. No context is created."""
     chosen = choose(choice)
     if not chosen.facts.simulated:
@@ -63,7 +63,7 @@ class TriadBench:
         index: the CUDA device number, which other libraries want to be told.
     """
 
-    def __init__(self, chosen: Chosen, unrelated: Sequence[int], *, index: int) -> None:
+    def __init__(self, chosen: DeviceChoice, unrelated: Sequence[int], *, index: int) -> None:
         self.index = index
         self.device = chosen.open()
         self.arena = Arena(self.device, seed=0)

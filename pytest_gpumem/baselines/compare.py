@@ -10,7 +10,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.history import Baseline, SavedFootprint, SavedRow, changes
-from pytest_gpumem.baselines.result_sets import FAILED, UNKNOWN_GPU, Side
+from pytest_gpumem.baselines.result_sets import FAILED, UNKNOWN_GPU, SideResults
 from pytest_gpumem.baselines.verdicts import judged
 from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import counted
@@ -21,7 +21,7 @@ from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import LOST, ROW, UNJUDGED, Missing, Row
+from pytest_gpumem.records.row import LOST, ROW, UNJUDGED, Omission, Row
 
 OPTION = "--max-regression"
 OF_THE_TEST = ("marker", "call")  # origins of a limit that no option replaces
@@ -39,11 +39,11 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Compared:
+class SetComparison:
     """The result of a comparison."""
 
     pairs: tuple[Pair, ...]
-    missing: tuple[Missing, ...]  # rows of the first side that the second one lacks, and limits that its run did not judge
+    missing: tuple[Omission, ...]  # rows of the first side that the second one lacks, and limits that its run did not judge
     forced: str | None  # why the sides are not comparable, if --force overrules it
     notes: tuple[str, ...]  # sentences on facts that the files lack, and on rows that are not compared
 
@@ -80,7 +80,7 @@ def limited(row: Row) -> bool:
     return any(getattr(row.limits, name) is not None for name in LIMITS)
 
 
-def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: bool) -> Compared:
+def compare_sides(base: SideResults, head: SideResults, max_regression: str | None, *, force: bool) -> SetComparison:
     """Judge every row of `head` against `base`.
     `base`: the side that serves as the baseline.
     `max_regression`: allowed slow-down of every row whose test has no limit of its own, as written; None: as the file of `head` has it.
@@ -113,7 +113,7 @@ def compare_sides(base: Side, head: Side, max_regression: str | None, *, force: 
             row, family = judged(row, baseline, facts, family, siblings=of_test, strict=False, evidence=head.evidence)
         pairs.append(_pair(row, base, baseline, facts))
     missing = tuple(_missing(base, head, rows))
-    return Compared(tuple(pairs), missing, why, tuple(_notes(base, head, pairs)))
+    return SetComparison(tuple(pairs), missing, why, tuple(_notes(base, head, pairs)))
 
 
 def _limits(row: Row, max_regression: str | None) -> Limits:
@@ -123,7 +123,7 @@ def _limits(row: Row, max_regression: str | None) -> Limits:
     return replace(row.limits, max_regression=max_regression, origin={**row.limits.origin, "max_regression": OPTION})
 
 
-def _pair(row: Row, base: Side, baseline: Baseline, facts: DeviceFacts) -> Pair:
+def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -> Pair:
     """A judged row with its newest run of the first side, and with what changed between them."""
     measurement, key = row.measurement, row.key
     past, footprints = tuple[SavedRow, ...](), baseline.footprints.get(key, ())
@@ -145,7 +145,7 @@ def _pair(row: Row, base: Side, baseline: Baseline, facts: DeviceFacts) -> Pair:
     return Pair(row, before, seconds, mean_latency([measurement]) if measurement is not None else None)
 
 
-def _missing(base: Side, head: Side, rows: Mapping[str, Row]) -> list[Missing]:
+def _missing(base: SideResults, head: SideResults, rows: Mapping[str, Row]) -> list[Omission]:
     """The rows of the first side that the second one lacks: lost, unless its own run says why it did not take them. And the limits that its
     run judged by nothing, unless that of the first side did so too."""
     found = []
@@ -155,11 +155,11 @@ def _missing(base: Side, head: Side, rows: Mapping[str, Row]) -> list[Missing]:
     for key, row in of_base.items():
         if key not in rows:
             why = head.left_out.get(key) or f"not in {head.name}"
-            found.append(head.missing.get((key, ROW)) or Missing(row.nodeid, row.label, LOST, why))
+            found.append(head.missing.get((key, ROW)) or Omission(row.nodeid, row.label, LOST, why))
     return [*found, *(one for what, one in head.missing.items() if one.status == UNJUDGED and what not in base.missing)]
 
 
-def _notes(base: Side, head: Side, pairs: Sequence[Pair]) -> list[str]:
+def _notes(base: SideResults, head: SideResults, pairs: Sequence[Pair]) -> list[str]:
     notes = []
     if stock := " and ".join(one.name for one in (base, head) if one.stock):
         notes.append(
@@ -180,7 +180,7 @@ def _latency(rows: Sequence[SavedRow]) -> float | None:
     return mean_latency([one.measurement for one in rows]) if rows else None
 
 
-def _incomparable(base: Side, head: Side) -> str | None:
+def _incomparable(base: SideResults, head: SideResults) -> str | None:
     """Why the sides are of different GPUs; None if they are of one kind. Raises `UserError`: one is simulated and one is real."""
     devices = {**base.devices, **head.devices}
     if len({facts.simulated for facts in devices.values()}) > 1:
@@ -193,6 +193,6 @@ def _incomparable(base: Side, head: Side) -> str | None:
     return None
 
 
-def _key(one: Side) -> str:
+def _key(one: SideResults) -> str:
     (key,) = one.devices
     return "an unknown GPU" if key == UNKNOWN_GPU.key else key

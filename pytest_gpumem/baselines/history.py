@@ -93,7 +93,7 @@ class Reset:
 
 
 @dataclass(frozen=True)
-class Content:
+class RunFile:
     """One file: a run."""
 
     key: str  # `DeviceFacts.key` of the device. The file belongs into the folder of that name.
@@ -224,7 +224,7 @@ def _order(one: Process | Reset) -> tuple[int, datetime, str]:
     return one.sequence, one.utc, one.id
 
 
-class Placed(Protocol):
+class RowPlace(Protocol):
     """A row of a file, with its figures or without."""
 
     @property
@@ -235,20 +235,20 @@ class Placed(Protocol):
     def process(self) -> Process: ...
 
 
-class Timed(Placed, Protocol):
+class TimedRow(RowPlace, Protocol):
     """A row with a time."""
 
     @property
     def processes(self) -> int: ...
 
 
-P = TypeVar("P", bound=Placed)
-R = TypeVar("R", bound=Timed, covariant=True)
-F = TypeVar("F", bound=Placed, covariant=True)
+P = TypeVar("P", bound=RowPlace)
+R = TypeVar("R", bound=TimedRow, covariant=True)
+F = TypeVar("F", bound=RowPlace, covariant=True)
 
 
-class File(Protocol[R, F]):
-    """A file, with its figures (`Content`) or without."""
+class AnyFile(Protocol[R, F]):
+    """A file, with its figures (`RunFile`) or without."""
 
     @property
     def rows(self) -> tuple[R, ...]: ...
@@ -267,7 +267,7 @@ class File(Protocol[R, F]):
 
 
 @dataclass(frozen=True)
-class Counting(Generic[R, F]):
+class DeviceHistory(Generic[R, F]):
     """What counts of the files of one kind of device. Fields as of `Baseline`."""
 
     rows: Mapping[str, Sequence[R]]
@@ -278,7 +278,7 @@ class Counting(Generic[R, F]):
     taken_over: frozenset[tuple[str, str]] = frozenset()
 
 
-def counting(files: Collection[File[R, F]], resets: Iterable[Reset] = ()) -> Counting[R, F]:
+def counting(files: Collection[AnyFile[R, F]], resets: Iterable[Reset] = ()) -> DeviceHistory[R, F]:
     """Choose the rows that count, from files in any order. `resets`: of files that are not there."""
     every = [*resets, *(reset for one in files for reset in one.resets)]
     current = {reset.key: reset for reset in sorted(every, key=_order)}
@@ -296,10 +296,10 @@ def counting(files: Collection[File[R, F]], resets: Iterable[Reset] = ()) -> Cou
             before[row.key] = before.get(row.key, 0) + row.processes
     footprints = _since_reset((footprint for one in files for footprint in one.footprints), current)
     taken_over = frozenset((digest, reset.key) for reset in every for digest in reset.accepted)
-    return Counting(rows, footprints, current, before, sum(one.processes for one in files), taken_over)
+    return DeviceHistory(rows, footprints, current, before, sum(one.processes for one in files), taken_over)
 
 
-def _follows(row: Placed, resets: Mapping[str, Reset]) -> bool:
+def _follows(row: RowPlace, resets: Mapping[str, Reset]) -> bool:
     """True if a row was saved after the last reset of its key."""
     return row.reset == (resets[row.key].id if row.key in resets else None)
 
@@ -314,13 +314,13 @@ def _since_reset(rows: Iterable[P], resets: Mapping[str, Reset]) -> dict[str, li
 
 
 def assemble(
-    chosen: Counting[SavedRow, SavedFootprint] | Collection[Content], window: int = WINDOW, resets: Iterable[Reset] = ()
+    chosen: DeviceHistory[SavedRow, SavedFootprint] | Collection[RunFile], window: int = WINDOW, resets: Iterable[Reset] = ()
 ) -> Baseline:
     """Build a baseline from what counts, or from the files of which it is chosen.
     `window`: newest runs of a row to compare with.
     `resets`: of files that are not there.
     """
-    found = chosen if isinstance(chosen, Counting) else counting(chosen, resets)
+    found = chosen if isinstance(chosen, DeviceHistory) else counting(chosen, resets)
     return Baseline(
         {key: tuple(runs) for key, runs in found.rows.items()},
         found.processes,

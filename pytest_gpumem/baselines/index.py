@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 from platformdirs import user_cache_path
 
-from pytest_gpumem.baselines.history import Content, Process, Reset
+from pytest_gpumem.baselines.history import Process, Reset, RunFile
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging import drift
 from pytest_gpumem.judging.judge import how
@@ -42,7 +42,7 @@ class ListedRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Listed:
+class IndexRun:
     """One file without its figures. Fields as of `history.Content`."""
 
     key: str
@@ -68,7 +68,7 @@ class Listed:
         return max((row.processes for row in self.rows), default=1)
 
 
-class _Held(msgspec.Struct, frozen=True, array_like=True):
+class _FileRows(msgspec.Struct, frozen=True, array_like=True):
     """The rows of a file. Most files of a store hold the same."""
 
     rows: tuple[tuple[str, str | None, int, str], ...] = ()  # key, reset, processes and group
@@ -94,11 +94,11 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
 class _Index(msgspec.Struct, array_like=True):
     version: int = VERSION
     devices: list[dict[str, Any]] = []
-    held: list[_Held] = []
+    held: list[_FileRows] = []
     entries: list[_Entry] = []
 
 
-def listed(paths: Sequence[Path], read: Callable[[Path], Content], contents: dict[Path, Content]) -> dict[Path, Listed]:
+def listed(paths: Sequence[Path], read: Callable[[Path], RunFile], contents: dict[Path, RunFile]) -> dict[Path, IndexRun]:
     """What each file of one folder holds, by path, in their order.
     `read`: reads and checks a file that the index does not have.
     `contents`: gets the files that were read, if there are few.
@@ -108,7 +108,7 @@ def listed(paths: Sequence[Path], read: Callable[[Path], Content], contents: dic
     known = {entry.name: entry for entry in old.entries}
     devices, held = _Numbers(old.devices), _Numbers(old.held)
     processes = [device_from_json(device) for device in old.devices]
-    entries, found, new = list[_Entry](), dict[Path, Listed](), len(paths) != len(known)
+    entries, found, new = list[_Entry](), dict[Path, IndexRun](), len(paths) != len(known)
     for path in paths:
         size, changed = _touched(path)
         entry = known.get(path.name)
@@ -168,7 +168,7 @@ def _loaded(place: Path) -> _Index:
         return _Index()
 
 
-def _entry(name: str, size: int, changed: int, content: Content, devices: _Numbers, held: _Numbers) -> _Entry:
+def _entry(name: str, size: int, changed: int, content: RunFile, devices: _Numbers, held: _Numbers) -> _Entry:
     process = content.process
     mode = process.mode
     return _Entry(
@@ -183,7 +183,7 @@ def _entry(name: str, size: int, changed: int, content: Content, devices: _Numbe
         devices.of(device_to_json(process.device)),
         mode,
         held.of(
-            _Held(
+            _FileRows(
                 tuple((row.key, row.reset, row.processes, _group(row.measurement, mode)) for row in content.rows),
                 tuple((one.key, one.reset) for one in content.footprints),
             )
@@ -193,13 +193,13 @@ def _entry(name: str, size: int, changed: int, content: Content, devices: _Numbe
     )
 
 
-def _of(entry: _Entry, held: _Held, process: Process) -> Listed:
+def _of(entry: _Entry, held: _FileRows, process: Process) -> IndexRun:
     rows = tuple(ListedRow(key, process, reset, count, group) for key, reset, count, group in held.rows)
     footprints = tuple(ListedRow(key, process, reset) for key, reset in held.footprints)
     resets = tuple(
         Reset(id, key, reason, who, entry.utc, entry.revision, entry.sequence, accepted) for id, key, reason, who, accepted in entry.resets
     )
-    return Listed(entry.key, process, rows, footprints, resets, entry.rejected)
+    return IndexRun(entry.key, process, rows, footprints, resets, entry.rejected)
 
 
 def _group(measurement: Measurement, mode: str | None) -> str:

@@ -30,7 +30,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import Content, Process, Reset, SavedFootprint, SavedRow
+from pytest_gpumem.baselines.history import Process, Reset, RunFile, SavedFootprint, SavedRow
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, from_plain
@@ -100,7 +100,7 @@ def reduced(measurement: Measurement, process: Process) -> Measurement:
     return replace(measurement, placements=placements, sampler_reason="", notes=(), counted=None, provenance=provenance)
 
 
-def written(content: Content, settings: Mapping[str, object] | None = None) -> str:
+def written(content: RunFile, settings: Mapping[str, object] | None = None) -> str:
     """The text of a file, with one row a line for diffs. `settings`: of the run."""
     plain = _Content(
         id=content.id,
@@ -127,7 +127,7 @@ def digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
 
 
-def read(text: bytes) -> Content:
+def read(text: bytes) -> RunFile:
     """Read what `written` wrote.
     Raises `FileError`: not JSON, another version, a wrong digest, impossible values, or a row that may not be in a baseline.
     """
@@ -158,7 +158,7 @@ def read(text: bytes) -> Content:
     return _checked(found)
 
 
-def read_checked(text: bytes) -> Content:
+def read_checked(text: bytes) -> RunFile:
     """Read what `written` wrote and nobody changed since, as the digest in a file's name shows: in a thirtieth of the time of `read`.
     Raises `FileError`: values that another version wrote, or a row that may not be in a baseline.
     """
@@ -169,7 +169,7 @@ def read_checked(text: bytes) -> Content:
     return _checked(found)
 
 
-def _checked(found: Content) -> Content:
+def _checked(found: RunFile) -> RunFile:
     for index, row in enumerate(found.rows):
         if (why := unfit(row.measurement)) is not None:
             raise FileError(f"row {index}, {row.key}, may not be in a baseline: {why}")
@@ -177,13 +177,13 @@ def _checked(found: Content) -> Content:
     return found
 
 
-def _content(read: _Content) -> Content:
+def _content(read: _Content) -> RunFile:
     utc, mode, device = _time(read.utc, "$.content.utc"), read.settings.get("mode"), device_from_json(read.device)
     process = Process(read.id, utc, read.revision, device, read.sequence, mode if isinstance(mode, str) else None)
     rows = [SavedRow(row.nodeid, row.measurement, process, row.epoch, row.test_source) for row in read.rows]
     footprints = [SavedFootprint(one.nodeid, one.label, one.footprint, process, one.epoch) for one in read.footprints]
     resets = tuple(Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence, one.accepted) for one in read.epochs)
-    return Content(read.key, process, tuple(rows), tuple(footprints), resets, tuple(read.rejected))
+    return RunFile(read.key, process, tuple(rows), tuple(footprints), resets, tuple(read.rejected))
 
 
 def refuse_twice(rows: Iterable[SavedRow]) -> None:

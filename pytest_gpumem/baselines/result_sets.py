@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import fields, replace
 
 from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import WINDOW, Baseline, Content, Process, Reset, SavedFootprint, SavedRow, assemble
+from pytest_gpumem.baselines.history import WINDOW, Baseline, Process, Reset, RunFile, SavedFootprint, SavedRow, assemble
 from pytest_gpumem.baselines.layout import read, refuse_twice
 from pytest_gpumem.judging.footprint import UNLIMITED, peaks_of
 from pytest_gpumem.judging.judge import comparable, failing_in_themselves
@@ -21,7 +21,7 @@ from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Provenance
 from pytest_gpumem.records.record import is_time
-from pytest_gpumem.records.row import Missing, Row
+from pytest_gpumem.records.row import Omission, Row
 from pytest_gpumem.result_files import FileError, content, document_in, parsed, revision_of, time_of
 
 STOCK = "pytest-benchmark"  # `Measurement.mode` of files of stock pytest-benchmark, which knows no cache state
@@ -31,29 +31,29 @@ UNKNOWN_GPU = DeviceFacts(**{one.name: _UNKNOWN.get(one.type, (0, 0)) for one in
 SHOWN = 3  # most folders that an error names
 
 
-FAILED = "its test failed"  # in `File.left_out`: by an assertion or an error of its own
+FAILED = "its test failed"  # in `ResultFile.left_out`: by an assertion or an error of its own
 
 
 @dataclass(frozen=True)
-class File:
+class ResultFile:
     """One file: the processes of one run, or an acceptance in a baseline's folder."""
 
     path: Path
     digest: str  # SHA-256 of its bytes: files with the same digest are copies
-    content: Content  # of the device `UNKNOWN_GPU` if the file names none
+    content: RunFile  # of the device `UNKNOWN_GPU` if the file names none
     rows: Mapping[str, Row] = field(default_factory=dict)  # by key: all that it holds, with limits where the file has them
     left_out: Mapping[str, str] = field(default_factory=dict)  # by row key: why a row can be no baseline
-    missing: tuple[Missing, ...] = ()  # what the run itself did not judge
+    missing: tuple[Omission, ...] = ()  # what the run itself did not judge
     evidence: bool = True  # the run let the same machine code settle doubts
     stock: bool = False  # written by stock pytest-benchmark
 
 
 @dataclass(frozen=True)
-class Side:
+class SideResults:
     """All processes of one side."""
 
     name: str  # as it was given
-    files: tuple[File, ...]  # oldest first
+    files: tuple[ResultFile, ...]  # oldest first
     baseline: Baseline  # of all files, those of a baseline as a session reads them
     left_out: Mapping[str, str]  # by row key: why the row is left out of the baseline
 
@@ -88,11 +88,11 @@ class Side:
 
     @property
     def evidence(self) -> bool:
-        """As `File.evidence`, of all files."""
+        """As `ResultFile.evidence`, of all files."""
         return all(file.evidence for file in self.files)
 
     @property
-    def missing(self) -> dict[tuple[str, str], Missing]:
+    def missing(self) -> dict[tuple[str, str], Omission]:
         """What the runs themselves did not judge, by key and by what it is."""
         return {(one.key, one.what): one for file in self.files for one in file.missing}
 
@@ -119,7 +119,7 @@ class Side:
         return replace(row, measurement=merged(runs) if runs else None, footprint=footprint)
 
 
-def side(given: str) -> Side:
+def side(given: str) -> SideResults:
     """Read a file, a folder of files, or a quoted pattern such as "base-*.json".
     Raises `UserError`: no file, a file that cannot be used, a copy, or nothing was measured.
     """
@@ -143,7 +143,7 @@ def side(given: str) -> Side:
     counting = assemble(contents, WINDOW if any(one.sequence for one in contents) else len(files), resets)
     left_out = {key: why for f in files for key, why in f.left_out.items() if key not in counting.rows and key not in counting.footprints}
     left_out |= {row.key: why for row in rows if (why := counting.accepted(row.key)) is not None}
-    found = Side(given, tuple(files), counting, left_out)
+    found = SideResults(given, tuple(files), counting, left_out)
     if not found.processes or not (found.rows or counting.footprints or found.left_out):
         raise UserError(f"{given}: nothing was measured")
     return found
@@ -175,7 +175,7 @@ def _paths(given: str) -> list[Path]:
     return found
 
 
-def _file(path: Path) -> File:
+def _file(path: Path) -> ResultFile:
     try:
         text = content(path)
         value, digest = parsed(text), hashlib.sha256(text).hexdigest()
@@ -185,13 +185,13 @@ def _file(path: Path) -> File:
             return _stock(path, digest, value)
         if isinstance(value, dict) and "schema" in value:
             saved = read(text)
-            return File(path, digest, saved, _rows_of(saved))
+            return ResultFile(path, digest, saved, _rows_of(saved))
     except (FileError, RecursionError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
     raise UserError(f"{path}: neither a --benchmark-json file nor a baseline's")
 
 
-def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
+def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
     """A `--benchmark-json` file of a session with `--gpumem`."""
     found = document_in(value)
     settings = found.settings
@@ -224,7 +224,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
             )
             rows.append(SavedRow(row.nodeid, measurement, process, test_source=row.test_source))
     refuse_twice(rows)
-    return File(
+    return ResultFile(
         path,
         digest,
         _of_results(process, rows, footprints),
@@ -235,7 +235,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> File:
     )
 
 
-def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
+def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
     """A file of stock pytest-benchmark: one process, timed by the host's clock, on an unknown device."""
     process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), UNKNOWN_GPU)
     rows = []
@@ -251,10 +251,10 @@ def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> File:
         rows.append(SavedRow(name, _host_timed(float(median), stats.get("rounds")), process))
     refuse_twice(rows)
     content = _of_results(process, rows)
-    return File(path, digest, content, _rows_of(content), stock=True)
+    return ResultFile(path, digest, content, _rows_of(content), stock=True)
 
 
-def _rows_of(content: Content) -> dict[str, Row]:
+def _rows_of(content: RunFile) -> dict[str, Row]:
     """The rows of a file that has no limits and no verdicts."""
     found = {one.key: Row(one.nodeid, Limits(), UNLIMITED, label=one.label, footprint=one.footprint) for one in content.footprints}
     for row in content.rows:
@@ -263,8 +263,8 @@ def _rows_of(content: Content) -> dict[str, Row]:
     return found
 
 
-def _of_results(process: Process, rows: Sequence[SavedRow], footprints: Sequence[SavedFootprint] = ()) -> Content:
-    return Content(process.device.key, process, tuple(rows), tuple(footprints))
+def _of_results(process: Process, rows: Sequence[SavedRow], footprints: Sequence[SavedFootprint] = ()) -> RunFile:
+    return RunFile(process.device.key, process, tuple(rows), tuple(footprints))
 
 
 def _host_timed(median: float, rounds: object) -> Measurement:

@@ -23,16 +23,16 @@ from pytest_gpumem.baselines.accepted import Acceptance, Acceptances
 from pytest_gpumem.baselines.history import (
     WINDOW,
     Baseline,
-    Content,
-    Counting,
+    DeviceHistory,
     Process,
     Reset,
+    RunFile,
     SavedFootprint,
     SavedRow,
     assemble,
     counting,
 )
-from pytest_gpumem.baselines.index import Listed, listed, needed
+from pytest_gpumem.baselines.index import IndexRun, listed, needed
 from pytest_gpumem.baselines.layout import LARGEST, read, read_checked, reduced, reduced_footprint, written
 from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
 from pytest_gpumem.collector import uncollected
@@ -51,7 +51,7 @@ IMPROVED = "--gpumem-save"  # `Reset.who` of an accepted gain
 
 
 @dataclass(frozen=True)
-class Saved:
+class SaveResult:
     """The result of saving a run."""
 
     path: Path | None  # the new file; None where no row was accepted
@@ -84,7 +84,7 @@ class Store:
         skipped.
         """
         with uncollected():
-            contents, seen = dict[Path, Content](), dict[str, str]()
+            contents, seen = dict[Path, RunFile](), dict[str, str]()
             found = listed(_paths(self.storage, self._facts.key), partial(load_file, at=self.storage), contents)
             for path, one in found.items():
                 _refuse_copy(seen, one.process.id, path, self.storage)
@@ -98,7 +98,7 @@ class Store:
         note = None if baseline.processes else self._absence(left_out)
         return replace(baseline, note=note, left_out=left_out, sequence=_highest(found.values()), dated_ahead=_dated_ahead(found))
 
-    def _with_figures(self, files: Mapping[Path, Listed], window: int, contents: dict[Path, Content]) -> Baseline:
+    def _with_figures(self, files: Mapping[Path, IndexRun], window: int, contents: dict[Path, RunFile]) -> Baseline:
         """The baseline of the files that count. Only those are read whose runs are compared with.
         `contents`: the files that were read already.
         """
@@ -108,7 +108,7 @@ class Store:
         read = [contents.get(path) or load_file(path, self.storage) for path, one in files.items() if one.process.id in wanted]
         rows = {(one.process.id, one.key): one for content in read for one in content.rows}
         footprints = {(one.process.id, one.key): one for content in read for one in content.footprints}
-        counted = Counting(
+        counted = DeviceHistory(
             {key: [rows[run, key] for run in runs] for key, runs in timed.items()},
             {key: [footprints[run, key] for run in runs] for key, runs in watched.items()},
             chosen.resets,
@@ -126,7 +126,7 @@ class Store:
         baseline: Baseline | None = None,
         accepted: Acceptances | None = None,
         removed: Collection[str] = (),
-    ) -> Saved:
+    ) -> SaveResult:
         """Write the rows that passed into a new file.
         `revision`: revision of the measured code, such as a commit id; None if unknown.
         `baseline`: the baseline that they were judged against; None: load it.
@@ -153,9 +153,9 @@ class Store:
         process = Process(secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
         begun = {reset.key: reset for reset in _resets(kept, removed, changes, process)}
         if not kept and not rejected and not begun:
-            return Saved(None, (), tuple(refused))
+            return SaveResult(None, (), tuple(refused))
         path = _write(self.storage, _content(process, kept, {**baseline.resets, **begun}, begun.values(), rejected), settings)
-        return Saved(path, kept, tuple(refused), tuple(begun.values()), tuple(rejected))
+        return SaveResult(path, kept, tuple(refused), tuple(begun.values()), tuple(rejected))
 
     def _absence(self, left_out: str | None) -> str:
         if left_out is not None:
@@ -165,7 +165,7 @@ class Store:
         return f"no baseline of {self._facts.key} in {self.storage}{also}"
 
 
-def files(where: Path | Storage, key: str) -> Iterator[tuple[Path, Content]]:
+def files(where: Path | Storage, key: str) -> Iterator[tuple[Path, RunFile]]:
     """Every file of one kind of device, by name. Of a URL, the paths are those of the copy, which is brought up to date first.
 
     Raises `BaselineError`: as `Store.load`.
@@ -199,7 +199,7 @@ def _paths(at: Storage, key: str) -> list[Path]:
         raise BaselineError(f"{folder}: {error.strerror or error}") from None
 
 
-def load_file(path: Path, at: Storage) -> Content:
+def load_file(path: Path, at: Storage) -> RunFile:
     """Read one file of a place, and check it. A copy of a store's file that does not fit the digest in its name is fetched again.
     Raises `BaselineError`: as `Store.load`.
     """
@@ -236,7 +236,7 @@ def copy(source: Storage, target: Storage) -> dict[str, int]:
     return found
 
 
-def surplus(found: Mapping[Path, Content], keep: int) -> list[Path]:
+def surplus(found: Mapping[Path, RunFile], keep: int) -> list[Path]:
     """The files without which every comparison over the newest `keep` runs of a row is the same.
     `found`: all files of one kind of device (`files`).
     `keep`: runs of each row, at least those of `gpumem_baseline_window`.
@@ -273,12 +273,12 @@ def _compared(runs: Sequence[SavedRow], keep: int) -> Iterator[SavedRow]:
             yield from (*alike[:1], *alike[-keep:])
 
 
-def _highest(contents: Iterable[Content | Listed]) -> int:
+def _highest(contents: Iterable[RunFile | IndexRun]) -> int:
     """The highest sequence number."""
     return max((content.sequence for content in contents), default=0)
 
 
-def _dated_ahead(found: Mapping[Path, Listed]) -> str | None:
+def _dated_ahead(found: Mapping[Path, IndexRun]) -> str | None:
     """One sentence on files that are dated ahead of this machine's clock; None without any."""
     latest = datetime.now(timezone.utc) + CLOCKS_DIFFER
     ahead = {path.name: one.process.utc for path, one in found.items() if one.process.utc > latest}
@@ -299,15 +299,15 @@ def _revisions(row: Row, revision: str | None, baseline: Baseline) -> set[str | 
 
 
 def _of_history(
-    found: Mapping[Path, Listed], ancestry: Callable[[frozenset[str]], Ancestry] | None
-) -> tuple[dict[Path, Listed], str | None]:
+    found: Mapping[Path, IndexRun], ancestry: Callable[[frozenset[str]], Ancestry] | None
+) -> tuple[dict[Path, IndexRun], str | None]:
     """The files that count, and a sentence about the others."""
     if ancestry is None:
         return dict(found), None
     known = ancestry(frozenset(one.revision for one in found.values() if one.revision is not None))
     other, dirty = f"are not of the history of {known.merge_base[:12]}", "of uncommitted changes"
     unknown = "of a revision that this repository does not know"
-    counting, left = dict[Path, Listed](), {other: 0, dirty: 0, unknown: 0}
+    counting, left = dict[Path, IndexRun](), {other: 0, dirty: 0, unknown: 0}
     for path, one in found.items():
         revision = one.revision
         if revision in known.base:
@@ -322,10 +322,10 @@ def _of_history(
 
 def _content(
     process: Process, rows: Iterable[Row], after: Mapping[str, Reset] = {}, resets: Iterable[Reset] = (), rejected: Iterable[str] = ()
-) -> Content:
+) -> RunFile:
     """The file of a run. `after`: by row key, the last reset."""
     of = [(row, after[row.key].id if row.key in after else None) for row in rows]
-    return Content(
+    return RunFile(
         process.device.key,
         process,
         tuple(SavedRow(row.nodeid, reduced(m, process), process, last, row.test_source) for row, last in of if (m := row.measurement)),
@@ -357,7 +357,7 @@ def _resets(kept: Iterable[Row], removed: Iterable[str], changes: Acceptances, p
             yield Reset(secrets.token_hex(8), row.key, gain, IMPROVED, process.utc, process.revision, process.sequence)
 
 
-def _write(where: Storage, content: Content, settings: Mapping[str, object] | None = None) -> Path:
+def _write(where: Storage, content: RunFile, settings: Mapping[str, object] | None = None) -> Path:
     text = written(content, settings)
     short = re.sub(r"[^A-Za-z0-9.]+", "-", content.revision or "").strip("-.")[:12] or "unknown"
     # The id in the content makes it unlike any other.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.baselines.history import Content
+from pytest_gpumem.baselines.history import RunFile
 from pytest_gpumem.commands import examples, json_option, terminal, test_option, write_json
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.screen import mean_latency
@@ -84,14 +84,14 @@ def list_(baseline: str | None, tests: tuple[str, ...], file: Path | None) -> No
     write_json(file, [_file(key, path, content) for key, path, content in found])
 
 
-def _of_tests(place: Storage, tests: Sequence[str], stored: Sequence[tuple[str, Content]]) -> list[dict[str, Any]]:
+def _of_tests(place: Storage, tests: Sequence[str], stored: Sequence[tuple[str, RunFile]]) -> list[dict[str, Any]]:
     """Print the runs and changes of the rows that the tests select; the same as plain values.
     Raises `UserError`: a test selects no row.
     """
     lines: dict[tuple[str, str, str], dict[str, Any]] = {}
     used = set[str]()
 
-    def at(key: str, content: Content, row: str, nodeid: str, **figures: object) -> None:
+    def at(key: str, content: RunFile, row: str, nodeid: str, **figures: object) -> None:
         if not (selecting := [test for test in tests if names_row(test, row, nodeid)]):
             return
         used.update(selecting)
@@ -164,13 +164,13 @@ def prune(baseline: str | None, keep: int, dry_run: bool) -> None:
         click.echo(printable(f"{key}: {len(names)} of {counted(len(found), 'file')} {verb} from {place}"))
 
 
-def _by_age(place: Storage, key: str) -> list[tuple[Path, Content]]:
+def _by_age(place: Storage, key: str) -> list[tuple[Path, RunFile]]:
     from pytest_gpumem.baselines.store import files
 
     return sorted(files(place, key), key=lambda one: (one[1].sequence, one[1].utc, one[1].id))
 
 
-def _file(key: str, path: Path, content: Content) -> Mapping[str, object]:
+def _file(key: str, path: Path, content: RunFile) -> Mapping[str, object]:
     device = content.process.device if content.process is not None else None
     return {
         "gpu": key,
@@ -184,11 +184,11 @@ def _file(key: str, path: Path, content: Content) -> Mapping[str, object]:
     }
 
 
-def _figures(content: Content) -> tuple[str, ...]:
+def _figures(content: RunFile) -> tuple[str, ...]:
     return f"{content.utc:%Y-%m-%d %H:%M:%S}", (content.revision or "")[:12], str(len(content.nodeids) or "")
 
 
-def _remark(content: Content) -> str:
+def _remark(content: RunFile) -> str:
     faster = sum(not reset.accepted for reset in content.resets)
     accepted = Counter(f"accepted by {reset.who}: {reset.reason}" for reset in content.resets if reset.accepted)
     parts = [f"{counted(faster, 'row')} faster"] if faster else []

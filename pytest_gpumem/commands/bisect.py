@@ -29,8 +29,8 @@ from pytest_gpumem.units import sizes
 if TYPE_CHECKING:
     from pytest_gpumem.judging.bisection import Search
     from pytest_gpumem.judging.paired import Judge, Paired
-    from pytest_gpumem.runs.bisect import Asked, Commits, Found, Step
-    from pytest_gpumem.runs.processes import Process
+    from pytest_gpumem.runs.bisect import Commits, CommitStep, Conclusion, Question
+    from pytest_gpumem.runs.processes import ProcessRecord
 
 OF_MEMORY = ("peak", "kept", "reserved", "allocations")  # figures of `Footprint`
 OF_LAUNCH = ("kernels", "copies", "copied_bytes", "waits", "registers", "spill")  # figures of `WhatRan`,
@@ -147,8 +147,8 @@ def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
     return code
 
 
-def _asked(line: Sequence[Commit], request: Request) -> Asked:
-    from pytest_gpumem.runs.bisect import Asked
+def _asked(line: Sequence[Commit], request: Request) -> Question:
+    from pytest_gpumem.runs.bisect import Question
 
     here = Path.cwd()
     arguments = (*request.pytest_arguments, *(("--gpumem-footprint=on",) if request.figure in OF_MEMORY else ()))
@@ -165,10 +165,10 @@ def _asked(line: Sequence[Commit], request: Request) -> Asked:
         journal.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise click.UsageError(f"--journal: {journal}: {error.strerror or error}.") from None
-    return Asked(here, tests, arguments, journal.absolute(), dict(os.environ), request.rounds_max, identity)
+    return Question(here, tests, arguments, journal.absolute(), dict(os.environ), request.rounds_max, identity)
 
 
-def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[Found, str, Process]:
+def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[Conclusion, str, ProcessRecord]:
     """The search, the key of the measurement, and a process of good."""
     from pytest_gpumem.runs import RunError
     from pytest_gpumem.runs.bisect import Skip, bisect_times, bisect_values, rows_of_test
@@ -195,11 +195,11 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
             return values[key]
 
         return bisect_values(last, value, show), key, ends[0]
-    from pytest_gpumem.runs.reading import Wanted
+    from pytest_gpumem.runs.reading import RowFilter
 
     timed = [row for row in rows_of_test(ends[1], request.test).values() if row.measurement is not None]
     _tell("bad against good: a duet")
-    played = commits.duet(0, last, Wanted.of(timed), max_regression=request.max_regression)
+    played = commits.duet(0, last, RowFilter.of(timed), max_regression=request.max_regression)
     judged = {one.key: one.paired for one in played.verdicts if one.paired is not None}
     if not judged:
         raise RunError("; ".join(f"{one.key}: {one.sentence}" for one in played.verdicts) or f"{request.test} measured nothing")
@@ -207,7 +207,7 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
     key = max(judged, key=lambda one: (_RANKS[judged[one].outcome], judged[one].change))
     if len(judged) > 1:
         _tell(f"of {len(judged)} measurements, {key} changed most; name another one as TEST to follow that")
-    wanted = Wanted.of([row for row in timed if row.key == key])
+    wanted = RowFilter.of([row for row in timed if row.key == key])
     _tell(f"bad against good: {judged[key].sentence}")
 
     def look(index: int) -> Any:
@@ -229,7 +229,7 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
 _RANKS = {Outcome.FAIL: 2, None: 1, Outcome.PASS: 0}
 
 
-def _values(process: Process, request: Request) -> dict[str, int]:
+def _values(process: ProcessRecord, request: Request) -> dict[str, int]:
     """The figure of each measurement of the test that has it."""
     from pytest_gpumem.runs.bisect import rows_of_test
 
@@ -262,7 +262,7 @@ class _Steps:
         self._begun = time.monotonic()
         self._seconds: list[float] = []
 
-    def __call__(self, search: Search, index: int, step: Step | None) -> None:
+    def __call__(self, search: Search, index: int, step: CommitStep | None) -> None:
         """As `runs.bisect.OnStep`."""
         from pytest_gpumem.judging.bisection import steps_of
         from pytest_gpumem.runs.report import remaining
@@ -280,7 +280,7 @@ class _Steps:
         about = f"step {number} of about {number + more - 1}: {search.high - search.low} commits left"
         _tell(f"{about}{f', about {left}' if left else ''}: {commit.short} {commit.subject}")
 
-    def _known(self, step: Step) -> str:
+    def _known(self, step: CommitStep) -> str:
         side = {True: "on bad's side", False: "on good's side", None: "not decided"}[step.bad]
         if step.skipped is not None:
             return f"skipped: {step.skipped}"
@@ -305,7 +305,7 @@ def _seen(paired: Paired) -> str:
     return f"{change(paired.change)}, {ends}, over {counted(paired.pairs, 'pair')}"
 
 
-def _explanation(found: Found, key: str, commits: Commits, request: Request) -> dict[str, Any] | None:
+def _explanation(found: Conclusion, key: str, commits: Commits, request: Request) -> dict[str, Any] | None:
     """What `gpumem explain` says of the commit, as text and as plain values; None if it cannot."""
     from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
     from pytest_gpumem.explain.text import text, to_json
@@ -333,7 +333,7 @@ def _explanation(found: Found, key: str, commits: Commits, request: Request) -> 
     }
 
 
-def _text(found: Found, line: Sequence[Commit], request: Request, key: str, *, simulated: bool) -> Iterator[str]:
+def _text(found: Conclusion, line: Sequence[Commit], request: Request, key: str, *, simulated: bool) -> Iterator[str]:
     """The result, line by line."""
     note = " (simulated)" if simulated else ""
     if found.nothing:
@@ -364,7 +364,7 @@ def _text(found: Found, line: Sequence[Commit], request: Request, key: str, *, s
         yield f"  another change remains: {more}"
 
 
-def _why(found: Found) -> str:
+def _why(found: Conclusion) -> str:
     if found.low == 0 and not found.steps:
         return "it is not decided whether bad is slower than good"
     if found.proof is not None and found.proof.outcome is Outcome.PASS:
@@ -375,7 +375,7 @@ def _why(found: Found) -> str:
     return "a step was not decided after the last pair"
 
 
-def _whole(found: Found, request: Request, key: str) -> str:
+def _whole(found: Conclusion, request: Request, key: str) -> str:
     if found.start is not None:
         return _seen(found.start)
     first, last = found.values[0], found.values[max(found.values)]
@@ -387,13 +387,13 @@ def _figures(request: Request, *values: int) -> str:
     return " → ".join(sizes(*values) if request.figure in IN_BYTES else map(str, values))
 
 
-def _own(found: Found, request: Request) -> str:
+def _own(found: Conclusion, request: Request) -> str:
     if found.proof is not None:
         return _seen(found.proof)
     return _figures(request, found.values[found.low], found.values[found.high])
 
 
-def _share(found: Found) -> float:
+def _share(found: Conclusion) -> float:
     """Part of the whole change that the found commit explains; of times by logarithms."""
     if found.start is not None and found.proof is not None:
         return math.log1p(found.proof.change) / math.log1p(found.start.change)
@@ -401,7 +401,7 @@ def _share(found: Found) -> float:
     return (found.values[found.high] - found.values[found.low]) / whole
 
 
-def _more(found: Found, line: Sequence[Commit], request: Request) -> str | None:
+def _more(found: Conclusion, line: Sequence[Commit], request: Request) -> str | None:
     """The command that finds another change; None if there is none beyond doubt."""
     if found.start is None or found.proof is None:
         before = found.values[found.low] > found.values[0]
@@ -427,11 +427,11 @@ def _command(request: Request, good: str, bad: str) -> str:
 
 
 def _document(
-    found: Found,
+    found: Conclusion,
     line: Sequence[Commit],
     request: Request,
     key: str,
-    first: Process,
+    first: ProcessRecord,
     explanation: Mapping[str, Any] | None,
     commits: Commits,
     seconds: float,

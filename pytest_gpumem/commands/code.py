@@ -21,7 +21,7 @@ from pytest_gpumem.reporting.columns import Columns, Line
 from pytest_gpumem.units import format_bytes
 
 if TYPE_CHECKING:
-    from pytest_gpumem.kernels.declared import Declared, Project
+    from pytest_gpumem.kernels.declared import DeclaredSource, Project
 
 _HEADINGS = ("arch", "registers", "spill", "shared", "code")
 _CHILD = "import sys; sys.path[:] = [one for one in sys.path if one]; from pytest_gpumem.cli import main; main()"
@@ -102,7 +102,7 @@ def _compiled(declared: Project, architectures: Sequence[str]) -> Iterator[tuple
                 yield {}, str(error)
 
 
-def _of_source(one: Declared, folder: Path, architecture: str) -> Sequence[CompiledKernel]:
+def _of_source(one: DeclaredSource, folder: Path, architecture: str) -> Sequence[CompiledKernel]:
     from pytest_gpumem.devices.cuda import ahead_of_time
     from pytest_gpumem.devices.cuda.nvrtc import DoesNotCompile
 

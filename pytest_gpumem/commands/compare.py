@@ -12,8 +12,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from pytest_gpumem.baselines.compare import Compared, Pair, compare_sides
-from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, Side
+from pytest_gpumem.baselines.compare import Pair, SetComparison, compare_sides
+from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, SideResults
 from pytest_gpumem.commands import examples, json_option, margin, terminal, write_json
 from pytest_gpumem.explain.what_ran import differences
 from pytest_gpumem.judging.expectations import lost
@@ -36,7 +36,7 @@ MOST = 20  # rows whose figures are listed
 _Value = float | int | str | None
 
 
-def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool) -> str:
+def text(compared: SetComparison, base: SideResults, head: SideResults, *, width: int, colour: bool) -> str:
     """What each side is, one line for each row, the figures that differ, what fails first, and a sentence for each FAIL; ASCII, without a
     trailing line break. What decides the other rows is told once for each group of them."""
     compared, base, head = printable((compared, base, head))
@@ -69,7 +69,7 @@ def text(compared: Compared, base: Side, head: Side, *, width: int, colour: bool
 OF_FILES_LOST = "compare runs of the same tests; gpumem accept TEST --scope removed takes a measurement out of a baseline"
 
 
-def _table(compared: Compared, width: int, colour: bool) -> str:
+def _table(compared: SetComparison, width: int, colour: bool) -> str:
     rows = list(zip(compared.pairs, names_of(compared.rows), strict=True))
 
     def columns(without: Sequence[str]) -> Columns:
@@ -153,7 +153,7 @@ def ran_differently(pair: Pair) -> tuple[str, ...]:
     return tuple(one.text for one in differences(*watched)) if len(watched) == 2 else ()
 
 
-def _differing(compared: Compared, width: int, colour: bool) -> list[str]:
+def _differing(compared: SetComparison, width: int, colour: bool) -> list[str]:
     """A table of the figures that differ, by row, and the number of rows without any."""
     known = [pair for pair in compared.pairs if any(None not in values for values in figures(pair).values())]
     found = [(pair, _changed(pair), ran_differently(pair)) for pair in known]
@@ -209,7 +209,7 @@ def fields(pair: Pair) -> dict[str, object]:
     return {**dict(of_time), "figures": exact, "ran_differently": list(ran_differently(pair))}
 
 
-def as_json(compared: Compared, base: Side, head: Side, *, code: int) -> dict[str, Any]:
+def as_json(compared: SetComparison, base: SideResults, head: SideResults, *, code: int) -> dict[str, Any]:
     """The comparison as plain values."""
     rows = [fields(pair) for pair in sorted(compared.pairs, key=_rank)]
     missing = [{"test": one.key, **msgspec.to_builtins(one)} for one in compared.missing]
@@ -217,7 +217,7 @@ def as_json(compared: Compared, base: Side, head: Side, *, code: int) -> dict[st
     return {"kind": "gpumem compare", "schema": 1, **sides, "forced": compared.forced, "exit": code, "rows": rows, "missing": missing}
 
 
-def _what(side: Side) -> str:
+def _what(side: SideResults) -> str:
     devices = " and ".join("an unknown GPU" if key == UNKNOWN_GPU.key else key for key in side.devices)
     drivers = sorted({facts.driver for facts in side.devices.values() if facts.driver is not None})
     driver = f", driver {' and '.join(drivers)}" if drivers else ""

@@ -39,8 +39,8 @@ from pytest_gpumem.result_files import load_results
 
 if TYPE_CHECKING:
     from pytest_gpumem.runs.journal import Journal
-    from pytest_gpumem.runs.reading import Wanted
-    from pytest_gpumem.runs.rounds import Progress, Result
+    from pytest_gpumem.runs.reading import RowFilter
+    from pytest_gpumem.runs.rounds import DuetProgress, DuetResult
     from pytest_gpumem.runs.worktree import Side
 
 
@@ -91,7 +91,7 @@ def duet(
 
 def compare(
     base: str,
-    wanted: Wanted,
+    wanted: RowFilter,
     pytest_arguments: Sequence[str],
     *,
     head: str | None = None,
@@ -103,8 +103,8 @@ def compare(
     strict: bool = False,
     evidence: bool = False,
     again: str = "the same command goes on from there",
-    after: Callable[[Side, Side, Result], object] | None = None,
-) -> tuple[int, Result]:
+    after: Callable[[Side, Side, DuetResult], object] | None = None,
+) -> tuple[int, DuetResult]:
     """Run a duet, print its verdicts and write them into `file`; the exit code and the result.
     `base`: a git revision, a folder or a wheel.
     `head`: folder or wheel; None: the working tree.
@@ -185,7 +185,7 @@ def _journal(path: Path | None, asked: Mapping[str, Any], stack: ExitStack) -> J
     return kept
 
 
-def _tell(played: Result, sides: Mapping[str, Side], seconds: float) -> None:
+def _tell(played: DuetResult, sides: Mapping[str, Side], seconds: float) -> None:
     """Print the verdicts."""
     from pytest_gpumem.reporting.terminal import one_place
     from pytest_gpumem.runs import report
@@ -197,16 +197,16 @@ def _tell(played: Result, sides: Mapping[str, Side], seconds: float) -> None:
         click.echo("nothing was measured: no test among those that were selected measures on the GPU")
 
 
-def _wanted(tests: tuple[str, ...], flagged: str | None) -> Wanted | None:
+def _wanted(tests: tuple[str, ...], flagged: str | None) -> RowFilter | None:
     """The measurements to compare; None if a run's results flag none."""
-    from pytest_gpumem.runs.reading import Wanted
+    from pytest_gpumem.runs.reading import RowFilter
 
     if tests and flagged is not None:
         raise click.UsageError("--test and --flagged exclude each other.")
     if flagged is None:
-        return Wanted(frozenset(tests) if tests else None)
+        return RowFilter(frozenset(tests) if tests else None)
     rows = _flagged(Path(flagged))
-    return Wanted.of(rows) if rows else None
+    return RowFilter.of(rows) if rows else None
 
 
 def _flagged(path: Path) -> list[Row]:
@@ -250,7 +250,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[Progress], None]]:
+def progress() -> Iterator[Callable[[DuetProgress], None]]:
     """A bar on standard error; without a terminal a line for each event, and for each doubling of the rounds."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
@@ -262,7 +262,7 @@ def progress() -> Iterator[Callable[[Progress], None]]:
     if not console.is_terminal:
         shown: set[int] = set()
 
-        def plain(now: Progress) -> None:
+        def plain(now: DuetProgress) -> None:
             if now.note is not None:
                 click.echo(printable(now.note), err=True)
             elif now.open and now.rounds.bit_count() == 1 and now.rounds not in shown:
@@ -274,7 +274,7 @@ def progress() -> Iterator[Callable[[Progress], None]]:
     with Bar(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), console=console, transient=True) as bar:
         task = bar.add_task("first pair", total=None, left="")
 
-        def draw(now: Progress) -> None:
+        def draw(now: DuetProgress) -> None:
             if now.note is not None:
                 bar.console.print(printable(now.note), markup=False)
             if now.rounds:

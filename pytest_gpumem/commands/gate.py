@@ -23,16 +23,16 @@ from pytest_gpumem.commands.baseline import FOLDER as STORAGE
 from pytest_gpumem.commands.duet import compare, ended_by_signals
 from pytest_gpumem.commands.explain import explanations
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.judging.expectations import Loosened, Selection, edited, loosened
+from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import SIMULATED, DeviceFacts
-from pytest_gpumem.records.row import Missing, Row
+from pytest_gpumem.records.row import Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
-from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, DUET_FOLLOWS, SELECTION, Role, of_role
+from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, DUET_FOLLOWS, SELECTION, OptionRole, of_role
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.storage import Storage
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from pytest_gpumem.reporting.run import Run
     from pytest_gpumem.runs.base import Base
     from pytest_gpumem.runs.decision import Decision, OfBase
-    from pytest_gpumem.runs.processes import Process
+    from pytest_gpumem.runs.processes import ProcessRecord
     from pytest_gpumem.runs.reading import DuetVerdict
-    from pytest_gpumem.runs.rounds import Result
+    from pytest_gpumem.runs.rounds import DuetResult
     from pytest_gpumem.runs.worktree import Side
 
 FOLDER = Path("gpumem-results")  # default of --output
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
-OUTPUT_FILES = {option.name: str(option.gate_file) for option in of_role(Role.OUTPUT)}  # by the name of an output
+OUTPUT_FILES = {option.name: str(option.gate_file) for option in of_role(OptionRole.OUTPUT)}  # by the name of an output
 FILES = (RESULTS, JUNIT, DUET, *OUTPUT_FILES.values())  # the files of the folder
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 """File in the folder, and its text: it marks a folder that a gate made, and hides its files from git."""
@@ -186,12 +186,12 @@ class GateRun:
     arguments: tuple[str, ...]  # pytest's, as the tests are measured
     rounds_max: int
     added: Acceptances  # what the change accepts, of what counts
-    changes: Sequence[Loosened]  # the limits that it loosens
+    changes: Sequence[LooserLimit]  # the limits that it loosens
     _: KW_ONLY
     screen_only: bool
     strict: bool
 
-    def decision(self, screened: Screened) -> Decision:
+    def decision(self, screened: ScreenResult) -> Decision:
         """Its end: by the screen, the exact figures of base, and a duet of what the screen flags."""
         from pytest_gpumem.runs.decision import (
             OfBase,
@@ -210,7 +210,7 @@ class GateRun:
             return decide(screened.code, screened.failures, (), None, None, strict=self.strict)
         why: dict[str, tuple[str, ...]] = {}  # by row key: causes
         rows, facts = document.rows, document.device
-        missing: Sequence[Missing] = document.missing
+        missing: Sequence[Omission] = document.missing
         strict_screen = bool(document.settings.get("strict"))
         base, real = OfBase(self.base), self._real(document)
         if screened.code in (Exit.FINE, Exit.FAILED) and not real:
@@ -250,8 +250,8 @@ class GateRun:
         return tuple(key for key in _place(document).devices() if not key.startswith(SIMULATED))
 
     def _of_base(
-        self, rows: Sequence[Row], facts: DeviceFacts, missing: Sequence[Missing], own: Selection | None, *, strict_screen: bool
-    ) -> tuple[OfBase, Sequence[Missing]]:
+        self, rows: Sequence[Row], facts: DeviceFacts, missing: Sequence[Omission], own: Selection | None, *, strict_screen: bool
+    ) -> tuple[OfBase, Sequence[Omission]]:
         """What base says of the rows, and of what was not judged. `own`: what the change selects."""
         from pytest_gpumem.judging.exact import of_memory
         from pytest_gpumem.runs.decision import OfBase, asks_base, excused, held_by_base, unknown_to_base
@@ -269,7 +269,7 @@ class GateRun:
             base = replace(base, alone=own_process.by_key)
         return base, excused(missing, skipped, self.base)
 
-    def _figures(self, tests: Sequence[str], side: str) -> Process | None:
+    def _figures(self, tests: Sequence[str], side: str) -> ProcessRecord | None:
         """One process of a side; None if it could not start."""
         from pytest_gpumem.runs import RunError
         from pytest_gpumem.runs.processes import BASE
@@ -294,20 +294,20 @@ class GateRun:
     def _duet(self, rows: Sequence[Row]) -> tuple[dict[str, DuetVerdict], dict[str, tuple[str, ...]]]:
         """The duet's verdicts of these rows, and the causes of the slow-downs that it confirms, where the screen did not give them; by row
         key."""
-        from pytest_gpumem.runs.reading import DuetVerdict, Wanted
+        from pytest_gpumem.runs.reading import DuetVerdict, RowFilter
 
         if self.of_base is None:
             return {row.key: DuetVerdict(row.key, None, "base has no folder such as this one", new=True) for row in rows}, {}
         why: dict[str, tuple[str, ...]] = {}
 
-        def explain(base_side: Side, head_side: Side, played: Result) -> None:
+        def explain(base_side: Side, head_side: Side, played: DuetResult) -> None:
             slower = {one.key: one for one in played.verdicts if one.outcome is Outcome.FAIL and one.paired is not None}
             if failing := [row for row in rows if row.key in slower and not (row.why and _watched(row))]:
                 why.update(_causes(self.base, base_side, head_side, failing, slower, self.arguments))
 
         _, played = compare(
             self.base,
-            Wanted.of(rows),
+            RowFilter.of(rows),
             self.arguments,
             base_side=self.of_base.side,
             # Those of the screen, which hold a change to the limits of base.
@@ -357,15 +357,15 @@ def _flags(found: int, wanted: int) -> str:
 def _check_arguments(arguments: Sequence[str], output: Path) -> None:
     """Refuse options that a gate sets itself. Raises `click.UsageError`: names the option and why."""
     why = f"the gate writes into {output}; see --output"
-    refused = dict.fromkeys(("--benchmark-json", "--junitxml", "--junit-xml", *(option.flag for option in of_role(Role.OUTPUT))), why)
-    refused |= {option.flag: "a gate saves nothing into a baseline" for option in of_role(Role.SAVING)}
+    refused = dict.fromkeys(("--benchmark-json", "--junitxml", "--junit-xml", *(option.flag for option in of_role(OptionRole.OUTPUT))), why)
+    refused |= {option.flag: "a gate saves nothing into a baseline" for option in of_role(OptionRole.SAVING)}
     for argument in arguments:
         if (name := argument.partition("=")[0]) in refused:
             raise click.UsageError(f"{name} among pytest's arguments: {refused[name]}.")
 
 
 @dataclass(frozen=True)
-class Screened:
+class ScreenResult:
     """The results of the screen."""
 
     code: int  # pytest's exit code
@@ -374,13 +374,16 @@ class Screened:
     selection: Selection | None = None  # the tests that it selects; None if it did not come to its end
 
 
-def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool, selection: Selection, accepts: bool) -> Screened:
+def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool, selection: Selection, accepts: bool) -> ScreenResult:
     """`selection`: the tests that base selects. `accepts`: what the change accepts counts."""
     from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
-    own = [f"--junitxml={output / JUNIT}", *(f"{option.flag}={output / OUTPUT_FILES[option.name]}" for option in of_role(Role.OUTPUT))]
+    own = [
+        f"--junitxml={output / JUNIT}",
+        *(f"{option.flag}={output / OUTPUT_FILES[option.name]}" for option in of_role(OptionRole.OUTPUT)),
+    ]
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
     command = pytest_command([*arguments, *own], options=["--no-header", f"--gpumem-baseline-of={base}"], results=output / RESULTS)
@@ -393,13 +396,13 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: 
         selected = from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection) if of_head.exists() else None
     try:
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
-            return Screened(code, 0, None, selected)
+            return ScreenResult(code, 0, None, selected)
         document = load(output / RESULTS)
         suites = ElementTree.parse(output / JUNIT).getroot().iter("testsuite")
         failures = sum(int(suite.get(kind, "0")) for suite in suites for kind in ("failures", "errors"))
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise UserError(f"the screen's results in {output} cannot be read: {error}") from None
-    return Screened(code, failures, document, selected)
+    return ScreenResult(code, failures, document, selected)
 
 
 def _watched(row: Row) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.records.device import DeviceFacts
     from pytest_gpumem.records.measurement import Measurement
     from pytest_gpumem.runs.experiment import Experiment
-    from pytest_gpumem.runs.processes import Process
+    from pytest_gpumem.runs.processes import ProcessRecord
 
 MOST = 10_000  # processes of a sweep: its search ends by itself
 
@@ -64,9 +64,9 @@ class _Runs:
 
     def __init__(self, test: str, experiment: Experiment) -> None:
         self._test, self._experiment = test, experiment
-        self._kept: dict[Setting, list[Process]] = {}
+        self._kept: dict[Setting, list[ProcessRecord]] = {}
 
-    def number(self, setting: Setting, number: int) -> Process:
+    def number(self, setting: Setting, number: int) -> ProcessRecord:
         """One of the runs with a setting; the measurements of a test share them.
         `number`: counts from 1.
         Raises `NoAnswer`: as `run`.
@@ -76,7 +76,7 @@ class _Runs:
             kept.append(self.run(setting))
         return kept[number - 1]
 
-    def run(self, setting: Setting | None) -> Process:
+    def run(self, setting: Setting | None) -> ProcessRecord:
         """Run the test.
         `setting`: of each of its persisting streams; None: as the test asks.
         Raises `UserError`: pytest did not accept its arguments or the device, or there is no such test.
@@ -93,7 +93,7 @@ class _Runs:
         return process
 
 
-def _trouble(process: Process) -> str | None:
+def _trouble(process: ProcessRecord) -> str | None:
     """Why a run of the test is repeated: it crashed, or its conditions forbid a judgement."""
     from pytest_gpumem.judging.judge import unreliable
 

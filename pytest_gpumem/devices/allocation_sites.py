@@ -16,7 +16,7 @@ from pathlib import Path
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from pytest_gpumem.devices.memory_events import Allocated, Frame
+from pytest_gpumem.devices.memory_events import AllocationEvent, Frame
 from pytest_gpumem.records.footprint import MemoryPlace, Site
 
 MOST_SITES = 20  # sites that a footprint has by bytes at the peak, and again by bytes kept
@@ -59,7 +59,10 @@ def users_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def sites(
-    at_peak: Iterable[Allocated], kept: Iterable[Allocated], root: Path, referrers: Callable[[Allocated], tuple[str, ...]] = lambda _: ()
+    at_peak: Iterable[AllocationEvent],
+    kept: Iterable[AllocationEvent],
+    root: Path,
+    referrers: Callable[[AllocationEvent], tuple[str, ...]] = lambda _: (),
 ) -> tuple[Site, ...]:
     """The lines that allocated what lived at the peak or is kept, largest first.
     `at_peak`, `kept`: have stacks.
@@ -67,7 +70,7 @@ def sites(
     """
     groups: dict[tuple[str, int, str, str, MemoryPlace], _Group] = {}
 
-    def group(of: Allocated) -> _Group:
+    def group(of: AllocationEvent) -> _Group:
         file, line, function = users_frames(of.stack)[-1] if of.stack else ("", 0, "")
         return groups.setdefault((file, line, function, *of.series), _Group())
 
@@ -85,10 +88,12 @@ class _Group:
     """Allocations of one line."""
 
     def __init__(self) -> None:
-        self.at_peak: list[Allocated] = []
-        self.kept: list[Allocated] = []
+        self.at_peak: list[AllocationEvent] = []
+        self.kept: list[AllocationEvent] = []
 
-    def site(self, key: tuple[str, int, str, str, MemoryPlace], root: Path, referrers: Callable[[Allocated], tuple[str, ...]]) -> Site:
+    def site(
+        self, key: tuple[str, int, str, str, MemoryPlace], root: Path, referrers: Callable[[AllocationEvent], tuple[str, ...]]
+    ) -> Site:
         file, line, function, library, kind = key
         largest = max((*self.at_peak, *self.kept), key=lambda one: one.nbytes)
         return Site(
@@ -115,7 +120,7 @@ def _code(file: str, line: int) -> str:
     return linecache.getline(file, line).strip()[:LONGEST_CODE]
 
 
-def _sum(allocations: Iterable[Allocated]) -> int:
+def _sum(allocations: Iterable[AllocationEvent]) -> int:
     return sum(one.nbytes for one in allocations)
 
 

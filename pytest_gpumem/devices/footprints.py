@@ -15,13 +15,13 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import (
     NOTHING,
     Accounts,
-    Allocated,
+    AllocationEvent,
+    BytesInUse,
     Figures,
     Growth,
-    Mark,
+    LogMark,
     MemoryLog,
     Series,
-    Use,
     account,
     claim,
     claim_handles,
@@ -68,7 +68,7 @@ class Source(ABC):
         """The library's own counts now."""
         return {}
 
-    def settle(self, kept: Sequence[Allocated]) -> bool:
+    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         """Give back what it keeps for reuse and cannot tell from what is used; False if nothing has changed.
         `kept`: allocations of the driver that live, and that no pool is known to have made.
         """
@@ -82,7 +82,7 @@ class Source(ABC):
         """By library of the driver's vendor: the bytes of each allocation that one of its handles makes and keeps, as far as known."""
         return {}
 
-    def alive(self, allocated: Allocated) -> bool:
+    def alive(self, allocated: AllocationEvent) -> bool:
         """False if one of its allocations is surely freed: frees inside `paused` were not reported."""
         return True
 
@@ -95,7 +95,7 @@ class Source(ABC):
         return
 
 
-class Footprints:
+class SourceFootprints:
     """Watches over sources.
     `driver`: source of the driver's allocations; None on a simulated device.
     `libraries`: sources of the libraries.
@@ -114,7 +114,7 @@ class Footprints:
         self._paused = False
         self._before: dict[Series, Figures] | None = None
         """What libraries counted when a block of `ours` began; None outside of such a block."""
-        self._first = Mark()  # what the log had reached then
+        self._first = LogMark()  # what the log had reached then
         self._drift: dict[Series, Figures] = {}
         """Bytes that libraries used and held more after such blocks than before, since the start."""
         self._since_ours: set[Series] = set()
@@ -243,7 +243,7 @@ class Footprints:
             before = self._before.get(series, NOTHING)
             growth = _minus(after, before)
             if growth.used is not None:
-                freed = -sum(change for change in uses.get(series, Use()).changes() if change < 0)
+                freed = -sum(change for change in uses.get(series, BytesInUse()).changes() if change < 0)
                 growth = growth._replace(used=growth.used + freed)
             self._drift[series] = _plus(self._drift.get(series, NOTHING), growth)
             if (after.high or 0) > (before.high or 0):
@@ -258,21 +258,21 @@ class Footprints:
             return 0
         number = next(self._numbers)
         stack = python_stack() if self._stacks else ()
-        self._log.emit(Allocated(time.perf_counter(), (FIXTURES, place), "fixture", number, nbytes, stack))
+        self._log.emit(AllocationEvent(time.perf_counter(), (FIXTURES, place), "fixture", number, nbytes, stack))
         return number
 
     def gave_back(self, number: int) -> None:
         if self._wanted is not None and number:
-            self._log.emit(Allocated(time.perf_counter(), (FIXTURES, "device"), "fixture", number, 0))
+            self._log.emit(AllocationEvent(time.perf_counter(), (FIXTURES, "device"), "fixture", number, 0))
 
-    def referrers(self) -> Callable[[Allocated], tuple[str, ...]]:
+    def referrers(self) -> Callable[[AllocationEvent], tuple[str, ...]]:
         arrays: dict[tuple[str, int], list[object]] = {}
         for source in self._running.values():
             for address, array in source.arrays():
                 arrays.setdefault((source.name, address), []).append(array)
         left = itertools.repeat(None, MOST_LOOKED_AT)
 
-        def of(allocated: Allocated) -> tuple[str, ...]:
+        def of(allocated: AllocationEvent) -> tuple[str, ...]:
             over = arrays.get((allocated.library, allocated.address), [])
             found: list[str] = []
             for array, _ in zip(over, left, strict=False):
@@ -295,7 +295,7 @@ def _place(kind: MemoryKind) -> MemoryPlace | None:
 class _Watch:
     """The memory from now on."""
 
-    def __init__(self, of: Footprints) -> None:
+    def __init__(self, of: SourceFootprints) -> None:
         self._of = of
         of._log.open += 1
         self._mark = of._log.mark()
@@ -425,4 +425,4 @@ class _Watch:
             self._of._log.closed()
 
 
-_: type[FootprintsFacet] = Footprints
+_: type[FootprintsFacet] = SourceFootprints

@@ -44,7 +44,7 @@ class Figures(NamedTuple):
 NOTHING = Figures(0, 0)
 
 
-class Allocated(Struct, eq=False, gc=False):
+class AllocationEvent(Struct, eq=False, gc=False):
     """One allocation, or one free, which has 0 bytes, as a source reports it.
 
     A test may allocate thousands of times, a few microseconds each: the garbage collector, which tuples would start, does not know these.
@@ -67,11 +67,11 @@ class Allocated(Struct, eq=False, gc=False):
         return self.series[1]
 
 
-Step = tuple[float, int, Allocated]
+Step = tuple[float, int, AllocationEvent]
 """An allocation or a free of the driver or a fixture: when, by how many bytes (below 0 for a free), and of which allocation."""
 
 
-class Use:
+class BytesInUse:
     """The bytes in use of one series, over time."""
 
     __slots__ = ("at", "living", "of", "total")
@@ -79,18 +79,18 @@ class Use:
     def __init__(self) -> None:
         self.at: list[float] = []  # when it changed
         self.total: list[int] = []  # bytes in use afterwards
-        self.of: list[Allocated | None] = []  # the allocation that was made or freed; None: unknown ones were freed
-        self.living: dict[int, Allocated] = {}  # by address
+        self.of: list[AllocationEvent | None] = []  # the allocation that was made or freed; None: unknown ones were freed
+        self.living: dict[int, AllocationEvent] = {}  # by address
 
-    def change(self, at: float, nbytes: int, of: Allocated | None) -> None:
+    def change(self, at: float, nbytes: int, of: AllocationEvent | None) -> None:
         """Book an allocation, or a free with `nbytes` below 0."""
         self.at.append(at)
         self.total.append(nbytes + (self.total[-1] if self.total else 0))
         self.of.append(of)
 
-    def since(self, place: int) -> Use:
+    def since(self, place: int) -> BytesInUse:
         """What follows some changes, from 0 bytes on."""
-        found = Use()
+        found = BytesInUse()
         before = self.total[place - 1] if 0 < place <= len(self.total) else 0
         found.at, found.of = self.at[place:], self.of[place:]
         found.total = [total - before for total in self.total[place:]] if before else self.total[place:]
@@ -100,9 +100,9 @@ class Use:
         """Bytes of each allocation and, below 0, of each free."""
         return list(map(sub, self.total, (0, *self.total)))
 
-    def live(self, until: int | None = None) -> list[Allocated]:
+    def live(self, until: int | None = None) -> list[AllocationEvent]:
         """The allocations that live after some changes, or after all."""
-        found: dict[int, Allocated] = {}
+        found: dict[int, AllocationEvent] = {}
         for change, of in zip(self.changes()[:until], self.of, strict=False):
             if of is not None and change > 0:
                 found[id(of)] = of
@@ -127,46 +127,46 @@ class Use:
         )
 
 
-class Mark(NamedTuple):
+class LogMark(NamedTuple):
     """A place in a log."""
 
     steps: int = 0
     uses: Mapping[Series, int] = MappingProxyType({})  # changes of each series
 
 
-_BEGIN = Mark()
+_BEGIN = LogMark()
 
 
 class MemoryLog:
     """The allocations of a process that are known, and what changed since the first open watch began."""
 
     def __init__(self) -> None:
-        self._pending: list[Allocated] = []
-        self.emit: Callable[[Allocated], None] = self._pending.append
+        self._pending: list[AllocationEvent] = []
+        self.emit: Callable[[AllocationEvent], None] = self._pending.append
         """Takes an event of a source; `settle` brings those of all sources in order."""
         self._steps: list[Step] = []
-        self._uses: dict[Series, Use] = {}
+        self._uses: dict[Series, BytesInUse] = {}
         """What the arrays of libraries use."""
-        self._live: dict[tuple[Layer, int], Allocated] = {}
+        self._live: dict[tuple[Layer, int], AllocationEvent] = {}
         """By layer and address, allocations of the driver and of fixtures."""
-        self._made: dict[int, list[Allocated]] = {}
+        self._made: dict[int, list[AllocationEvent]] = {}
         """By address: allocations of the driver since the first open watch began."""
         self.open = 0
         """Watches that are open."""
-        self.cached: dict[int, Allocated] = {}
+        self.cached: dict[int, AllocationEvent] = {}
         """By address: allocations of the driver that a library keeps for reuse; they are no longer in use."""
 
     def settle(self, *, ours: bool = False) -> None:
         """Book the events since the last call; to be called after every source has reported.
         `ours`: what was allocated since then is no test's, except for buffers of fixtures.
         """
-        segments: list[Allocated] = []
+        segments: list[AllocationEvent] = []
         last: Series | None = None
-        use = Use()
+        use = BytesInUse()
         for event in sorted(self._pending, key=attrgetter("at")):
             if event.layer == "use":
                 if event.series is not last:
-                    last, use = event.series, self._uses.setdefault(event.series, Use())
+                    last, use = event.series, self._uses.setdefault(event.series, BytesInUse())
                     living, when, total, of = use.living, use.at, use.total, use.of
                     now = total[-1] if total else 0
                 if (before := living.pop(event.address, None)) is not None:
@@ -188,7 +188,7 @@ class MemoryLog:
         for event in segments:
             self._own(event)
 
-    def _step(self, event: Allocated, ours: bool) -> None:
+    def _step(self, event: AllocationEvent, ours: bool) -> None:
         """Book an event of the driver or of a fixture."""
         if (freed := self._live.pop((event.layer, event.address), None)) is not None:
             self._steps.append((event.at, -freed.nbytes, freed))
@@ -200,22 +200,22 @@ class MemoryLog:
             if event.layer == "driver":
                 self._made.setdefault(event.address, []).append(event)
 
-    def _own(self, segment: Allocated) -> None:
+    def _own(self, segment: AllocationEvent) -> None:
         """Give the driver's allocation that a pool took to its library."""
         for made in reversed(self._made.get(segment.address, [])):
             if made.owner is None and made.nbytes == segment.nbytes and made.at <= segment.at + SEGMENT_DELAY:
                 made.owner = segment.library
                 return
 
-    def mark(self) -> Mark:
+    def mark(self) -> LogMark:
         """The place that the log has reached."""
-        return Mark(len(self._steps), {series: len(use.at) for series, use in self._uses.items()})
+        return LogMark(len(self._steps), {series: len(use.at) for series, use in self._uses.items()})
 
-    def since(self, mark: Mark = _BEGIN) -> tuple[list[Step], dict[Series, Use]]:
+    def since(self, mark: LogMark = _BEGIN) -> tuple[list[Step], dict[Series, BytesInUse]]:
         """What was booked since a mark."""
         return self._steps[mark.steps :], {series: use.since(mark.uses.get(series, 0)) for series, use in self._uses.items()}
 
-    def forget(self, freed: Iterable[Allocated], at: float) -> None:
+    def forget(self, freed: Iterable[AllocationEvent], at: float) -> None:
         """Book allocations of the driver as freed whose free nobody reported."""
         for one in freed:
             if self._live.get((one.layer, one.address)) is one:
@@ -224,7 +224,7 @@ class MemoryLog:
             elif self.cached.get(one.address) is one:
                 del self.cached[one.address]
 
-    def cache(self, kept: Iterable[Allocated], at: float) -> None:
+    def cache(self, kept: Iterable[AllocationEvent], at: float) -> None:
         """Book allocations of the driver as kept for reuse."""
         for one in kept:
             self.forget([one], at)
@@ -239,9 +239,9 @@ class MemoryLog:
 
     def shrink(self, series: Series, nbytes: int, at: float) -> None:
         """Book that a library uses less than its single allocations add up to: which of them were freed is unknown."""
-        self._uses.setdefault(series, Use()).change(at, -nbytes, None)
+        self._uses.setdefault(series, BytesInUse()).change(at, -nbytes, None)
 
-    def of_driver(self) -> list[Allocated]:
+    def of_driver(self) -> list[AllocationEvent]:
         """Allocations of the driver that live."""
         return [one for (layer, _address), one in self._live.items() if layer == "driver"]
 
@@ -252,7 +252,7 @@ class MemoryLog:
             self._steps.clear()
             self._made.clear()
             for series, use in self._uses.items():
-                self._uses[series] = Use()
+                self._uses[series] = BytesInUse()
                 self._uses[series].living = use.living
 
 
@@ -264,25 +264,25 @@ class Accounts:
     driver_peak: int  # most bytes of device memory that the driver gave out at once
     uses: Mapping[Series, MemoryUse]
     courses: tuple[Course, ...]
-    changes: Mapping[Series, tuple[Use, int]]
+    changes: Mapping[Series, tuple[BytesInUse, int]]
     """What each series used, and how many of its changes lie up to the peak."""
 
     @property
-    def at_peak(self) -> tuple[Allocated, ...]:
+    def at_peak(self) -> tuple[AllocationEvent, ...]:
         """Allocations of the interval that lived at the peak, largest first."""
         return _largest_first(one for use, until in self.changes.values() for one in use.live(until))
 
     @property
-    def kept(self) -> tuple[Allocated, ...]:
+    def kept(self) -> tuple[AllocationEvent, ...]:
         """Allocations of the interval that live at its end, largest first."""
         return _largest_first(one for use, _ in self.changes.values() for one in use.live())
 
 
-def _largest_first(found: Iterable[Allocated]) -> tuple[Allocated, ...]:
+def _largest_first(found: Iterable[AllocationEvent]) -> tuple[AllocationEvent, ...]:
     return tuple(sorted(found, key=lambda one: -one.nbytes))
 
 
-def account(steps: Sequence[Step], uses: Mapping[Series, Use], begin: float) -> Accounts:
+def account(steps: Sequence[Step], uses: Mapping[Series, BytesInUse], begin: float) -> Accounts:
     """Add up an interval of a log. `begin`: when it began, on the clock of the events."""
     found = dict(uses)
     driver = driver_peak = 0
@@ -291,7 +291,7 @@ def account(steps: Sequence[Step], uses: Mapping[Series, Use], begin: float) -> 
             driver += change
             driver_peak = max(driver_peak, driver)
         if of.owner is None:  # else the arrays of its pool count
-            found.setdefault(of.series, Use()).change(at, change, of)
+            found.setdefault(of.series, BytesInUse()).change(at, change, of)
     found = {series: use for series, use in found.items() if use.at}
     peak, until = _peak({series: use for series, use in found.items() if series[1] == "device"})
     changes = {series: (use, until(use)) for series, use in found.items()}
@@ -303,7 +303,7 @@ def account(steps: Sequence[Step], uses: Mapping[Series, Use], begin: float) -> 
     return Accounts(peak, driver_peak, memory_uses, courses, changes)
 
 
-def _peak(uses: Mapping[Series, Use]) -> tuple[int, Callable[[Use], int]]:
+def _peak(uses: Mapping[Series, BytesInUse]) -> tuple[int, Callable[[BytesInUse], int]]:
     """The most bytes that some series use together, and what counts the changes of a series up to that time."""
     if not uses:
         return 0, lambda _: 0
@@ -339,7 +339,7 @@ def claim(steps: Sequence[Step], library: str, nbytes: int) -> bool:
     Returns true if some of the allocations that still live add up to `nbytes`, the largest first; or if there are none, as of a pool that
     maps its memory, which the driver does not report. Else some may count twice.
     """
-    found: list[Allocated] = []
+    found: list[AllocationEvent] = []
     left = nbytes
     live = [one for one in live_of(steps) if one.layer == "driver" and one.kind == "device"]
     for one in live:
@@ -358,7 +358,7 @@ def claim_handles(steps: Sequence[Step], library: str, sizes: Sequence[int]) -> 
     `sizes`: bytes of each allocation that one handle makes.
     Returns the bytes that it got.
     """
-    free: dict[int, list[Allocated]] = {}
+    free: dict[int, list[AllocationEvent]] = {}
     for one in live_of(steps):
         if one.layer == "driver" and one.kind == "device":
             free.setdefault(one.nbytes, []).append(one)
@@ -375,9 +375,9 @@ def owned(steps: Sequence[Step], library: str, kind: MemoryPlace) -> int:
     return sum(change for _, change, of in steps if of.owner == library and of.kind == kind)
 
 
-def live_of(steps: Sequence[Step]) -> tuple[Allocated, ...]:
+def live_of(steps: Sequence[Step]) -> tuple[AllocationEvent, ...]:
     """Allocations of these steps that were not freed by them, largest first; without segments of pools."""
-    living: dict[int, Allocated] = {}
+    living: dict[int, AllocationEvent] = {}
     for _, change, of in steps:
         if change > 0:
             living[id(of)] = of

@@ -15,7 +15,7 @@ from pytest_gpumem.records.measurement import Conditions
 if TYPE_CHECKING:
     from pytest_gpumem.devices.cuda import facts
 
-Asked = Optional["facts.Asked"]  # the driver's answer, or the process that asks for it, where there is one
+DriverAnswer = Optional["facts.FactsSource"]  # the driver's answer, or the process that asks for it, where there is one
 
 DEFAULT_DATASHEET = "h100"
 
@@ -25,7 +25,7 @@ class NoDevice(DeviceError):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class DeviceChoice:
     """A device that was found but not opened: no context was created on it."""
 
     facts: DeviceFacts
@@ -42,7 +42,7 @@ class Chosen:
     """Follows the machine code that this process loads from now on, so that `Counters.what_ran` knows it; without a context."""
 
 
-def asked(choice: str) -> AbstractContextManager[Asked]:
+def asked(choice: str) -> AbstractContextManager[DriverAnswer]:
     """Have another process ask the driver about a device, for `choose`, unless the answer is kept. The block imports meanwhile."""
     kind, _, which = choice.partition(":")
     if kind == "sim":
@@ -52,7 +52,7 @@ def asked(choice: str) -> AbstractContextManager[Asked]:
     return asking(int(which or 0))
 
 
-def choose(choice: str, *, seed: int = 0, asked: Asked = None) -> Chosen:
+def choose(choice: str, *, seed: int = 0, asked: DriverAnswer = None) -> DeviceChoice:
     """Find a device without creating a context.
     `choice`: `auto` (a GPU, else the simulated device), `cuda`, `cuda:N`, `sim`, `sim:NAME`.
     `seed`: seeds the simulated device's noise.
@@ -84,7 +84,7 @@ def look(pci_bus_id: str | None) -> Card:
         raise NoDevice(str(reason)) from None
 
 
-def _cuda(index: int, asked: Asked) -> Chosen:
+def _cuda(index: int, asked: DriverAnswer) -> DeviceChoice:
     from pytest_gpumem.devices.cuda.facts import CudaUnavailable, read_facts
 
     try:
@@ -92,7 +92,7 @@ def _cuda(index: int, asked: Asked) -> Chosen:
     except CudaUnavailable as reason:
         raise NoDevice(f"no CUDA device {index}: {reason}") from None
     facts = found.facts
-    return Chosen(
+    return DeviceChoice(
         facts,
         lambda: _open_cuda(index, facts),
         conditions=lambda: _cuda_conditions(facts),
@@ -131,11 +131,11 @@ def _open_cuda(index: int, facts: DeviceFacts) -> Device:
         return CudaDevice(index, facts, cache)
 
 
-def _simulated(name: str, seed: int, fallback_reason: str | None) -> Chosen:
+def _simulated(name: str, seed: int, fallback_reason: str | None) -> DeviceChoice:
     from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
     from pytest_gpumem.devices.simulated.device import SimulatedDevice
 
     if name not in DATASHEETS:
         raise NoDevice(f"no simulated device {name!r}; there are {', '.join(sorted(DATASHEETS))}")
     datasheet = DATASHEETS[name]
-    return Chosen(datasheet.facts(), lambda: SimulatedDevice(datasheet, seed=seed), fallback_reason, card=datasheet.card)
+    return DeviceChoice(datasheet.facts(), lambda: SimulatedDevice(datasheet, seed=seed), fallback_reason, card=datasheet.card)

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.memory_events import Accounts, Allocated, Growth
+from pytest_gpumem.devices.memory_events import Accounts, AllocationEvent, Growth
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
@@ -115,7 +115,7 @@ class WindowSpec:
 
 @dataclass(eq=False)
 class Launch:
-    """A kernel bound to its arguments, for `Kernels.launch`. It is rebuilt when a buffer moves. Only the device reads `backing`."""
+    """A kernel bound to its arguments, for `DeviceKernels.launch`. It is rebuilt when a buffer moves. Only the device reads `backing`."""
 
     kernel: Kernel
     call: Call
@@ -126,7 +126,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A function of the user, for `Kernels.call`."""
+    """A function of the user, for `DeviceKernels.call`."""
 
     function: Callable[[], object]  # launches on the current stream
     reference: Callable[[], object] | None = None
@@ -227,7 +227,7 @@ class Graphs(Protocol):
         """Queue a captured graph. Raises `CannotCapture` during a capture."""
 
 
-class Kernels(Protocol):
+class DeviceKernels(Protocol):
     """Kernels and functions that are queued on a stream."""
 
     def compile(self, launch: Launch) -> None:
@@ -256,7 +256,7 @@ class Kernels(Protocol):
 PLENTY = 0.75  # share of the device's memory that is free for code of other libraries while memory is kept for the next kernel
 
 
-class Memory(Protocol):
+class DeviceMemory(Protocol):
     """Memory of every kind: allocated, adopted, freed, and seen as arrays."""
 
     def allocate(
@@ -508,7 +508,7 @@ class Footprints(Protocol):
     def resumed(self) -> AbstractContextManager[None]:
         """Inside `paused`, a block that is watched."""
 
-    def referrers(self) -> Callable[[Allocated], tuple[str, ...]]:
+    def referrers(self) -> Callable[[AllocationEvent], tuple[str, ...]]:
         """Looks at the Python objects that live now; gives what tells the ways by which those over an allocation are reached."""
 
     def took(self, kind: MemoryKind, nbytes: int) -> int:
@@ -528,9 +528,9 @@ class Device(Protocol):
     @property
     def graphs(self) -> Graphs: ...
     @property
-    def kernels(self) -> Kernels: ...
+    def kernels(self) -> DeviceKernels: ...
     @property
-    def memory(self) -> Memory: ...
+    def memory(self) -> DeviceMemory: ...
     @property
     def content(self) -> Content: ...
     @property

@@ -22,7 +22,7 @@ LEAST_FREE = 0.9
 """Share of a card's memory below which something else takes a part of it that counts: the driver and ECC take less than a tenth."""
 
 
-def find(machine: Machine) -> tuple[opening.Chosen | None, str]:
+def find(machine: Machine) -> tuple[opening.DeviceChoice | None, str]:
     """The GPU that tests would run on, or the reason why there is none. Where tests would run simulated, the first GPU."""
     wanted = machine.wanted().strip()
     prefix = f"GPUMEM_DEVICE={wanted}: " if wanted else ""
@@ -85,7 +85,7 @@ def _description(facts: DeviceFacts) -> str:
     )
 
 
-def abilities(machine: Machine, chosen: opening.Chosen) -> Iterator[Check]:
+def abilities(machine: Machine, chosen: opening.DeviceChoice) -> Iterator[Check]:
     """Checks of how the GPU is shared and of what it supports."""
     facts = chosen.facts
     yield Check("MIG", Status.OK, f"instance {facts.mig_profile}" if facts.mig_profile else "off")
@@ -104,7 +104,7 @@ def abilities(machine: Machine, chosen: opening.Chosen) -> Iterator[Check]:
         yield Check("managed memory", Status.WARNING, detail, "measure managed memory on bare Linux, on a GPU that can")
 
 
-def _persisting(machine: Machine, chosen: opening.Chosen) -> Check:
+def _persisting(machine: Machine, chosen: opening.DeviceChoice) -> Check:
     facts = chosen.facts
     try:
         reason = unsupported(facts, lambda: machine.set_aside(chosen))

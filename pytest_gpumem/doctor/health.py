@@ -44,7 +44,7 @@ Verdict = Literal["healthy", "slow", "throttled"]
 
 
 @dataclass(frozen=True)
-class Measured:
+class HealthFigures:
     """Figures and state of a GPU."""
 
     controls: Controls
@@ -57,7 +57,7 @@ class Health:
     """The health of a GPU."""
 
     facts: DeviceFacts
-    measured: Measured
+    measured: HealthFigures
     verdict: Verdict
     checks: tuple[Check, ...]
 
@@ -109,7 +109,7 @@ def examine(place: Storage, machine: Machine | None = None) -> Health:
     return judge(chosen.facts, measured, baseline)
 
 
-def measure(device: Device, look: Callable[[], Card]) -> Measured:
+def measure(device: Device, look: Callable[[], Card]) -> HealthFigures:
     """Read the controls, and copy in DRAM while the state is read.
     `look`: reads the state; may raise `NoDevice`.
     Raises `DeviceError`: there is too little free memory, or a launch failed.
@@ -140,7 +140,7 @@ def measure(device: Device, look: Callable[[], Card]) -> Measured:
         begun = device.now()
         while not rates or device.now() - begun < LOAD:
             spell()
-        return Measured(controls, statistics.median(rates), _worst(states) if states else None)
+        return HealthFigures(controls, statistics.median(rates), _worst(states) if states else None)
     finally:
         arena.close()
 
@@ -166,7 +166,7 @@ def _stored(place: Storage, key: str) -> dict[str | None, list[Controls]]:
     return {card: list(readings) for card, readings in found.items()}
 
 
-def judge(facts: DeviceFacts, measured: Measured, baseline: Mapping[str | None, Sequence[Controls]]) -> Health:
+def judge(facts: DeviceFacts, measured: HealthFigures, baseline: Mapping[str | None, Sequence[Controls]]) -> Health:
     """Judge a GPU.
     `baseline`: the controls of a baseline by UUID of the GPU.
     """
@@ -183,7 +183,7 @@ def judge(facts: DeviceFacts, measured: Measured, baseline: Mapping[str | None, 
 _AGAIN = "measure again on the idle GPU; if it stays, run the vendor's diagnostics: dcgmi diag -r 3"
 
 
-def _bandwidth(facts: DeviceFacts, measured: Measured) -> Check:
+def _bandwidth(facts: DeviceFacts, measured: HealthFigures) -> Check:
     rate, peak = f"a copy moves {format_rate(measured.copy)}", facts.dram_peak
     if not peak:
         return Check("DRAM bandwidth", Status.OK, f"{rate}; the datasheet's bandwidth is unknown")

@@ -37,7 +37,7 @@ def _read(path: str) -> str | None:
         return None
 
 
-def _set_aside(chosen: opening.Chosen) -> int:
+def _set_aside(chosen: opening.DeviceChoice) -> int:
     device = chosen.open()
     try:
         return device.l2.set_aside()
@@ -69,10 +69,10 @@ def _lockable() -> int | None:
 class Machine:
     """A machine. The defaults query this one."""
 
-    choose: Callable[[str], opening.Chosen] = opening.choose
+    choose: Callable[[str], opening.DeviceChoice] = opening.choose
     wanted: Callable[[], str] = lambda: os.environ.get("GPUMEM_DEVICE", "")  # the device in GPUMEM_DEVICE; empty if the variable is not set
     look: Callable[[str | None], Card] = opening.look  # state of the card at a PCI bus id, or of the first one; raises `NoDevice`
-    set_aside: Callable[[opening.Chosen], int] = _set_aside
+    set_aside: Callable[[opening.DeviceChoice], int] = _set_aside
     """Set-aside of a device in bytes; queried under MPS only, because it needs a context."""
     version: Callable[[str], str | None] = _version  # version of an installed distribution, without importing it
     which: Callable[[str], str | None] = shutil.which

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_gpumem.explain import rules_link, rules_memory
-from pytest_gpumem.explain.evidence import Evidence
+from pytest_gpumem.explain.evidence import SideFigures
 from pytest_gpumem.explain.model import BaseAndHead, Estimate, Need, Pair, Rule
 from pytest_gpumem.explain.pairing import only
-from pytest_gpumem.explain.what_ran import Difference, compared
+from pytest_gpumem.explain.what_ran import Divergence, compared
 from pytest_gpumem.judging.paired import SHOWN, Paired
 from pytest_gpumem.judging.screen import mean_latency
 from pytest_gpumem.judging.spread import difference
@@ -88,7 +88,7 @@ class Explanation:
     unexplained: float  # seconds that no cause accounts for
     skipped: tuple[tuple[Rule, tuple[Need, ...]], ...] = ()  # rules that lack evidence, with their needs
     notes: tuple[Note, ...] = ()
-    ran: tuple[Difference, ...] | None = None  # what ran differently; None if nothing is known of one side
+    ran: tuple[Divergence, ...] | None = None  # what ran differently; None if nothing is known of one side
 
     @property
     def unexplained_share(self) -> float:
@@ -105,7 +105,7 @@ class Explanation:
         return self.causes[0].rule
 
 
-def explain(base: Evidence, head: Evidence, slow_down: SlowDown) -> Explanation:
+def explain(base: SideFigures, head: SideFigures, slow_down: SlowDown) -> Explanation:
     """Find the causes of a slow-down of `head` against `base`."""
     sides = BaseAndHead(base, head)
     notes, ran = tuple(_notes(sides)), compared(base.measurement.what_ran, head.measurement.what_ran)

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.result_sets import merged, side
-from pytest_gpumem.explain.pairing import Kernels
+from pytest_gpumem.explain.pairing import KernelGroup
 from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
@@ -29,7 +29,7 @@ from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
 
 
 @dataclass(frozen=True)
-class Evidence:
+class SideFigures:
     """One measurement of one side, with the profiles of the same test, and their figures of one launch."""
 
     measurement: Measurement
@@ -61,13 +61,13 @@ class Evidence:
         return activity if activity is not None and activity.not_counted is None else None
 
     @cached_property
-    def kernels(self) -> Kernels:
+    def kernels(self) -> KernelGroup:
         """The kernels of a launch in their order, as far as known; with counters if a profiler counted."""
         if self.profile is not None and self.profile.kernels:
             return _recorded(self.profile.kernels, self.profile.launches or 1)
         if self._watched is not None:
             return _recorded(self._watched.kernels, 1)
-        return _recorded(self.trace.kernels, self.trace.launches) if self.trace is not None and self.trace.launches else Kernels()
+        return _recorded(self.trace.kernels, self.trace.launches) if self.trace is not None and self.trace.launches else KernelGroup()
 
     @property
     def knows_kernels(self) -> bool:
@@ -120,8 +120,8 @@ class Evidence:
         return None if traffic is None or traffic.link else traffic.total
 
 
-def _recorded(uses: Sequence[KernelUse], launches: int) -> Kernels:
-    return Kernels(tuple((use, launches) for use in uses))
+def _recorded(uses: Sequence[KernelUse], launches: int) -> KernelGroup:
+    return KernelGroup(tuple((use, launches) for use in uses))
 
 
 def _copy_of_launch(copy: CopyUse, launches: int) -> CopyUse:
@@ -143,9 +143,9 @@ class SideEvidence:
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
     """By row key: the memory of the newest process; none where results of several files are taken together."""
 
-    def evidence(self, key: str) -> Evidence:
+    def evidence(self, key: str) -> SideFigures:
         """Of one measurement."""
-        return Evidence(self.measured[key], self.facts, self.profiles.get(key), self.traces.get(key))
+        return SideFigures(self.measured[key], self.facts, self.profiles.get(key), self.traces.get(key))
 
 
 def together(rows: Sequence[Row]) -> Measurement:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from pytest_gpumem.explain.evidence import Evidence
+from pytest_gpumem.explain.evidence import SideFigures
 from pytest_gpumem.explain.pairing import KernelPairs, base_names, pair
 
 Two = tuple[float, float]  # a figure of base and of head
@@ -91,8 +91,8 @@ SAME_WORK = 0.05  # change of declared bytes that counts as none
 class BaseAndHead:
     """Base and head."""
 
-    base: Evidence
-    head: Evidence
+    base: SideFigures
+    head: SideFigures
 
     @cached_property
     def kernels(self) -> KernelPairs:

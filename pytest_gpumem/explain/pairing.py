@@ -12,7 +12,7 @@ from pytest_gpumem.records.uses import KernelUse
 
 
 @dataclass(frozen=True)
-class Kernels:
+class KernelGroup:
     """Kernels that run within one measured launch. A figure is None unless it is known of all of them."""
 
     parts: tuple[tuple[KernelUse, float], ...] = ()
@@ -89,13 +89,13 @@ class Kernels:
         """Blocks, and threads of a block, of the longest."""
         return prod(self.longest.grid), prod(self.longest.block)
 
-    def share(self, part: float) -> Kernels:
+    def share(self, part: float) -> KernelGroup:
         """The same kernels with `part` of their launches."""
-        return Kernels(tuple((use, divisor / part) for use, divisor in self.parts))
+        return KernelGroup(tuple((use, divisor / part) for use, divisor in self.parts))
 
-    def by_name(self) -> dict[str, Kernels]:
+    def by_name(self) -> dict[str, KernelGroup]:
         """The kernels of each name."""
-        return {name: Kernels(tuple(part for part in self.parts if part[0].name == name)) for name in self.names}
+        return {name: KernelGroup(tuple(part for part in self.parts if part[0].name == name)) for name in self.names}
 
     def _sum(self, *figures: Callable[[KernelUse], float | None]) -> float | None:
         known = [(figure(use), divisor) for use, divisor in self.parts for figure in figures]
@@ -113,40 +113,40 @@ class Kernels:
         return sum(value * weight for value, weight in known) / whole if whole else None
 
 
-def together(groups: Iterable[Kernels]) -> Kernels:
+def together(groups: Iterable[KernelGroup]) -> KernelGroup:
     """Several groups as one."""
-    return Kernels(tuple(part for group in groups for part in group.parts))
+    return KernelGroup(tuple(part for group in groups for part in group.parts))
 
 
 @dataclass(frozen=True)
 class KernelPairs:
     """The kernels of two sides: those that do the same work, and those that only head runs."""
 
-    pairs: tuple[tuple[Kernels, Kernels], ...]
+    pairs: tuple[tuple[KernelGroup, KernelGroup], ...]
     """Base's and head's kernels of the same work: of one name each, or of several if they cannot be told apart."""
-    added: Kernels  # kernels of head, or further launches of one, without a counterpart in base
-    replaced: Kernels  # kernels of base that `added` replaces, such as a fused one that was split; empty if none went
+    added: KernelGroup  # kernels of head, or further launches of one, without a counterpart in base
+    replaced: KernelGroup  # kernels of base that `added` replaces, such as a fused one that was split; empty if none went
 
     @property
-    def alike(self) -> tuple[tuple[Kernels, Kernels], ...]:
+    def alike(self) -> tuple[tuple[KernelGroup, KernelGroup], ...]:
         """The pairs of one kernel each."""
         return tuple((was, now) for was, now in self.pairs if len(was.names) == len(now.names) == 1)
 
     @cached_property
-    def base(self) -> Kernels:
+    def base(self) -> KernelGroup:
         """Base's kernels that have a counterpart."""
         return together(was for was, _ in self.pairs)
 
     @cached_property
-    def head(self) -> Kernels:
+    def head(self) -> KernelGroup:
         """Their counterparts."""
         return together(now for _, now in self.pairs)
 
 
-def pair(base: Kernels, head: Kernels) -> KernelPairs:
+def pair(base: KernelGroup, head: KernelGroup) -> KernelPairs:
     """Pair kernels by name, the others by their order if both sides have as many. If head has more of the others, they were added."""
     before, after = base.by_name(), head.by_name()
-    pairs, added = list[tuple[Kernels, Kernels]](), list[Kernels]()
+    pairs, added = list[tuple[KernelGroup, KernelGroup]](), list[KernelGroup]()
     for was, now in ((was, after[name]) for name, was in before.items() if name in after):
         part = was.count / now.count if now.count else 1.0
         if 0 < part < 1:
@@ -157,7 +157,7 @@ def pair(base: Kernels, head: Kernels) -> KernelPairs:
     if together(new).count > together(gone).count:
         return KernelPairs(tuple(pairs), together([*added, *new]), together(gone))
     pairs += zip(gone, new, strict=True) if len(gone) == len(new) else [(together(gone), together(new))]
-    return KernelPairs(tuple(pairs), together(added), Kernels())
+    return KernelPairs(tuple(pairs), together(added), KernelGroup())
 
 
 # Names

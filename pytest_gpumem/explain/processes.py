@@ -47,7 +47,7 @@ class SideRun:
         """The child's environment."""
         return environment_of(self.tree, self.other, self.environment)
 
-    def under(self, command: Sequence[str], echo: Callable[[str], object]) -> child.Finished:
+    def under(self, command: Sequence[str], echo: Callable[[str], object]) -> child.CommandResult:
         """Run the command of a tool that runs them."""
         return under_tool(command, self.variables, echo, self.tree.folder)
 

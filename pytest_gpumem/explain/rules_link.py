@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_gpumem.explain.evidence import Evidence
+from pytest_gpumem.explain.evidence import SideFigures
 from pytest_gpumem.explain.model import GAP_SECONDS, BaseAndHead, Estimate, Need, Pair, Rule
 from pytest_gpumem.records.uses import CopyUse
 
@@ -71,7 +71,7 @@ def stays_on_host(sides: BaseAndHead, threshold: float) -> Estimate | None:
     return Estimate((now.mapped - was.mapped) / link_rate(sides.head), {"mapped": (was.mapped, now.mapped)}, open=True)
 
 
-def link_rate(side: Evidence) -> float:
+def link_rate(side: SideFigures) -> float:
     """Bytes per second that copies over the host link reach."""
     return LINK_USE * (side.facts.link_bandwidth or LINK_RATE)
 

@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Callable
 
-from pytest_gpumem.explain.evidence import Evidence
+from pytest_gpumem.explain.evidence import SideFigures
 from pytest_gpumem.explain.model import GAP_SECONDS, AccessChange, BaseAndHead, Estimate, Need, Pair, Rule
-from pytest_gpumem.explain.pairing import Kernels, base_names
+from pytest_gpumem.explain.pairing import KernelGroup, base_names
 from pytest_gpumem.explain.rules_link import ITS_TIME
 from pytest_gpumem.records.measurement import Conditions, Window
 from pytest_gpumem.units import MB
@@ -18,7 +18,7 @@ from pytest_gpumem.units import MB
 THRASHES = 0.01  # share by which a window must exceed its set-aside to thrash
 
 
-def _persisting(side: Evidence) -> Window | None:
+def _persisting(side: SideFigures) -> Window | None:
     window = side.window
     return window if window is not None and window.hit == "persisting" and window.set_aside > 0 and window.nbytes > 0 else None
 
@@ -144,17 +144,17 @@ def occupancy(sides: BaseAndHead, threshold: float) -> Estimate | None:
     return Estimate(0.0, figures, _kernel(sides, after), reserve=_seconds(sides, after) * (1 - now / was))
 
 
-def _shapes(before: Kernels, after: Kernels) -> dict[str, Pair]:
+def _shapes(before: KernelGroup, after: KernelGroup) -> dict[str, Pair]:
     (blocks, threads), (blocks_now, threads_now) = before.threads, after.threads
     return {"blocks": (blocks, blocks_now), "threads_per_block": (threads, threads_now)}
 
 
-def _kernel(sides: BaseAndHead, kernel: Kernels) -> dict[str, str]:
+def _kernel(sides: BaseAndHead, kernel: KernelGroup) -> dict[str, str]:
     """The name of a kernel, if a launch has several."""
     return {"kernel": base_names(kernel.names)} if len(sides.kernels.pairs) > 1 else {}
 
 
-def _seconds(sides: BaseAndHead, kernel: Kernels) -> float:
+def _seconds(sides: BaseAndHead, kernel: KernelGroup) -> float:
     """Seconds of head's launch that one of its kernels takes."""
     whole = sides.kernels.head.seconds
     return sides.kernel_seconds * (kernel.seconds / whole if whole else 1.0)

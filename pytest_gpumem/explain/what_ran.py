@@ -30,7 +30,7 @@ _COMPARED = tuple(name for name in Step.__struct_fields__ if name not in ("kind"
 
 
 @dataclass(frozen=True)
-class Difference:
+class Divergence:
     """One thing that ran differently."""
 
     change: Literal["added", "removed", "changed"]
@@ -59,7 +59,7 @@ class Difference:
 SAME = "ran the same: machine code, launches, copies and waits"
 
 
-def compared(base: WhatRan | None, head: WhatRan | None) -> tuple[Difference, ...] | None:
+def compared(base: WhatRan | None, head: WhatRan | None) -> tuple[Divergence, ...] | None:
     """As `differences`; None if what one side ran is unknown, or if they differ in nothing that was watched and something was not."""
     if base is None or not base.order or head is None or not head.order:
         return None
@@ -67,7 +67,7 @@ def compared(base: WhatRan | None, head: WhatRan | None) -> tuple[Difference, ..
     return found if found or (base.digest is not None and head.digest is not None) else None
 
 
-def lines(found: Sequence[Difference]) -> list[str]:
+def lines(found: Sequence[Divergence]) -> list[str]:
     """A line for each difference, at most `MOST`; the last one counts the others."""
     if not found:
         return [SAME]
@@ -76,7 +76,7 @@ def lines(found: Sequence[Difference]) -> list[str]:
     return [f"ran differently: {one.text}" for one in shown] + ([f"ran differently: {left} further differences"] if left > 0 else [])
 
 
-def differences(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
+def differences(base: WhatRan, head: WhatRan) -> tuple[Divergence, ...]:
     """What head ran differently from base: steps, then calls, then state; empty if the digests are equal.
 
     Steps are matched in their order: kernels by name, copies by direction, the others by kind. A kernel under a new name with the same
@@ -84,14 +84,14 @@ def differences(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
     """
     if base.digest is not None and base.digest == head.digest:
         return ()
-    found: Counter[Difference] = Counter(_of_steps(base.launch, head.launch))
-    steps = [Difference(one.change, one.what, one.name, one.field, one.was, one.now, times) for one, times in found.items()]
+    found: Counter[Divergence] = Counter(_of_steps(base.launch, head.launch))
+    steps = [Divergence(one.change, one.what, one.name, one.field, one.was, one.now, times) for one, times in found.items()]
     if not steps and base.launch != head.launch and _unnamed(base.launch) != _unnamed(head.launch):
-        steps = [Difference("changed", "order", "")]
+        steps = [Divergence("changed", "order", "")]
     return (*steps, *_of_calls(base.calls, head.calls), *_of_state(base.state, head.state))
 
 
-def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference]:
+def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Divergence]:
     matched = SequenceMatcher(None, [_token(one) for one in base], [_token(one) for one in head], autojunk=False)
     removed, added = list[Step](), list[Step]()
     for tag, first, last, begin, end in matched.get_opcodes():
@@ -109,33 +109,33 @@ def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference
             added.remove(same[0])
             yield from _of_pair(was, same[0])
     for one in removed:
-        yield Difference("removed", one.kind.value, one.name, was=_properties(one))
+        yield Divergence("removed", one.kind.value, one.name, was=_properties(one))
     for one in added:
-        yield Difference("added", one.kind.value, one.name, now=_properties(one))
+        yield Divergence("added", one.kind.value, one.name, now=_properties(one))
 
 
-def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
+def _of_pair(was: Step, now: Step) -> Iterator[Divergence]:
     for field in _COMPARED:
         before, after = getattr(was, field), getattr(now, field)
         if before != after:
             of_bytes = field in _BYTES and None not in (before, after)
             was_text, now_text = sizes(before, after) if of_bytes else (_value(field, before), _value(field, after))
-            yield Difference("changed", now.kind.value, now.name, field, was_text, now_text)
+            yield Divergence("changed", now.kind.value, now.name, field, was_text, now_text)
 
 
-def _of_calls(base: Mapping[str, int], head: Mapping[str, int]) -> Iterator[Difference]:
+def _of_calls(base: Mapping[str, int], head: Mapping[str, int]) -> Iterator[Divergence]:
     for name in dict.fromkeys([*base, *head]):
         was, now = base.get(name, 0), head.get(name, 0)
         if was != now:
             change: Literal["added", "removed", "changed"] = "added" if not was else "removed" if not now else "changed"
             field = "count" if change == "changed" else ""
-            yield Difference(change, "call", name, field, str(was) if was else None, str(now) if now else None)
+            yield Divergence(change, "call", name, field, str(was) if was else None, str(now) if now else None)
 
 
-def _of_state(base: Mapping[str, str], head: Mapping[str, str]) -> Iterator[Difference]:
+def _of_state(base: Mapping[str, str], head: Mapping[str, str]) -> Iterator[Divergence]:
     for name in dict.fromkeys([*base, *head]):
         if base.get(name) != head.get(name):
-            yield Difference("changed", "state", name, "", base.get(name, "none"), head.get(name, "none"))
+            yield Divergence("changed", "state", name, "", base.get(name, "none"), head.get(name, "none"))
 
 
 def _token(step: Step) -> tuple[str, str]:

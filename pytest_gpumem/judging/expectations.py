@@ -1,7 +1,7 @@
 """What somebody relies on being judged, and how each of it ended. Pure.
 
 An expectation is a measurement that the baseline holds, a limit of a marker or of the session on a test, or in a gate a test that BASE
-selects. Each ends in one way: a row's verdict, or a `Missing` with the reason. So a limit on a test that measures nothing, a test that was
+selects. Each ends in one way: a row's verdict, or a `Omission` with the reason. So a limit on a test that measures nothing, a test that was
 deleted, and one that a project's own files leave out have a word, and no green session is silent about them.
 
 BASE selects with the words of the gate and its own ini file and conftest, and on the machine of the gate. So what a change deletes,
@@ -20,7 +20,7 @@ from pytest_gpumem.judging.footprint import AT_THE_END
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.record import Record
-from pytest_gpumem.records.row import LOST, NOT_RUN, ROW, TEST, UNJUDGED, Missing, Row, Status, selects
+from pytest_gpumem.records.row import LOST, NOT_RUN, ROW, TEST, UNJUDGED, Omission, Row, Status, selects
 
 How = Literal["passed", "failed", "skipped", "xfailed", "xpassed", "left out", "not reached", "gone", "not asked for"]
 """How a test ended: by its reports; left out by an option, an ini file, a conftest or a module that skips; not reached before the session
@@ -31,26 +31,26 @@ class Expectation(NamedTuple):
     """One thing that is to be judged."""
 
     nodeid: str
-    what: str = ROW  # as `Missing.what`
+    what: str = ROW  # as `Omission.what`
     label: str = ""  # of a measurement
     unmeasured: bool = False  # of a test that measures in BASE: the change's has no fixture for it
 
 
-class Ended(NamedTuple):
+class TestEnd(NamedTuple):
     """How a test ended."""
 
     how: How
     reason: str = ""  # in words, such as "deselected by -m of pytest.ini"
-    by_words: bool = False  # as `Missing.by_words`
+    by_words: bool = False  # as `Omission.by_words`
     plugin: str = ""  # the file of an installed plugin that left it out, such as one that divides the tests among runners
     in_base: bool = False  # BASE runs the test on this machine: whatever leaves it out loses it
-    base_too: bool = False  # as `Missing.base_too`
+    base_too: bool = False  # as `Omission.base_too`
 
 
 # What BASE selects
 
 
-class Selected(Record, frozen=True):
+class ExpectedTest(Record, frozen=True):
     """A test that a session selects, and that somebody relies on."""
 
     limits: Limits  # Those of its marker and of the session
@@ -60,7 +60,7 @@ class Selected(Record, frozen=True):
 class Selection(Record, frozen=True):
     """The tests that a session selects, by its words, ini file and conftest."""
 
-    tests: dict[str, Selected]  # By node id, those that measure or have a limit
+    tests: dict[str, ExpectedTest]  # By node id, those that measure or have a limit
     others: tuple[str, ...] = ()  # Node ids of the others
     left_out: tuple[str, ...] = ()
     """Node ids of tests that a mark skips or expects to fail, and of modules that skip or cannot be imported: on another machine, or with
@@ -82,7 +82,7 @@ class Selection(Record, frozen=True):
         return not self.has(nodeid) and not self.leaves_out(nodeid)
 
 
-def against_base(ended: Ended, one: Expectation, base: Selection, name: str) -> Ended:
+def against_base(ended: TestEnd, one: Expectation, base: Selection, name: str) -> TestEnd:
     """How a test of a change ended, by what BASE selects: words leave out what they leave out of BASE too.
     `one`: what is expected of it.
     `name`: of BASE.
@@ -120,7 +120,7 @@ def edited(nodeid: str, own: Selection, base: Selection) -> bool:
     return own.files.get(file) != base.files.get(file)
 
 
-class Loosened(NamedTuple):
+class LooserLimit(NamedTuple):
     """A limit of a test that a change loosens."""
 
     key: str  # node id of the test, or the key of a row
@@ -129,7 +129,7 @@ class Loosened(NamedTuple):
     now: str | None  # None: removed
 
 
-def loosened(own: Selection, base: Selection) -> Iterator[Loosened]:
+def loosened(own: Selection, base: Selection) -> Iterator[LooserLimit]:
     """The limits that a change loosens or removes, of tests that it still has."""
     for nodeid, test in base.tests.items():
         here = own.tests.get(nodeid)
@@ -137,12 +137,12 @@ def loosened(own: Selection, base: Selection) -> Iterator[Loosened]:
             yield from looser(nodeid, Limits() if here is None else here.limits, test.limits)
 
 
-def looser(key: str, own: Limits, base: Limits) -> Iterator[Loosened]:
+def looser(key: str, own: Limits, base: Limits) -> Iterator[LooserLimit]:
     """The limits of a test or a row that demand less than those of BASE."""
     for limit in LIMITS:
         was, now = getattr(base, limit), getattr(own, limit)
         if demands_more(limit, was, now):
-            yield Loosened(key, limit, was, now)
+            yield LooserLimit(key, limit, was, now)
 
 
 # How each ended
@@ -167,7 +167,7 @@ def judged(row: Row) -> set[str]:
     return names
 
 
-def discharge(one: Expectation, rows: Sequence[Row], ended: Ended) -> Missing | None:
+def discharge(one: Expectation, rows: Sequence[Row], ended: TestEnd) -> Omission | None:
     """How an expectation ended; None if the verdict of a row says so, or the test's failure.
     `rows`: of its test.
     `ended`: how its test ended.
@@ -186,10 +186,10 @@ def discharge(one: Expectation, rows: Sequence[Row], ended: Ended) -> Missing | 
             return None
         status, reason = _of_limit(one.what, ended)
     skipped = ended.in_base and ended.how in ("skipped", "xfailed", "xpassed")
-    return Missing(one.nodeid, one.label, status, reason, one.what, ended.by_words, base_too=ended.base_too, skipped=skipped)
+    return Omission(one.nodeid, one.label, status, reason, one.what, ended.by_words, base_too=ended.base_too, skipped=skipped)
 
 
-def _of_row(ended: Ended) -> tuple[Status, str]:
+def _of_row(ended: TestEnd) -> tuple[Status, str]:
     if ended.how == "passed":
         return LOST, "its test passed without it"
     if ended.base_too:
@@ -199,24 +199,24 @@ def _of_row(ended: Ended) -> tuple[Status, str]:
     return _not_run(ended, "its")
 
 
-def _of_limit(name: str, ended: Ended) -> tuple[Status, str]:
+def _of_limit(name: str, ended: TestEnd) -> tuple[Status, str]:
     if ended.how in ("passed", "xfailed", "xpassed"):
         measured = "watched no memory" if name in OF_FOOTPRINT else "measured nothing"
         return UNJUDGED, f"the test {ended.how} and {measured}"
     return (NOT_RUN, ended.reason) if ended.base_too else _not_run(ended, "the")
 
 
-def _not_run(ended: Ended, its: str) -> tuple[Status, str]:
+def _not_run(ended: TestEnd, its: str) -> tuple[Status, str]:
     if ended.how == "gone":
         return LOST, f"{its} test is no longer collected"
     return LOST if ended.in_base else NOT_RUN, ended.reason or ended.how
 
 
-def lost(missing: Iterable[Missing]) -> list[Missing]:
+def lost(missing: Iterable[Omission]) -> list[Omission]:
     """Those that fail a gate and a comparison of files: what is lost, and what something else than words of the command line left out."""
     return [one for one in missing if one.status in (LOST, NOT_RUN) and not one.accounted]
 
 
-def open_under_strict(missing: Iterable[Missing]) -> list[Missing]:
+def open_under_strict(missing: Iterable[Omission]) -> list[Omission]:
     """Those that fail a strict session: all but what words of the command line left out or allowed."""
     return [one for one in missing if not one.accounted]

@@ -29,7 +29,7 @@ class PastFootprint:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _FootprintCheck:
     footprint: Footprint
     limit: str  # its name, value and origin
     written: str
@@ -40,10 +40,10 @@ class _Judged:
 
 def _most(
     count: Callable[[Footprint], int], words: Callable[[int, Footprint], str], parse: Callable[[str], int] = parse_bytes
-) -> Callable[[_Judged], Finding]:
+) -> Callable[[_FootprintCheck], Finding]:
     """The rule of a limit on a count of a footprint, which `words` has in words."""
 
-    def rule(one: _Judged) -> Finding:
+    def rule(one: _FootprintCheck) -> Finding:
         found = count(one.footprint)
         return against_most(one.limit, found, parse(one.written), words(found, one.footprint), Code.TOO_MUCH_MEMORY)
 
@@ -60,7 +60,7 @@ def _reserved(count: int, footprint: Footprint) -> str:
     return f"{size(count)} reserved and unused{_in_brackets(parts)}"
 
 
-def _max_peak_regression(one: _Judged) -> Finding:
+def _max_peak_regression(one: _FootprintCheck) -> Finding:
     limit, now = one.limit, one.footprint
     alike = [past for past in one.past if comparable(now, past.footprint)]
     if not alike:
@@ -104,7 +104,7 @@ def varying(past: Sequence[PastFootprint]) -> bool:
     return any(len(peaks) > 1 for peaks in by_revision.values())
 
 
-RULES: Mapping[str, Callable[[_Judged], Finding]] = {
+RULES: Mapping[str, Callable[[_FootprintCheck], Finding]] = {
     "max_peak": _most(lambda footprint: max(peaks_of(footprint)), lambda count, _: f"a peak of {size(count)}"),
     "max_allocations": _most(lambda footprint: footprint.allocations, lambda count, _: counted(count, "allocation"), int),
     "max_peak_regression": _max_peak_regression,
@@ -137,7 +137,7 @@ def judge_footprint(
     for name in names:
         if (written := getattr(limits, name)) is None:
             continue
-        one = _Judged(footprint, f"{name} {written} ({limits.origin.get(name, 'limit')})", written, past, no_history, of)
+        one = _FootprintCheck(footprint, f"{name} {written} ({limits.origin.get(name, 'limit')})", written, past, no_history, of)
         found = RULES[name](one)
         if not footprint.watched and found.outcome is not Outcome.FAIL:
             why = "; ".join(footprint.not_watched) or "nothing was watched"
@@ -152,7 +152,7 @@ def judge_footprint(
 ENDS_WITH_FIXTURES = "a simulated device has only the buffers of fixtures, which end with them"
 
 
-def _unseen(one: _Judged, name: str) -> str | None:
+def _unseen(one: _FootprintCheck, name: str) -> str | None:
     """Why what was seen proves nothing; None if it does."""
     footprint = one.footprint
     if footprint.bound:

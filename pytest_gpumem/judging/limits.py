@@ -19,7 +19,7 @@ from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import count_of, over_baseline
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Counted, Limits, Measurement
+from pytest_gpumem.records.measurement import DramBytes, Limits, Measurement
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
 from pytest_gpumem.units import (
@@ -41,7 +41,7 @@ LONGEST_TEXT = 1000  # characters of `kernels_text`
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _LimitCheck:
     """A limit and the measurement that it applies to."""
 
     measurement: Measurement
@@ -78,13 +78,13 @@ class _Judged:
         return find(Outcome.FAIL if ratio > 1 else Outcome.PASS, "beside", None, **words)
 
 
-def _max_latency(one: _Judged) -> Finding:
+def _max_latency(one: _LimitCheck) -> Finding:
     longest = parse_time(one.written)
     name, latency = f"max_latency {format_time(longest)} ({one.origin})", one.measurement.latency
     return one.beside(format_time(latency), name, latency / longest, latency / longest, "above", "below")
 
 
-def _min_bandwidth(one: _Judged) -> Finding:
+def _min_bandwidth(one: _LimitCheck) -> Finding:
     least, bandwidth = parse_rate(one.written), one.measurement.bandwidth
     if not bandwidth:
         return one.not_judged("the traffic is unknown (give `moved=`)" if bandwidth is None else "a launch moves no bytes")
@@ -98,7 +98,7 @@ def _min_bandwidth(one: _Judged) -> Finding:
     return one.beside(format_rate(bandwidth), name, least / bandwidth, bandwidth / least, "below", "above")
 
 
-def _min_overlap(one: _Judged) -> Finding:
+def _min_overlap(one: _LimitCheck) -> Finding:
     measurement, overlap = one.measurement, one.measurement.overlap
     if overlap is None:
         nothing = "nothing overlaps in it (measure staged_copy or gpu_work.together)"
@@ -112,7 +112,7 @@ def _min_overlap(one: _Judged) -> Finding:
     return one.beside(f"{format_share(hidden)} of what overlap can hide", one.limit, ratio, hidden / least, "below", "above", scale=scale)
 
 
-def _faster_than(one: _Judged) -> Finding | None:
+def _faster_than(one: _LimitCheck) -> Finding | None:
     measurement, (by, label) = one.measurement, parse_claim(one.written)
     if measurement.label == label:
         return None  # a marker's claim is about the other measurements of the test
@@ -133,13 +133,13 @@ def _faster_than(one: _Judged) -> Finding | None:
 
 def _exact(
     count: Callable[[Measurement], int | str], words: Callable[[int], str], causes: Callable[[Measurement], str] = lambda measurement: ""
-) -> Callable[[_Judged], Finding]:
+) -> Callable[[_LimitCheck], Finding]:
     """The rule of a limit on an exact count of one launch. The limit may be relative to the newest saved run that has the count.
     `count`: of a measurement, or why it has none.
     `causes`: what adds up to the count, in words.
     """
 
-    def rule(one: _Judged) -> Finding:
+    def rule(one: _LimitCheck) -> Finding:
         if isinstance(found := count(one.measurement), str):
             return one.not_counted(found)
         figure = words(found) + causes(one.measurement)
@@ -185,7 +185,7 @@ def _steps(count: Callable[[WhatRan], int]) -> Callable[[Measurement], int | str
     return of
 
 
-def _same_kernels(one: _Judged) -> Finding:
+def _same_kernels(one: _LimitCheck) -> Finding:
     """Compare with the newest saved run whose kernels are known; NEW without one."""
     if isinstance(ran := _watched(one.measurement), str):
         return one.not_counted(ran)
@@ -235,12 +235,12 @@ _STEP_WORDS: Mapping[str, Callable[[int], str]] = {
     "max_registers": lambda count: f"{counted(count, 'register')} of a thread",
     "max_spill": lambda count: f"{format_bytes(count)} of local memory of a thread",
 }
-STEPS: Mapping[str, Callable[[_Judged], Finding | None]] = {
+STEPS: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
     **{name: _exact(COUNTS[name], words) for name, words in _STEP_WORDS.items()},
     "same_kernels": _same_kernels,
 }
 """Limits on what one launch runs, by name. They are exact, and hold on a GPU that others use too."""
-EXACT: Mapping[str, Callable[[_Judged], Finding | None]] = {
+EXACT: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
     "max_gpu_page_faults": _exact(COUNTS["max_gpu_page_faults"], lambda count: f"{count} page faults of the GPU in one launch"),
     "max_migrated": _exact(COUNTS["max_migrated"], lambda count: f"{format_bytes(count)} migrated in one launch", _causes),
     **STEPS,
@@ -260,13 +260,18 @@ def kernels_text(measurement: Measurement) -> str | None:
 
 
 def _counter(
-    figure: Callable[[Counted], float | None], of: str, words: Callable[[float], str], parse: Callable[[str], float], *, least: bool = False
-) -> Callable[[_Judged], Finding | None]:
+    figure: Callable[[DramBytes], float | None],
+    of: str,
+    words: Callable[[float], str],
+    parse: Callable[[str], float],
+    *,
+    least: bool = False,
+) -> Callable[[_LimitCheck], Finding | None]:
     """The rule of a limit on a figure of the hardware's counters: the most, or the least.
     `of`: what has the figure.
     """
 
-    def rule(one: _Judged) -> Finding | None:
+    def rule(one: _LimitCheck) -> Finding | None:
         if one.measurement.counted is None:
             return None
         if (found := figure(one.measurement.counted)) is None:
@@ -279,7 +284,7 @@ def _counter(
     return rule
 
 
-COUNTERS: Mapping[str, Callable[[_Judged], Finding | None]] = {
+COUNTERS: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
     "max_dram_bytes": _counter(
         lambda counted: counted.total, "bytes of DRAM", lambda found: f"{format_bytes(int(found))} of DRAM in one launch", parse_bytes
     ),
@@ -292,7 +297,7 @@ COUNTERS: Mapping[str, Callable[[_Judged], Finding | None]] = {
 }
 """Limits on figures of the hardware's counters, by name; not judged where nothing was counted."""
 
-RULES: Mapping[str, Callable[[_Judged], Finding | None]] = {
+RULES: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
     "max_latency": _max_latency,
     "min_bandwidth": _min_bandwidth,
     "min_overlap": _min_overlap,
@@ -336,7 +341,9 @@ def absolute(
     """
     for name in names:
         if (written := getattr(limits, name)) is not None:
-            finding = RULES[name](_Judged(measurement, name, written, limits.origin.get(name, "limit"), facts, siblings or {}, past, of))
+            finding = RULES[name](
+                _LimitCheck(measurement, name, written, limits.origin.get(name, "limit"), facts, siblings or {}, past, of)
+            )
             if finding is not None:
                 yield of_limit(name, finding)
 

@@ -36,7 +36,7 @@ class NotACubin(ValueError):
     """The bytes are no cubin, or a damaged one."""
 
 
-class NoSuchKernel(KeyError):
+class NotInCubin(KeyError):
     """The cubin holds no kernel of that name."""
 
 
@@ -105,9 +105,9 @@ class Cubin:
         return tuple(sorted(self._kernels))
 
     def kernel(self, name: str) -> MachineCode:
-        """One kernel. Raises `NoSuchKernel`: there is none of that name."""
+        """One kernel. Raises `NotInCubin`: there is none of that name."""
         if name not in self._kernels:
-            raise NoSuchKernel(name)
+            raise NotInCubin(name)
         symbol = self._kernels[name]
         resources = self._resources.get(symbol, {})
         shared = self._by_name.get(f".nv.shared.{name}")

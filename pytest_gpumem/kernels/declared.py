@@ -23,7 +23,7 @@ class BadDeclaration(UserError):
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredSource:
     """One source, with the kernels in it that are compiled."""
 
     source: str | None  # a CUDA file, relative to the folder of `pyproject.toml`
@@ -41,7 +41,7 @@ class Project:
     """All declarations of a project."""
 
     folder: Path
-    sources: tuple[Declared, ...]
+    sources: tuple[DeclaredSource, ...]
     architectures: tuple[str, ...] = ARCHITECTURES
 
 
@@ -88,14 +88,14 @@ def check_architecture(text: str, where: str) -> None:
         raise BadDeclaration(f'{where}: {text!r} is no architecture; accepted is such as "sm_90"')
 
 
-def _declared(table: dict[str, Any], general: Mapping[str, float], where: str) -> Declared:
+def _declared(table: dict[str, Any], general: Mapping[str, float], where: str) -> DeclaredSource:
     if ("source" in table) == ("triton" in table):
         raise BadDeclaration(f'{where} needs source = "FILE.cu" or triton = "MODULE:FUNCTION"')
     limits = {**general, **_limits(table, where)}
     if "source" in table:
         _known(table, (*_CUDA, *_LIMITS), where)
         source = _text(table, "source", where)
-        return Declared(source, None, _texts(table, "entries", where), _texts(table, "options", where), limits=limits)
+        return DeclaredSource(source, None, _texts(table, "entries", where), _texts(table, "options", where), limits=limits)
     _known(table, (*_TRITON, *_LIMITS), where)
     triton, signature = _text(table, "triton", where), _text(table, "signature", where)
     if not re.fullmatch(r"[\w.]+:\w+", triton):
@@ -106,7 +106,7 @@ def _declared(table: dict[str, Any], general: Mapping[str, float], where: str) -
             if type(table[name]) is not int or table[name] < 1:
                 raise BadDeclaration(f"{where}.{name}: {table[name]!r}; accepted is a whole number from 1 on")
             numbers[name] = table[name]
-    return Declared(None, triton, signature=signature, triton_options=numbers, limits=limits)
+    return DeclaredSource(None, triton, signature=signature, triton_options=numbers, limits=limits)
 
 
 def _limits(table: Mapping[str, Any], where: str) -> dict[str, float]:

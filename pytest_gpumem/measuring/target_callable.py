@@ -153,7 +153,7 @@ Queues = Callable[[Stream], object]  # a function that queues work with the give
 
 
 @dataclass(frozen=True)
-class Found:
+class TimingSite:
     """Where work can be timed."""
 
     stream: Stream
@@ -161,7 +161,7 @@ class Found:
     seconds: float  # from a launch until the device is idle
 
 
-def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float) -> Found:
+def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float) -> TimingSite:
     """The stream on which the work can be timed.
 
     The search launches short work some seven times, and holds and times each stream that the work may go to. Long work is launched twice.
@@ -173,7 +173,7 @@ def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, fl
     Raises `Elsewhere`: it runs on streams of its own; `NoWork` if it runs nowhere.
     """
     defaults = device.streams.defaults()
-    watch = _Watch(device, prepare, launch, floor)
+    watch = _LaunchWatch(device, prepare, launch, floor)
     busy = [own] if watch.fills(own) else [s for s in (own, *defaults) if watch.busy(own, s)]
     if defaults and own in busy and defaults[0] in busy:
         # Some of it follows the current stream and some does not: with the default stream as the current one, all of it runs there.
@@ -191,10 +191,10 @@ def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, fl
     if watch.goes_on(found):
         raise Elsewhere("some of its work goes on beside the timed stream")
     names = dict(zip(map(id, defaults), _DEFAULTS, strict=False))
-    return Found(found, names.get(id(found)), watch.whole(own))
+    return TimingSite(found, names.get(id(found)), watch.whole(own))
 
 
-class _Watch:
+class _LaunchWatch:
     """Launches the work and watches the device."""
 
     def __init__(self, device: Device, prepare: Queues, launch: Queues, floor: float) -> None:

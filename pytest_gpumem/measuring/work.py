@@ -90,7 +90,7 @@ class Copy(Work):
         _compare(self._device, self.name, actual[:size], expected[:size], noun="byte")
 
 
-class Launched(Work):
+class KernelWork(Work):
     """A kernel of the catalogue on buffers.
     `kernel`: `verify` compares with its reference. On its persisting stream, if it has one.
     `buffers`, `scalars`: arguments by parameter name, as `BoundKernel.arguments` gives them.
@@ -203,7 +203,7 @@ class StagedCopy(Work):
     def parts(self) -> tuple[Work, ...]:
         """The copy in, the kernel and the copy back, each whole."""
         back = () if self._target is None else (Copy(self._device, self._target, self._there),)
-        return (Copy(self._device, self._there, self._source), Launched(self._kernel, self._buffers, self._scalars), *back)
+        return (Copy(self._device, self._there, self._source), KernelWork(self._kernel, self._buffers, self._scalars), *back)
 
     def queue(self, stream: Stream) -> None:
         device = self._device

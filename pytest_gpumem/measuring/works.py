@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import Target, nothing
-from pytest_gpumem.measuring.work import Copy, Host, InTurn, Launched, StagedCopy, Together, Work
+from pytest_gpumem.measuring.work import Copy, Host, InTurn, KernelWork, StagedCopy, Together, Work
 from pytest_gpumem.memory.buffers import Arena, Buffer, on_its_device
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import format_bytes, format_time, parse_bytes
@@ -65,7 +65,7 @@ class Works:
         return self._keep(Copy(self.device, self._buffer("destination", destination), self._buffer("source", source), pieces=pieces))
 
     @on_its_device
-    def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> Launched:
+    def kernel(self, kernel: BoundKernel, *arguments: Any, **scalars: Any) -> KernelWork:
         """One launch of a kernel of `gpu_kernels`, on the persisting stream of its `with_stream` if it has one.
 
         Raises:
@@ -75,7 +75,7 @@ class Works:
             raise BadCall(f"kernel() takes a kernel of gpu_kernels, not {kernel!r}")
         buffers, values = kernel.arguments(arguments, scalars)
         kernel.fill(buffers, self._arena.stream)
-        return self._keep(Launched(kernel, buffers, values))
+        return self._keep(KernelWork(kernel, buffers, values))
 
     def host(self, function: Callable[[], object], name: str | None = None) -> Host:
         """A function that runs on the host."""

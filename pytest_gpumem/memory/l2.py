@@ -41,7 +41,7 @@ class BadWindow(ValueError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class WindowRequest:
     """A window with its set-aside, as asked for."""
 
     nbytes: int  # bytes under the window
@@ -72,7 +72,7 @@ def asked(
     offset: Any = 0,
     where: Any = "stream",
     allow_thrash: Any = False,
-) -> Asked:
+) -> WindowRequest:
     """Check the arguments of `persisting`, which describes them. Raises `BadWindow` as documented there."""
     facts = device.facts
     if not isinstance(buffer, Buffer) or not buffer.kind.on_device:
@@ -93,7 +93,7 @@ def asked(
         raise BadWindow(f"allow_thrash={allow_thrash!r}; accepted are True and False")
     start = _offset(buffer, offset)
     nbytes = _window_bytes(facts, buffer, window, start)
-    return Asked(
+    return WindowRequest(
         nbytes=nbytes,
         offset=start,
         hit_ratio=None if fitted else float(hit_ratio),
@@ -193,7 +193,7 @@ class Thrashing(UserWarning):
     """Windows ask for more than is set aside, so that their lines evict each other."""
 
 
-class LeftBehind(UserWarning):
+class LeftoverWarning(UserWarning):
     """A test did not leave the set-aside and the windows of streams as it found them; they were put back."""
 
 
@@ -204,7 +204,7 @@ class PersistingStream:
     stream: Stream
     device: Device
     buffer: Buffer
-    asked: Asked
+    asked: WindowRequest
     """The arguments that it was opened with."""
     hit_ratio: float = 0.0
     """Share of the window's accesses that persist. A fitted one changes when another stream opens or closes."""

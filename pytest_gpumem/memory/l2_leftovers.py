@@ -30,7 +30,7 @@ class Leftover:
     repaired: bool
 
 
-class Watch:
+class L2Watch:
     """Knows what is to be set aside and under windows on one device, beside what our own persisting streams change.
 
     What it finds when it is made is where the process started, whoever set it. Each look costs one call for the limit and one for each

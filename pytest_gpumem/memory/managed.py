@@ -22,7 +22,7 @@ NOT_GIVEN: Any = object()  # default of an advice that stays as it is
 
 
 @dataclass(frozen=True)
-class Advised:
+class BufferAdvice:
     """The advice that holds for a buffer."""
 
     read_mostly: bool = False  # `cudaMemAdviseSetReadMostly`
@@ -36,7 +36,7 @@ class Advised:
         preferred = [] if self.preferred_location is None else [f"preferred_location {self.preferred_location}"]
         return ", ".join([*(["read_mostly"] if self.read_mostly else []), *preferred, *places])
 
-    def calls(self, before: Advised) -> Iterator[tuple[Advice, bool, bool]]:
+    def calls(self, before: BufferAdvice) -> Iterator[tuple[Advice, bool, bool]]:
         """The calls that lead here from `before`: the advice, True for the host, True to set it."""
         if self.read_mostly != before.read_mostly:
             yield Advice.READ_MOSTLY, False, self.read_mostly
@@ -50,7 +50,7 @@ class Advised:
                 yield Advice.ACCESSED_BY, place == "host", place in self.accessed_by
 
 
-def advised(before: Advised, **changes: Any) -> Advised:
+def advised(before: BufferAdvice, **changes: Any) -> BufferAdvice:
     """`before` with what was asked for; `NOT_GIVEN` leaves an advice as it is.
     Raises `BadBuffer`: a place other than "device" and "host", or a `read_mostly` that is no bool.
     """
@@ -71,13 +71,13 @@ def advised(before: Advised, **changes: Any) -> Advised:
 class ManagedBuffer(Buffer):
     """Managed memory, which lives where it is touched. A move keeps its advice. `managed_buffer` and `prefetched_buffer` make it."""
 
-    _wanted = Advised()
-    _advised: tuple[Allocation | None, Advised] = (None, Advised())  # the allocation that was advised, and its advice
+    _wanted = BufferAdvice()
+    _advised: tuple[Allocation | None, BufferAdvice] = (None, BufferAdvice())  # the allocation that was advised, and its advice
     discards = False  # drop the content before every sample, after the pages were put back
     oversubscribed = False  # it is larger than the device's free memory
 
     @property
-    def advice(self) -> Advised:
+    def advice(self) -> BufferAdvice:
         """The advice that holds."""
         return self._wanted
 
@@ -145,17 +145,19 @@ class ManagedBuffer(Buffer):
             device.managed.discard(self.allocation, stream)
 
     @property
-    def _in_force(self) -> Advised:
+    def _in_force(self) -> BufferAdvice:
         """The advice that the driver knows; none for a fresh allocation."""
-        return self._advised[1] if self._advised[0] is self.allocation else Advised()
+        return self._advised[1] if self._advised[0] is self.allocation else BufferAdvice()
 
-    def _apply(self, wanted: Advised) -> None:
+    def _apply(self, wanted: BufferAdvice) -> None:
         for advice, to_host, on in wanted.calls(self._in_force):
             self._arena.device.managed.advise(self.allocation, advice, to_host, on=on)
         self._advised = (self.allocation, wanted)
 
 
-def managed(arena: Arena, shape: Any, dtype: Any, *, home: Home, populate: bool, advice: Advised, discard: bool = False) -> ManagedBuffer:
+def managed(
+    arena: Arena, shape: Any, dtype: Any, *, home: Home, populate: bool, advice: BufferAdvice, discard: bool = False
+) -> ManagedBuffer:
     """A managed buffer with its advice and its pages at `home`.
     Raises `Unsupported`: see `no_migration`; or discarding is asked for and the driver cannot.
     Raises `OutOfMemory`: it is more than the device has free, and the test did not opt in to that.

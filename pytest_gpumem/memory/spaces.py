@@ -12,7 +12,7 @@ import numpy as np
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Device, Stream, Unsupported
 from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, parse_shape
-from pytest_gpumem.memory.managed import Advised, Place, advised, managed
+from pytest_gpumem.memory.managed import BufferAdvice, Place, advised, managed
 
 
 class Memory:
@@ -81,7 +81,7 @@ class Memory:
         homes: dict[str, Home] = {"host": "host", "device": "device", "none": "as left"}
         if first_touch not in homes:
             raise BadBuffer(f"first_touch={first_touch!r}; accepted are {', '.join(map(repr, homes))}")
-        advice = advised(Advised(), read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
+        advice = advised(BufferAdvice(), read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
         buffer = managed(self.arena, shape, dtype, home=homes[first_touch], populate=first_touch != "none", advice=advice, discard=discard)
         return self._give(buffer, like)
 
@@ -99,7 +99,7 @@ class Memory:
 
         Args as for `managed`.
         """
-        advice = advised(Advised(), read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
+        advice = advised(BufferAdvice(), read_mostly=read_mostly, preferred_location=preferred_location, accessed_by=accessed_by)
         return self._give(managed(self.arena, shape, dtype, home="prefetched", populate=True, advice=advice), like)
 
     def pinned(

@@ -20,7 +20,7 @@ from pytest_gpumem.nsight.recording import BadReport
 from pytest_gpumem.nsight.tools import NCU, NO_KERNEL, counting_command, find, lacks_metric, ncu_trouble
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Counted
+from pytest_gpumem.records.measurement import DramBytes
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json
@@ -42,7 +42,7 @@ class CountedRun:
 def under_ncu(
     pytest_command: Callable[[Path], Sequence[str]],
     environment: Mapping[str, str],
-    run: Callable[[Sequence[str]], child.Finished],
+    run: Callable[[Sequence[str]], child.CommandResult],
     *,
     metrics: Sequence[str],
     optional: Sequence[str] = (),
@@ -62,7 +62,7 @@ def under_ncu(
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
 
-        def attempt(more: Sequence[str]) -> tuple[tuple[str, ...], child.Finished, str]:
+        def attempt(more: Sequence[str]) -> tuple[tuple[str, ...], child.CommandResult, str]:
             command = counting_command(program, pytest_command(results), log, hot=hot, more=more)
             finished = run(command)
             return tuple(command), finished, log.read_text(errors="replace") if log.exists() else ""
@@ -99,7 +99,7 @@ def count(
     def pytest_command(results: Path) -> list[str]:
         return child.pytest_command(arguments, options=gpu(environment), tests=tests, results=results)
 
-    def run(command: Sequence[str]) -> child.Finished:
+    def run(command: Sequence[str]) -> child.CommandResult:
         echo(f"gpumem: {child.shown(command)}")
         finished = under_tool(command, child.for_a_part(environment), echo)
         if finished.exit_code == Exit.USAGE:
@@ -128,7 +128,7 @@ def _with_count(row: Row, profile: TestProfile | None, source: str) -> Row:
     return replace(row, measurement=replace(measurement, counted=None if profile is None else counted(profile, source)))
 
 
-def counted(profile: TestProfile, source: str) -> Counted:
+def counted(profile: TestProfile, source: str) -> DramBytes:
     """The traffic of one launch: the mean over several, of any kernels each.
     `source`: the tool and the day.
     Raises `NoAnswer`: a kernel's DRAM bytes are missing.
@@ -145,7 +145,7 @@ def counted(profile: TestProfile, source: str) -> Counted:
     for kernel in kernels:
         if kernel.dram_read is None or kernel.dram_written is None:
             raise NoAnswer(f"ncu counted no DRAM bytes of {kernel.name}: this GPU has no such counter, or another tool holds it")
-    return Counted(
+    return DramBytes(
         reads=mean("dram_read") or 0,
         writes=mean("dram_written") or 0,
         l2_reads=mean("l2_read"),

@@ -35,7 +35,7 @@ def read_sqlite(tables: Tables) -> tuple[TestProfile, ...]:
     return _Reader(tables, ranges).profiles()
 
 
-class _Call(NamedTuple):
+class _ApiCall(NamedTuple):
     start: int
     end: int
     thread: int
@@ -56,7 +56,7 @@ _Key = tuple[int, str, str]  # serialised process, test, label
 class _Reader:
     def __init__(self, tables: Tables, ranges: RangesByThread) -> None:
         self._tables, self._ranges = tables, ranges
-        self._calls: dict[tuple[int, int], _Call] = {}  # by process and correlation id
+        self._calls: dict[tuple[int, int], _ApiCall] = {}  # by process and correlation id
         self._measured: dict[_Key, _PlaceContent] = defaultdict(_PlaceContent)
 
     def profiles(self) -> tuple[TestProfile, ...]:
@@ -95,7 +95,7 @@ class _Reader:
         for start, end, thread, correlation in self._tables.rows(nsys_tables.CALLS, ("start", "end", "globalTid", "correlationId")):
             if correlation:
                 # The first: a second one with this number is a driver call within it.
-                self._calls.setdefault(((thread or 0) & PROCESS, correlation), _Call(start, end, thread or 0))
+                self._calls.setdefault(((thread or 0) & PROCESS, correlation), _ApiCall(start, end, thread or 0))
 
     def _place(self, process: int | None, correlation: int | None) -> _PlaceContent:
         """The place of work of the device."""

@@ -83,7 +83,7 @@ def gpu(environment: Mapping[str, str]) -> list[str]:
 
 def under_tool(
     command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], folder: Path | None = None
-) -> child.Finished:
+) -> child.CommandResult:
     """Run pytest under a tool. Raises `NoAnswer`: it cannot be started."""
     try:
         return child.run(command, environment, echo, folder=folder)
@@ -91,7 +91,7 @@ def under_tool(
         raise NoAnswer(f"{command[0]} cannot be started: {error}") from None
 
 
-def results_of(results: Path, finished: child.Finished, *, problem: str | None = None, under: str = "") -> Document:
+def results_of(results: Path, finished: child.CommandResult, *, problem: str | None = None, under: str = "") -> Document:
     """The results of a child, whose file is `results`. Raises `NoAnswer`: there are none.
     `problem`: the cause in the tool's output, if there is one.
     `under`: the tool, for the message; empty without one.
@@ -158,7 +158,7 @@ def profiled(request: ProfileRequest, environment: Mapping[str, str], echo: Call
     else:
         names = [one.name for one in tests] if request.tests else []
         command = tools.ncu_command(program, pytest_command, file, names=names, own=request.options)
-    written, collected = _Watched(file), _Watched(file.with_suffix(tools.COLLECTED))
+    written, collected = _OldFile(file), _OldFile(file.with_suffix(tools.COLLECTED))
     echo(f"gpumem: {child.shown(command)}")
     finished = under_tool(command, child.for_a_part(environment), echo)
     if finished.exit_code == Exit.USAGE:
@@ -190,7 +190,7 @@ def _check_file(file: Path) -> None:
         raise UserError(f"-o: {file}: {why}")
 
 
-class _Watched:
+class _OldFile:
     """A file that may exist before."""
 
     def __init__(self, file: Path) -> None:

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import (
-    Ended,
     Expectation,
-    Selected,
+    ExpectedTest,
     Selection,
+    TestEnd,
     against_base,
     discharge,
     of_base,
@@ -53,11 +53,11 @@ _DESELECTED_BY = {"deselect_by_keyword": "-k", "deselect_by_mark": "-m"}  # by p
 _SHORT = ("-k", "-m")  # options whose value may follow at once: "-kname"
 
 
-class Collected(TypedDict):
+class CollectedTests(TypedDict):
     """What a process collected, as plain values."""
 
     tests: dict[str, dict[str, Any] | None]
-    """By node id of each test that pytest saw, before any was deselected: a `Selected` as plain values; None if nobody relies on it."""
+    """By node id of each test that pytest saw, before any was deselected: a `ExpectedTest` as plain values; None if nobody relies on it."""
     left_out: dict[str, list[str]]  # by node id of a deselected test: the option, or the file of the hook, that deselected it
     files: dict[str, str]  # by the path of a test file in node ids, its SHA-256
     modules: dict[str, str]  # by node id of a module or package: why its collection failed or skipped
@@ -68,7 +68,7 @@ class ExpectationHooks:
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._seen: Collected = {"tests": {}, "left_out": {}, "files": {}, "modules": {}}
+        self._seen: CollectedTests = {"tests": {}, "left_out": {}, "files": {}, "modules": {}}
         self._selected: set[str] = set()  # node ids that were to run
         self._no_verdict: set[str] = set()  # of them, those that a mark skips or expects to fail; of a session that only collects
         self._writes = os.environ.pop(SELECTION, None)  # the file for what is selected; not of a session that a test starts
@@ -110,16 +110,16 @@ class ExpectationHooks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        found: Collected | None = sent(node, COLLECTED)
+        found: CollectedTests | None = sent(node, COLLECTED)
         if found is not None:  # all workers collect the same
             self.take(found)
 
     @property
-    def collected(self) -> Collected:
+    def collected(self) -> CollectedTests:
         """What this process has collected so far."""
         return self._seen
 
-    def take(self, collected: Collected) -> None:
+    def take(self, collected: CollectedTests) -> None:
         """Take what another process collected for this one."""
         self._seen = collected
 
@@ -153,9 +153,9 @@ class ExpectationHooks:
             self._seen["files"],
         )
 
-    def _relied_on(self, nodeid: str) -> Selected | None:
+    def _relied_on(self, nodeid: str) -> ExpectedTest | None:
         plain = self._seen["tests"].get(nodeid)
-        return None if plain is None else from_plain(plain, Selected)
+        return None if plain is None else from_plain(plain, ExpectedTest)
 
     def _expected(self) -> list[Expectation]:
         """Measurements before tests, and these before limits: the first one that is lost speaks for its test."""
@@ -171,7 +171,7 @@ class ExpectationHooks:
 
     def _discharge(self, *, complete: bool) -> None:
         gpu = self._session
-        ends, lost = dict[str, Ended](), set[str]()
+        ends, lost = dict[str, TestEnd](), set[str]()
         # In a gate the ini file of the change allows nothing.
         allow_lost = gpu.settings.allow_lost if gpu.base is None else gpu.base.allow_lost
         for one in self._expected():
@@ -194,32 +194,32 @@ class ExpectationHooks:
         measured = {row.key for row in gpu.rows if row.measurement is not None and gpu.rows.end(row.nodeid) in (PASSED, FAILED)}
         gpu.remarks += self._useless(measured)
 
-    def _ended(self, nodeid: str, *, complete: bool) -> Ended:
+    def _ended(self, nodeid: str, *, complete: bool) -> TestEnd:
         """How a test ended, and who left it out."""
         rows, words = self._session.rows, Words(self._session.config)
         end = rows.end(nodeid)
         if end is not None:
             how: Any = end
-            return Ended(how, rows.explain(nodeid))
+            return TestEnd(how, rows.explain(nodeid))
         if (by := self._seen["left_out"].get(nodeid)) is not None:
             kind, name = by
             of_words = words.deselect(kind, nodeid)
             whose = "" if of_words or kind in ("plugin", "project") else " of the ini file"
-            return Ended("left out", f"deselected by {name}{whose}", of_words, plugin=name if kind == "plugin" else "")
+            return TestEnd("left out", f"deselected by {name}{whose}", of_words, plugin=name if kind == "plugin" else "")
         if nodeid in self._selected:
-            return Ended("not reached", "not reached")
+            return TestEnd("not reached", "not reached")
         module = next((why for within, why in self._seen["modules"].items() if within == nodeid or selects(within, nodeid)), None)
         if module is not None:
-            return Ended("left out", module)
+            return TestEnd("left out", module)
         if not complete:
-            return Ended("not reached", "not reached")
+            return TestEnd("not reached", "not reached")
         if not any(name == "." or selects(name, nodeid) for name in words.tests):
-            return Ended("not asked for", "not named" if words.name_tests else "outside of testpaths", words.name_tests)
+            return TestEnd("not asked for", "not named" if words.name_tests else "outside of testpaths", words.name_tests)
         if words.selects_earlier(nodeid):
-            return Ended("left out", "deselected by --deselect", by_words=True)
+            return TestEnd("left out", "deselected by --deselect", by_words=True)
         if words.ignored(nodeid):
-            return Ended("left out", "ignored", words.ignore)
-        return Ended("gone")
+            return TestEnd("left out", "ignored", words.ignore)
+        return TestEnd("gone")
 
     def _useless(self, measured: set[str]) -> Iterator[str]:
         """Remarks about names in `allow_lost` that allow nothing."""
@@ -243,7 +243,7 @@ def base_of_gate(config: pytest.Config) -> Selection | None:
     return None if plain is None else from_plain(plain, Selection)
 
 
-def _relied_on(item: pytest.Item, settings: Settings) -> Selected | None:
+def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:
     """The limits that somebody relies on for a test: those of its marker, and those of the session that its fixtures are about. None for a
     test without limits that does not measure."""
     try:
@@ -259,7 +259,7 @@ def _relied_on(item: pytest.Item, settings: Settings) -> Selected | None:
     if not names and not measures:
         return None
     kept = Limits(**{name: getattr(limits, name) for name in names}, origin={name: limits.origin[name] for name in names})
-    return Selected(kept, measures)
+    return ExpectedTest(kept, measures)
 
 
 def _has_no_verdict(item: pytest.Item) -> bool:

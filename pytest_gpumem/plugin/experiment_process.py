@@ -114,7 +114,7 @@ class Gate:
         plugins = session.config.pluginmanager
         for name in filter(plugins.has_plugin, WITHOUT):
             plugins.unregister(name=name)
-        plugins.register(_Leaving(self))  # as late as can be: its hook is to be the last of those that come last
+        plugins.register(_LastHook(self))  # as late as can be: its hook is to be the last of those that come last
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> None:
@@ -174,7 +174,7 @@ class Gate:
         self.say(nodeid=nodeid, outcome=outcome, why=why, text=text)
 
 
-class _Leaving:
+class _LastHook:
     """The last of the hooks at the session's end: it does not return."""
 
     def __init__(self, gate: Gate) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from pytest_gpumem.devices.opening import Chosen
+from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.devices.shortage import asked_for, shortage
 from pytest_gpumem.judging.finding import counted
@@ -27,7 +27,7 @@ PROPERTY = "gpumem_out_of_memory"
 SECTION = "gpumem: out of memory"  # title of the section of its report
 
 
-def check(config: pytest.Config, settings: Settings, chosen: Chosen) -> None:
+def check(config: pytest.Config, settings: Settings, chosen: DeviceChoice) -> None:
     """Refuse a limit that cannot be kept, before anything is opened.
     Raises `pytest.UsageError`: the card has less memory, or workers share the card.
     """

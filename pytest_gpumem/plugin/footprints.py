@@ -317,7 +317,7 @@ def _attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, r
     return list(found.values())
 
 
-class Used:
+class BlockMemory:
     """The memory that a part of a test took, in bytes: inside the block so far, afterwards in total."""
 
     def __init__(self, watched: WatchedTest) -> None:
@@ -404,7 +404,7 @@ class GpuMemory:
         self._item = item
 
     @contextmanager
-    def watch(self, label: str, **limits: Unpack[FootprintKeywords]) -> Iterator[Used]:
+    def watch(self, label: str, **limits: Unpack[FootprintKeywords]) -> Iterator[BlockMemory]:
         """Watch the memory that the block takes.
 
         Args:
@@ -428,7 +428,7 @@ class GpuMemory:
             raise BadCall(f"gpu_memory.watch() has no keyword {unknown[0]!r}; accepted are {', '.join(OF_FOOTPRINT)}")
         # A marker's limits are of the whole test.
         own = marker_limits(limits, "call")
-        used = Used(watched)
+        used = BlockMemory(watched)
         try:
             with watched.phase(label):
                 yield used

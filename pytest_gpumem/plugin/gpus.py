@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from pytest_gpumem.devices.opening import Chosen
+from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.plugin.marks import PEER_FIXTURE, marks_of, uses
 from pytest_gpumem.settings import marker_keywords, of_marker
@@ -30,7 +30,7 @@ def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> 
     return [",".join((first, *(other for other in gpus if other != first))) for first in gpus if first in alike]
 
 
-def beginning_with(gpu: str | None, chosen: Chosen) -> str | None:
+def beginning_with(gpu: str | None, chosen: DeviceChoice) -> str | None:
     """The value of `CUDA_VISIBLE_DEVICES` under which a GPU is device 0; None if it is that of the session, or is not among them."""
     if gpu is None or gpu == chosen.facts.uuid:
         return None
@@ -38,7 +38,7 @@ def beginning_with(gpu: str | None, chosen: Chosen) -> str | None:
     return next((order for order in every if order.split(",")[0] == gpu), None)
 
 
-def reserved(item: pytest.Item, chosen: Chosen) -> tuple[str, ...]:
+def reserved(item: pytest.Item, chosen: DeviceChoice) -> tuple[str, ...]:
     """UUIDs of the GPUs that a test has for itself: one, two if it uses `peer_buffer`, or as many as its marker says.
     Raises `Unsupported`: the marker asks for more than there are.
     """

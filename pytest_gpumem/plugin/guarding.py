@@ -24,7 +24,7 @@ from pytest_gpumem.plugin.guardian import STACKS_SIGNAL, TAKEN
 _STATE_BYTES = 1024
 
 
-class Terminated(KeyboardInterrupt):
+class Termination(KeyboardInterrupt):
     """SIGTERM ends the session, which writes its results."""
 
 
@@ -33,7 +33,7 @@ def terminate(number: int, frame: FrameType | None) -> None:
     __tracebackhide__ = True  # pytest names the line that was interrupted
     for one in _guardians:
         one.handled(number)
-    raise Terminated("SIGTERM")
+    raise Termination("SIGTERM")
 
 
 class Guardian:

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_gpumem.plugin.expecting import ExpectationHooks
 from pytest_gpumem.plugin.guardian import TERMINATED, of_tests, why
-from pytest_gpumem.plugin.guarding import Guardian, Terminated, terminate
+from pytest_gpumem.plugin.guarding import Guardian, Termination, terminate
 from pytest_gpumem.plugin.judging import unmeasured
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import ROWS_ATTRIBUTE
@@ -189,7 +189,7 @@ class EndHooks:
                 self._own = True
         try:
             return (yield)
-        except Terminated as error:
+        except Termination as error:
             raise pytest.exit.Exception("gpumem: SIGTERM", TERMINATED).with_traceback(error.__traceback__) from None
         except pytest.exit.Exception as error:
             error.returncode = error.returncode or pytest.ExitCode.INTERRUPTED  # tests have not run

@@ -58,13 +58,15 @@ def explained(row: Row, session: GpuSession) -> Row:
     if measurement is None or not past:
         return row
     from pytest_gpumem.explain.causes import explain, slow_down  # here: few rows need it
-    from pytest_gpumem.explain.evidence import Evidence
+    from pytest_gpumem.explain.evidence import SideFigures
     from pytest_gpumem.explain.text import reasons
 
     # The newest process of the baseline ran the newest code.
     newest = past[-1]
     measurements = [one.measurement for one in past]
-    found = explain(Evidence(newest.measurement, session.facts), Evidence(measurement, session.facts), slow_down(measurements, measurement))
+    found = explain(
+        SideFigures(newest.measurement, session.facts), SideFigures(measurement, session.facts), slow_down(measurements, measurement)
+    )
     revision = newest.process.revision
     known = revision[:12] if revision is not None and not revision.endswith("-dirty") else None
     base = session.settings.baseline_of or known or "BASE"

@@ -20,7 +20,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.concerns import VARIABLE, Place, summarise, workflow_commands
 from pytest_gpumem.reporting.outputs import OUTPUTS
 from pytest_gpumem.reporting.terminal import missing_lines
-from pytest_gpumem.settings import ANNOUNCE, Role, of_role, switched_off
+from pytest_gpumem.settings import ANNOUNCE, OptionRole, of_role, switched_off
 
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.run import Run
@@ -39,7 +39,7 @@ class OutputHooks(SummaryHooks):
         self._session = session
         self._locations: dict[str, tuple[str, int]] = {}  # file, relative to the root folder, and line of each test
         self._notes: list[str] = []
-        files = {option: session.output(option.name) for option in of_role(Role.OUTPUT)}
+        files = {option: session.output(option.name) for option in of_role(OptionRole.OUTPUT)}
         self._files = {option: path for option, path in files.items() if path is not None}
         # Before pytest-benchmark 5.3, which writes it, an open file.
         if isinstance(results := session.config.option.benchmark_json, (str, os.PathLike)):

@@ -30,7 +30,7 @@ from pytest_gpumem.settings import FURTHER_PROCESS, READS_CONTROLS
 
 if TYPE_CHECKING:
     from pytest_gpumem.runs.experiment import Experiment
-    from pytest_gpumem.runs.processes import Process
+    from pytest_gpumem.runs.processes import ProcessRecord
 
 AHEAD = max(0, min(2, (os.cpu_count() or 1) - 1))  # processes that get ready while another one measures
 LEAST_SECONDS = 30.0  # the least time for measuring again. It may take as long as the session took so far.
@@ -74,7 +74,7 @@ def repetitions(
 
 def repeat(
     experiment: Experiment, session: GpuSession, tests: Sequence[str] | None, watch: Callable[[int], None] = lambda finished: None
-) -> Process:
+) -> ProcessRecord:
     """The next of a session's further processes; arguments as for `Experiment.measure`.
     Raises `RunError`: it measured nothing, or on another device.
     """
@@ -214,7 +214,7 @@ class DecideHooks:
     def _measure_on(self, card: str | None) -> None:
         """Measure the open rows again, on one GPU, until they are decided or the time ends."""
         gpu, begun = self._session, time.monotonic()
-        further: list[Process] = []
+        further: list[ProcessRecord] = []
         try:
             with self._ready.pop(card, None) or self._repetitions(card) as experiment:
                 while self._open and experiment.coming:
@@ -238,14 +238,14 @@ class DecideHooks:
     def _tests(self) -> list[str]:
         return sorted({self._first[key].nodeid for key in self._open})
 
-    def _fail_as(self, process: Process) -> None:
+    def _fail_as(self, process: ProcessRecord) -> None:
         """Report the tests as failed that failed in another process."""
         for nodeid in self._tests():
             if (text := process.failure_of(nodeid)) is not None:
                 self._report(nodeid, text)
                 self._open = [key for key in self._open if self._first[key].nodeid != nodeid]
 
-    def _judge(self, further: Sequence[Process], most: int) -> None:
+    def _judge(self, further: Sequence[ProcessRecord], most: int) -> None:
         """Judge the open rows over all their processes, and report the tests that fail by them.
         `most`: processes at most; rows that more than these would decide are given up.
         """

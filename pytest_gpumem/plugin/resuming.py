@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_gpumem.devices.opening import Chosen
+from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.judging.finding import counted
@@ -27,7 +27,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.schema import device_from_json, from_plain
 
 
-class Resumed:
+class SessionRemains:
     """What a session left."""
 
     def __init__(self, journal: int) -> None:
@@ -36,7 +36,7 @@ class Resumed:
         self.end: dict[str, Any] = end  # see `guardian.Watch`
         self.begun, self.reports, base, self.collected = pickle.loads(more)
         self.base = None if base is None else from_plain(base, Selection)
-        self.chosen = Chosen(device_from_json(facts), _closed)
+        self.chosen = DeviceChoice(device_from_json(facts), _closed)
 
 
 def _closed() -> Device:
@@ -58,7 +58,7 @@ class _Test(pytest.Item):
 class ResumeHooks:
     """Collects and runs what the journal tells; registered in that pytest alone."""
 
-    def __init__(self, session: GpuSession, resumed: Resumed, expectations: ExpectationHooks) -> None:
+    def __init__(self, session: GpuSession, resumed: SessionRemains, expectations: ExpectationHooks) -> None:
         self._session = session
         self._resumed = resumed
         self._expectations = expectations

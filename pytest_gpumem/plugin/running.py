@@ -16,7 +16,7 @@ from pytest_gpumem.devices.protocol import PLENTY, ContextLost, DeviceError, Uns
 from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import BadBuffer
-from pytest_gpumem.memory.l2 import BadWindow, LeftBehind
+from pytest_gpumem.memory.l2 import BadWindow, LeftoverWarning
 from pytest_gpumem.plugin.judging import explained, judge_test, unmeasured, why_text
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, KERNELS_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import NotOurTimer, attach_timer
@@ -298,7 +298,7 @@ class LeftoverHooks:
     @pytest.hookimpl(trylast=True)  # after the teardown of an interrupted test
     def pytest_sessionfinish(self) -> None:
         if self._running is not None:
-            with suppress(LeftBehind, pytest.fail.Exception):  # where warnings are errors: the session ends anyway
+            with suppress(LeftoverWarning, pytest.fail.Exception):  # where warnings are errors: the session ends anyway
                 self._settle(self._running)
 
     def _ending(self, fixturedef: pytest.FixtureDef[Any]) -> None:
@@ -330,6 +330,6 @@ class LeftoverHooks:
         if not left.repaired and self._session.settings.strict:
             raise pytest.fail.Exception(f"gpumem: --gpumem-strict: {text}", pytrace=False)
         try:
-            item.warn(LeftBehind(text))
-        except LeftBehind:
-            raise pytest.fail.Exception(f"LeftBehind: {text}", pytrace=False) from None
+            item.warn(LeftoverWarning(text))
+        except LeftoverWarning:
+            raise pytest.fail.Exception(f"LeftoverWarning: {text}", pytrace=False) from None

@@ -21,7 +21,7 @@ from pytest_gpumem.baselines.accepted import Acceptances, acceptances, awaiting
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.devices.opening import Asked, Chosen, NoDevice, choose
+from pytest_gpumem.devices.opening import Asked, DeviceChoice, NoDevice, choose
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
@@ -89,9 +89,9 @@ def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
         )
     resumed = None
     if (journal := os.environ.pop(RESUMES, None)) is not None:
-        from pytest_gpumem.plugin.resuming import Resumed, ResumeHooks
+        from pytest_gpumem.plugin.resuming import ResumeHooks, SessionRemains
 
-        resumed = Resumed(int(journal))
+        resumed = SessionRemains(int(journal))
         settings = settings._replace(save=False)
     place = _baseline_place(config, settings, resumes=resumed is not None)
     try:
@@ -201,7 +201,7 @@ def _register_guardian(config: pytest.Config, session: GpuSession, expectations:
         config.pluginmanager.register(EndHooks(), "gpumem-end")
 
 
-def _choose(settings: Settings, place: Storage, asked: Asked = None) -> Chosen:
+def _choose(settings: Settings, place: Storage, asked: Asked = None) -> DeviceChoice:
     origin = settings.origins.get("device", "default")
     try:
         chosen = choose(settings.device, asked=asked)

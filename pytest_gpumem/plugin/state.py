@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, remaining
 from pytest_gpumem.baselines.history import Baseline, History
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.devices.opening import Chosen
+from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, HoldExpired
 from pytest_gpumem.files import unwritable, write_whole
 from pytest_gpumem.judging.drift import control_of, since_start
@@ -37,7 +37,7 @@ from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
-from pytest_gpumem.memory.l2_leftovers import Watch
+from pytest_gpumem.memory.l2_leftovers import L2Watch
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
@@ -52,7 +52,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
-from pytest_gpumem.records.row import Missing, Row, Verdict, key_of
+from pytest_gpumem.records.row import Omission, Row, Verdict, key_of
 from pytest_gpumem.settings import (
     CAUSES,
     DEFAULT_BUDGET,
@@ -73,7 +73,7 @@ from pytest_gpumem.settings import (
 )
 
 if TYPE_CHECKING:
-    from pytest_gpumem.runs.processes import Process
+    from pytest_gpumem.runs.processes import ProcessRecord
 
 
 def fail(session: pytest.Session) -> None:
@@ -122,7 +122,7 @@ class GpuSession:
         self,
         config: pytest.Config,
         settings: Settings,
-        chosen: Chosen,
+        chosen: DeviceChoice,
         store: Store,
         baseline: Baseline,
         accepted: Acceptances,
@@ -140,7 +140,7 @@ class GpuSession:
         self.accepted = accepted
         self.added = added
         self.base = base
-        self.missing: list[Missing] = []
+        self.missing: list[Omission] = []
         """Measurements that the baseline holds and the session lacks; filled at its end."""
         self.remarks: list[str] = []  # lines for the summary
         self.is_worker = is_worker(config)
@@ -156,13 +156,13 @@ class GpuSession:
         """The total budget, set after collection; None if each measurement has its own."""
         self.family = Family(size=max(1, sum(map(bool, baseline.rows.values()))))
         """The rows that may be compared with the baseline: all that it holds, for other runners may judge the rest of them."""
-        self.further: list[Process] = []  # the finished further processes of `--gpumem-processes`
+        self.further: list[ProcessRecord] = []  # the finished further processes of `--gpumem-processes`
         self.is_further = FURTHER_PROCESS in os.environ and config.pluginmanager.has_plugin(EXPERIMENT)
         """True in a further process, whose rows the main process judges; not in a session that a test of it starts."""
         self.begun = datetime.now(timezone.utc)
         self.drifts: list[tuple[str, str]] = []
         """Controls that changed since the session's start, each with a message; from this process and from xdist workers."""
-        self.watch: Watch | None = None  # of persisting L2, while the device is open
+        self.watch: L2Watch | None = None  # of persisting L2, while the device is open
         self.lost_in: str | None = None  # the node id of the test that lost the device's context
         self._gone: list[object] = []
         """What holds handles of a context that a test has reset: to use or to destroy one of them may end the process."""
@@ -275,7 +275,7 @@ class GpuSession:
                 except DeviceError as error:
                     device.close()
                     raise DeviceError(f"{self.settings.origins['memory_limit']}: {error}") from None
-            self._device, self.watch = device, Watch(device)
+            self._device, self.watch = device, L2Watch(device)
         return self._device
 
     def make_room(self, *, unless_free: float = 1.0) -> None:

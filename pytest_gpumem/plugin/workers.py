@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import pytest
 
 from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
-from pytest_gpumem.devices.opening import Chosen
+from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.plugin.gpus import VISIBLE, orders
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -116,7 +116,7 @@ def check_worker(config: pytest.Config, facts: DeviceFacts, place: Storage) -> N
         )
 
 
-def own_in_turn(environment: Mapping[str, str], settings: Settings, chosen: Chosen) -> str | None:
+def own_in_turn(environment: Mapping[str, str], settings: Settings, chosen: DeviceChoice) -> str | None:
     """In a worker on another machine, the value of `CUDA_VISIBLE_DEVICES` under which its own GPU is device 0; None if device 0 is."""
     if TURN not in environment or ":" in settings.device or chosen.facts.simulated:
         return None
@@ -131,7 +131,7 @@ class Controller:
     no device, or device 0, runs there. The GPU stands in the worker's specification: the worker that replaces a crashed one has the same.
     """
 
-    def __init__(self, settings: Settings, chosen: Chosen, baseline: Storage) -> None:
+    def __init__(self, settings: Settings, chosen: DeviceChoice, baseline: Storage) -> None:
         several = ":" not in settings.device and not chosen.facts.simulated  # "cuda:1" names one GPU for all
         self._orders = orders(chosen.gpus, chosen.alike, os.environ.get(VISIBLE)) if several else []
         self._facts = chosen.facts

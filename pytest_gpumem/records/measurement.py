@@ -84,7 +84,7 @@ class Traffic(Record, frozen=True):
         return max(self.reads, self.writes) if self.link else self.reads + self.writes
 
 
-class Counted(Record, frozen=True):
+class DramBytes(Record, frozen=True):
     """Bytes that one launch moves according to the hardware's counters: the mean over `launches`."""
 
     reads: Bytes  # Bytes read from DRAM
@@ -209,7 +209,7 @@ class Measurement(Record, frozen=True, dict=True):
     it in another way."""
     during: Conditions | None = None
     """The least favourable conditions between the first and the last sample."""
-    counted: Counted | None = None
+    counted: DramBytes | None = None
     """Bytes of a launch of the same test and label by the hardware's counters, where `gpumem profile ncu --traffic` has counted them."""
     kernel_source: str | None = None
     """SHA-256 of the source file of a catalogue kernel; None for a copy and for user code."""

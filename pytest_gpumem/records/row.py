@@ -102,8 +102,8 @@ class Past(Record, frozen=True):
     revision: str | None = None  # Revision of the measured code
 
 
-ROW: Final = "row"  # `Missing.what` of a measurement of the baseline
-TEST: Final = "test"  # `Missing.what` of a test that BASE runs
+ROW: Final = "row"  # `Omission.what` of a measurement of the baseline
+TEST: Final = "test"  # `Omission.what` of a test that BASE runs
 Status = Literal["lost", "allowed", "accepted", "not run", "undecided"]
 LOST: Final = "lost"
 ALLOWED: Final = "allowed"
@@ -112,7 +112,7 @@ NOT_RUN: Final = "not run"
 UNJUDGED: Final = "undecided"
 
 
-class Missing(Record, frozen=True):
+class Omission(Record, frozen=True):
     """What somebody relies on being judged, and this run did not judge: a measurement of the baseline, a limit, or a test of BASE."""
 
     nodeid: str  # pytest's id of the test

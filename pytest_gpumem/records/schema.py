@@ -20,14 +20,14 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.record import Record
-from pytest_gpumem.records.row import Missing, Row
+from pytest_gpumem.records.row import Omission, Row
 
 SCHEMA = 2  # Version of the layout that is written
 PROFILE_SCHEMA = 1  # Version of the layout of profiles; no other is read
 
 DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Row: ("key",),
-    Missing: ("key",),
+    Omission: ("key",),
     Measurement: ("latency", "latency_per_access", "latency_per_access_interval", "bandwidth", "noise", "placement_spread", "modes"),
     DeviceFacts: ("key",),
     Footprint: ("kept", "reserved", "allocations", "largest", "pinned_peak", "managed_peak"),
@@ -49,7 +49,7 @@ class Document(msgspec.Struct, frozen=True):
     device: DeviceFacts  # The measured device
     settings: dict[str, Any]  # Settings of the run by the names of the options, as plain values
     rows: tuple[Row, ...]  # A row for each measurement
-    missing: tuple[Missing, ...] = ()  # Measurements of the baseline that the run did not take
+    missing: tuple[Omission, ...] = ()  # Measurements of the baseline that the run did not take
 
 
 def to_plain(record: object, path: str = "$") -> Any:
@@ -103,7 +103,7 @@ def device_from_json(value: object) -> DeviceFacts:
     return from_plain(_without_derived(value, DeviceFacts), DeviceFacts)
 
 
-def document(facts: DeviceFacts, rows: Sequence[Row], settings: Mapping[str, object], missing: Sequence[Missing] = ()) -> dict[str, Any]:
+def document(facts: DeviceFacts, rows: Sequence[Row], settings: Mapping[str, object], missing: Sequence[Omission] = ()) -> dict[str, Any]:
     """A run as plain values: the value of the key `gpumem` of pytest-benchmark's JSON.
     Raises `SchemaError`: a number that is not finite, or a setting that is no plain value.
     """
@@ -128,7 +128,7 @@ def document_from_json(value: object) -> Document:
         raise SchemaError(f"$.schema: {schema!r}; this version reads {SCHEMA}")
     plain = {name: value[name] for name in Document.__struct_fields__ if name in value}
     plain["device"] = _without_derived(plain.get("device"), DeviceFacts)
-    for name, kind in (("rows", Row), ("missing", Missing)):
+    for name, kind in (("rows", Row), ("missing", Omission)):
         if isinstance(listed := plain.get(name), list):
             plain[name] = [_without_derived(one, kind) for one in listed]
     found = from_plain(plain, Document)

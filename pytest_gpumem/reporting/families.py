@@ -28,7 +28,7 @@ _LOG_FROM = 20.0  # ratio of the largest to the smallest number from which on it
 
 
 @dataclass(frozen=True)
-class Point:
+class PlotPoint:
     """One figure."""
 
     x: float
@@ -43,7 +43,7 @@ class Series:
     """Figures of one kind, in the order of their numbers."""
 
     name: str
-    points: tuple[Point, ...]
+    points: tuple[PlotPoint, ...]
     predicted: bool = False  # calculated, not measured: drawn dashed, without dots
 
 
@@ -129,7 +129,7 @@ _FIGURES = (
 
 
 @dataclass(frozen=True)
-class Family:
+class FamilyPlot:
     """One plot: the rows of a test over one number."""
 
     function: str  # id of the test function
@@ -141,7 +141,7 @@ class Family:
 
 
 @dataclass(frozen=True)
-class _Read:
+class _SplitName:
     """Parameters and label of a row, split at its numbers."""
 
     row: Row
@@ -152,16 +152,16 @@ class _Read:
     sizes: tuple[bool, ...]
 
 
-def families(rows: Sequence[Row], facts: DeviceFacts) -> list[Family]:
+def families(rows: Sequence[Row], facts: DeviceFacts) -> list[FamilyPlot]:
     """A plot for each test that has at least three rows over a number, in the order of the rows."""
-    tests: dict[str, list[_Read]] = {}
+    tests: dict[str, list[_SplitName]] = {}
     for row in rows:
         if row.measurement is not None:
             tests.setdefault(function_of(row), []).append(_read(row, row.measurement))
     return [family for function, reads in tests.items() if (family := _family(function, reads, facts)) is not None]
 
 
-def _read(row: Row, measurement: Measurement) -> _Read:
+def _read(row: Row, measurement: Measurement) -> _SplitName:
     parameters = row.nodeid[len(function_of(row)) :].removeprefix("[").removesuffix("]")
     # A dash after a letter or a digit separates two parameters, or is a hyphen; any other is a sign.
     parameters = re.sub(r"(?<=[\w.\])])-", ", ", parameters)
@@ -175,12 +175,12 @@ def _read(row: Row, measurement: Measurement) -> _Read:
         values.append(value * parse_bytes(f"1 {match[2]}") / MiB if match[2] else value)
         sizes.append(match[2] is not None)
         end = match.end()
-    return _Read(row, measurement, (*words, described[end:]), tuple(numbers), tuple(values), tuple(sizes))
+    return _SplitName(row, measurement, (*words, described[end:]), tuple(numbers), tuple(values), tuple(sizes))
 
 
-def _family(function: str, reads: list[_Read], facts: DeviceFacts) -> Family | None:
+def _family(function: str, reads: list[_SplitName], facts: DeviceFacts) -> FamilyPlot | None:
     places = _places(reads)
-    by_series: dict[tuple[str, str], list[tuple[float, _Read]]] = {}
+    by_series: dict[tuple[str, str], list[tuple[float, _SplitName]]] = {}
     for read in reads:
         place = places.get(read.words)
         if place is not None:
@@ -206,12 +206,12 @@ def _family(function: str, reads: list[_Read], facts: DeviceFacts) -> Family | N
             words = f"{name}: " if name else ""
             words += f"if the time grew with the sectors of a request ({COALESCED} where coalesced)"
             series.append(Series(words, predicted, predicted=True))
-    return Family(function, x_unit, y_name, unit, tuple(series), tuple(_ceilings(measured, series, y_name, facts)))
+    return FamilyPlot(function, x_unit, y_name, unit, tuple(series), tuple(_ceilings(measured, series, y_name, facts)))
 
 
-def _places(reads: Sequence[_Read]) -> dict[tuple[str, ...], int]:
+def _places(reads: Sequence[_SplitName]) -> dict[tuple[str, ...], int]:
     """By the words of rows, the index of the number that the curve is over: the first of those with the most values."""
-    by_words: dict[tuple[str, ...], list[_Read]] = {}
+    by_words: dict[tuple[str, ...], list[_SplitName]] = {}
     for read in reads:
         by_words.setdefault(read.words, []).append(read)
     found = {}
@@ -222,7 +222,7 @@ def _places(reads: Sequence[_Read]) -> dict[tuple[str, ...], int]:
     return found
 
 
-def _without(read: _Read, place: int) -> str:
+def _without(read: _SplitName, place: int) -> str:
     """Parameters and label of a row without its number: the name of its series."""
     pieces = []
     for index, word in enumerate(read.words):
@@ -235,7 +235,7 @@ def _without(read: _Read, place: int) -> str:
     return ", ".join(part.strip() for part in kept)
 
 
-def _unit_of(read: _Read, place: int) -> str:
+def _unit_of(read: _SplitName, place: int) -> str:
     """The unit of a number, by the words next to it."""
     before, after = read.words[place].rpartition(",")[2], read.words[place + 1].partition(",")[0]
     words = " ".join(word for word in (before.strip(" -_=[]"), after.strip(" -_=[]")) if word)
@@ -244,7 +244,9 @@ def _unit_of(read: _Read, place: int) -> str:
     return words or _UNNAMED
 
 
-def _point(x: float, read: _Read, value: Callable[[Measurement], float], figure_text: Callable[[float], str], *, rate: bool) -> Point:
+def _point(
+    x: float, read: _SplitName, value: Callable[[Measurement], float], figure_text: Callable[[float], str], *, rate: bool
+) -> PlotPoint:
     y, noise, sectors = value(read.measurement), read.measurement.noise or 0.0, read.measurement.sectors_per_request
     low = high = None
     if noise and rate:
@@ -254,10 +256,10 @@ def _point(x: float, read: _Read, value: Callable[[Measurement], float], figure_
         low, high = y * (1 - noise), y * (1 + noise)
     pattern = f", {sectors:.3g} sectors a request" if sectors else ""
     apart = read.row.key[len(function_of(read.row)) :]
-    return Point(x, y, low, high, f"{apart}: {figure_text(y)}{pattern}")
+    return PlotPoint(x, y, low, high, f"{apart}: {figure_text(y)}{pattern}")
 
 
-def _predicted(points: Sequence[tuple[float, _Read]], drawn: Sequence[Point]) -> tuple[Point, ...] | None:
+def _predicted(points: Sequence[tuple[float, _SplitName]], drawn: Sequence[PlotPoint]) -> tuple[PlotPoint, ...] | None:
     """The bandwidth if the time grew with the sectors of a request, from the best coalesced figure; None if sectors do not differ."""
     sectors = [read.measurement.sectors_per_request for _, read in points]
     known = [one for one in sectors if one is not None]
@@ -265,7 +267,7 @@ def _predicted(points: Sequence[tuple[float, _Read]], drawn: Sequence[Point]) ->
         return None
     least = min(known)
     best = max(point.y for point, count in zip(drawn, known, strict=True) if count == least)
-    return tuple(Point(point.x, best * least / count) for point, count in zip(drawn, known, strict=True))
+    return tuple(PlotPoint(point.x, best * least / count) for point, count in zip(drawn, known, strict=True))
 
 
 def _ceilings(measured: Sequence[Measurement], series: Sequence[Series], y_name: str, facts: DeviceFacts) -> Iterator[Ceiling]:
@@ -279,7 +281,7 @@ def _ceilings(measured: Sequence[Measurement], series: Sequence[Series], y_name:
         yield Ceiling(facts.link_bandwidth, facts.link or "host link")
 
 
-def caption_of(family: Family) -> str:
+def caption_of(family: FamilyPlot) -> str:
     """The caption of a plot: the figures, and the range of the number."""
     xs = [point.x for one in family.series for point in one.points]
     low, high = min(xs), max(xs)

@@ -14,7 +14,7 @@ from pytest_gpumem.judging.traffic import Account, Agreement, account, size
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Counted, Measurement, Traffic
+from pytest_gpumem.records.measurement import DramBytes, Measurement, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
 from pytest_gpumem.reporting.groups import by_function, ordered
@@ -218,11 +218,11 @@ def _declared(traffic: Traffic | None) -> str:
     return f"{size(traffic.reads)} + {size(traffic.writes)}"
 
 
-def _counted(counted: Counted | None) -> str:
+def _counted(counted: DramBytes | None) -> str:
     return f"{size(counted.reads)} + {size(counted.writes)}" if counted is not None else "-"
 
 
-def _asked(counted: Counted | None) -> str:
+def _asked(counted: DramBytes | None) -> str:
     if counted is None or counted.l2_reads is None or counted.l2_writes is None:
         return "-"
     return f"{size(counted.l2_reads)} + {size(counted.l2_writes)}"

@@ -11,7 +11,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.records.row import ACCEPTED, ALLOWED, LOST, NOT_RUN, ROW, TEST, UNJUDGED, Missing
+from pytest_gpumem.records.row import ACCEPTED, ALLOWED, LOST, NOT_RUN, ROW, TEST, UNJUDGED, Omission
 from pytest_gpumem.reporting.row_facts import conditions_text
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
@@ -70,7 +70,7 @@ def _short_device(facts: DeviceFacts, fallback_reason: str | None, conditions: C
 REMEDY = "to remove a measurement on purpose: gpumem accept TEST --scope removed; to allow it in one run: --gpumem-allow-lost"
 
 
-def missing_lines(missing: Sequence[Missing], remedy: str = REMEDY) -> list[str]:
+def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str]:
     """Lines about what was not judged: each lost measurement, each limit on a test that measured nothing, and how many were not run.
     `remedy`: what to do about lost measurements.
     """

@@ -13,7 +13,7 @@ from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.records.schema import SchemaError, from_plain
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.experiment import Experiment, Processes
-from pytest_gpumem.runs.processes import BASE, Process, Turn
+from pytest_gpumem.runs.processes import BASE, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import SELECTION
 
@@ -45,7 +45,7 @@ class Base:
                     f"BASE: {self.side.title} has another version of pytest-gpumem, which does not say what it selects"
                 ) from None
 
-    def figures(self, tests: Sequence[str], side: str = BASE) -> Process:
+    def figures(self, tests: Sequence[str], side: str = BASE) -> ProcessRecord:
         """One process of these tests, with their memory, and with what a launch runs. `side`: `BASE`, or `HEAD` for the working tree.
         Raises `RunError`: pytest did not accept its arguments or the device.
         """
@@ -59,7 +59,7 @@ class Base:
         side: str = BASE,
         *,
         evidence: bool = False,
-    ) -> Process:
+    ) -> ProcessRecord:
         started = Processes(
             {side: self.side if side == BASE else self.tree},
             [*self.arguments, *arguments],

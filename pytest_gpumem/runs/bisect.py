@@ -27,9 +27,9 @@ from pytest_gpumem.revisions import Commit
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.experiment import AHEAD, ATTEMPTS, Experiment, Processes
 from pytest_gpumem.runs.journal import Journal
-from pytest_gpumem.runs.processes import BASE, HEAD, Process, Turn
-from pytest_gpumem.runs.reading import Wanted, unmeasured
-from pytest_gpumem.runs.rounds import Duet, Progress, Result
+from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
+from pytest_gpumem.runs.reading import RowFilter, unmeasured
+from pytest_gpumem.runs.rounds import Duet, DuetProgress, DuetResult
 from pytest_gpumem.runs.worktree import Side, commit_side, working_tree
 
 KEPT = 3  # commits whose worktree and environment are kept: good, and the two last ones
@@ -42,7 +42,7 @@ class Skip(Exception):
 
 
 @dataclass(frozen=True)
-class Step:
+class CommitStep:
     """What is known of one commit."""
 
     index: int  # on the line from good, which is 0, to bad
@@ -54,12 +54,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Found:
+class Conclusion:
     """How a search ended: the change is in the commits `low + 1` to `high`."""
 
     low: int
     high: int
-    steps: tuple[Step, ...] = ()
+    steps: tuple[CommitStep, ...] = ()
     start: Paired | None = None  # bad against good; None for bytes and counts
     proof: Paired | None = None  # `high` against `low`; None if they were not compared
     values: Mapping[int, int] = field(default_factory=dict)  # bytes or counts by index
@@ -76,10 +76,12 @@ Look = Callable[[int], Measurement]
 """What runs at a commit. Raises `Skip`."""
 Time = Callable[[int, int, Judge, str], Paired]
 """The duet of two commits; each name has pairs of its own. Raises `Skip`: the second one cannot be measured."""
-OnStep = Callable[[Search, int, Step | None], object]  # is called with a commit before it is measured, and after, with what is known then
+OnStep = Callable[
+    [Search, int, CommitStep | None], object
+]  # is called with a commit before it is measured, and after, with what is known then
 
 
-def bisect_times(commits: int, start: Paired, look: Look, time: Time, on_step: OnStep) -> Found:
+def bisect_times(commits: int, start: Paired, look: Look, time: Time, on_step: OnStep) -> Conclusion:
     """Find the commit that made a test slower.
 
     Args:
@@ -89,22 +91,22 @@ def bisect_times(commits: int, start: Paired, look: Look, time: Time, on_step: O
         time: is called for those whose side does not follow from what they ran.
         on_step: is called before and after each commit.
     """
-    found = Found(0, commits, (), start, nothing=start.outcome is Outcome.PASS)
+    found = Conclusion(0, commits, (), start, nothing=start.outcome is Outcome.PASS)
     if start.outcome is not Outcome.FAIL:
         return found
     if commits == 1:
-        return Found(0, 1, (), start, start)
+        return Conclusion(0, 1, (), start, start)
     line = _Line(commits, whole_of(start), look, time, on_step)
     for error, evidence in ((STEP, True), (STEP_AGAIN, False)):
         search, decided = line.narrow(error, evidence=evidence)
-        found = Found(search.low, search.high, tuple(line.steps), start)
+        found = Conclusion(search.low, search.high, tuple(line.steps), start)
         if not decided:
             break
         try:
             proof = time(search.low, search.high, of_proof(line.whole), PROOF)
         except Skip:
             break
-        found = Found(search.low, search.high, tuple(line.steps), start, proof)
+        found = Conclusion(search.low, search.high, tuple(line.steps), start, proof)
         if proof.outcome is not Outcome.PASS:
             break
     return found
@@ -119,7 +121,7 @@ class _Line:
     look: Look
     time: Time
     on_step: OnStep
-    steps: list[Step] = field(default_factory=list)
+    steps: list[CommitStep] = field(default_factory=list)
     skipped: set[int] = field(default_factory=set)
     known: dict[int, tuple[Measurement, Level]] = field(default_factory=dict)  # what commits ran whose level was measured
 
@@ -144,45 +146,45 @@ class _Line:
                 search.take(index, found, step.bad)
         return search, True
 
-    def _step(self, search: Search, index: int) -> tuple[Step, Level]:
+    def _step(self, search: Search, index: int) -> tuple[CommitStep, Level]:
         try:
             ran = self.look(index)
             for known, (other, found) in self.known.items():
                 if ran_the_same(ran, other) and (bad := search.side(found)) is not None:
-                    return Step(index, bad, same_as=known), found
+                    return CommitStep(index, bad, same_as=known), found
             paired = self.time(0, index, of_step(search, self.whole), "")
         except Skip as reason:
-            return Step(index, skipped=str(reason)), GOOD
+            return CommitStep(index, skipped=str(reason)), GOOD
         found = Levels(self.whole, search.error).of(paired.log_ratios)
         if paired.outcome is not None and self.known:
             self.known[index] = ran, found
-        return Step(index, None if paired.outcome is None else paired.outcome is Outcome.FAIL, paired=paired), found
+        return CommitStep(index, None if paired.outcome is None else paired.outcome is Outcome.FAIL, paired=paired), found
 
 
-def bisect_values(commits: int, value: Callable[[int], int], on_step: OnStep) -> Found:
+def bisect_values(commits: int, value: Callable[[int], int], on_step: OnStep) -> Conclusion:
     """Find the commit that raised a figure which is exact, by one run a commit.
     `commits`: index of bad; good is 0.
     `value`: of a commit. Raises `Skip`.
     """
     values = {0: value(0), commits: value(commits)}
     if values[commits] <= values[0]:
-        return Found(0, commits, values=values, nothing=True)
-    search, steps, skipped = Search(0, commits), list[Step](), set[int]()
+        return Conclusion(0, commits, values=values, nothing=True)
+    search, steps, skipped = Search(0, commits), list[CommitStep](), set[int]()
     while (index := search.next(skipped)) is not None:
         on_step(search, index, None)
         try:
             values[index] = value(index)
         except Skip as reason:
             skipped.add(index)
-            step = Step(index, skipped=str(reason))
+            step = CommitStep(index, skipped=str(reason))
         else:
             # The middle between good and bad: a larger change on one side of it is never lost.
             bad = 2 * values[index] > values[0] + values[commits]
-            step = Step(index, bad, value=values[index])
+            step = CommitStep(index, bad, value=values[index])
             search.take(index, BAD if bad else GOOD, bad)
         steps.append(step)
         on_step(search, index, step)
-    return Found(search.low, search.high, tuple(steps), values=values)
+    return Conclusion(search.low, search.high, tuple(steps), values=values)
 
 
 def by_times(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float], _same: Collection[str] = ()) -> dict[str, Paired]:
@@ -191,11 +193,11 @@ def by_times(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float], 
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """What is measured, and how."""
 
     here: Path  # folder in which the command was called
-    tests: tuple[str, ...]  # node ids, as `Wanted.tests`
+    tests: tuple[str, ...]  # node ids, as `RowFilter.tests`
     arguments: tuple[str, ...]  # pytest's
     journal: Path  # folder
     environment: Mapping[str, str]
@@ -207,7 +209,7 @@ class Commits:
     """Measures commits in worktrees of their own. Processes that were run before come from the journals."""
 
     def __init__(
-        self, line: Sequence[Commit], asked: Asked, progress: Callable[[], AbstractContextManager[Callable[[Progress], None]]]
+        self, line: Sequence[Commit], asked: Question, progress: Callable[[], AbstractContextManager[Callable[[DuetProgress], None]]]
     ) -> None:
         """Nothing is run yet.
         `line`: the commits from good to bad.
@@ -221,7 +223,7 @@ class Commits:
         self._progress = progress
         self.tree = working_tree(asked.here)  # of which no commit may import anything
         self._ready: OrderedDict[int, tuple[Side, ExitStack]] = OrderedDict()
-        self._looks: dict[int, Process] = {}
+        self._looks: dict[int, ProcessRecord] = {}
         self._played: dict[str, int] = {}  # processes of each duet, by the name of its journal
 
     def close(self) -> None:
@@ -247,23 +249,23 @@ class Commits:
             raise RunError(f"there is no {missing[0]}")
         return side
 
-    def look(self, index: int) -> Process:
+    def look(self, index: int) -> ProcessRecord:
         """One process of a commit. Raises `Skip`: it measures none of the tests."""
         if index not in self._looks:
             self._looks[index] = self._looked(index)
         process = self._looks[index]
-        if (why := unmeasured(process, Wanted(frozenset(self.tests)))) is not None:
+        if (why := unmeasured(process, RowFilter(frozenset(self.tests)))) is not None:
             raise Skip(why.removeprefix(f"crashed: {_UNPREPARED}"))
         return process
 
-    def _looked(self, index: int) -> Process:
+    def _looked(self, index: int) -> ProcessRecord:
         turn = Turn(1, HEAD)
         with self._journal(self._line[index].short) as journal, Experiment(self._processes({HEAD: index}, 0), [turn], journal) as alone:
             try:
                 process = alone.measure(self.tests)
             except RunError as error:
                 utc = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-                process = Process(turn, ATTEMPTS, utc, 0.0, 0, error=f"{_UNPREPARED}{error}")
+                process = ProcessRecord(turn, ATTEMPTS, utc, 0.0, 0, error=f"{_UNPREPARED}{error}")
                 journal.append(to_plain(process))
             self.resumed += alone.resumed
             self.processes += len(journal.lines)
@@ -271,7 +273,9 @@ class Commits:
 
     def _processes(self, indices: Mapping[str, int], ahead: int = AHEAD) -> Processes:
         asked = self._asked
-        return Processes(_Late(self, indices), asked.arguments, self._files, asked.environment, ahead=ahead, evidence=True, tree=self.tree)
+        return Processes(
+            _LazySides(self, indices), asked.arguments, self._files, asked.environment, ahead=ahead, evidence=True, tree=self.tree
+        )
 
     @property
     def _files(self) -> list[str]:
@@ -281,8 +285,8 @@ class Commits:
         return Journal(self._asked.journal / f"{name}.jsonl", self._asked.identity)
 
     def duet(
-        self, base: int, head: int, wanted: Wanted, *, judge: Judge = by_times, max_regression: str | None = None, name: str = ""
-    ) -> Result:
+        self, base: int, head: int, wanted: RowFilter, *, judge: Judge = by_times, max_regression: str | None = None, name: str = ""
+    ) -> DuetResult:
         """The duet of two commits.
         `judge`: as of `Duet`.
         `name`: of the journal, where two duets of the same commits are to have pairs of their own.
@@ -317,7 +321,7 @@ class Commits:
         self._played[stem] = len(played.processes)
         return played
 
-    def timed(self, wanted: Wanted, key: str) -> Time:
+    def timed(self, wanted: RowFilter, key: str) -> Time:
         """The duets of one measurement."""
 
         def time(base: int, head: int, judge: Judge, name: str) -> Paired:
@@ -334,7 +338,7 @@ class Commits:
         return time
 
 
-class _Late(Mapping[str, Side]):
+class _LazySides(Mapping[str, Side]):
     """The sides of a duet, prepared when the first process needs them: a journal may hold them all."""
 
     def __init__(self, commits: Commits, indices: Mapping[str, int]) -> None:
@@ -351,10 +355,10 @@ class _Late(Mapping[str, Side]):
         return len(self._indices)
 
 
-def rows_of_test(process: Process, test: str) -> dict[str, Row]:
+def rows_of_test(process: ProcessRecord, test: str) -> dict[str, Row]:
     """The rows of a test, or the row of this key, by key."""
     keys = {row.key: row for row in process.rows}
     if test in keys:
         return {test: keys[test]}
-    wanted = Wanted(frozenset({test}))
+    wanted = RowFilter(frozenset({test}))
     return {key: row for key, row in keys.items() if wanted.holds(row.nodeid, key)}

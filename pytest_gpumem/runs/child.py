@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, WRITING, Role, of_role, switch_off
+from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, WRITING, OptionRole, of_role, switch_off
 
 ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
 """Part of the plugin that runs selected tests and no others. Its name alone: this package is below the plugin."""
@@ -63,7 +63,7 @@ def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dic
 
 def for_a_run(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables of a pytest that is a run of its own, and saves nothing and writes nothing for GitHub."""
-    return switch_off(environment, [*(option.name for option in of_role(Role.SAVING)), ANNOUNCE])
+    return switch_off(environment, [*(option.name for option in of_role(OptionRole.SAVING)), ANNOUNCE])
 
 
 def name_of(argument: str) -> str:
@@ -72,7 +72,7 @@ def name_of(argument: str) -> str:
 
 
 @dataclass(frozen=True)
-class Finished:
+class CommandResult:
     """A command that has ended."""
 
     exit_code: int  # negative for the number of the signal that ended it, as `subprocess` has it
@@ -94,7 +94,9 @@ def ending(code: int) -> str:
         return f"ended by signal {-code}"
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, folder: Path | None = None) -> Finished:
+def run(
+    command: Sequence[str], environment: Mapping[str, str], echo: Callable[[str], object], *, folder: Path | None = None
+) -> CommandResult:
     """Run a command to its end, in `folder` or the working directory; each line that it prints goes to `echo` at once.
     Raises `OSError`: it cannot be started.
     """
@@ -116,7 +118,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], echo: Callable[[
                 lines.append(line)
     except subprocess.SubprocessError as error:
         raise OSError(str(error)) from None
-    return Finished(process.returncode, "".join(lines))
+    return CommandResult(process.returncode, "".join(lines))
 
 
 def run_here(command: Sequence[str], environment: Mapping[str, str]) -> int:

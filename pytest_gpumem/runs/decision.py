@@ -17,7 +17,7 @@ from pytest_gpumem.baselines.accepted import EXACT as OF_COUNTS
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, changes_of, in_words, remaining
 from pytest_gpumem.judging import expectations
 from pytest_gpumem.judging.exact import against_base, held_to_base, of_results, open_results
-from pytest_gpumem.judging.expectations import Loosened, looser
+from pytest_gpumem.judging.expectations import LooserLimit, looser
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import RULES, added, judge_footprint
 from pytest_gpumem.judging.judge import SETTLED, failing_in_themselves, is_failure, judge
@@ -25,7 +25,7 @@ from pytest_gpumem.judging.limits import relative
 from pytest_gpumem.limits import LIMITS, OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_RUN, ROW, TEST, UNJUDGED, LimitResult, Missing, Row, Verdict
+from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_RUN, ROW, TEST, UNJUDGED, LimitResult, Omission, Row, Verdict
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.reading import DuetVerdict
 
@@ -133,7 +133,7 @@ def _judges_more(row: Row) -> bool:
     return any(getattr(row.limits, name) is not None for name in OF_MEASUREMENT if name not in _OF_THE_DUET)
 
 
-def standing_of_missing(missing: Missing) -> Standing:
+def standing_of_missing(missing: Omission) -> Standing:
     """The standing of what the screen did not judge."""
     if missing.status == UNJUDGED:
         return Standing.UNJUDGED
@@ -147,11 +147,11 @@ class Decision:
     code: int
     rows: tuple[Row, ...]  # the run's rows, with the duet's verdict where it gave one
     remarks: tuple[str, ...]  # the reasons, a sentence each; the last one is the result
-    missing: tuple[Missing, ...] = ()  # what was not judged
-    loosened: tuple[Loosened, ...] = ()  # the limits of calls that the change loosens
+    missing: tuple[Omission, ...] = ()  # what was not judged
+    loosened: tuple[LooserLimit, ...] = ()  # the limits of calls that the change loosens
 
 
-def with_missing(decision: Decision, missing: Sequence[Missing]) -> Decision:
+def with_missing(decision: Decision, missing: Sequence[Omission]) -> Decision:
     """The end of a gate whose screen did not judge all that was expected: what the project itself leaves out is red, as is a lost
     measurement; a limit that nothing was measured for is no verdict."""
     if decision.code == Exit.USAGE or not missing:
@@ -169,7 +169,7 @@ def with_missing(decision: Decision, missing: Sequence[Missing]) -> Decision:
     return replace(decision, remarks=(*remarks, *missing_lines(missing), result), missing=tuple(missing))
 
 
-def loosened_lines(changes: Sequence[Loosened], added: Acceptances) -> list[str]:
+def loosened_lines(changes: Sequence[LooserLimit], added: Acceptances) -> list[str]:
     """Lines about the limits that a change loosens: to those of base it is held all the same, unless it accepts the new ones."""
     tests: dict[tuple[str, str, str | None, str], list[str]] = {}
     for one in changes:
@@ -183,7 +183,7 @@ def loosened_lines(changes: Sequence[Loosened], added: Acceptances) -> list[str]
 
 
 def accepted_in_words(
-    decision: Decision, missing: Sequence[Missing], changes: Sequence[Loosened], duet: Mapping[str, DuetVerdict], added: Acceptances
+    decision: Decision, missing: Sequence[Omission], changes: Sequence[LooserLimit], duet: Mapping[str, DuetVerdict], added: Acceptances
 ) -> dict[str, list[str]]:
     """By node id, what a gate accepts of a test: such as "+8.41 %", "a peak of 96 MiB", "removed"."""
     found: dict[str, list[str]] = {}
@@ -201,7 +201,7 @@ def accepted_in_words(
     return found
 
 
-def without_effect(decision: Decision, changes: Sequence[Loosened], added: Acceptances) -> list[Acceptance]:
+def without_effect(decision: Decision, changes: Sequence[LooserLimit], added: Acceptances) -> list[Acceptance]:
     """The files of the change that accept nothing which this gate found. Arguments as of `accepted_in_words`."""
     used = [one for row in decision.rows if row.verdict.accepted for one in added.of(row.key)]
     used += [one for missing in decision.missing if (one := added.removed(missing.key)) is not None]
@@ -238,7 +238,7 @@ def _worst(exits: Iterable[Exit]) -> Exit:
     return max(exits, key=_SEVERITY.index, default=Exit.FINE)
 
 
-def _counted(lost: Sequence[Missing]) -> str:
+def _counted(lost: Sequence[Omission]) -> str:
     """ "1 measurement of the baseline, 2 tests and 1 limit"."""
     rows, tests = (sum(one.what == what for one in lost) for what in (ROW, TEST))
     of = ((rows, "measurement", " of the baseline"), (tests, "test", ""), (len(lost) - rows - tests, "limit", ""))
@@ -293,7 +293,7 @@ def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool) -> 
 
 
 def asks_base(
-    rows: Sequence[Row], missing: Sequence[Missing], new: Collection[str], edited: Callable[[str], bool], *, strict: bool
+    rows: Sequence[Row], missing: Sequence[Omission], new: Collection[str], edited: Callable[[str], bool], *, strict: bool
 ) -> set[str]:
     """Node ids of the tests that one process of base is to run: for exact figures that grew or were compared with nothing, for the limits
     of calls in files that the change edits, and for tests that skip while they run.
@@ -307,12 +307,12 @@ def asks_base(
     return of_rows | {one.nodeid for one in missing if _may_be_excused(one)}
 
 
-def _may_be_excused(one: Missing) -> bool:
+def _may_be_excused(one: Omission) -> bool:
     # What the baseline holds was measured on this GPU: a library that this machine lacks is no excuse.
     return one.skipped and one.what != ROW
 
 
-def excused(missing: Sequence[Missing], skipped: Collection[str], name: str) -> list[Missing]:
+def excused(missing: Sequence[Omission], skipped: Collection[str], name: str) -> list[Omission]:
     """What the screen did not judge; tests that skip in base too are no loss. `skipped`: their node ids. `name`: of base."""
     return [
         structs.replace(one, status=NOT_RUN, reason=f"{name} skips it too", base_too=True)

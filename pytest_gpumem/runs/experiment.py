@@ -22,7 +22,7 @@ import numpy as np
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.journal import Journal
-from pytest_gpumem.runs.processes import BASE, HEAD, Process, Turn, Worker, environment_of
+from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn, Worker, environment_of
 from pytest_gpumem.runs.reading import others_on_the_gpu
 from pytest_gpumem.runs.worktree import Side, held_folder, moved_word, remove_leftovers, spared
 
@@ -39,7 +39,7 @@ def pairs(seed: int) -> Iterator[Turn]:
         yield Turn(number, second)
 
 
-def crash(process: Process) -> str | None:
+def crash(process: ProcessRecord) -> str | None:
     """The trouble of a process whose session broke off; None if it came to its end."""
     return process.error
 
@@ -83,7 +83,7 @@ class Processes:
         attempt: int,
         variables: Mapping[str, str] | None = None,
         watch: Callable[[int], None] = lambda finished: None,
-    ) -> Process:
+    ) -> ProcessRecord:
         """Let the process of `turns[0]` measure and get the next ones ready.
         `turns`: the process to run now, and those that will follow. Theirs are the same tests, or fewer.
         `tests`: node ids to run; None: all that were collected.
@@ -148,18 +148,18 @@ class Experiment:
     journal: Journal | None = None  # gives finished processes and gets new ones
     _: KW_ONLY
     attempts: int = ATTEMPTS
-    on_trouble: Callable[[Process, str, bool], object] = lambda process, why, again: None
+    on_trouble: Callable[[ProcessRecord, str, bool], object] = lambda process, why, again: None
     """Is called with a process in trouble, the trouble, and whether the process runs again."""
 
     def __post_init__(self) -> None:
         """Raises `RunError`: the journal cannot be read."""
-        self.finished: list[Process] = []  # all that were run, in their order, repeated ones too
+        self.finished: list[ProcessRecord] = []  # all that were run, in their order, repeated ones too
         self.resumed = 0  # processes that the journal held
         self._coming = deque(self.schedule)
         self._left_out: dict[Turn, int] = defaultdict(int)  # attempts of a turn that do not count
-        self._known: dict[Turn, list[Process]] = defaultdict(list)
+        self._known: dict[Turn, list[ProcessRecord]] = defaultdict(list)
         for line in self.journal.lines if self.journal is not None else ():
-            process = Process.from_json(line)
+            process = ProcessRecord.from_json(line)
             self._known[process.turn].append(process)
             self.resumed += 1
 
@@ -183,9 +183,9 @@ class Experiment:
         tests: Sequence[str] | None = None,
         *,
         variables: Mapping[str, str] | None = None,
-        trouble: Callable[[Process], str | None] = crash,
+        trouble: Callable[[ProcessRecord], str | None] = crash,
         watch: Callable[[int], None] = lambda finished: None,
-    ) -> Process:
+    ) -> ProcessRecord:
         """The process of the next turn: as the journal has it, or run now.
         `tests`, `variables`, `watch`: as for `Processes.run`.
         `trouble`: why a process is to be repeated; None if it counts.
@@ -214,13 +214,13 @@ class Experiment:
         self._coming.popleft()
         return process
 
-    def again(self, processes: Iterable[Process]) -> None:
+    def again(self, processes: Iterable[ProcessRecord]) -> None:
         """Let the turns of these processes come again, in this order. Their attempts so far do not count."""
         for process in reversed(list(processes)):
             self._left_out[process.turn] = process.attempt
             self._coming.appendleft(process.turn)
 
-    def _check_device(self, process: Process) -> None:
+    def _check_device(self, process: ProcessRecord) -> None:
         first = next((one.device for one in self.finished if one.device is not None), None)
         if first is None or process.device is None:
             return

@@ -26,7 +26,7 @@ from pytest_gpumem.revisions import of_no_hook
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.child import Background, ending, for_a_part, name_of
 from pytest_gpumem.runs.worktree import Side, moved_path
-from pytest_gpumem.settings import Role, of_role
+from pytest_gpumem.settings import OptionRole, of_role
 
 BASE, HEAD = "base", "head"
 SCRIPT = Path(pytest_gpumem.__file__).resolve().parent / "plugin" / "experiment_process.py"
@@ -36,9 +36,9 @@ END_SECONDS = 60.0  # seconds that a process may take to end after its last line
 RAN = (Exit.FINE, Exit.FAILED, Exit.NO_TESTS)  # pytest's exit codes of a session that came to its end
 REFUSED: Mapping[str, str] = {
     "--benchmark-json": "the duet reads that file itself; --json writes its results",
-    **{option.flag: "a duet saves nothing into a baseline" for option in of_role(Role.SAVING)},
-    **{option.flag: "a duet's processes are no runs of their own; --json writes its results" for option in of_role(Role.OUTPUT)},
-    **{option.flag: "a duet has fresh processes of its own" for option in of_role(Role.PROCESSES)},
+    **{option.flag: "a duet saves nothing into a baseline" for option in of_role(OptionRole.SAVING)},
+    **{option.flag: "a duet's processes are no runs of their own; --json writes its results" for option in of_role(OptionRole.OUTPUT)},
+    **{option.flag: "a duet has fresh processes of its own" for option in of_role(OptionRole.PROCESSES)},
     "--gpumem-baseline": "a duet compares with BASE alone",
     "--gpumem-memory-limit": "a duet's two processes share the card",
     **dict.fromkeys(("-n", "--numprocesses"), "a duet measures one process at a time"),
@@ -53,7 +53,7 @@ class Turn(NamedTuple):
     side: str  # `BASE` or `HEAD`
 
 
-class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+class ProcessRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The record of a process's run."""
 
     turn: Turn
@@ -92,10 +92,10 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True
         return None
 
     @staticmethod
-    def from_json(plain: Mapping[str, Any]) -> Process:
+    def from_json(plain: Mapping[str, Any]) -> ProcessRecord:
         """The process of a line of the journal. Raises `RunError`: it is no such line."""
         try:
-            return from_plain(plain, Process)
+            return from_plain(plain, ProcessRecord)
         except SchemaError as error:
             raise RunError(f"the journal holds a process that cannot be read: {error}") from None
 
@@ -143,7 +143,7 @@ class Worker:
         watch: Callable[[int], None] = lambda finished: None,
         *,
         everything: bool = False,
-    ) -> Process:
+    ) -> ProcessRecord:
         """Let it measure, and wait for its end; arguments as for `Processes.run`. Raises `RunError`: see there."""
         child = self._child
         answers = _Answers()
@@ -154,7 +154,7 @@ class Worker:
             answers.take_until("exit", lambda: child.hear(WORK_SECONDS, lambda: watch(len(answers.finished))), watch)
         code = child.wait(END_SECONDS)
         seconds = time.perf_counter() - begun
-        done = Process(self.turn, attempt, utc, seconds, child.pid, strict=answers.strict, outcomes=answers.outcomes, name=self._name)
+        done = ProcessRecord(self.turn, attempt, utc, seconds, child.pid, strict=answers.strict, outcomes=answers.outcomes, name=self._name)
         if everything:
             done = replace(done, texts=answers.texts, finished=frozenset(answers.finished))
         if answers.strays:
@@ -172,7 +172,7 @@ class Worker:
             done = replace(done, failed_as_a_whole=child.last_output())
         return self._with_rows(done, everything)
 
-    def _with_rows(self, done: Process, everything: bool) -> Process:
+    def _with_rows(self, done: ProcessRecord, everything: bool) -> ProcessRecord:
         """The rows from pytest's results, which it writes only if a test measured."""
         if not self._child.results.exists() or not self._child.results.stat().st_size:
             return done

@@ -13,7 +13,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, covers, selects
 from pytest_gpumem.runs import RunError
-from pytest_gpumem.runs.processes import BASE, HEAD, Process
+from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord
 from pytest_gpumem.settings import flag_of
 from pytest_gpumem.units import parse_margin
 
@@ -41,17 +41,17 @@ class DuetVerdict:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RowFilter:
     """The measurements to compare; all if both are None."""
 
     tests: frozenset[str] | None = None  # node ids; each selects as on pytest's command line, such as a test with all its parameters
     keys: frozenset[str] | None = None  # row keys
 
     @staticmethod
-    def of(rows: Iterable[Row]) -> Wanted:
+    def of(rows: Iterable[Row]) -> RowFilter:
         """These rows and no others of their tests."""
         every = list(rows)
-        return Wanted(frozenset(row.nodeid for row in every), frozenset(row.key for row in every))
+        return RowFilter(frozenset(row.nodeid for row in every), frozenset(row.key for row in every))
 
     def holds(self, nodeid: str, key: str) -> bool:
         """Whether a row is among them."""
@@ -75,16 +75,16 @@ class Wanted:
         return [name for name in sorted(self.tests or ()) if not any(selects(name, row.nodeid) for row in every)]
 
 
-Rounds = Mapping[int, Mapping[str, Process]]  # by round and side, the last attempt of each process
+Rounds = Mapping[int, Mapping[str, ProcessRecord]]  # by round and side, the last attempt of each process
 
 
-def rows_of(process: Process, wanted: Wanted) -> dict[str, Row]:
+def rows_of(process: ProcessRecord, wanted: RowFilter) -> dict[str, Row]:
     """The wanted rows of a process by key, without rows of footprints alone: a duet compares times."""
     of_time = (row for row in process.rows if row.measurement is not None or row.footprint is None)
     return {row.key: row for row in of_time if wanted.holds(row.nodeid, row.key)}
 
 
-def problem(row: Row | None, process: Process) -> str | None:
+def problem(row: Row | None, process: ProcessRecord) -> str | None:
     """Why a row of a process cannot be compared whatever its conditions; None if it can. A test that only broke limits of its own, by this
     row or another, was measured all the same."""
     if row is None:
@@ -94,7 +94,7 @@ def problem(row: Row | None, process: Process) -> str | None:
     return "its test failed" if row.failed and not _by_limits(row.nodeid, process) else None
 
 
-def unmeasured(process: Process, wanted: Wanted) -> str | None:
+def unmeasured(process: ProcessRecord, wanted: RowFilter) -> str | None:
     """Why a process measured none of the wanted rows; None if it measured one."""
     if process.error is not None:
         return f"crashed: {process.error}"
@@ -106,13 +106,13 @@ def unmeasured(process: Process, wanted: Wanted) -> str | None:
     return _reason(process, names[0], reasons.get(names[0]) or "there is no such test")
 
 
-def _by_limits(nodeid: str, process: Process) -> bool:
+def _by_limits(nodeid: str, process: ProcessRecord) -> bool:
     """True if verdicts fail a test, and no assertion or error of its own."""
     rows = [row for row in process.rows if row.nodeid == nodeid and row.measured_something]
     return any(is_failure(row.verdict, strict=False) for row in rows) and not any(row.test_error is True for row in rows)
 
 
-def _fails(key: str, row: Row | None, process: Process) -> bool:
+def _fails(key: str, row: Row | None, process: ProcessRecord) -> bool:
     """Whether a process crashed, or the test of a row failed in it, and not by its limits alone."""
     if process.error is not None:
         return True
@@ -122,7 +122,7 @@ def _fails(key: str, row: Row | None, process: Process) -> bool:
     return nodeid is not None and process.outcomes[nodeid][0] == "failed" and not _by_limits(nodeid, process)
 
 
-def trouble(process: Process, wanted: Wanted, open_: Sequence[str] | None) -> str | None:
+def trouble(process: ProcessRecord, wanted: RowFilter, open_: Sequence[str] | None) -> str | None:
     """Why a process should be repeated: it crashed, or a row that still matters is missing or was measured under bad conditions.
     `open_`: keys that are still undecided; None before the first pair is complete.
     """
@@ -138,7 +138,7 @@ def trouble(process: Process, wanted: Wanted, open_: Sequence[str] | None) -> st
     return None
 
 
-def others_on_the_gpu(process: Process) -> bool:
+def others_on_the_gpu(process: ProcessRecord) -> bool:
     """Whether some row saw another process on the device."""
     for row in process.rows:
         if row.measurement is not None:
@@ -148,7 +148,7 @@ def others_on_the_gpu(process: Process) -> bool:
     return False
 
 
-def check_alike(base: Process, head: Process) -> None:
+def check_alike(base: ProcessRecord, head: ProcessRecord) -> None:
     """See that both sides measure in the same way. Raises `RunError`: a setting differs; names it and both values."""
     for name in MEASURING:
         if name in base.settings and name in head.settings and base.settings[name] != head.settings[name]:
@@ -158,7 +158,7 @@ def check_alike(base: Process, head: Process) -> None:
             )
 
 
-def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, DuetVerdict]:
+def unpaired(base: ProcessRecord, head: ProcessRecord, wanted: RowFilter) -> dict[str, DuetVerdict]:
     """The measurements of a first pair that cannot be compared: on one side only, failed on one side, or measured in another way."""
     rows = {BASE: rows_of(base, wanted), HEAD: rows_of(head, wanted)}
     every = dict.fromkeys([*rows[BASE], *rows[HEAD]])
@@ -170,7 +170,7 @@ def unpaired(base: Process, head: Process, wanted: Wanted) -> dict[str, DuetVerd
     return found | _failures_without_rows(base, head, wanted, {*every, *found})
 
 
-def _unpaired(key: str, base: Process, head: Process, was: Row | None, now: Row | None) -> DuetVerdict | None:
+def _unpaired(key: str, base: ProcessRecord, head: ProcessRecord, was: Row | None, now: Row | None) -> DuetVerdict | None:
     """The verdict on one measurement that cannot be compared; None if it can. `was`, `now`: its rows."""
     sides = ((BASE, base, was), (HEAD, head, now))
     reasons = [f"{side}: {_reason(process, key, why)}" for side, process, row in sides if (why := problem(row, process)) is not None]
@@ -191,12 +191,12 @@ def _unpaired(key: str, base: Process, head: Process, was: Row | None, now: Row 
     return DuetVerdict(key, outcome, "; ".join(reasons), new=absent and outcome is None)
 
 
-def _failure_of_head(key: str, base: Process, head: Process, was: Row | None, now: Row | None) -> Outcome | None:
+def _failure_of_head(key: str, base: ProcessRecord, head: ProcessRecord, was: Row | None, now: Row | None) -> Outcome | None:
     """FAIL if the test fails in head alone."""
     return Outcome.FAIL if _fails(key, now, head) and not _fails(key, was, base) else None
 
 
-def _failures_without_rows(base: Process, head: Process, wanted: Wanted, keys: Collection[str]) -> dict[str, DuetVerdict]:
+def _failures_without_rows(base: ProcessRecord, head: ProcessRecord, wanted: RowFilter, keys: Collection[str]) -> dict[str, DuetVerdict]:
     """Tests and files without a measurement that fail in head alone, such as a file that cannot be imported."""
     if wanted.keys is not None:
         return {}
@@ -210,7 +210,7 @@ def _failures_without_rows(base: Process, head: Process, wanted: Wanted, keys: C
     }
 
 
-def ways(base: Process, head: Process, wanted: Wanted) -> dict[str, Way]:
+def ways(base: ProcessRecord, head: ProcessRecord, wanted: RowFilter) -> dict[str, Way]:
     """By row key, the mode and sampler of base for measurements that differ in head: both sides can measure with them."""
     theirs, ours = rows_of(base, wanted), rows_of(head, wanted)
     both = [key for key, row in theirs.items() if problem(row, base) is None and key in ours and problem(ours[key], head) is None]
@@ -242,7 +242,7 @@ def changes(base: Row, head: Row) -> list[str]:
     return target + [f"its {name} has changed from {then} to {value}" for name, then, value in changed_work(was, now)]
 
 
-def _nodeid_in(key: str, process: Process) -> str | None:
+def _nodeid_in(key: str, process: ProcessRecord) -> str | None:
     """The test or file among those that did not pass in a process which a key, or a name that was asked for, is of."""
     for nodeid in process.outcomes:
         # A file that cannot be imported fails all tests in it.
@@ -251,7 +251,7 @@ def _nodeid_in(key: str, process: Process) -> str | None:
     return None
 
 
-def _reason(process: Process, key: str, otherwise: str) -> str:
+def _reason(process: ProcessRecord, key: str, otherwise: str) -> str:
     """Why a process lacks a row; `otherwise` if it gives no reason."""
     if process.error is not None:
         return f"crashed: {process.error}"
@@ -278,7 +278,7 @@ def log_ratio(base: Row, head: Row) -> float:
     return math.log(now / was)
 
 
-def pair_of(key: str, number: int, sides: Mapping[str, Process]) -> float | DuetVerdict:
+def pair_of(key: str, number: int, sides: Mapping[str, ProcessRecord]) -> float | DuetVerdict:
     """The log-ratio of one measurement in one round that measured it, or why it has none.
     `key`: `Row.key` of a measurement that is still open.
     """
@@ -300,7 +300,7 @@ def pair_of(key: str, number: int, sides: Mapping[str, Process]) -> float | Duet
     return log_ratio(base, head)
 
 
-def families(rounds: Rounds, wanted: Wanted) -> tuple[list[str], dict[str, DuetVerdict]]:
+def families(rounds: Rounds, wanted: RowFilter) -> tuple[list[str], dict[str, DuetVerdict]]:
     """The measurements that are judged together, and the ones that are not, by the first pair alone. The number must not depend on anything
     that is compared, because Holm's procedure rests on it."""
     base, head = rounds[1][BASE], rounds[1][HEAD]
@@ -314,7 +314,7 @@ def families(rounds: Rounds, wanted: Wanted) -> tuple[list[str], dict[str, DuetV
     return [key for key in rows_of(head, wanted) if key not in out], out
 
 
-def same_tests(keys: Sequence[str], process: Process) -> list[str]:
+def same_tests(keys: Sequence[str], process: ProcessRecord) -> list[str]:
     """Node ids of the rows with these keys."""
     wanted = set(keys)
     return list(dict.fromkeys(row.nodeid for row in process.rows if row.key in wanted))

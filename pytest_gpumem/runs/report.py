@@ -12,9 +12,9 @@ from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
-from pytest_gpumem.runs.processes import BASE, HEAD, Process
+from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord
 from pytest_gpumem.runs.reading import DuetVerdict
-from pytest_gpumem.runs.rounds import Result
+from pytest_gpumem.runs.rounds import DuetResult
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.units import format_time
 
@@ -23,7 +23,7 @@ _NONE = "NO VERDICT"
 _HEADINGS = ("base", "head", "change", "from", "to", "pairs")
 
 
-def exit_code(result: Result, *, strict: bool) -> int:
+def exit_code(result: DuetResult, *, strict: bool) -> int:
     """FINE, FAILED if a test got slower, NO_VERDICT if nothing was judged; under `strict` also if a row is no PASS of a real GPU."""
     if any(one.outcome is Outcome.FAIL for one in result.verdicts):
         return Exit.FAILED
@@ -36,7 +36,7 @@ def exit_code(result: Result, *, strict: bool) -> int:
     return Exit.FINE
 
 
-def text(result: Result, sides: Mapping[str, Side] | None, *, width: int, colour: bool, seconds: float) -> str:
+def text(result: DuetResult, sides: Mapping[str, Side] | None, *, width: int, colour: bool, seconds: float) -> str:
     """The table and one sentence for each verdict, without a trailing line break; `sides` is None if they were printed before."""
     device = next((process.device for process in result.processes if process.device is not None), None)
     simulated = " (simulated)" if device is not None and device.simulated else ""
@@ -80,7 +80,7 @@ def _table(verdicts: list[DuetVerdict], width: int, colour: bool, simulated: str
 
 
 def to_json(
-    result: Result, sides: Mapping[str, Side], arguments: Mapping[str, Any], *, utc: str, seconds: float, code: int
+    result: DuetResult, sides: Mapping[str, Side], arguments: Mapping[str, Any], *, utc: str, seconds: float, code: int
 ) -> dict[str, Any]:
     """Everything as plain values: the verdicts, and each process with its pid, start and placement medians, from which they follow.
     `seconds`: since the command was called.
@@ -122,7 +122,7 @@ def _verdict(one: DuetVerdict) -> dict[str, Any]:
     return plain
 
 
-def _process(process: Process) -> dict[str, Any]:
+def _process(process: ProcessRecord) -> dict[str, Any]:
     rows = {
         row.key: {"medians": list(one.medians), "overhead": one.overhead, "sampler": one.sampler, "outcome": row.verdict.outcome.value}
         for row in process.rows

@@ -17,11 +17,11 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.experiment import Experiment, Processes, pairs
 from pytest_gpumem.runs.journal import Journal
-from pytest_gpumem.runs.processes import BASE, HEAD, Process
+from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord
 from pytest_gpumem.runs.reading import (
     DuetVerdict,
     Rounds,
-    Wanted,
+    RowFilter,
     Way,
     changes,
     check_alike,
@@ -37,7 +37,7 @@ from pytest_gpumem.settings import WAYS
 
 
 @dataclass(frozen=True)
-class Progress:
+class DuetProgress:
     """The progress of a duet."""
 
     rounds: int  # rounds that are complete
@@ -48,12 +48,12 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Result:
+class DuetResult:
     """The result of a duet."""
 
     verdicts: tuple[DuetVerdict, ...]
     """One verdict for each measurement, failures first."""
-    processes: tuple[Process, ...]
+    processes: tuple[ProcessRecord, ...]
     """All that were run, in their order, repeated ones too."""
     resumed: int
     """How many of them come from the journal."""
@@ -83,7 +83,7 @@ class Jury:
         """Keys that are not decided."""
         return [key for key in self.family if key not in self.found]
 
-    def take(self, number: int, sides: Mapping[str, Process]) -> None:
+    def take(self, number: int, sides: Mapping[str, ProcessRecord]) -> None:
         """Judge with one more round. `sides`: its two processes, which measured all that is open."""
         for key in self.open:
             pair = pair_of(key, number, sides)
@@ -96,7 +96,7 @@ class Jury:
             if paired.outcome is not None:
                 self.found.setdefault(key, paired)
 
-    def _compare(self, key: str, sides: Mapping[str, Process]) -> None:
+    def _compare(self, key: str, sides: Mapping[str, ProcessRecord]) -> None:
         pair = [row.measurement for process in sides.values() for row in process.rows if row.key == key and row.measurement is not None]
         known = self.ran.setdefault(key, pair[:1])
         self.ran[key] = known if known and all(same_code(one, known) for one in pair) else []
@@ -115,12 +115,12 @@ class Duet:
         sides: Mapping[str, Side],
         processes: Processes,
         journal: Journal,
-        wanted: Wanted,
+        wanted: RowFilter,
         *,
         max_regression: str | Mapping[str, str] | None,
         rounds_max: int,
         seed: int = 0,
-        on_progress: Callable[[Progress], object],
+        on_progress: Callable[[DuetProgress], object],
         judge: Judge = judge_pairs,
     ) -> None:
         """Nothing is run yet.
@@ -144,10 +144,10 @@ class Duet:
         self._ways: dict[str, Way] = {}
         """Mode and sampler imposed on measurements that head would take in another way than base."""
 
-    def play(self) -> Result:
+    def play(self) -> DuetResult:
         """Measure until everything is decided. Raises `RunError`: the sides cannot be compared, or head's files changed meanwhile."""
         self._check_rounds(max(1, len(self._wanted.names)))
-        rounds: dict[int, dict[str, Process]] = defaultdict(dict)
+        rounds: dict[int, dict[str, ProcessRecord]] = defaultdict(dict)
         out: dict[str, DuetVerdict] = {}
         while self._experiment.coming:
             variables = {WAYS: json.dumps(self._ways)} if self._ways else {}
@@ -185,16 +185,16 @@ class Duet:
                 f"for {family} measurement{'s' * (family > 1)} judged together"
             )
 
-    def _begin(self, family: list[str], first: Mapping[str, Process]) -> Jury:
+    def _begin(self, family: list[str], first: Mapping[str, ProcessRecord]) -> Jury:
         self._check_rounds(len(family))
         rows = {side: {row.key: row for row in first[side].rows} for side in (BASE, HEAD)}
         return Jury(family, {key: delta_of(rows[BASE][key], rows[HEAD][key], self._max_regression) for key in family}, self._judge)
 
-    def _trouble(self, process: Process) -> str | None:
+    def _trouble(self, process: ProcessRecord) -> str | None:
         """Why a process is to be repeated: as `trouble`, with the measurements that are open."""
         return trouble(process, self._wanted, self._jury.open if self._jury is not None else None)
 
-    def _on_trouble(self, process: Process, why: str, again: bool) -> None:
+    def _on_trouble(self, process: ProcessRecord, why: str, again: bool) -> None:
         self._report(f"round {process.turn.round}, {process.turn.side}, {'repeated' if again else 'counted as it is'}: {why}")
 
     def _unchanged(self) -> None:
@@ -207,16 +207,16 @@ class Duet:
         done = len({process.turn for process in finished})
         each = statistics.median([process.seconds for process in finished[-8:]]) if finished else None
         at_most = None if each is None else each * max(0, 2 * self._last - done)
-        self._on_progress(Progress(self._complete, self._last, len(self._jury.open) if self._jury is not None else 0, at_most, note))
+        self._on_progress(DuetProgress(self._complete, self._last, len(self._jury.open) if self._jury is not None else 0, at_most, note))
 
-    def _result(self, rounds: Rounds, out: Mapping[str, DuetVerdict]) -> Result:
+    def _result(self, rounds: Rounds, out: Mapping[str, DuetVerdict]) -> DuetResult:
         verdicts = list(out.values())
         if self._jury is not None:
             last = self._jury.judged()
             verdicts += [self._verdict(key, self._jury.found.get(key, last[key]), rounds) for key in self._jury.family]
         verdicts.sort(key=lambda one: (one.outcome is None, one.outcome.rank if one.outcome is not None else 0))
         head = rounds.get(1, {}).get(HEAD)
-        return Result(tuple(verdicts), tuple(self._experiment.finished), self._experiment.resumed, head is not None and head.strict)
+        return DuetResult(tuple(verdicts), tuple(self._experiment.finished), self._experiment.resumed, head is not None and head.strict)
 
     def _verdict(self, key: str, found: Paired | DuetVerdict, rounds: Rounds) -> DuetVerdict:
         both = [[row for sides in rounds.values() if side in sides for row in sides[side].rows if row.key == key] for side in (BASE, HEAD)]

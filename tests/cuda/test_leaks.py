@@ -14,7 +14,7 @@ from pytest_gpumem import GiB, GpuBenchmark, MiB
 from pytest_gpumem.devices.checks import unsupported
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.bound import Kernels
-from pytest_gpumem.memory.l2 import LeftBehind
+from pytest_gpumem.memory.l2 import LeftoverWarning
 
 cupy = pytest.importorskip("cupy")
 R = pytest.importorskip("cuda.bindings.runtime")
@@ -35,7 +35,7 @@ class Recorder:
         self.said: list[tuple[str, str]] = []
 
     def pytest_warning_recorded(self, warning_message: Any, nodeid: str) -> None:
-        if issubclass(warning_message.category, LeftBehind):
+        if issubclass(warning_message.category, LeftoverWarning):
             self.said.append((nodeid, str(warning_message.message)))
 
 
@@ -74,7 +74,7 @@ def test_before_the_neighbour(victim: Callable[[str], float], said: list[tuple[s
     seen["before"] = victim("before")
 
 
-@pytest.mark.filterwarnings("default::pytest_gpumem.memory.l2.LeftBehind")
+@pytest.mark.filterwarnings("default::pytest_gpumem.memory.l2.LeftoverWarning")
 def test_neighbour(victim: Callable[[str], float], device_buffer: Any, said: list[tuple[str, str]], request: pytest.FixtureRequest) -> None:
     """By plain CUDA calls, as somebody's own code makes them: nothing is put back."""
     if "before" not in seen:

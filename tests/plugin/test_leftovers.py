@@ -129,7 +129,7 @@ def test_all_is_as_found_after_ctrl_c(pytester: pytest.Pytester, way: str) -> No
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*KeyboardInterrupt*"])
     result.stdout.fnmatch_lines([AT_THE_END])
-    result.stdout.no_fnmatch_line("*LeftBehind*")
+    result.stdout.no_fnmatch_line("*LeftoverWarning*")
 
 
 NEIGHBOUR = """
@@ -160,7 +160,7 @@ AFTER = """
     def test_after(gpu_device):
         assert (state(gpu_device), lines(gpu_device)) == ((DEFAULT, []), 0)
     """
-LEFT = "*LeftBehind: *::test_neighbour left an L2 set-aside of 31.25 MiB*"
+LEFT = "*LeftoverWarning: *::test_neighbour left an L2 set-aside of 31.25 MiB*"
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_the_next_test_is_measured_as_before(beside: Run) -> None:
     result.assert_outcomes(passed=4, warnings=1)
     result.stdout.re_match_lines(
         [
-            r".*LeftBehind: test_the_next_test_is_measured_as_before\.py::test_neighbour left an L2 set-aside of 31\.25 MiB "
+            r".*LeftoverWarning: test_the_next_test_is_measured_as_before\.py::test_neighbour left an L2 set-aside of 31\.25 MiB "
             r"\(found: 9\.375 MiB\); a window of 16 MiB at hit ratio 1 on stream 0x\w+ \(found: none\); put back as found, "
             r"and persisting lines reset$"
         ]
@@ -322,7 +322,7 @@ def test_what_a_wider_fixture_changed_is_its_own_until_it_ends(beside: Run) -> N
         "-v",
     )
     result.assert_outcomes(passed=8, warnings=3)
-    said = re.findall(r"LeftBehind: [^:]*::TestWide::(.*?) left an L2 set-aside of (.*?) \(found: (.*?)\)", result.stdout.str())
+    said = re.findall(r"LeftoverWarning: [^:]*::TestWide::(.*?) left an L2 set-aside of (.*?) \(found: (.*?)\)", result.stdout.str())
     assert sorted(said) == [
         ("test_second[does not]", "0 B", "31.25 MiB"),
         ("test_second[restores]", "0 B", "31.25 MiB"),
@@ -399,7 +399,7 @@ def test_a_block_that_is_never_left_is_closed_with_its_test(beside: Run) -> None
     )
     result.assert_outcomes(passed=2, warnings=1)
     result.stdout.fnmatch_lines(
-        ["*LeftBehind: *::test_forgets left an open persisting_stream on <device buffer, 8 MiB*, which was closed*"]
+        ["*LeftoverWarning: *::test_forgets left an open persisting_stream on <device buffer, 8 MiB*, which was closed*"]
     )
 
 
@@ -414,7 +414,7 @@ def test_what_cannot_be_put_back_is_an_error_under_strict(beside: Run, strict: b
         *(["--gpumem-strict"] if strict else []),
     )
     result.assert_outcomes(passed=1, errors=strict, warnings=not strict)
-    said = "gpumem: --gpumem-strict: " if strict else "*LeftBehind: "
+    said = "gpumem: --gpumem-strict: " if strict else "*LeftoverWarning: "
     result.stdout.fnmatch_lines([f"{said}*::test_neighbour left an L2 set-aside of 31.25 MiB*; except the set-aside"])
 
 
@@ -434,7 +434,7 @@ def test_the_warning_can_be_made_an_error(beside: Run) -> None:
     """
         + AFTER,
         "-W",
-        "error::pytest_gpumem.memory.l2.LeftBehind",
+        "error::pytest_gpumem.memory.l2.LeftoverWarning",
     )
     result.assert_outcomes(passed=3, errors=2)
-    result.stdout.fnmatch_lines([LEFT[1:], "*ValueError: in the teardown", "LeftBehind: *::test_both left*"])
+    result.stdout.fnmatch_lines([LEFT[1:], "*ValueError: in the teardown", "LeftoverWarning: *::test_both left*"])

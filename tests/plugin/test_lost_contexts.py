@@ -49,7 +49,7 @@ def losing(pytester: pytest.Pytester, gpumem: Run) -> Callable[[str], pytest.Run
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         assert "Traceback" not in text
         assert "INTERNALERROR" not in text
-        assert "LeftBehind" not in text
+        assert "LeftoverWarning" not in text
         result.stdout.fnmatch_lines(["*: 1 of * rows stored in *"])  # that of before
         assert result.outlines.count("ContextLost: not run: the context was lost in test_it.py::test_culprit") == 2
         return result

@@ -91,7 +91,7 @@ def test_without_gpumem(pytester: pytest.Pytester, session: Run) -> None:
 def test_workers_that_share_a_gpu_are_refused(
     pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
-    one_gpu = opening.Chosen(H100, lambda: pytest.fail("opened"), gpus=("GPU-1",))
+    one_gpu = opening.DeviceChoice(H100, lambda: pytest.fail("opened"), gpus=("GPU-1",))
     monkeypatch.setattr(opening, "_cuda", lambda index, asked: one_gpu)
     pytester.makepyfile("def test_it(): pass")
     assert "accepted is -n 1" in only_line(session("--gpumem", "--gpumem-memory-limit", "4 GiB", *arguments))

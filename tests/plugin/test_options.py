@@ -10,7 +10,7 @@ from msgspec import structs
 from sessions import SIMULATED, TRIAD, Run, results_in
 
 from pytest_gpumem.devices import cuda, opening
-from pytest_gpumem.settings import Option, Role, of_role
+from pytest_gpumem.settings import Option, OptionRole, of_role
 
 SHOW = """
 def test_it(request):
@@ -160,7 +160,7 @@ def test_strict_needs_the_gpu(pytester: pytest.Pytester, without_gpu: Run) -> No
     assert "--gpumem-strict" in only_line(without_gpu("--gpumem", "--gpumem-strict"))
 
 
-@pytest.mark.parametrize("option", of_role(Role.STRICTNESS, Role.SAVING, Role.OUTPUT), ids=lambda option: option.name)
+@pytest.mark.parametrize("option", of_role(OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT), ids=lambda option: option.name)
 def test_an_option_that_needs_results_is_a_usage_error_without_the_switch(pytester: pytest.Pytester, option: Option) -> None:
     """A pipeline that forgets --gpumem must not pass and write nothing."""
     pytester.makepyfile("def test_it(): pass")

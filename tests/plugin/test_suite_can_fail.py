@@ -19,12 +19,12 @@ from pytest_gpumem.devices.simulated import allocations, timing
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.device import SimulatedDevice, SimulatedL2, SimulatedManaged
-from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Work
+from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, WorkItem
 from pytest_gpumem.devices.simulated.kernels import SimulatedKernels
-from pytest_gpumem.devices.simulated.l2 import L2, Lines
-from pytest_gpumem.devices.simulated.machine import Machine
-from pytest_gpumem.devices.simulated.pages import PageLog, Pages, Touched
-from pytest_gpumem.devices.simulated.streams import SimulatedStreams, Step
+from pytest_gpumem.devices.simulated.l2 import L2Lines, Lines
+from pytest_gpumem.devices.simulated.machine import SimulatedMachine
+from pytest_gpumem.devices.simulated.pages import PageLog, Pages, TouchedBytes
+from pytest_gpumem.devices.simulated.streams import QueueStep, SimulatedStreams
 from pytest_gpumem.devices.simulated.timing import Timing
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel
@@ -47,13 +47,13 @@ def no_window(patch: Patch) -> None:
 
 def no_set_aside(patch: Patch) -> None:
     """The driver says that it granted what was asked for, and sets nothing aside."""
-    request = L2.request_set_aside
+    request = L2Lines.request_set_aside
 
-    def only_says_so(self: L2, nbytes: int) -> int:
+    def only_says_so(self: L2Lines, nbytes: int) -> int:
         request(self, 0)
         return nbytes
 
-    patch.setattr(L2, "request_set_aside", only_says_so)
+    patch.setattr(L2Lines, "request_set_aside", only_says_so)
 
 
 def largest_set_aside(patch: Patch) -> None:
@@ -95,7 +95,7 @@ def pages_never_stay(patch: Patch) -> None:
     """Whatever a kernel or a prefetch brings to the device is back on the host at the next access: every launch faults."""
     touched = Pages.touched_by_device
 
-    def faulting(self: Pages, share: float, *, writes: bool) -> Touched:
+    def faulting(self: Pages, share: float, *, writes: bool) -> TouchedBytes:
         self.to_host()
         return touched(self, share, writes=writes)
 
@@ -207,13 +207,13 @@ def nothing_hits_twice(patch: Patch) -> None:
 
 def l2_is_three_times_its_size(patch: Patch) -> None:
     """L2 holds more than the device says that it has, a table beside a stream too."""
-    capacity: Any = vars(L2)["capacity"]
-    patch.setattr(L2, "capacity", property(lambda self: 3 * capacity.fget(self)))
+    capacity: Any = vars(L2Lines)["capacity"]
+    patch.setattr(L2Lines, "capacity", property(lambda self: 3 * capacity.fget(self)))
 
 
 def l2_keeps_nothing(patch: Patch) -> None:
     """Every launch finds an empty L2."""
-    patch.setattr(L2, "lines", lambda self, allocation: Lines())
+    patch.setattr(L2Lines, "lines", lambda self, allocation: Lines())
 
 
 def dram_at_three_quarters(patch: Patch) -> None:
@@ -255,7 +255,7 @@ def the_set_aside_has_no_end(patch: Patch) -> None:
 
 def lines_persist_for_good(patch: Patch) -> None:
     """No reset reaches the lines that persist."""
-    patch.setattr(L2, "reset_persisting", lambda self: None)
+    patch.setattr(L2Lines, "reset_persisting", lambda self: None)
 
 
 def no_reset_by(how: str) -> Callable[[Patch], None]:
@@ -282,7 +282,7 @@ def windows_share_nothing(patch: Patch) -> None:
 
 def kernels_run_in_turn(patch: Patch) -> None:
     """No kernel runs beside another."""
-    patch.setattr(Machine, "share_of", lambda self, work: 1.0)
+    patch.setattr(SimulatedMachine, "share_of", lambda self, work: 1.0)
 
 
 def shared_memory_is_as_far_as_dram(patch: Patch) -> None:
@@ -312,14 +312,14 @@ def flags_slow_the_link(patch: Patch) -> None:
     patch.setattr(Timing, "copy", slower)
 
 
-def copies(patch: Patch, change: Callable[[Machine, Any, Any, int, tuple[Any, str, bool]], tuple[Any, str, bool]]) -> None:
+def copies(patch: Patch, change: Callable[[SimulatedMachine, Any, Any, int, tuple[Any, str, bool]], tuple[Any, str, bool]]) -> None:
     """Each copy's duration, engine and whether the host waits are what `change` makes of them."""
-    copying = Machine.copying
+    copying = SimulatedMachine.copying
 
-    def changed(self: Machine, destination: Any, source: Any, nbytes: int) -> tuple[Any, str, bool]:
+    def changed(self: SimulatedMachine, destination: Any, source: Any, nbytes: int) -> tuple[Any, str, bool]:
         return change(self, destination, source, nbytes, copying(self, destination, source, nbytes))
 
-    patch.setattr(Machine, "copying", changed)
+    patch.setattr(SimulatedMachine, "copying", changed)
 
 
 def one_copy_engine(patch: Patch) -> None:
@@ -343,7 +343,7 @@ def joining_streams_takes_a_millisecond(patch: Patch) -> None:
 
     def late(self: SimulatedStreams, stream: Any, other: Any) -> None:
         join(self, stream, other)
-        self._timeline.queue(stream, Step(Work(COMPUTE, lambda start: 1e-3)), 0.0)
+        self._timeline.queue(stream, QueueStep(WorkItem(COMPUTE, lambda start: 1e-3)), 0.0)
 
     patch.setattr(SimulatedStreams, "join", late)
 
@@ -356,18 +356,18 @@ def every_copy_takes_as_long(patch: Patch) -> None:
 
 def small_copies_cost_nothing_extra(patch: Patch) -> None:
     """A copy is begun in no time."""
-    run = Machine.run_copy
+    run = SimulatedMachine.run_copy
 
-    def begun(self: Machine, to: Any, source: Any, nbytes: int, start: float) -> float:
+    def begun(self: SimulatedMachine, to: Any, source: Any, nbytes: int, start: float) -> float:
         return max(1e-9, run(self, to, source, nbytes, start) - self.sheet.launch - self.sheet.copy_start)
 
-    patch.setattr(Machine, "run_copy", begun)
+    patch.setattr(SimulatedMachine, "run_copy", begun)
 
 
 def device_memory_is_copied_over_the_link(patch: Patch) -> None:
     """Down to the host and up again."""
 
-    def around(self: Machine, to: Any, source: Any, nbytes: int, made: tuple[Any, str, bool]) -> tuple[Any, str, bool]:
+    def around(self: SimulatedMachine, to: Any, source: Any, nbytes: int, made: tuple[Any, str, bool]) -> tuple[Any, str, bool]:
         if to.kind.on_host or source.kind.on_host:
             return made
         return (lambda start: 2 * nbytes / self.sheet.pinned_bandwidth), made[1], made[2]

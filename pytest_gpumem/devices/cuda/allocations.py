@@ -19,7 +19,7 @@ from pytest_gpumem.devices.cuda.allocators import Ballast, allocator, check_pool
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, is_sticky, translated
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, Memory, OutOfMemory, Unsupported
+from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, DeviceMemory, HostMemory, OutOfMemory, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
 
 ALIGNMENT = 256  # bytes that every allocation is aligned to; cudaMalloc promises it (CUDA Programming Guide, device memory accesses)
@@ -365,4 +365,4 @@ def _starts(allocation: Allocation) -> set[int]:
     return {allocation.address, allocation.host_address} - {0}
 
 
-_: type[Memory] = CudaMemory
+_: type[DeviceMemory] = CudaMemory

@@ -42,17 +42,17 @@ class Library(msgspec.Struct, frozen=True, array_like=True):
         return cls(path, found.st_size, found.st_mtime_ns)
 
 
-class MachineCode(msgspec.Struct, frozen=True, array_like=True):
+class CachedCode(msgspec.Struct, frozen=True, array_like=True):
     """A kernel's machine code."""
 
     code: bytes
     symbol: str  # name of the kernel in `code`
 
 
-class _Entry(msgspec.Struct, frozen=True, array_like=True):
+class _CacheFile(msgspec.Struct, frozen=True, array_like=True):
     """A file of the cache."""
 
-    code: MachineCode
+    code: CachedCode
     compiler: Library
     digest: bytes  # of both: a damaged file is compiled again
 
@@ -66,9 +66,9 @@ class CodeCache:
     def __init__(self, capability: tuple[int, int], folder: Path | None = None) -> None:
         self._capability = capability
         self._folder = folder or user_cache_path("pytest-gpumem") / "kernels"
-        self._got: dict[tuple[str, str], MachineCode] = {}
+        self._got: dict[tuple[str, str], CachedCode] = {}
 
-    def get(self, source: str, entry: str, *, fresh: bool = False) -> MachineCode:
+    def get(self, source: str, entry: str, *, fresh: bool = False) -> CachedCode:
         """The machine code of a kernel: from this process, else from the folder, else compiled and kept in both.
 
         Where the folder cannot be read or written, or the compiler's file is unknown, each process compiles it.
@@ -81,33 +81,33 @@ class CodeCache:
             found = self._got[source, entry] = self._read_or_compiled(source, entry, fresh=fresh)
         return found
 
-    def _read_or_compiled(self, source: str, entry: str, *, fresh: bool) -> MachineCode:
+    def _read_or_compiled(self, source: str, entry: str, *, fresh: bool) -> CachedCode:
         where = [os.environ.get(name, "") for name in _WHERE]
         parts = [str(_FORMAT), str(self._capability), sys.prefix, *where, *OPTIONS, entry, source]
         path = self._folder / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}.cubin"
         if not fresh and (kept := _read(path)) is not None:
             return kept
         made = compiled(source, entry, architecture_of(self._capability), entries=(entry,), options=OPTIONS)
-        code = MachineCode(made.cubin or made.ptx.encode(), made.symbols[entry])
+        code = CachedCode(made.cubin or made.ptx.encode(), made.symbols[entry])
         # Without a home folder its path is relative: nothing is written into the working directory.
         if path.is_absolute() and (compiler := loaded_nvrtc()) is not None:
             with suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, msgspec.msgpack.encode(_Entry(code, compiler, _digest(code, compiler))))
+                write_whole(path, msgspec.msgpack.encode(_CacheFile(code, compiler, _digest(code, compiler))))
         return code
 
 
-def _read(path: Path) -> MachineCode | None:
+def _read(path: Path) -> CachedCode | None:
     """The entry of a file, if it is whole and its compiler is still the same."""
     try:
-        entry = msgspec.msgpack.decode(path.read_bytes(), type=_Entry)
+        entry = msgspec.msgpack.decode(path.read_bytes(), type=_CacheFile)
         valid = entry.digest == _digest(entry.code, entry.compiler) and Library.of(entry.compiler.path) == entry.compiler
     except (OSError, ValueError):  # of msgspec's errors too
         return None
     return entry.code if valid else None
 
 
-def _digest(code: MachineCode, compiler: Library) -> bytes:
+def _digest(code: CachedCode, compiler: Library) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode((code, compiler))).digest()
 
 

@@ -10,7 +10,7 @@ from cuda.bindings import driver as D  # noqa: N812
 from cupy.cuda import driver
 from cupy.cuda.function import Module
 
-from pytest_gpumem.devices.cuda.code_cache import CodeCache, MachineCode
+from pytest_gpumem.devices.cuda.code_cache import CachedCode, CodeCache
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, failure, translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.nvrtc import CompilerMissing, DoesNotCompile
@@ -105,7 +105,7 @@ class Compiler:
                 raise DeviceError(f"{what}: {error}") from None
 
 
-def _function(code: MachineCode) -> Any:
+def _function(code: CachedCode) -> Any:
     """A function that can be launched; it keeps its module."""
     module = Module()
     module.load(code.code)

@@ -119,7 +119,7 @@ class CudaCounters:
         Raises `NotCounted`: as `watch`, or as `modules.follow`; or CUPTI did not deliver all kernels.
         """
         codes, cupti = modules.follow(), self._load()
-        seen, times = what_ran.Seen(), list[int]()
+        seen, times = what_ran.PassRecords(), list[int]()
         try:
             cupti.activity_enable_launch_attributes(1)  # access-policy windows
         except self._errors as error:

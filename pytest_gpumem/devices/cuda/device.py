@@ -32,7 +32,7 @@ from pytest_gpumem.devices.cuda.managed import Beacon, CudaManaged
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
 from pytest_gpumem.devices.cuda.primary import identity
 from pytest_gpumem.devices.cuda.streams import CudaStreams
-from pytest_gpumem.devices.footprints import Footprints
+from pytest_gpumem.devices.footprints import SourceFootprints
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -110,7 +110,7 @@ class CudaDevice:
         self._beacon = Beacon(index)
         self.counters = CudaCounters(index, self._beacon)
         libraries = (CupyMemory(index), TorchMemory(index), NumbaMemory(), RmmMemory(index), JaxMemory(index))
-        self.footprints = Footprints(DriverMemory(index), libraries, self.memory.free_without_ours)
+        self.footprints = SourceFootprints(DriverMemory(index), libraries, self.memory.free_without_ours)
         self.conditions = ConditionReader(facts).read
 
     def now(self) -> float:

@@ -26,7 +26,7 @@ from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, imported, words
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import NOTHING, Allocated, Figures, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import NOTHING, AllocationEvent, Figures, MemoryLog, Series
 from pytest_gpumem.devices.process_memory import is_loaded
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
@@ -197,7 +197,7 @@ class DriverMemory(Source):
         """Report an allocation, or a free of no bytes."""
         if self._log is not None:
             stack = python_stack() if self._stacks and nbytes else ()
-            self._log.emit(Allocated(time.perf_counter(), (DRIVER, kind), "driver", address, nbytes, stack))
+            self._log.emit(AllocationEvent(time.perf_counter(), (DRIVER, kind), "driver", address, nbytes, stack))
 
     def drain(self) -> None:
         failed, self._failed = self._failed, None
@@ -234,7 +234,7 @@ class DriverMemory(Source):
             ordered = Figures(used, reserved - used, high=of_pools(pool.cudaMemPoolAttrUsedMemHigh), single=False)
         return {(DRIVER, "device"): ordered, (GRAPHS, "device"): Figures(in_graphs, held - in_graphs)}
 
-    def settle(self, kept: Sequence[Allocated]) -> bool:
+    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         trimmed = self._trim()
         return self._try_handle(kept) or trimmed
 
@@ -248,7 +248,7 @@ class DriverMemory(Source):
         self._trimmed = self.figures()[GRAPHS, "device"]
         return self._trimmed != before
 
-    def _try_handle(self, kept: Sequence[Allocated]) -> bool:
+    def _try_handle(self, kept: Sequence[AllocationEvent]) -> bool:
         """Find what a handle of cuBLAS allocates, once something has loaded cuBLAS: libraries make one at their first call, and keep it."""
         known = CUBLAS in self._handles or not any(one.kind == "device" for one in kept)
         if self._end is None or known or not is_loaded("libcublas.so"):
@@ -269,7 +269,7 @@ class DriverMemory(Source):
     def handles(self) -> Mapping[str, Sequence[int]]:
         return {name: sizes for name, sizes in self._handles.items() if sizes}
 
-    def alive(self, allocated: Allocated) -> bool:
+    def alive(self, allocated: AllocationEvent) -> bool:
         if allocated.address in self._held:
             return True
         try:

@@ -30,7 +30,7 @@ _NEEDED = (
 )
 """Modules, and what to say where one is missing."""
 
-Asked: TypeAlias = "FactsProcess | Found"  # what will have the answer, or the kept one
+FactsSource: TypeAlias = "FactsProcess | DriverFacts"  # what will have the answer, or the kept one
 
 
 class CudaUnavailable(Exception):
@@ -38,18 +38,18 @@ class CudaUnavailable(Exception):
 
 
 @contextmanager
-def asking(index: int) -> Iterator[Asked | None]:
+def asking(index: int) -> Iterator[FactsSource | None]:
     """Gives the kept answer, or the process that gives one, which runs beside the block; None where there is nothing to ask, or where a
     profiler would follow the process."""
     asked = _ask(index)
     try:
         yield asked
     finally:
-        if asked is not None and not isinstance(asked, Found):
+        if asked is not None and not isinstance(asked, DriverFacts):
             asked.close()
 
 
-def _ask(index: int) -> Asked | None:
+def _ask(index: int) -> FactsSource | None:
     if not all(map(_installed, (module for module, _ in _NEEDED))) or Ranges().tool_attached():
         return None
     from pytest_gpumem.devices.cuda.kept_facts import kept, place
@@ -57,13 +57,13 @@ def _ask(index: int) -> Asked | None:
     file = place(index)
     if (answer := kept(file)) is not None:
         with suppress(msgspec.DecodeError):
-            return msgspec.json.decode(answer, type=Found)
+            return msgspec.json.decode(answer, type=DriverFacts)
     with suppress(CudaUnavailable):  # `read_facts` reports it
         return FactsProcess(index, file)
     return None
 
 
-def read_facts(index: int, asked: Asked | None = None) -> Found:
+def read_facts(index: int, asked: FactsSource | None = None) -> DriverFacts:
     """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it see, and the UUIDs of all of them.
 
     Only the driver's device queries and NVML are asked: no context comes into being, so that a session that measures nothing holds
@@ -89,7 +89,7 @@ def read_facts(index: int, asked: Asked | None = None) -> Found:
     return msgspec.structs.replace(found, facts=msgspec.structs.replace(found.facts, cuda=_dotted(linked)))
 
 
-class Found(msgspec.Struct, frozen=True, tag=True):
+class DriverFacts(msgspec.Struct, frozen=True, tag=True):
     """What the driver says of a device."""
 
     facts: DeviceFacts  # in the answer of `query` without `cuda`, which is CuPy's
@@ -108,7 +108,7 @@ class Unavailable(msgspec.Struct, frozen=True, tag=True):
 
 def answer(index: int) -> None:
     """Print `query(index)` as one line of JSON; `FactsProcess` runs it."""
-    found: Found | Unavailable
+    found: DriverFacts | Unavailable
     try:
         found = query(index)
     except CudaUnavailable as unavailable:
@@ -116,9 +116,9 @@ def answer(index: int) -> None:
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
 
 
-def _elsewhere(index: int, asked: Asked | None = None) -> Found:
+def _elsewhere(index: int, asked: FactsSource | None = None) -> DriverFacts:
     """`query(index)` by another process, now or earlier; while it runs, this one imports CUPTI, which tests need later."""
-    if isinstance(asked, Found):
+    if isinstance(asked, DriverFacts):
         return asked
     process = asked or FactsProcess(index)
     try:
@@ -126,7 +126,7 @@ def _elsewhere(index: int, asked: Asked | None = None) -> Found:
             with suppress(Exception):  # `Callbacks.add` reports it
                 from cupti import cupti  # noqa: F401
         answer = process.answer()
-        found = msgspec.json.decode(answer, type=Found | Unavailable)
+        found = msgspec.json.decode(answer, type=DriverFacts | Unavailable)
     finally:
         process.close()
     if isinstance(found, Unavailable):
@@ -138,7 +138,7 @@ def _elsewhere(index: int, asked: Asked | None = None) -> Found:
     return found
 
 
-def query(index: int) -> Found:
+def query(index: int) -> DriverFacts:
     """Ask the driver in this process, which calls cuInit. Raises `CudaUnavailable`: there is no driver, no device or no such device."""
     from cuda.bindings import driver
 
@@ -156,7 +156,7 @@ def query(index: int) -> Found:
     ordered = [*direct, *(other for other in others if other not in direct)]
     every = [facts, *(_read(driver, other) for other in ordered)]
     gpus, alike = (tuple(one.uuid for one in some if one.uuid) for some in (every, [one for one in every if one.key == facts.key]))
-    return Found(facts, int(_value(driver.cuDriverGetVersion())), gpus, alike)
+    return DriverFacts(facts, int(_value(driver.cuDriverGetVersion())), gpus, alike)
 
 
 def uuid_of(index: int) -> str:

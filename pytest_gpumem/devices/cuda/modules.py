@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, imported, words
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.kernels.cubin import Cubin, NoSuchKernel, NotACubin
+from pytest_gpumem.kernels.cubin import Cubin, NotACubin, NotInCubin
 
 _LOADS = (
     *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary"),
@@ -36,7 +36,7 @@ _LAUNCHES = tuple(
 )
 
 
-class Launch(NamedTuple):
+class LaunchFunction(NamedTuple):
     """One call that launches a kernel."""
 
     correlation: int  # CUPTI's number of the call
@@ -62,16 +62,16 @@ class Modules:
         self._unplaced: list[int] = []  # modules whose handle is unknown
         self._names: dict[int, set[str]] = {}  # names of the kernels that were looked up in each module or library
         self._local = threading.local()
-        self._collecting: list[Launch] | None = None
+        self._collecting: list[LaunchFunction] | None = None
         self.failed: Exception | None = None  # what went wrong in a callback: from then on no code is known
         self._ends = [CALLBACKS.add("RESOURCE", ("MODULE_LOADED", "MODULE_UNLOAD_STARTING"), partial(self._receive, self._module))]
         self._ends.append(CALLBACKS.add("DRIVER_API", (*_LOADS, *_LOOKS_UP), partial(self._receive, self._call)))
         self._cupti: Any = imported()
 
     @contextmanager
-    def launches(self) -> Iterator[list[Launch]]:
+    def launches(self) -> Iterator[list[LaunchFunction]]:
         """Collect the launches of all threads inside the block, in the order of the calls."""
-        found = list[Launch]()
+        found = list[LaunchFunction]()
         self._collecting = found
         end = CALLBACKS.add("DRIVER_API", _LAUNCHES, partial(self._receive, self._call))
         try:
@@ -121,7 +121,7 @@ class Modules:
             if isinstance(found, bytes):
                 found = self._cubins[module] = Cubin(found)
             return found.kernel(name).digest
-        except (NotACubin, NoSuchKernel):
+        except (NotACubin, NotInCubin):
             return None
 
     # Callbacks, in the thread of the call
@@ -164,7 +164,7 @@ class Modules:
             if name in _LAUNCHES and self._collecting is not None:
                 at = 1 if name.startswith("cuLaunchKernelEx") else 0
                 function = words(int(plain["function_params"].item()), at + 1)[at]
-                self._collecting.append(Launch(int(plain["correlation_id"].item()), str(data.symbol_name), function))
+                self._collecting.append(LaunchFunction(int(plain["correlation_id"].item()), str(data.symbol_name), function))
             return
         loaded = self._calls.pop() if self._calls else []
         first, second, *others = words(int(plain["function_params"].item()), 3 if name in _BY_NAME else 2)

@@ -18,7 +18,7 @@ class DoesNotCompile(Exception):
     """The source does not compile, or holds no such kernel. The message is one line."""
 
 
-class Compiled(NamedTuple):
+class Compilation(NamedTuple):
     """What NVRTC made of a source."""
 
     cubin: bytes  # empty for a virtual architecture, such as "compute_90"
@@ -26,7 +26,7 @@ class Compiled(NamedTuple):
     symbols: dict[str, str]  # by entry, the name of the kernel in both
 
 
-def compiled(source: str, name: str, architecture: str, *, entries: Sequence[str] = (), options: Sequence[str] = ()) -> Compiled:
+def compiled(source: str, name: str, architecture: str, *, entries: Sequence[str] = (), options: Sequence[str] = ()) -> Compilation:
     """Compile a CUDA source.
     `name`: its file, as messages name it.
     `architecture`: such as "sm_90".
@@ -47,7 +47,7 @@ def compiled(source: str, name: str, architecture: str, *, entries: Sequence[str
             raise DoesNotCompile(f"{name} does not compile for {architecture}: {first_error(log) if log.strip() else status.name}")
         cubin = b"" if architecture.startswith("compute_") else _bytes(nvrtc, program, "CUBIN")
         symbols = {entry: _value(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode() for entry in entries}
-        return Compiled(cubin, _text(nvrtc, program, "PTX"), symbols)
+        return Compilation(cubin, _text(nvrtc, program, "PTX"), symbols)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

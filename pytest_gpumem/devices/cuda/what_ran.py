@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda.cupti import copy_use, memory_kind, memset_use
-from pytest_gpumem.devices.cuda.modules import Launch, UnknownCode
+from pytest_gpumem.devices.cuda.modules import LaunchFunction, UnknownCode
 from pytest_gpumem.devices.protocol import AccessProperty, Undelivered, WindowSpec
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
@@ -47,7 +47,7 @@ class _Codes(Protocol):
     def code(self, name: str, function: int | None) -> str: ...
 
 
-class Seen:
+class PassRecords:
     """Records of one pass. `receive` is called while CUPTI still holds a record's buffer."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Seen:
         else:
             self.steps.append((_place(record), memory_step(cupti, kind, record), False))
 
-    def what_ran(self, launches: Sequence[Launch], begin: int, end: int, codes: _Codes) -> WhatRan:
+    def what_ran(self, launches: Sequence[LaunchFunction], begin: int, end: int, codes: _Codes) -> WhatRan:
         """The record of the launch.
         `launches`: calls that launch a kernel, in their order.
         `begin`, `end`: nanoseconds on CUPTI's clock. Calls and waits outside are not the launch's.
@@ -105,7 +105,7 @@ class Seen:
         return what_ran(steps, calls, not_watched="; ".join(unknown) or None)
 
 
-def _functions(numbers: Sequence[int], names: Sequence[str], launches: Sequence[Launch]) -> list[int | None]:
+def _functions(numbers: Sequence[int], names: Sequence[str], launches: Sequence[LaunchFunction]) -> list[int | None]:
     """The function of each kernel: by CUPTI's number of the call, or where runtime and driver number it differently, by the order."""
     by_number = {launch.correlation: launch for launch in launches}
     found = [by_number.get(number) for number in numbers]

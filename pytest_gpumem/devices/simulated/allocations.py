@@ -16,7 +16,7 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
 from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.devices.simulated.content import backed, backing, memory_name, prefix
-from pytest_gpumem.devices.simulated.machine import Machine
+from pytest_gpumem.devices.simulated.machine import SimulatedMachine
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.streams import ALLOCATE, Facet, Timeline
 from pytest_gpumem.records.what_ran import Step, StepKind
@@ -100,7 +100,7 @@ COSTS = {
 class SimulatedMemory(Facet):
     """Allocates memory of every kind and counts it."""
 
-    def __init__(self, timeline: Timeline, machine: Machine) -> None:
+    def __init__(self, timeline: Timeline, machine: SimulatedMachine) -> None:
         super().__init__(timeline, machine)
         self._live: dict[int, Allocation] = {}
         self._used = dict.fromkeys(MemoryKind, 0)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pytest_gpumem.devices import values
 from pytest_gpumem.devices.checks import check_copy, nodes_of
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Launch, Stream, Unsupported
-from pytest_gpumem.devices.simulated.engine import COMPUTE, Work
-from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Step, own_stream
+from pytest_gpumem.devices.simulated.engine import COMPUTE, WorkItem
+from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, QueueStep, own_stream
 from pytest_gpumem.kernels.kernel import Access, Role
 from pytest_gpumem.kernels.latency import random_cycle
 from pytest_gpumem.records import what_ran
@@ -126,7 +126,7 @@ class SimulatedContent(Facet):
             return
         write = Access("memory", "write", allocation.nbytes, allocation.nbytes)
         ran = what_ran.Step(StepKind.MEMSET, memory=memory_name(allocation), nbytes=allocation.nbytes)
-        self._timeline.queue(own, Step(Work(COMPUTE, self._machine.touching([(write, allocation)])), effect, ran), LAUNCH)
+        self._timeline.queue(own, QueueStep(WorkItem(COMPUTE, self._machine.touching([(write, allocation)])), effect, ran), LAUNCH)
 
     def copy(self, destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
         own = own_stream(stream)
@@ -139,7 +139,7 @@ class SimulatedContent(Facet):
         way = "2".join("H" if memory.kind.on_host else "D" for memory in (source, destination))
         ran = what_ran.Step(StepKind.COPY, way, source=memory_name(source), memory=memory_name(destination), nbytes=nbytes)
         duration = partial(self._machine.watched, ran, duration)
-        self._timeline.queue(own, Step(Work(engine, duration), partial(np.copyto, target[:n], origin[:n]), ran), LAUNCH)
+        self._timeline.queue(own, QueueStep(WorkItem(engine, duration), partial(np.copyto, target[:n], origin[:n]), ran), LAUNCH)
         if waits:
             self._timeline.wait([own])
 

@@ -7,25 +7,25 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from pytest_gpumem.devices.checks import check_managed, check_window, unsupported
-from pytest_gpumem.devices.footprints import Footprints
+from pytest_gpumem.devices.footprints import SourceFootprints
 from pytest_gpumem.devices.protocol import Advice, Allocation, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.content import SimulatedContent
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, Work
+from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE, WorkItem
 from pytest_gpumem.devices.simulated.kernels import SimulatedKernels
-from pytest_gpumem.devices.simulated.machine import Machine
+from pytest_gpumem.devices.simulated.machine import SimulatedMachine
 from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.streams import (
     ALLOCATE,
     CALL,
     LAUNCH,
     Facet,
+    QueueStep,
     SimulatedGraphs,
     SimulatedStreams,
-    Step,
+    StepLog,
     Timeline,
-    Watching,
     own_stream,
 )
 from pytest_gpumem.records.device import DeviceFacts
@@ -71,7 +71,7 @@ class SimulatedL2(Facet):
 class SimulatedManaged(Facet):
     """Moves pages and takes advice."""
 
-    def __init__(self, timeline: Timeline, machine: Machine, memory: SimulatedMemory) -> None:
+    def __init__(self, timeline: Timeline, machine: SimulatedMachine, memory: SimulatedMemory) -> None:
         super().__init__(timeline, machine)
         self.oversubscribe = memory.oversubscribe
 
@@ -81,7 +81,7 @@ class SimulatedManaged(Facet):
         self._timeline.called("cudaMemPrefetchAsync")
         duration = partial(self._run_prefetch, allocation, pages, to_host)
         engine = DEVICE_TO_HOST if to_host else HOST_TO_DEVICE
-        self._timeline.queue(own_stream(stream), Step(Work(engine, duration)), LAUNCH)
+        self._timeline.queue(own_stream(stream), QueueStep(WorkItem(engine, duration)), LAUNCH)
 
     def _run_prefetch(self, allocation: Allocation, pages: Pages, to_host: bool, start: float) -> float:
         if to_host:
@@ -107,7 +107,7 @@ class SimulatedManaged(Facet):
         pages = self._pages_of(allocation, "discarded")
         self._timeline.forbid_capture("a discard cannot be captured")
         self._timeline.called("cudaMemDiscardBatchAsync")
-        self._timeline.queue(own_stream(stream), Step(Work(COMPUTE, partial(self._run_discard, pages))), LAUNCH)
+        self._timeline.queue(own_stream(stream), QueueStep(WorkItem(COMPUTE, partial(self._run_discard, pages))), LAUNCH)
 
     def _run_discard(self, pages: Pages, start: float) -> float:
         pages.discard()
@@ -150,7 +150,7 @@ class SimulatedCounters(Facet):
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         self._timeline.run()
-        watching, host = Watching(), self._timeline.host
+        watching, host = StepLog(), self._timeline.host
         self._timeline.watching = watching
         try:
             work()
@@ -170,7 +170,7 @@ class SimulatedDevice:
 
     def __init__(self, datasheet: Datasheet, *, seed: int = 0) -> None:
         self.timeline = Timeline(datasheet)
-        self.machine = Machine(datasheet, seed)
+        self.machine = SimulatedMachine(datasheet, seed)
         self.streams = SimulatedStreams(self.timeline, self.machine)
         self.graphs = SimulatedGraphs(self.timeline, self.machine)
         self.memory = SimulatedMemory(self.timeline, self.machine)
@@ -179,7 +179,7 @@ class SimulatedDevice:
         self.l2 = SimulatedL2(self.timeline, self.machine)
         self.managed = SimulatedManaged(self.timeline, self.machine, self.memory)
         self.counters = SimulatedCounters(self.timeline, self.machine)
-        self.footprints = Footprints(None, (), lambda: None)
+        self.footprints = SourceFootprints(None, (), lambda: None)
 
     @property
     def facts(self) -> DeviceFacts:

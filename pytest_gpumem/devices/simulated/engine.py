@@ -29,7 +29,7 @@ class SimulatedEvent:
 
 
 @dataclass(eq=False)
-class Work:
+class WorkItem:
     """An item that occupies an engine for as long as `duration(start)` says when it starts."""
 
     engine: str
@@ -38,7 +38,7 @@ class Work:
 
 
 @dataclass(eq=False)
-class Record:
+class StampItem:
     """An item that stamps an event."""
 
     event: SimulatedEvent
@@ -68,7 +68,7 @@ class Wait:
     mark: Mark
 
 
-Item = Work | Record | HoldItem | Mark | Wait
+Item = WorkItem | StampItem | HoldItem | Mark | Wait
 
 
 @dataclass(eq=False)
@@ -110,7 +110,7 @@ class Engine:
         return stream
 
     def queue(self, stream: SimulatedStream, item: Item, issued: float) -> None:
-        if isinstance(item, Record):
+        if isinstance(item, StampItem):
             item.event.pending += 1
         if not stream.queue:
             insort(self.busy, stream, key=lambda busy: busy.handle)
@@ -170,11 +170,11 @@ class Engine:
             return None if item.released is None else max(start, item.released)
         if isinstance(item, Wait):
             return None if item.mark.time is None else max(start, item.mark.time)
-        if isinstance(item, Work):
+        if isinstance(item, WorkItem):
             return self._room(item, max(start, self._last[item.engine]))
         return start
 
-    def _room(self, work: Work, start: float) -> float:
+    def _room(self, work: WorkItem, start: float) -> float:
         """The first moment from `start` on at which the engine has room for a piece of work."""
         running = [one for one in self._running[work.engine] if one[0] > start]
         if not running:  # as for most
@@ -190,12 +190,12 @@ class Engine:
         _, item = stream.queue.popleft()
         if not stream.queue:
             self.busy.remove(stream)
-        if isinstance(item, Work):
+        if isinstance(item, WorkItem):
             end = start + item.duration(start)
             still = [one for one in self._running[item.engine] if one[0] > start]
             self._running[item.engine], self._last[item.engine] = [*still, (end, item.share)], start
             stream.after_work = True
-        elif isinstance(item, Record):
+        elif isinstance(item, StampItem):
             end = start + self._record + (self._visibility if stream.after_work else 0.0)
             item.event.time = round(end / self._tick) * self._tick
             item.event.pending -= 1

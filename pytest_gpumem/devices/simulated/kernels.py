@@ -17,20 +17,20 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Foreign, Launch, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated import timing
 from pytest_gpumem.devices.simulated.content import computation
-from pytest_gpumem.devices.simulated.engine import COMPUTE, SimulatedStream, Work
-from pytest_gpumem.devices.simulated.machine import Machine
-from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, Step, Timeline, own_stream
+from pytest_gpumem.devices.simulated.engine import COMPUTE, SimulatedStream, WorkItem
+from pytest_gpumem.devices.simulated.machine import SimulatedMachine
+from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, QueueStep, Timeline, own_stream
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
 from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.what_ran import StepKind
 
 
-class _Prepared(NamedTuple):
+class _ReadyLaunch(NamedTuple):
     """A launch made ready: its result and its work."""
 
     computation: Callable[[], None]
-    work: timing.Work
+    work: timing.LaunchWork
     ran: what_ran.Step  # its entry in records of what ran
 
 
@@ -39,7 +39,7 @@ class SimulatedKernels(Facet):
     `copy`: the facet `content`'s.
     """
 
-    def __init__(self, timeline: Timeline, machine: Machine, copy: Callable[[Allocation, Allocation, int, Stream], None]) -> None:
+    def __init__(self, timeline: Timeline, machine: SimulatedMachine, copy: Callable[[Allocation, Allocation, int, Stream], None]) -> None:
         super().__init__(timeline, machine)
         self._copy = copy
 
@@ -56,14 +56,14 @@ class SimulatedKernels(Facet):
         check_live(launch)
         if launch.backing is None:
             launch.backing = self._prepare(launch)
-        prepared: _Prepared = launch.backing
+        prepared: _ReadyLaunch = launch.backing
         window = self._timeline.window_of_kernel(own, window)
         self._queue(own, prepared.work, window, prepared.computation, prepared.ran, LAUNCH)
 
     def _queue(
         self,
         stream: SimulatedStream,
-        work: timing.Work,
+        work: timing.LaunchWork,
         window: WindowSpec | None,
         effect: Callable[[], object],
         ran: what_ran.Step,
@@ -72,9 +72,9 @@ class SimulatedKernels(Facet):
         duration = partial(self._machine.watched, ran, partial(self._machine.run_kernel, work, window))
         if window is not None and self._timeline.recording:
             ran = replace(ran, window=window.words)
-        self._timeline.queue(stream, Step(Work(COMPUTE, duration, self._machine.share_of(work)), effect, ran), cost)
+        self._timeline.queue(stream, QueueStep(WorkItem(COMPUTE, duration, self._machine.share_of(work)), effect, ran), cost)
 
-    def _prepare(self, launch: Launch) -> _Prepared:
+    def _prepare(self, launch: Launch) -> _ReadyLaunch:
         kernel, call = launch.kernel, launch.call
         for name, allocation in launch.arrays.items():
             if not allocation.address:
@@ -90,7 +90,7 @@ class SimulatedKernels(Facet):
             kernel.on_chip_loads(call) if kernel.on_chip_loads is not None else 0.0,
         )
         code = f"{_source(kernel.source or '')} {kernel.entry} {_element(launch)} {launch.shape.vectors}"
-        return _Prepared(computation(launch), work, _kernel_step(kernel.name, launch.shape, code))
+        return _ReadyLaunch(computation(launch), work, _kernel_step(kernel.name, launch.shape, code))
 
     def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()

@@ -33,7 +33,7 @@ State: TypeAlias = tuple[int, tuple[tuple[int, float, float, float], ...]]
 """All that L2 knows: the set-aside, and the lines of each allocation, least recently used first."""
 
 
-class L2:
+class L2Lines:
     """Lines in L2, by allocation, and the set-aside."""
 
     def __init__(self, datasheet: Datasheet) -> None:

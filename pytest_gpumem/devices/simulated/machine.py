@@ -13,9 +13,9 @@ import numpy as np
 from pytest_gpumem.devices.protocol import Allocation, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
 from pytest_gpumem.devices.simulated.engine import COMPUTE, DEVICE_TO_HOST, HOST_TO_DEVICE
-from pytest_gpumem.devices.simulated.l2 import L2
+from pytest_gpumem.devices.simulated.l2 import L2Lines
 from pytest_gpumem.devices.simulated.pages import Pages
-from pytest_gpumem.devices.simulated.timing import Timing, Work, work_of
+from pytest_gpumem.devices.simulated.timing import LaunchWork, Timing, work_of
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 from pytest_gpumem.records.what_ran import Step
 from pytest_gpumem.units import MiB
@@ -66,13 +66,13 @@ class Noise:
 _IDLE = 0.1  # seconds without work after which a device has to warm up again
 
 
-class Machine:
+class SimulatedMachine:
     """State that the facets share besides the timeline: L2, pages of managed memory, the model of the time, noise."""
 
     def __init__(self, sheet: Datasheet, seed: int) -> None:
         self.sheet = sheet
         self.facts = sheet.facts()
-        self.l2 = L2(sheet)
+        self.l2 = L2Lines(sheet)
         self.timing = Timing(sheet, self.l2)
         self.noise = Noise(seed)
         self.pages: dict[int, Pages] = {}  # of managed allocations, by their identity
@@ -89,7 +89,7 @@ class Machine:
         """A launch that fills the device."""
         return LaunchShape(self.facts.sm_count * (self.facts.max_threads_per_sm // 256), 256)
 
-    def run_kernel(self, work: Work, window: WindowSpec | None, start: float) -> float:
+    def run_kernel(self, work: LaunchWork, window: WindowSpec | None, start: float) -> float:
         if start - self._busy_until > _IDLE:
             self.noise.rest()
         self._running = [one for one in self._running if one[0] > start]
@@ -100,7 +100,7 @@ class Machine:
             self._running.append((start + seconds, persisting))
         return seconds
 
-    def share_of(self, work: Work) -> float:
+    def share_of(self, work: LaunchWork) -> float:
         """Share of the threads that fit the device which a launch takes."""
         return min(1.0, work.threads / (self.facts.sm_count * self.facts.max_threads_per_sm))
 

@@ -18,7 +18,7 @@ PAGE_BYTES = 64 * 1024  # bytes of one GPU page fault
 
 
 @dataclass(frozen=True)
-class Touched:
+class TouchedBytes:
     """Bytes that an access by the device moved or mapped."""
 
     moved: float = 0.0  # copied from the host
@@ -71,12 +71,12 @@ class Pages:
         """No content is of use; where the pages are stays as it is."""
         self.discarded = self.on_host
 
-    def to_device(self) -> Touched:
+    def to_device(self) -> TouchedBytes:
         """A prefetch to the device. It undoes a discard, so the content is copied."""
         moved, fresh = self.on_host, self.untouched
         self._arrive(moved, fresh, copies=self.read_mostly)
         self.on_host = self.mapped = self.discarded = 0.0
-        return Touched(moved=moved, fresh=fresh, evicted=self._evict())
+        return TouchedBytes(moved=moved, fresh=fresh, evicted=self._evict())
 
     def to_host(self, *, writes: bool = False) -> float:
         """A prefetch to the host, or the host reads or writes everything; gives the bytes that cross the link."""
@@ -92,7 +92,7 @@ class Pages:
         self.discarded = 0.0
         return moved
 
-    def touched_by_device(self, share: float, *, writes: bool) -> Touched:
+    def touched_by_device(self, share: float, *, writes: bool) -> TouchedBytes:
         """A launch touches a share of the pages."""
         host, untouched = self.on_host * share, self.untouched
         populated = min(untouched, max(0.0, share * self.nbytes - host - self.on_device - self.on_both)) if share < 1.0 else untouched
@@ -106,7 +106,7 @@ class Pages:
             newly = 0.0 if self.accessed_by_device else max(0.0, host + stays - self.mapped)
             self.mapped = max(self.mapped, host + stays)
             self.on_device += populated - stays
-            return Touched(fresh=populated - stays, mapped=newly, unshared=unshared, remote=host + stays, evicted=self._evict())
+            return TouchedBytes(fresh=populated - stays, mapped=newly, unshared=unshared, remote=host + stays, evicted=self._evict())
         dropped = self.discarded * share
         moved = host - dropped
         again = 0.0
@@ -117,7 +117,7 @@ class Pages:
         self.on_host -= host
         self.discarded -= dropped
         self._arrive(moved, dropped + populated, copies=self.read_mostly and not writes)
-        return Touched(moved=moved, fresh=populated, dropped=dropped, unshared=unshared, evicted=again + self._evict())
+        return TouchedBytes(moved=moved, fresh=populated, dropped=dropped, unshared=unshared, evicted=again + self._evict())
 
     def _arrive(self, moved: float, fresh: float, *, copies: bool) -> None:
         if copies:
@@ -170,7 +170,7 @@ class PageLog:
         self._clear()
         return found
 
-    def faulted(self, address: int, touched: Touched, *, writes: bool) -> float:
+    def faulted(self, address: int, touched: TouchedBytes, *, writes: bool) -> float:
         """A launch touched pages; gives the seconds that it lost."""
         sheet = self._sheet
         seconds = 0.0
@@ -198,7 +198,7 @@ class PageLog:
         self._counts["mapped"] += touched.mapped
         return seconds
 
-    def prefetched(self, touched: Touched) -> float:
+    def prefetched(self, touched: TouchedBytes) -> float:
         """A prefetch to the device; gives its seconds."""
         seconds = self._crossed("to_device", touched.moved, "prefetch") if touched.moved else 0.0
         seconds += self._crossed("to_host", touched.evicted, "eviction") if touched.evicted else 0.0

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.checks import check_window, why_not_captured
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Event, Graph, Hold, HoldExpired, Stream, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.engine import Engine, HoldItem, Item, Mark, Record, SimulatedEvent, SimulatedStream, Wait
-from pytest_gpumem.devices.simulated.machine import Machine
+from pytest_gpumem.devices.simulated.engine import Engine, HoldItem, Item, Mark, SimulatedEvent, SimulatedStream, StampItem, Wait
+from pytest_gpumem.devices.simulated.machine import SimulatedMachine
 from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.what_ran import StepKind
 
@@ -34,7 +34,7 @@ _JOIN = 1.5e-6  # an event recorded and waited for
 
 
 @dataclass(eq=False)
-class Step:
+class QueueStep:
     """One piece of queued work: its effect on memory, and its time."""
 
     item: Item
@@ -43,7 +43,7 @@ class Step:
 
 
 @dataclass(eq=False)
-class Watching:
+class StepLog:
     """What ran so far, while a launch is watched."""
 
     steps: list[what_ran.Step] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Watching:
 class SimulatedGraph:
     """Captured steps; each replay does all of them again."""
 
-    steps: list[Step]
+    steps: list[QueueStep]
     windows: tuple[WindowSpec | None, ...]  # the window of each of its kernels
 
 
@@ -64,7 +64,7 @@ class Capture:
 
     stream: SimulatedStream
     window: WindowSpec | None  # of every kernel, where one is given
-    steps: list[Step] = field(default_factory=list)
+    steps: list[QueueStep] = field(default_factory=list)
     windows: list[WindowSpec | None] = field(default_factory=list)
 
 
@@ -77,7 +77,7 @@ class Timeline:
         self.windows: dict[SimulatedStream, WindowSpec | None] = {}  # of each stream that ever had one
         self.capturing: Capture | None = None
         self.cannot: CannotCapture | None = None  # why the capture that is under way, or the last one, is impossible
-        self.watching: Watching | None = None
+        self.watching: StepLog | None = None
 
     def watch(self, step: what_ran.Step, stream: SimulatedStream | None = None) -> None:
         """Record a step if a launch is watched."""
@@ -112,7 +112,7 @@ class Timeline:
         latest = self.engine.latest if streams is None else max(stream.ready for stream in streams)
         self.host = max(self.host, latest) + _SYNCHRONIZE
 
-    def queue(self, stream: SimulatedStream, step: Step, cost: float) -> None:
+    def queue(self, stream: SimulatedStream, step: QueueStep, cost: float) -> None:
         """Do a step in stream order: now, or at every replay of the graph that is being captured."""
         if self.capturing is not None:
             if stream is not self.capturing.stream:
@@ -122,7 +122,7 @@ class Timeline:
         self.host += cost
         self.run_step(stream, step)
 
-    def run_step(self, stream: SimulatedStream, step: Step) -> None:
+    def run_step(self, stream: SimulatedStream, step: QueueStep) -> None:
         """Do a step in stream order, at once on the host's clock. While a launch is watched, steps are recorded and take no time."""
         if self.watching is not None:
             if step.ran is not None:
@@ -162,7 +162,7 @@ class Timeline:
 class Facet:
     """A part of the device: it queues work on the timeline, and asks the machine for the time of it."""
 
-    def __init__(self, timeline: Timeline, machine: Machine) -> None:
+    def __init__(self, timeline: Timeline, machine: SimulatedMachine) -> None:
         self._timeline, self._machine = timeline, machine
 
 
@@ -200,7 +200,7 @@ class SimulatedStreams(Facet):
         return SimulatedEvent()
 
     def record(self, event: Event, stream: Stream) -> None:
-        self._timeline.queue(own_stream(stream), Step(Record(cast(SimulatedEvent, event))), _RECORD)
+        self._timeline.queue(own_stream(stream), QueueStep(StampItem(cast(SimulatedEvent, event))), _RECORD)
 
     def elapsed(self, start: Event, end: Event) -> float:
         first, last = cast(SimulatedEvent, start), cast(SimulatedEvent, end)
@@ -234,13 +234,13 @@ class SimulatedStreams(Facet):
         if self._timeline.capturing is not None:
             self._timeline.refuse("it uses another stream")
         mark = Mark(marked)
-        self._timeline.queue(marked, Step(mark), _JOIN)
-        self._timeline.queue(waiting, Step(Wait(mark), ran=what_ran.Step(StepKind.JOIN)), 0.0)
+        self._timeline.queue(marked, QueueStep(mark), _JOIN)
+        self._timeline.queue(waiting, QueueStep(Wait(mark), ran=what_ran.Step(StepKind.JOIN)), 0.0)
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
         self._timeline.forbid_capture("it holds the stream")
         own, item = own_stream(stream), HoldItem(timeout)
-        self._timeline.queue(own, Step(item), LAUNCH)
+        self._timeline.queue(own, QueueStep(item), LAUNCH)
         return SimulatedHold(self._timeline, own, item)
 
 
@@ -266,7 +266,7 @@ class SimulatedGraphs(Facet):
             self._timeline.capturing = None
         if self._timeline.cannot is not None:
             raise self._timeline.cannot
-        if all(isinstance(step.item, Record) for step in capture.steps):
+        if all(isinstance(step.item, StampItem) for step in capture.steps):
             raise CannotCapture("it queued nothing on the stream that is captured")
         return SimulatedGraph(capture.steps, tuple(capture.windows))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pytest_gpumem.devices.protocol import AccessProperty, Allocation, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.l2 import L2, State, miss_ratio
+from pytest_gpumem.devices.simulated.l2 import L2Lines, State, miss_ratio
 from pytest_gpumem.devices.simulated.pages import PageLog, Pages
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 
@@ -57,7 +57,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Work:
+class LaunchWork:
     """One launch as the model sees it."""
 
     uses: tuple[Use, ...]
@@ -84,7 +84,7 @@ def work_of(
     dependent_steps: float | None,
     on_chip_cycles: float = 0.0,
     on_chip_loads: float = 0.0,
-) -> Work:
+) -> LaunchWork:
     """Gather the accesses of a launch by allocation.
     `pages`: of managed memory, by the identity of the allocation.
     `accesses`: each with its allocation and the size of an element.
@@ -135,7 +135,7 @@ def work_of(
     gathered = tuple(uses.values())
     local = tuple(u for u in gathered if not u.allocation.kind.on_host)
     loads = max((u.read_requests / u.itemsize for u in local), default=0.0) + on_chip_loads
-    return Work(
+    return LaunchWork(
         uses=gathered,
         local=local,
         threads=threads,
@@ -175,20 +175,20 @@ class _Hits:
 class Timing:
     """The model of one device's memory system."""
 
-    def __init__(self, sheet: Datasheet, l2: L2) -> None:
+    def __init__(self, sheet: Datasheet, l2: L2Lines) -> None:
         self._sheet = sheet
         self._l2 = l2
         self.pages = PageLog(sheet)  # migrations and faults of managed pages
-        self._known: dict[object, tuple[Work, float, State]] = {}
+        self._known: dict[object, tuple[LaunchWork, float, State]] = {}
         """Launches of late: seconds and L2 afterwards, by all that decides them. The work is kept: its identity stays its own."""
 
-    def persisting(self, work: Work, window: WindowSpec) -> float:
+    def persisting(self, work: LaunchWork, window: WindowSpec) -> float:
         """Bytes that are to persist for one launch."""
         if window.hit is not AccessProperty.PERSISTING:
             return 0.0
         return window.hit_ratio * sum(u.footprint * self._covered(u.allocation, window) for u in work.local)
 
-    def kernel(self, work: Work, window: WindowSpec | None, beside: float = 0.0) -> float:
+    def kernel(self, work: LaunchWork, window: WindowSpec | None, beside: float = 0.0) -> float:
         """Seconds of one launch; leaves L2 and the pages as the launch leaves them.
         `work`: the launch.
         `window`: its window.
@@ -207,7 +207,7 @@ class Timing:
         self._known[now] = work, seconds, self._l2.state()
         return seconds + faults
 
-    def _through_the_caches(self, work: Work, window: WindowSpec | None, beside: float, managed: float, remote: float) -> float:
+    def _through_the_caches(self, work: LaunchWork, window: WindowSpec | None, beside: float, managed: float, remote: float) -> float:
         """Seconds of one launch without its page faults; leaves L2 as the launch leaves it."""
         sheet, l2 = self._sheet, self._l2
         local = work.local
@@ -270,7 +270,7 @@ class Timing:
         p = self._sheet.overlap
         return float(top * sum((b / top) ** p for b in bounds) ** (1.0 / p))
 
-    def _migrate(self, work: Work) -> tuple[float, float, float]:
+    def _migrate(self, work: LaunchWork) -> tuple[float, float, float]:
         """Seconds of page faults, bytes of managed memory touched, and of them bytes that are read or written across the link."""
         seconds = managed = remote = 0.0
         for u in work.uses:
@@ -284,7 +284,7 @@ class Timing:
             remote += touched.remote
         return seconds, managed, remote
 
-    def _link_time(self, work: Work) -> float:
+    def _link_time(self, work: LaunchWork) -> float:
         if len(work.local) == len(work.uses):
             return 0.0
         bandwidth = self._sheet.pinned_bandwidth * self._sheet.zero_copy_share
@@ -295,17 +295,17 @@ class Timing:
         # The link is full duplex.
         return max(reads, writes) / bandwidth
 
-    def _write_share(self, work: Work, local: Sequence[Use], write_time: float) -> float:
+    def _write_share(self, work: LaunchWork, local: Sequence[Use], write_time: float) -> float:
         """How near the writes are to saturating the memory, if all repeated accesses hit: 0 to 1."""
         read_time = sum(u.reads for u in local) / (self._sheet.dram_peak * self._sheet.fit.read_efficiency)
         loads = max((u.read_requests / u.itemsize for u in local if not u.dependent), default=0.0) / work.threads / work.loads_in_flight
         busy = write_time / self._join(write_time + read_time, loads * self._hit_time(work), self._on_chip_wait(work))
         return min(1.0, busy / _SATURATED)
 
-    def _hit_time(self, work: Work) -> float:
+    def _hit_time(self, work: LaunchWork) -> float:
         return self._sheet.fit.l2_hit_time if work.loops else self._sheet.l2_latency
 
-    def _on_chip_wait(self, work: Work) -> float:
+    def _on_chip_wait(self, work: LaunchWork) -> float:
         """Seconds for which a thread waits for shared memory; what a loop costs beside its load is the same as with a load from L2."""
         sheet = self._sheet
         each = sheet.shared_latency_cycles / sheet.sm_clock + max(0.0, self._hit_time(work) - sheet.l2_latency)
@@ -380,7 +380,7 @@ class Timing:
         efficiency = r * fit.read_efficiency + w * fit.write_efficiency - fit.turnaround * 4 * r * w
         return (moved + sparse + random * (1.0 / sheet.random_efficiency - 1.0)) / (sheet.dram_peak * efficiency)
 
-    def _latency_time(self, work: Work, local: Sequence[Use], hits: Sequence[_Hits], away: float) -> float:
+    def _latency_time(self, work: LaunchWork, local: Sequence[Use], hits: Sequence[_Hits], away: float) -> float:
         """Seconds for which threads wait for their loads; `away` is the share of managed memory that lies beyond the link."""
         sheet, fit = self._sheet, self._sheet.fit
         beyond_link = max(

@@ -117,7 +117,7 @@ _SUITE_HEIGHT = 220.0
 
 
 @dataclass(frozen=True)
-class Turn:
+class EarlierRun:
     """An earlier run of a suite: its rows' latencies over those of this run, less 1."""
 
     utc: datetime
@@ -128,7 +128,7 @@ class Turn:
     revision: str | None = None
 
 
-def turns(past: Mapping[str, Sequence[Past]], now: Mapping[str, float]) -> list[Turn]:
+def turns(past: Mapping[str, Sequence[Past]], now: Mapping[str, float]) -> list[EarlierRun]:
     """The earlier runs that have at least half of this run's rows, oldest first.
     `past`: by key, measurements of earlier runs.
     `now`: by key, seconds in this run.
@@ -139,12 +139,12 @@ def turns(past: Mapping[str, Sequence[Past]], now: Mapping[str, float]) -> list[
             found.setdefault((one.utc, one.revision), []).append(one.latency / seconds - 1)
     kept = {run: shares for run, shares in found.items() if 2 * len(shares) >= len(now)}
     return [
-        Turn(utc, statistics.median(shares), min(shares), max(shares), len(shares), revision)
+        EarlierRun(utc, statistics.median(shares), min(shares), max(shares), len(shares), revision)
         for (utc, revision), shares in sorted(kept.items(), key=lambda one: one[0][0])
     ]
 
 
-def trend(past: Sequence[Turn], rows: int) -> Markup:
+def trend(past: Sequence[EarlierRun], rows: int) -> Markup:
     """Earlier runs against this one, which is at zero on the right. At least one earlier run."""
     frame = svg.Frame(_SUITE_HEIGHT)
     ends = [end for one in past for end in (one.low, one.high)]

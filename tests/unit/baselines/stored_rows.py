@@ -9,7 +9,7 @@ from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
-from pytest_gpumem.baselines.history import Content, SavedRow
+from pytest_gpumem.baselines.history import RunFile, SavedRow
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Traffic
 from pytest_gpumem.records.row import Comparison, Row, Verdict
@@ -44,10 +44,10 @@ def meant(key: str, reason: str = "why", who: str = "ada", size: str = "10%") ->
     return Acceptances([Acceptance(key, reason, who, (AcceptedChange(key, Scope.TIME, size),))])
 
 
-def run(*rows: SavedRow) -> Content:
+def run(*rows: SavedRow) -> RunFile:
     """The file of a run with these rows, at least one."""
     process = rows[0].process
-    return Content(process.device.key, process, rows)
+    return RunFile(process.device.key, process, rows)
 
 
 def improved(delta: float, high: float, written: str | None = "1%", *, measured: int = 3, **changes: Any) -> Row:

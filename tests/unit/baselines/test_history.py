@@ -13,7 +13,7 @@ from known_devices import H100
 from msgspec import structs
 from stored_rows import every, row, run
 
-from pytest_gpumem.baselines.history import WINDOW, Baseline, Content, History, Process, Reset, SavedRow, assemble, changes
+from pytest_gpumem.baselines.history import WINDOW, Baseline, History, Process, Reset, RunFile, SavedRow, assemble, changes
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat
 from pytest_gpumem.settings import Settings
@@ -111,7 +111,7 @@ def test_earlier_runs_of_a_revision_leave_once_it_is_shown_to_be_slower(revision
     runs = [run(row, replace(row, nodeid="tests/test_a.py::test_copy")) for row in rows]
     revision, sequence = rejected
     slower = Process("slower", START, revision, H100, sequence)
-    found = assemble([*runs, Content(H100.key, slower, rejected=(KEY,))])
+    found = assemble([*runs, RunFile(H100.key, slower, rejected=(KEY,))])
     assert days(found.rows[KEY]) == left
     assert days(found.rows["tests/test_a.py::test_copy"]) == [0, 1, 2, 3]
 

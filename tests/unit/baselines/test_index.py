@@ -15,7 +15,7 @@ from measurements import measurement
 from stored_rows import meant
 
 from pytest_gpumem.baselines import index, store
-from pytest_gpumem.baselines.history import Baseline, Content, assemble
+from pytest_gpumem.baselines.history import Baseline, RunFile, assemble
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage
 from pytest_gpumem.baselines.store import Store, files
 from pytest_gpumem.outcomes import Code, Outcome
@@ -57,7 +57,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that are read from now on."""
     read, of_file = list[Path](), store.load_file
 
-    def noted(path: Path, at: Storage) -> Content:
+    def noted(path: Path, at: Storage) -> RunFile:
         read.append(path)
         return of_file(path, at)
 

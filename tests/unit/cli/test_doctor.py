@@ -12,7 +12,7 @@ from counted_device import CountedDevice
 from msgspec import structs
 
 from pytest_gpumem.devices.checks import MPS_LIMIT
-from pytest_gpumem.devices.opening import Chosen, NoDevice
+from pytest_gpumem.devices.opening import DeviceChoice, NoDevice
 from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.doctor import Check, Machine, Report, Status, examine, text
 from pytest_gpumem.kernels.sources import SourceMissing
@@ -67,10 +67,10 @@ CARD = Card(
 )
 
 
-def gpu(facts: DeviceFacts) -> Callable[[str], Chosen]:
-    def choose(choice: str) -> Chosen:
+def gpu(facts: DeviceFacts) -> Callable[[str], DeviceChoice]:
+    def choose(choice: str) -> DeviceChoice:
         assert choice == "cuda"
-        return Chosen(facts, lambda: pytest.fail("the doctor must not open the device"))
+        return DeviceChoice(facts, lambda: pytest.fail("the doctor must not open the device"))
 
     return choose
 
@@ -79,7 +79,7 @@ def no_card(pci_bus_id: str | None) -> Card:
     raise NoDevice("NVML Shared Library Not Found")
 
 
-def no_gpu(choice: str) -> Chosen:
+def no_gpu(choice: str) -> DeviceChoice:
     raise NoDevice("no CUDA device 0: no NVIDIA driver")
 
 
@@ -116,7 +116,7 @@ def found(report: Report, name: str) -> Check:
 def test_the_gpu_that_tests_would_run_on_is_examined(wanted: str, asked: str) -> None:
     seen = []
 
-    def choose(choice: str) -> Chosen:
+    def choose(choice: str) -> DeviceChoice:
         seen.append(choice)
         raise NoDevice(f"no {choice}")
 
@@ -157,7 +157,7 @@ def failing(library: str) -> dict[str, Any]:
     return {"fails": lambda program: "AttributeError: row_stack" if library in program else None}
 
 
-MPS = Chosen(structs.replace(H100, mps=True), raising(DeviceError("opening device 0: cudaErrorMpsServerNotReady: not ready.\nmore")))
+MPS = DeviceChoice(structs.replace(H100, mps=True), raising(DeviceError("opening device 0: cudaErrorMpsServerNotReady: not ready.\nmore")))
 OK, WARNING, FAILURE = Status.OK, Status.WARNING, Status.FAILURE
 
 
@@ -407,7 +407,7 @@ def test_under_mps_the_variable_its_value_and_the_bytes_are_named(monkeypatch: p
         calls.append("open")
         return device
 
-    report = examine(replace(WHOLE, choose=lambda choice: Chosen(structs.replace(H100, mps=True), opened)))
+    report = examine(replace(WHOLE, choose=lambda choice: DeviceChoice(structs.replace(H100, mps=True), opened)))
     check = found(report, "set-aside")
     assert check.status is Status.WARNING
     assert check.detail == (

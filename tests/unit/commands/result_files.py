@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Traffic
-from pytest_gpumem.records.row import Missing, Row, Verdict
+from pytest_gpumem.records.row import Omission, Row, Verdict
 from pytest_gpumem.records.schema import document
 
 H100 = replace(KNOWN, driver="580.95.05")
@@ -37,7 +37,7 @@ class Folder:
         verdict = Verdict(Outcome.PASS, "no limit set")
         return Row(**{"nodeid": f"tests/test_a.py::{name}", "limits": Limits(), "verdict": verdict, "measurement": taken, **changes})
 
-    def write(self, name: str, rows: Sequence[Row], facts: DeviceFacts = H100, missing: Sequence[Missing] = (), **settings: Any) -> str:
+    def write(self, name: str, rows: Sequence[Row], facts: DeviceFacts = H100, missing: Sequence[Omission] = (), **settings: Any) -> str:
         """A `--benchmark-json` file."""
         rows = [replace(row, verdict=replace(row.verdict, simulated=facts.simulated)) for row in rows]
         value = {

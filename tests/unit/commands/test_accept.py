@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.accepted import FOLDER, AcceptedChange, Scope, acceptances, remaining
 from pytest_gpumem.cli import main
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.row import LOST, LimitResult, Missing, Row
+from pytest_gpumem.records.row import LOST, LimitResult, Omission, Row
 from pytest_gpumem.records.schema import document
 
 Accept = Callable[..., Result]
@@ -46,7 +46,7 @@ def accept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Accept:
 def results(tmp_path: Path) -> Write:
     """Writes the results of a gate; `duet`: by row key, outcome and change."""
 
-    def write(*rows: Row, missing: Sequence[Missing] = (), duet: dict[str, tuple[str | None, float]] | None = None) -> None:
+    def write(*rows: Row, missing: Sequence[Omission] = (), duet: dict[str, tuple[str | None, float]] | None = None) -> None:
         folder = tmp_path / "gpumem-results"
         folder.mkdir(exist_ok=True)
         (folder / "results.json").write_text(json.dumps({"gpumem": document(H100, rows, {"baseline_of": "main"}, missing)}))
@@ -95,7 +95,7 @@ def test_a_duet_says_how_much_slower(accept: Accept, results: Write, tmp_path: P
 
 
 def test_a_lost_measurement_is_accepted_as_removed(accept: Accept, results: Write, tmp_path: Path) -> None:
-    results(slower(), missing=[Missing("t.py::test_old", "", LOST, "its test is no longer collected")])
+    results(slower(), missing=[Omission("t.py::test_old", "", LOST, "its test is no longer collected")])
     result = accept("t.py::test_old", "--reason", "test_triad has its place")
     assert result.exit_code == 0, result.output
     (made,) = acceptances(tmp_path)
@@ -105,7 +105,7 @@ def test_a_lost_measurement_is_accepted_as_removed(accept: Accept, results: Writ
 
 def test_only_one_scope_of_what_was_flagged(accept: Accept, results: Write, tmp_path: Path) -> None:
     copies = LimitResult("max_waits", Outcome.FAIL)
-    results(slower("test_triad", "", copies, max_waits="baseline"), missing=[Missing("t.py::test_triad", "cold", LOST, "gone")])
+    results(slower("test_triad", "", copies, max_waits="baseline"), missing=[Omission("t.py::test_triad", "cold", LOST, "gone")])
     assert accept(TRIAD, "--scope", "time", "--reason", "why").exit_code == 0
     assert [change.scope for made in acceptances(tmp_path) for change in made.changes] == [Scope.TIME]
     refused = accept(TRIAD, "--scope", "memory", "--reason", "why")

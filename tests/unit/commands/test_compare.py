@@ -21,7 +21,7 @@ from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Provenance, Repeat
-from pytest_gpumem.records.row import Missing, Row, Status, Verdict
+from pytest_gpumem.records.row import Omission, Row, Status, Verdict
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
 Compare = Callable[..., Result]
@@ -170,13 +170,13 @@ def test_what_the_run_itself_said_of_a_missing_row_holds(
 ) -> None:
     for index in range(3):
         folder.write(f"a{index}.json", [folder.row(), folder.row(name="test_gone")])
-    folder.write("b.json", [folder.row()], missing=[Missing("tests/test_a.py::test_gone", "", status, "deselected", by_words=by_words)])
+    folder.write("b.json", [folder.row()], missing=[Omission("tests/test_a.py::test_gone", "", status, "deselected", by_words=by_words)])
     result = compare("a?.json", "b.json", "--max-regression", "10%")
     assert (result.exit_code, "deselected" in result.stdout) == (code, True)
 
 
 def test_a_limit_that_the_run_judged_by_nothing_gives_no_verdict(folder: Folder, compare: Compare) -> None:
-    unjudged = Missing("tests/test_a.py::test_host", "", "undecided", "the test passed and measured nothing", "max_latency")
+    unjudged = Omission("tests/test_a.py::test_host", "", "undecided", "the test passed and measured nothing", "max_latency")
     for index in range(3):
         folder.write(f"a{index}.json", [folder.row()])
     folder.write("b.json", [folder.row()], missing=[unjudged])

@@ -24,7 +24,7 @@ from pytest_gpumem.records.schema import Document, document
 from pytest_gpumem.reporting.concerns import Place, code_quality
 from pytest_gpumem.revisions import Ancestry
 from pytest_gpumem.runs import rounds as duet_rounds
-from pytest_gpumem.runs.reading import DuetVerdict, Wanted
+from pytest_gpumem.runs.reading import DuetVerdict, RowFilter
 
 Run = Callable[..., Result]
 
@@ -52,7 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def invoke(*arguments: str, rows: tuple[Row, ...], duet: dict[str, str | None] | None = None, code: int | None = None) -> Result:
         failures = sum(one.failed for one in rows)
 
-        def screen(output: Path, base: str, given: tuple[str, ...], *, duet_follows: bool, **_: object) -> gate.Screened:
+        def screen(output: Path, base: str, given: tuple[str, ...], *, duet_follows: bool, **_: object) -> gate.ScreenResult:
             assert duet_follows == ("--screen-only" not in arguments)
             assert not any((output / name).exists() for name in gate.FILES)
             (output / gate.OUTPUT_FILES["code_quality"]).write_text(code_quality(rows, {one.nodeid: Place("sub/t.py", 7) for one in rows}))
@@ -60,11 +60,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             (output / gate.OUTPUT_FILES["report"]).write_text("the screen's")
             (output / gate.RESULTS).write_text(json.dumps({"gpumem": document(H100, list(rows), {"mode": "clean-cold"}, [])}))
             found = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
-            return gate.Screened((1 if failures else 0) if code is None else code, failures, found)
+            return gate.ScreenResult((1 if failures else 0) if code is None else code, failures, found)
 
         def play(
-            base: str, wanted: Wanted, pytest_arguments: list[str], *, base_side: object, file: Path, after: object, **given: Any
-        ) -> tuple[int, duet_rounds.Result]:
+            base: str, wanted: RowFilter, pytest_arguments: list[str], *, base_side: object, file: Path, after: object, **given: Any
+        ) -> tuple[int, duet_rounds.DuetResult]:
             assert duet is not None, "nothing was to be decided"
             given |= {"base": base, "keys": sorted(wanted.keys or ()), "pytest_arguments": pytest_arguments}
             (tmp_path / "calls.json").write_text(json.dumps(given))
@@ -72,7 +72,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             verdicts = (
                 DuetVerdict(key, Outcome(outcome) if outcome else None, "so the duet", new=outcome is None) for key, outcome in duet.items()
             )
-            return 1 if "FAIL" in duet.values() else 0, duet_rounds.Result(tuple(verdicts), (), 0, strict=False)
+            return 1 if "FAIL" in duet.values() else 0, duet_rounds.DuetResult(tuple(verdicts), (), 0, strict=False)
 
         monkeypatch.setattr(gate, "_screen", screen)
         monkeypatch.setattr(gate, "ancestry", lambda of, stored, folder: Ancestry("0" * 40, frozenset({"ours"}), frozenset()))

@@ -18,7 +18,7 @@ from pytest_gpumem.records.l2_sweep import OFF, Setting
 from pytest_gpumem.records.measurement import Conditions, Limits, Window
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.runs.experiment import ATTEMPTS, Experiment
-from pytest_gpumem.runs.processes import HEAD, Process, Turn
+from pytest_gpumem.runs.processes import HEAD, ProcessRecord, Turn
 from pytest_gpumem.units import MiB
 
 STEP = H100.l2_step_bytes
@@ -39,7 +39,7 @@ class Runs(l2_sweep._Runs):
         self._rows = rows
         self.taken: Counter[Setting | None] = Counter()
 
-    def run(self, setting: Setting | None) -> Process:
+    def run(self, setting: Setting | None) -> ProcessRecord:
         self.taken[setting] += 1
         return process(Turn(1, HEAD), self._rows(setting or Setting(4 * STEP, 1.0)))
 
@@ -117,7 +117,7 @@ def test_a_run_without_results_ends_the_sweep_with_its_reason(answer: dict[str, 
 
 
 def test_a_run_that_others_disturbed_runs_again() -> None:
-    def answer(turn: Turn, attempt: int) -> Process:
+    def answer(turn: Turn, attempt: int) -> ProcessRecord:
         others = Conditions(other_processes=1 if attempt < ATTEMPTS else 0)
         return process(turn, [row(OFF, 1e-3, conditions=(others, others))], attempt, finished=frozenset({NODEID}))
 

@@ -10,7 +10,7 @@ import pytest
 from pytest_gpumem import GiB, MiB
 from pytest_gpumem.devices import allocation_sites
 from pytest_gpumem.devices.allocation_sites import is_users, python_stack, shown_path, sites, users_frames
-from pytest_gpumem.devices.memory_events import Allocated, Frame
+from pytest_gpumem.devices.memory_events import AllocationEvent, Frame
 
 LIBRARY = (f"{sysconfig.get_path('purelib')}/torch/nn/functional.py", 17, "relu")
 STANDARD = (f"{sysconfig.get_path('stdlib')}/contextlib.py", 81, "inner")
@@ -24,8 +24,8 @@ def model(tmp_path: Path) -> Path:
     return file
 
 
-def allocated(nbytes: int, stack: tuple[Frame, ...], library: str = "PyTorch") -> Allocated:
-    return Allocated(0.0, (library, "device"), "use", 0, nbytes, stack)
+def allocated(nbytes: int, stack: tuple[Frame, ...], library: str = "PyTorch") -> AllocationEvent:
+    return AllocationEvent(0.0, (library, "device"), "use", 0, nbytes, stack)
 
 
 def test_allocations_are_grouped_by_the_innermost_line_of_the_user(model: Path, tmp_path: Path) -> None:

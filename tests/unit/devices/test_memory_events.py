@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.footprints import Footprints, Source
+from pytest_gpumem.devices.footprints import Source, SourceFootprints
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import (
-    Allocated,
+    AllocationEvent,
     Figures,
     MemoryLog,
     Series,
@@ -28,11 +28,11 @@ from pytest_gpumem.records.footprint import SizeCount
 MIB = 2**20
 
 
-def event(at: float, library: str, layer: Any, address: int, nbytes: int, kind: Any = "device") -> Allocated:
-    return Allocated(at, (library, kind), layer, address, nbytes)
+def event(at: float, library: str, layer: Any, address: int, nbytes: int, kind: Any = "device") -> AllocationEvent:
+    return AllocationEvent(at, (library, kind), layer, address, nbytes)
 
 
-def log_of(*events: Allocated) -> MemoryLog:
+def log_of(*events: AllocationEvent) -> MemoryLog:
     log = MemoryLog()
     for one in events:
         log.emit(one)
@@ -46,7 +46,7 @@ def test_what_a_test_allocates_starts_no_garbage_collection() -> None:
     gc.collect()
     before = gc.get_count()[0]
     for number in range(500):
-        log.emit(Allocated(float(number), ("CuPy", "device"), "use", number, 512))
+        log.emit(AllocationEvent(float(number), ("CuPy", "device"), "use", number, 512))
     log.settle()
     assert gc.get_count()[0] - before < 100
 
@@ -135,7 +135,7 @@ class Driver(Source):
         return None
 
     def emit(self, address: int, nbytes: int) -> None:
-        self.log.emit(Allocated(time.perf_counter(), ("CUDA", "pinned"), "driver", address, nbytes))
+        self.log.emit(AllocationEvent(time.perf_counter(), ("CUDA", "pinned"), "driver", address, nbytes))
 
 
 class Library(Source):
@@ -171,7 +171,7 @@ class Library(Source):
     def arrays(self) -> list[tuple[int, object]]:
         return []
 
-    def settle(self, kept: Sequence[Allocated]) -> bool:
+    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         self.asked_to_free.append(len(kept))
         frees, self.frees = self.frees, None
         if frees is not None:
@@ -181,7 +181,7 @@ class Library(Source):
     def cached(self) -> int:
         return self.blocks
 
-    def alive(self, allocated: Allocated) -> bool:
+    def alive(self, allocated: AllocationEvent) -> bool:
         return allocated.address not in self.dead
 
     def figures(self) -> Mapping[Series, Figures]:
@@ -196,12 +196,12 @@ class Library(Source):
         if self.high is not None:
             self.high = max(self.high, sum(self.used.values()))
         if self.log is not None and self.single:
-            self.log.emit(Allocated(time.perf_counter(), (self.name, "device"), "use", address, nbytes))
+            self.log.emit(AllocationEvent(time.perf_counter(), (self.name, "device"), "use", address, nbytes))
 
     def free(self, address: int) -> None:
         del self.used[address]
         if self.log is not None and self.single:
-            self.log.emit(Allocated(time.perf_counter(), (self.name, "device"), "use", address, 0))
+            self.log.emit(AllocationEvent(time.perf_counter(), (self.name, "device"), "use", address, 0))
 
 
 @pytest.fixture
@@ -210,13 +210,13 @@ def library() -> Library:
 
 
 @pytest.fixture
-def footprints(library: Library) -> Footprints:
-    made = Footprints(None, (library,), lambda: None)
+def footprints(library: Library) -> SourceFootprints:
+    made = SourceFootprints(None, (library,), lambda: None)
     made.start(driver=False)
     return made
 
 
-def test_what_a_pool_keeps_for_reuse_is_reserved_and_not_kept(library: Library, footprints: Footprints) -> None:
+def test_what_a_pool_keeps_for_reuse_is_reserved_and_not_kept(library: Library, footprints: SourceFootprints) -> None:
     library.take(1, MIB)
     watch = footprints.watch()
     library.take(2, 4 * MIB)
@@ -233,7 +233,7 @@ def test_what_a_pool_keeps_for_reuse_is_reserved_and_not_kept(library: Library, 
     assert watch.read().kept == 0
 
 
-def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(library: Library, footprints: Footprints) -> None:
+def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(library: Library, footprints: SourceFootprints) -> None:
     watch = footprints.watch()
     library.take(1, MIB)
     with footprints.ours():
@@ -244,7 +244,7 @@ def test_the_harness_counts_for_nothing_and_its_frees_of_the_tests_memory_do(lib
     assert (found.peak, found.kept, found.allocations) == (MIB, 0, 1)
 
 
-def test_a_wider_fixture_is_no_tests_whatever_is_freed_beside_it(library: Library, footprints: Footprints) -> None:
+def test_a_wider_fixture_is_no_tests_whatever_is_freed_beside_it(library: Library, footprints: SourceFootprints) -> None:
     watch = footprints.watch()
     library.take(1, MIB)
     library.take(2, 2 * MIB)
@@ -261,7 +261,7 @@ def test_a_wider_fixture_is_no_tests_whatever_is_freed_beside_it(library: Librar
     assert watch.read().kept == MIB
 
 
-def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(library: Library, footprints: Footprints) -> None:
+def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(library: Library, footprints: SourceFootprints) -> None:
     watch = footprints.watch()
     library.take(1, MIB)
     library.take(2, 2 * MIB)
@@ -283,7 +283,7 @@ def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(library
 
 def test_what_the_free_memory_tells_beyond_the_rest_is_of_no_fixture_and_not_of_the_harness(library: Library) -> None:
     free = 1024 * MIB  # as it would be without memory of fixtures
-    footprints = Footprints(Driver(), (library,), lambda: free)
+    footprints = SourceFootprints(Driver(), (library,), lambda: free)
     footprints.start(driver=False)
     watch = footprints.watch()
     footprints.took(MemoryKind.DEVICE, 64 * MIB)
@@ -295,7 +295,7 @@ def test_what_the_free_memory_tells_beyond_the_rest_is_of_no_fixture_and_not_of_
 
 def test_a_library_without_single_allocations_has_its_own_high_water_mark(library: Library) -> None:
     library.single, library.high = False, 0
-    footprints = Footprints(None, (library,), lambda: None)
+    footprints = SourceFootprints(None, (library,), lambda: None)
     footprints.start(driver=False)
     watch = footprints.watch()
     library.take(1, 6 * MIB)
@@ -313,7 +313,7 @@ def test_a_library_without_single_allocations_has_its_own_high_water_mark(librar
 def test_memory_that_only_a_count_shows_had_a_peak_when_it_was_read(library: Library) -> None:
     """Such as that of CUDA graphs, which the driver gives back only when it is asked to."""
     library.single = False
-    footprints = Footprints(None, (library,), lambda: None)
+    footprints = SourceFootprints(None, (library,), lambda: None)
     footprints.start(driver=False)
     watch = footprints.watch()
     library.take(1, 6 * MIB)
@@ -325,7 +325,7 @@ def test_memory_that_only_a_count_shows_had_a_peak_when_it_was_read(library: Lib
 
 def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use_it(library: Library) -> None:
     library.single, library.high, library.count = False, 0, 0
-    footprints = Footprints(None, (library,), lambda: None)
+    footprints = SourceFootprints(None, (library,), lambda: None)
     footprints.start(driver=False)
     watch = footprints.watch()
     with footprints.paused():  # a fixture of the module
@@ -349,7 +349,7 @@ def test_a_library_that_counts_its_allocations_is_unknown_only_in_tests_that_use
 @pytest.mark.parametrize(("blocks", "kept"), [(2, 0), (1, 3 * MIB)])
 def test_page_locked_blocks_that_a_library_caches_are_not_kept_and_stay(blocks: int, kept: int) -> None:
     library, driver = Library(), Driver()
-    footprints = Footprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,), lambda: None)
     footprints.start(driver=True)
     watch = footprints.watch()
     for address, nbytes in ((1, MIB), (2, 2 * MIB)):
@@ -365,7 +365,7 @@ def test_page_locked_blocks_that_a_library_caches_are_not_kept_and_stay(blocks: 
 
 def test_a_cached_page_locked_block_that_was_freed_in_a_pause_is_forgotten() -> None:
     library, driver = Library(), Driver()
-    footprints = Footprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,), lambda: None)
     footprints.start(driver=True)
     watch = footprints.watch()
     driver.emit(1, MIB)
@@ -379,7 +379,7 @@ def test_a_cached_page_locked_block_that_was_freed_in_a_pause_is_forgotten() -> 
 
 def test_a_cached_page_locked_block_that_is_in_use_again_is_kept() -> None:
     library, driver = Library(), Driver()
-    footprints = Footprints(driver, (library,), lambda: None)
+    footprints = SourceFootprints(driver, (library,), lambda: None)
     footprints.start(driver=True)
     first = footprints.watch()
     for address, nbytes in ((1, MIB), (2, 2 * MIB)):
@@ -408,7 +408,7 @@ def test_memory_that_a_pool_maps_counts_once(library: Library) -> None:
     assert not claim(log_of(event(1, "CUDA", "driver", 1, 4 * MIB)).since()[0], "JAX", 8 * MIB)
 
 
-def test_buffers_of_fixtures_count_by_kind_whatever_their_address(footprints: Footprints) -> None:
+def test_buffers_of_fixtures_count_by_kind_whatever_their_address(footprints: SourceFootprints) -> None:
     watch = footprints.watch()
     numbers = [footprints.took(kind, MIB) for kind in (MemoryKind.DEVICE, MemoryKind.MANAGED, MemoryKind.REGISTERED, MemoryKind.PAGEABLE)]
     found = watch.read()
@@ -419,7 +419,7 @@ def test_buffers_of_fixtures_count_by_kind_whatever_their_address(footprints: Fo
     assert watch.read().kept == 0
 
 
-def test_watches_lie_inside_each_other(library: Library, footprints: Footprints) -> None:
+def test_watches_lie_inside_each_other(library: Library, footprints: SourceFootprints) -> None:
     outer = footprints.watch()
     library.take(1, MIB)
     inner = footprints.watch()
@@ -434,12 +434,12 @@ def test_watches_lie_inside_each_other(library: Library, footprints: Footprints)
 
 def test_nothing_is_watched_before_the_start() -> None:
     with pytest.raises(DeviceError):
-        Footprints(None, (), lambda: None).watch()
+        SourceFootprints(None, (), lambda: None).watch()
 
 
 def test_allocations_have_stacks_and_referrers_if_asked_for() -> None:
     library = Library()
-    footprints = Footprints(None, [library], lambda: None)
+    footprints = SourceFootprints(None, [library], lambda: None)
     footprints.start(driver=True, stacks=True)
     watch = footprints.watch()
     footprints.took(MemoryKind.DEVICE, MIB)
@@ -448,9 +448,9 @@ def test_allocations_have_stacks_and_referrers_if_asked_for() -> None:
     watch.read()
     (one,) = watch.accounts().kept
     assert one.stack[-2][2] == "test_allocations_have_stacks_and_referrers_if_asked_for"
-    (text,) = footprints.referrers()(Allocated(0.0, ("CuPy", "device"), "use", 0xA000, MIB))
+    (text,) = footprints.referrers()(AllocationEvent(0.0, ("CuPy", "device"), "use", 0xA000, MIB))
     assert text.startswith("`array` of the function test_allocations_have_stacks_and_referrers_if_asked_for")
-    assert footprints.referrers()(Allocated(0.0, ("CuPy", "device"), "use", 0xC000, MIB)) == ()
+    assert footprints.referrers()(AllocationEvent(0.0, ("CuPy", "device"), "use", 0xC000, MIB)) == ()
 
 
 class Hostile:
@@ -463,11 +463,11 @@ class Hostile:
 
 def test_an_object_that_cannot_be_looked_at_costs_the_referrers_alone() -> None:
     library = Library()
-    footprints = Footprints(None, [library], lambda: None)
+    footprints = SourceFootprints(None, [library], lambda: None)
     footprints.start(driver=True, stacks=True)
     array = [1]
     hostile = Hostile(array)
     library.arrays = lambda: [(0xA000, array)]  # type: ignore[method-assign]
     footprints.watch()
-    assert isinstance(footprints.referrers()(Allocated(0.0, ("CuPy", "device"), "use", 0xA000, MIB)), tuple)
+    assert isinstance(footprints.referrers()(AllocationEvent(0.0, ("CuPy", "device"), "use", 0xA000, MIB)), tuple)
     del hostile

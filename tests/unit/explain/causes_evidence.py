@@ -9,7 +9,7 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.explain.causes import Explanation, SlowDown, explain
-from pytest_gpumem.explain.evidence import Evidence
+from pytest_gpumem.explain.evidence import SideFigures
 from pytest_gpumem.records.measurement import Conditions, Measurement, Traffic, Window
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.profile import TestProfile
@@ -58,9 +58,9 @@ def profile(*kernels: KernelUse, **changed: Any) -> TestProfile:
     return replace(TestProfile("test_it", "test_it.py::test_it", "", 5, kernels or (KERNEL,), tool="ncu"), **changed)
 
 
-def side(latency: float = 400e-6, kernels: tuple[KernelUse, ...] | None = (KERNEL,), **changed: Any) -> Evidence:
+def side(latency: float = 400e-6, kernels: tuple[KernelUse, ...] | None = (KERNEL,), **changed: Any) -> SideFigures:
     """One side; `kernels=None` is one that nobody counted."""
-    return Evidence(measurement(latency, **changed), H100, None if kernels is None else profile(*kernels))
+    return SideFigures(measurement(latency, **changed), H100, None if kernels is None else profile(*kernels))
 
 
 def counted(kernel: KernelUse = KERNEL, **changed: Any) -> KernelUse:
@@ -88,7 +88,7 @@ def pages(faults: int = 0, moved: int = 0, ahead: int = 0, **changed: Any) -> Mi
     return Migrations(PageCounts(to_device=ahead), counts, "CUPTI")
 
 
-def why(base: Evidence, head: Evidence, *, noise: float = 0.002) -> Explanation:
+def why(base: SideFigures, head: SideFigures, *, noise: float = 0.002) -> Explanation:
     """The explanation, the slow-down known to a share `noise` of base."""
     was, now = base.measurement.latency, head.measurement.latency
     return explain(base, head, SlowDown(was, now, now - was - noise * was, now - was + noise * was))

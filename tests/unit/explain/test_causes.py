@@ -9,7 +9,7 @@ from causes_evidence import KERNEL, MIB, copies, counted, measurement, pages, si
 from msgspec.structs import replace
 
 from pytest_gpumem.explain.causes import RULES, UNEXPLAINED, Note, share_out, slow_down
-from pytest_gpumem.explain.evidence import Evidence
+from pytest_gpumem.explain.evidence import SideFigures
 from pytest_gpumem.explain.model import Estimate
 from pytest_gpumem.explain.text import SENTENCES, not_looked_at, note_text, sentence, text, to_json
 from pytest_gpumem.records.measurement import Conditions, Repeat, Traffic
@@ -27,7 +27,7 @@ SECOND = counted(name="scale<float>", nanoseconds=5 * 90_000)
 SLOW_CLOCK = Conditions(sm_clock_hz=1600e6, memory_clock_hz=2619e6)
 COMPUTING = counted(times_dram_read=0.05, times_dram_written=0.05, times_l2_read=0.05, times_l2_written=0.05)
 
-PLANTED: dict[str, tuple[Evidence, Evidence, str, str]] = {
+PLANTED: dict[str, tuple[SideFigures, SideFigures, str, str]] = {
     # base, head, rule, words
     "persistence off": (
         side(window=window()),
@@ -165,7 +165,7 @@ def test_a_side_against_itself_blames_nothing(name: str) -> None:
     """Also where noise makes the same code slower by more than its interval."""
     for one in PLANTED[name][:2]:
         slower = replace(one.measurement, placements=tuple((p[0] * 1.01,) for p in one.measurement.placements))
-        found = why(one, Evidence(slower, one.facts, one.profile))
+        found = why(one, SideFigures(slower, one.facts, one.profile))
         assert found.causes == ()
         assert found.first == UNEXPLAINED
 
@@ -182,7 +182,7 @@ def test_the_times_are_means_over_all_processes() -> None:
 def test_without_a_slow_down_nothing_is_blamed(name: str) -> None:
     base, head, _, _ = PLANTED[name]
     same = replace(head.measurement, placements=base.measurement.placements)
-    found = why(base, Evidence(same, head.facts, head.profile))
+    found = why(base, SideFigures(same, head.facts, head.profile))
     assert found.causes == ()
     assert found.first is None
     assert "no slow-down beyond its interval (-0.20 to +0.20 %)" in text(name, found)

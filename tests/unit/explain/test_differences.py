@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.explain.what_ran import Difference, differences
+from pytest_gpumem.explain.what_ran import Divergence, differences
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
 KERNEL = Step(StepKind.KERNEL, "triad", code="c0de", grid=(64, 1, 1), block=(256, 1, 1), registers=16, local=0, stream=0)
@@ -17,7 +17,7 @@ COPY = Step(StepKind.COPY, "H2D", source="pinned", memory="device", nbytes=4 * 2
 WAIT = Step(StepKind.SYNCHRONISATION, "stream")
 
 
-def of(base: Sequence[Step], head: Sequence[Step]) -> list[Difference]:
+def of(base: Sequence[Step], head: Sequence[Step]) -> list[Divergence]:
     return list(differences(what_ran(base, {}), what_ran(head, {})))
 
 

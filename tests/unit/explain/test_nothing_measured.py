@@ -14,7 +14,7 @@ from pytest_gpumem.explain import processes as explaining
 from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
 from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.runs.experiment import Processes
-from pytest_gpumem.runs.processes import BASE, HEAD, Process, Turn
+from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
 
 BOTH = "base (revision main) and head (working tree)"
 TREES: Any = {side: SimpleNamespace(title=title) for side, title in ((BASE, "revision main"), (HEAD, "working tree"))}
@@ -30,10 +30,12 @@ class Started(Processes):
         self.runs = 0
         self.closed = False
 
-    def run(self, turns: Sequence[Turn], tests: object, attempt: int, *_: object) -> Process:
+    def run(self, turns: Sequence[Turn], tests: object, attempt: int, *_: object) -> ProcessRecord:
         self.runs += 1
         measures = turns[0].side == self.measures
-        return Process(turns[0], attempt, "", 0.1, 1, rows=(MEASURED,) if measures else (), outcomes={} if measures else self.outcomes)
+        return ProcessRecord(
+            turns[0], attempt, "", 0.1, 1, rows=(MEASURED,) if measures else (), outcomes={} if measures else self.outcomes
+        )
 
     def close(self) -> None:
         self.closed = True

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ncu_csv import HEADING, UNITS, line, log, measured
 from nsys_sqlite import Export
 
-from pytest_gpumem.explain.evidence import Evidence
+from pytest_gpumem.explain.evidence import SideFigures
 from pytest_gpumem.explain.processes import SideRun, count, trace, trace_needed
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS
 from pytest_gpumem.outcomes import NoAnswer
@@ -163,7 +163,7 @@ def test_a_trace_has_copies_by_row_key_and_is_evidence_where_nothing_was_watched
     fast = CopyUse("H2D", "pinned", "device", SAMPLES, SAMPLES * NBYTES, SAMPLES * 20)
     blind = Activity(not_counted="another tool holds CUPTI")
     base, head = (
-        Evidence(side(latency, None, activity=blind, migrations=None).measurement, H100, None, traced)
+        SideFigures(side(latency, None, activity=blind, migrations=None).measurement, H100, None, traced)
         for latency, traced in ((20e-6, replace(one, copies=(fast,))), (100e-6, one))
     )
     assert why(base, head).first == "pageable"

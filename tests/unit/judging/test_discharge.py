@@ -12,11 +12,11 @@ from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.expectations import (
-    Ended,
     Expectation,
+    ExpectedTest,
     How,
-    Selected,
     Selection,
+    TestEnd,
     against_base,
     discharge,
     held,
@@ -30,7 +30,7 @@ from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ALLOWED, LOST, NOT_RUN, ROW, UNJUDGED, Missing, Row, Verdict
+from pytest_gpumem.records.row import ALLOWED, LOST, NOT_RUN, ROW, UNJUDGED, Omission, Row, Verdict
 from pytest_gpumem.records.row import TEST as EXPECTED_TEST
 
 TEST = "test_a.py::test_a"
@@ -39,7 +39,7 @@ NAMES = st.sampled_from(sorted(LIMITS))
 NO = st.just(False)
 HOW = st.sampled_from(get_args(How))
 ENDS = st.builds(
-    Ended, HOW, st.sampled_from(["", "why"]), st.booleans(), plugin=st.sampled_from(["", "split.py"]), in_base=NO, base_too=NO
+    TestEnd, HOW, st.sampled_from(["", "why"]), st.booleans(), plugin=st.sampled_from(["", "split.py"]), in_base=NO, base_too=NO
 ).map(lambda ended: ended if ended.how == "left out" else ended._replace(plugin=""))
 """In a session that is no gate."""
 RAN = ("passed", "failed")
@@ -59,7 +59,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
 
 
 @given(st.builds(Expectation, st.just(TEST), NAMES, st.just(""), NO), rows(), ENDS)
-def test_a_limit_is_judged_by_a_row_or_by_the_tests_failure_or_has_a_word(one: Expectation, found: list[Row], ended: Ended) -> None:
+def test_a_limit_is_judged_by_a_row_or_by_the_tests_failure_or_has_a_word(one: Expectation, found: list[Row], ended: TestEnd) -> None:
     missing = discharge(one, found, ended)
     by_row = any(
         one.what in row.limits.origin
@@ -76,7 +76,7 @@ def test_a_limit_is_judged_by_a_row_or_by_the_tests_failure_or_has_a_word(one: E
 
 
 @given(st.builds(Expectation, st.just(TEST), st.just(ROW), st.sampled_from(["", "x"]), NO), rows(), ENDS)
-def test_a_measurement_is_taken_or_has_a_word(one: Expectation, found: list[Row], ended: Ended) -> None:
+def test_a_measurement_is_taken_or_has_a_word(one: Expectation, found: list[Row], ended: TestEnd) -> None:
     missing = discharge(one, found, ended)
     measured = any(row.label == one.label and row.measurement is not None for row in found)
     assert (missing is None) == (measured and ended.how in ("passed", "failed"))
@@ -90,7 +90,7 @@ def selections(draw: st.DrawFn) -> Selection:
     """What BASE selects: the test or not, and whether a mark or its module leaves it out there."""
     there = draw(st.sampled_from(["relied on", "other", "left out", "its module", "absent"]))
     return Selection(
-        {TEST: Selected(Limits(), measures=True)} if there == "relied on" else {},
+        {TEST: ExpectedTest(Limits(), measures=True)} if there == "relied on" else {},
         (TEST,) if there == "other" else (),
         {"left out": (TEST,), "its module": ("test_a.py",)}.get(there, ()),
         draw(st.sampled_from([(), ("split.py",)])),
@@ -101,7 +101,7 @@ WHAT = st.one_of(NAMES, st.just(ROW), st.just(EXPECTED_TEST))
 
 
 @given(st.builds(Expectation, st.just(TEST), WHAT, st.just(""), st.booleans()), rows(), ENDS, selections())
-def test_in_a_gate_what_base_selects_runs_or_is_lost(one: Expectation, found: list[Row], ended: Ended, base: Selection) -> None:
+def test_in_a_gate_what_base_selects_runs_or_is_lost(one: Expectation, found: list[Row], ended: TestEnd, base: Selection) -> None:
     missing = discharge(one, found, against_base(ended, one, base, "main"))
     alone = discharge(one, found, ended)
     if ended.how in RAN:
@@ -128,7 +128,7 @@ def test_a_change_is_held_to_a_limit_of_base_unless_it_demands_more_or_is_accept
     stands = not accepted and demands_more(name, was, here)
     assert getattr(found, name) == (was if stands else here)
     assert found.origin.get(name) == ("marker of main" if stands else own.origin.get(name))
-    said = list(loosened(Selection({TEST: Selected(own)}), Selection({TEST: Selected(marked(name, was))})))
+    said = list(loosened(Selection({TEST: ExpectedTest(own)}), Selection({TEST: ExpectedTest(marked(name, was))})))
     assert [(one.limit, one.was, one.now) for one in said] == ([(name, was, here)] if demands_more(name, was, here) else [])
 
 
@@ -176,7 +176,7 @@ def test_which_of_two_limits_demands_more(name: str, was: str, now: str | None, 
 @pytest.mark.parametrize("how", ["passed", "xfailed", "xpassed"])
 @pytest.mark.parametrize("name", ["max_latency", "max_kept"])
 def test_a_test_that_ran_and_measured_nothing_leaves_its_limit_open(how: How, name: str) -> None:
-    missing = discharge(Expectation(TEST, name), [], Ended(how))
+    missing = discharge(Expectation(TEST, name), [], TestEnd(how))
     assert missing is not None
     assert (missing.status, missing.accounted) == (UNJUDGED, False)
 
@@ -190,4 +190,4 @@ def test_what_a_test_keeps_is_judged_at_its_end_alone() -> None:
 
 
 def test_what_is_allowed_fails_nothing() -> None:
-    assert open_under_strict([Missing(TEST, "", ALLOWED, "why"), Missing(TEST, "", NOT_RUN, "why", by_words=True)]) == []
+    assert open_under_strict([Omission(TEST, "", ALLOWED, "why"), Omission(TEST, "", NOT_RUN, "why", by_words=True)]) == []

@@ -13,7 +13,7 @@ from pytest_gpumem.judging.limits import waits_for_counts
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Counted, Limits
+from pytest_gpumem.records.measurement import Conditions, DramBytes, Limits
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 from pytest_gpumem.units import MiB, QuantityError
@@ -135,7 +135,7 @@ def test_the_same_kernels_as_in_the_newest_run_that_knows_them(bench: Any, h100:
 def test_limits_on_counters_are_judged_where_they_were_read(
     limit: str, enough: str, too_little: str, figure: str, bench: Any, h100: DeviceFacts
 ) -> None:
-    counts = Counted(2 * 2**20, 2**20, None, None, 5, "ncu", 8.0, 0.75)
+    counts = DramBytes(2 * 2**20, 2**20, None, None, 5, "ncu", 8.0, 0.75)
     for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
         limits = replace(Limits(), **{limit: written})
         now = bench.measurement(counted=counts, traffic=None)
@@ -150,7 +150,7 @@ def test_limits_on_counters_are_judged_where_they_were_read(
 
 @pytest.mark.parametrize("limit", ["max_sectors_per_request", "min_l2_hit_rate"])
 def test_a_counter_that_was_not_read_is_undecided(limit: str, bench: Any, h100: DeviceFacts) -> None:
-    now = bench.measurement(counted=Counted(1, 1, None, None, 5, "ncu"), traffic=None)
+    now = bench.measurement(counted=DramBytes(1, 1, None, None, 5, "ncu"), traffic=None)
     assert judge(now, replace(Limits(), **{limit: "50%" if "rate" in limit else "4"}), h100, [], strict=False).outcome is Outcome.UNDECIDED
 
 

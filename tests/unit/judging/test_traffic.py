@@ -10,7 +10,7 @@ from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.traffic import Agreement, account, beyond_arguments, size, two_declarations
-from pytest_gpumem.records.measurement import Counted, Measurement, Traffic, Window
+from pytest_gpumem.records.measurement import DramBytes, Measurement, Traffic, Window
 from pytest_gpumem.units import MB, MiB
 
 L2 = H100.l2_bytes  # 50 MiB
@@ -19,7 +19,7 @@ L2 = H100.l2_bytes  # 50 MiB
 def measured(
     traffic: Traffic | None, reads: int, writes: int, l2: tuple[int | None, int | None] = (None, None), **changes: Any
 ) -> Measurement:
-    counted = Counted(reads, writes, l2[0], l2[1], 5, "ncu")
+    counted = DramBytes(reads, writes, l2[0], l2[1], 5, "ncu")
     return measurement(**{"traffic": traffic, "footprint": 768 * MiB, "counted": counted, **changes})
 
 

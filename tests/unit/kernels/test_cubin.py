@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kernel_calls import called
 
-from pytest_gpumem.kernels.cubin import Cubin, NoSuchKernel, NotACubin
+from pytest_gpumem.kernels.cubin import Cubin, NotACubin, NotInCubin
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine")
 
@@ -172,7 +172,7 @@ def test_damaged_bytes_never_end_otherwise() -> None:
 
 def test_no_such_kernel_and_other_files() -> None:
     architectures()
-    with pytest.raises(NoSuchKernel, match="other"):
+    with pytest.raises(NotInCubin, match="other"):
         Cubin(compiled()[0]).kernel("other")
     for content in (b"", b"MZ", b"\x7fELF", Path(sys.executable).read_bytes()[:4096]):
         with pytest.raises(NotACubin):

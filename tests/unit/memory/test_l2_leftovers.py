@@ -14,7 +14,7 @@ from msgspec import structs
 from pytest_gpumem.devices.protocol import Stream, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import persisting
-from pytest_gpumem.memory.l2_leftovers import Watch
+from pytest_gpumem.memory.l2_leftovers import L2Watch
 from pytest_gpumem.units import MiB
 
 STEP = int(3.125 * MiB)
@@ -25,8 +25,8 @@ WINDOW = WindowSpec(4096, 8 * MiB, 0.75)
 
 
 @pytest.fixture
-def watch(device: CountedDevice, found: int) -> Watch:
-    return Watch(device)
+def watch(device: CountedDevice, found: int) -> L2Watch:
+    return L2Watch(device)
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ def resets(device: CountedDevice, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def text(watch: Watch) -> str:
+def text(watch: L2Watch) -> str:
     left = watch.settle()
     assert left is not None
     assert left.repaired
     return left.text
 
 
-def test_nothing_left_is_nothing_said_and_nothing_done(device: CountedDevice, watch: Watch, resets: list[str], arena: Arena) -> None:
+def test_nothing_left_is_nothing_said_and_nothing_done(device: CountedDevice, watch: L2Watch, resets: list[str], arena: Arena) -> None:
     with persisting(device, arena.buffer(8 * MiB)):
         pass
     del resets[:]
@@ -52,7 +52,7 @@ def test_nothing_left_is_nothing_said_and_nothing_done(device: CountedDevice, wa
     assert resets == []
 
 
-def test_a_window_on_a_stream_is_put_back(device: CountedDevice, watch: Watch, resets: list[str]) -> None:
+def test_a_window_on_a_stream_is_put_back(device: CountedDevice, watch: L2Watch, resets: list[str]) -> None:
     new, changed, dropped = device.streams.create(), device.streams.create(), device.streams.create()
     for stream in (changed, dropped):
         device.l2.set_window(stream, WINDOW)
@@ -74,7 +74,7 @@ def test_default_streams_have_names(device: CountedDevice, monkeypatch: pytest.M
     streams = (device.streams.create(), device.streams.create())
     monkeypatch.setattr(device.streams, "defaults", lambda: streams)
     monkeypatch.setattr(device.streams, "visible", lambda: streams)
-    watch = Watch(device)
+    watch = L2Watch(device)
     for stream in streams:
         device.l2.set_window(stream, WINDOW)
     said = text(watch)
@@ -82,7 +82,7 @@ def test_default_streams_have_names(device: CountedDevice, monkeypatch: pytest.M
     assert "on the per-thread default stream (found: none); put back" in said
 
 
-def test_what_changed_between_two_tests_is_not_the_second_ones(device: CountedDevice, watch: Watch) -> None:
+def test_what_changed_between_two_tests_is_not_the_second_ones(device: CountedDevice, watch: L2Watch) -> None:
     device.l2.request_set_aside(MOST)
     watch.begin()
     assert watch.settle() is None
@@ -92,7 +92,7 @@ def test_what_changed_between_two_tests_is_not_the_second_ones(device: CountedDe
 def test_it_costs_a_call_for_the_limit_and_one_for_each_stream(device: CountedDevice) -> None:
     for stream in (device.streams.create(), device.streams.create()):
         device.l2.set_window(stream, None)
-    watch = Watch(device)
+    watch = L2Watch(device)
     calls: Counter[str] = Counter()
     verbs = ("set_aside", "window", "request_set_aside", "set_window", "reset_persisting")
     for verb in (*(f"l2.{name}" for name in verbs), "streams.synchronize"):
@@ -102,7 +102,9 @@ def test_it_costs_a_call_for_the_limit_and_one_for_each_stream(device: CountedDe
     assert calls == {"l2.set_aside": 2, "l2.window": 4}
 
 
-def test_an_open_stream_of_ours_accounts_for_what_it_changed(device: CountedDevice, watch: Watch, resets: list[str], arena: Arena) -> None:
+def test_an_open_stream_of_ours_accounts_for_what_it_changed(
+    device: CountedDevice, watch: L2Watch, resets: list[str], arena: Arena
+) -> None:
     with persisting(device, arena.buffer(8 * MiB)) as stream:
         del resets[:]
         assert watch.settle() is None
@@ -114,7 +116,7 @@ def test_an_open_stream_of_ours_accounts_for_what_it_changed(device: CountedDevi
     assert device.l2.set_aside() == FOUND
 
 
-def owner(device: CountedDevice, watch: Watch, nbytes: int, stream: Stream | None = None) -> object:
+def owner(device: CountedDevice, watch: L2Watch, nbytes: int, stream: Stream | None = None) -> object:
     """Somebody who sets something up and lives on."""
     living, before = object(), watch.look()
     device.l2.request_set_aside(nbytes)
@@ -124,13 +126,13 @@ def owner(device: CountedDevice, watch: Watch, nbytes: int, stream: Stream | Non
     return living
 
 
-def end(device: CountedDevice, watch: Watch, living: object, restore: Callable[[], object]) -> None:
+def end(device: CountedDevice, watch: L2Watch, living: object, restore: Callable[[], object]) -> None:
     watch.ending(living)
     restore()
     watch.ended(living)
 
 
-def test_what_lives_on_keeps_what_it_changed(device: CountedDevice, watch: Watch, resets: list[str]) -> None:
+def test_what_lives_on_keeps_what_it_changed(device: CountedDevice, watch: L2Watch, resets: list[str]) -> None:
     stream = device.streams.create()
     living = owner(device, watch, MOST, stream)
     assert watch.settle() is None
@@ -152,13 +154,13 @@ def test_what_lives_on_keeps_what_it_changed(device: CountedDevice, watch: Watch
     assert resets[-1:] == ["reset"]
 
 
-def test_what_changed_nothing_when_it_began_cannot_change_what_is_found(device: CountedDevice, watch: Watch) -> None:
+def test_what_changed_nothing_when_it_began_cannot_change_what_is_found(device: CountedDevice, watch: L2Watch) -> None:
     living = owner(device, watch, FOUND)
     end(device, watch, living, lambda: device.l2.request_set_aside(0))
     assert "an L2 set-aside of 0 B (found: 6.25 MiB)" in text(watch)
 
 
-def test_of_two_that_live_on_the_outer_ones_change_remains(device: CountedDevice, watch: Watch) -> None:
+def test_of_two_that_live_on_the_outer_ones_change_remains(device: CountedDevice, watch: L2Watch) -> None:
     outer, inner = owner(device, watch, MOST), owner(device, watch, 4 * STEP)
     end(device, watch, inner, lambda: device.l2.request_set_aside(MOST))
     assert watch.settle() is None
@@ -168,19 +170,19 @@ def test_of_two_that_live_on_the_outer_ones_change_remains(device: CountedDevice
 
 def test_what_began_before_the_device_was_opened_puts_back_what_it_had_changed(device: CountedDevice) -> None:
     device.l2.request_set_aside(MOST)
-    watch = Watch(device)
+    watch = L2Watch(device)
     end(device, watch, object(), lambda: device.l2.request_set_aside(FOUND))
     assert watch.settle() is None
     assert device.l2.set_aside() == FOUND
 
 
-def test_what_a_test_left_is_not_taken_for_what_an_ending_one_put_back(device: CountedDevice, watch: Watch) -> None:
+def test_what_a_test_left_is_not_taken_for_what_an_ending_one_put_back(device: CountedDevice, watch: L2Watch) -> None:
     device.l2.request_set_aside(MOST)
     end(device, watch, object(), lambda: None)
     assert "31.25 MiB (found: 6.25 MiB)" in text(watch)
 
 
-def test_a_lost_device_is_said_once(device: CountedDevice, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_is_said_once(device: CountedDevice, watch: L2Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.l2, "set_aside", failing())
     watch.begin()
     left = watch.settle()
@@ -192,7 +194,7 @@ def test_a_lost_device_is_said_once(device: CountedDevice, watch: Watch, monkeyp
     assert watch.settle() is None
 
 
-def test_a_stream_that_cannot_be_asked_is_left_out(device: CountedDevice, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_cannot_be_asked_is_left_out(device: CountedDevice, watch: L2Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     device.l2.set_window(device.streams.create(), WINDOW)
     monkeypatch.setattr(device.l2, "window", failing())
     assert watch.settle() is None
@@ -205,7 +207,7 @@ def test_where_nothing_can_be_set_aside_nothing_is_watched(
     device: CountedDevice, monkeypatch: pytest.MonkeyPatch, resets: list[str], changes: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(device.machine, "facts", structs.replace(device.facts, **changes))
-    watch = Watch(device)
+    watch = L2Watch(device)
     device.l2.set_window(device.streams.create(), WINDOW)
     watch.fresh()
     assert watch.look() == {}

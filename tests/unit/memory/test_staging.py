@@ -22,7 +22,7 @@ from pytest_gpumem.measuring.work import (
     Copy,
     Host,
     InTurn,
-    Launched,
+    KernelWork,
     StagedCopy,
     Together,
     Work,
@@ -40,7 +40,7 @@ def bound(memory: Memory, name: str) -> BoundKernel:
     return BoundKernel(CATALOGUE[name], memory.arena.device, memory.arena.stream)
 
 
-def launched(memory: Memory, name: str, *arguments: Any, **scalars: Any) -> Launched:
+def launched(memory: Memory, name: str, *arguments: Any, **scalars: Any) -> KernelWork:
     return Works(memory).kernel(bound(memory, name), *arguments, **scalars)
 
 

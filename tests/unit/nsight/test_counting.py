@@ -18,7 +18,7 @@ from pytest_gpumem.nsight.reading import by_row
 from pytest_gpumem.nsight.tools import ToolMissing
 from pytest_gpumem.outcomes import NoAnswer, Outcome, UserError
 from pytest_gpumem.ranges import labelled
-from pytest_gpumem.records.measurement import Counted, Limits
+from pytest_gpumem.records.measurement import DramBytes, Limits
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.uses import KernelUse
@@ -65,7 +65,7 @@ def test_measured_launches_are_joined_by_test_and_label() -> None:
 
 def test_a_count_is_that_of_one_launch() -> None:
     kernels = kernel(dram_read=500, dram_written=50), kernel("other", dram_read=1500, dram_written=55, launches=10)
-    assert counted(profile(*kernels), "ncu") == Counted(400, 21, 26, 26, 5, "ncu")
+    assert counted(profile(*kernels), "ncu") == DramBytes(400, 21, 26, 26, 5, "ncu")
 
 
 def test_sectors_and_hit_rate_are_means_over_launches_of_the_worst_kernel() -> None:
@@ -92,7 +92,7 @@ def test_what_one_kernel_lacks_is_not_counted_for_the_launch() -> None:
 def test_the_file_has_counts_beside_declarations() -> None:
     one = row("test_a", "x")
     assert one.measurement is not None
-    counts = Counted(512 * MiB, 256 * MiB, None, None, 5, "ncu on 2026-11-21")
+    counts = DramBytes(512 * MiB, 256 * MiB, None, None, 5, "ncu on 2026-11-21")
     rows = (replace(one, measurement=replace(one.measurement, counted=counts)), row("test_b"), replace(row("test_c"), measurement=None))
     found = CountedRun(
         H100,

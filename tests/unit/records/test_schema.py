@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase, SizeCount
-from pytest_gpumem.records.measurement import Conditions, Controls, Counted, Limits, Measurement, Provenance, Repeat, Traffic
+from pytest_gpumem.records.measurement import Conditions, Controls, DramBytes, Limits, Measurement, Provenance, Repeat, Traffic
 from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
-from pytest_gpumem.records.row import Comparison, Missing, Row, Verdict
+from pytest_gpumem.records.row import Comparison, Omission, Row, Verdict
 from pytest_gpumem.records.schema import (
     SCHEMA,
     SchemaError,
@@ -42,7 +42,7 @@ MEASURED = Measurement(
     footprint=3 * 2**28,
     floor=1.28e-6,
     conditions=(Conditions(sm_clock_hz=1.98e9, throttle_reasons=("sw_power_cap",)), Conditions(other_processes=0)),
-    counted=Counted(reads=2 * 2**28, writes=2**28, l2_reads=None, l2_writes=2**28, launches=5, source="ncu"),
+    counted=DramBytes(reads=2 * 2**28, writes=2**28, l2_reads=None, l2_writes=2**28, launches=5, source="ncu"),
     migrations=Migrations(
         before=PageCounts(to_host=2**20, causes={"fault": 2**20}),
         launch=PageCounts(gpu_faults=24, gpu_groups=1, gpu_pages=1, mapped=0, groups=(FaultGroup(0x7F0000000000, 24, "write"),)),
@@ -114,7 +114,7 @@ def rows(draw: st.DrawFn) -> Row:
         accesses_per_launch=st.none() | st.integers(1, 2**40),
         sectors_per_request=st.none() | st.floats(1, 32),
         requested=st.none() | st.integers(0, 2**62),
-        counted=st.none() | st.builds(Counted, counts, counts, st.none() | counts, st.none() | counts, st.integers(1, 99), texts),
+        counted=st.none() | st.builds(DramBytes, counts, counts, st.none() | counts, st.none() | counts, st.integers(1, 99), texts),
     )
     limits = st.builds(Limits, origin=st.dictionaries(texts, texts, max_size=2))
     return draw(st.builds(Row, limits=limits, verdict=verdicts, measurement=st.none() | measurement, label=st.just(label)))
@@ -142,7 +142,7 @@ def test_a_document_is_read_back_equal() -> None:
 
 
 def test_missing_measurements_are_read_back_equal_and_older_files_have_none() -> None:
-    missing = (Missing("t.py::a", "y", "lost", "its test skipped"), Missing("t.py::b", "", "not run", "deselected"))
+    missing = (Omission("t.py::a", "y", "lost", "its test skipped"), Omission("t.py::b", "", "not run", "deselected"))
     written = json.loads(json.dumps(document(H100, [ROW], {}, missing)))
     assert [one["key"] for one in written["missing"]] == ["t.py::a[y]", "t.py::b"]
     assert document_from_json(written).missing == missing

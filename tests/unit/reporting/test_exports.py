@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
-from pytest_gpumem.records.measurement import Counted
+from pytest_gpumem.records.measurement import DramBytes
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 from pytest_gpumem.reporting.exports import as_bmf, as_csv, as_json, figures
@@ -82,7 +82,7 @@ FIGURES = {
 def run(make_row: MakeRow, facts: DeviceFacts) -> Run:
     """A row of everything, one of memory alone, one of a test that failed by itself, and one under a profiler."""
     comparison = Comparison(0.02, 0.01, 0.03, 0.01, 3)
-    counted = Counted(500 << 20, 300 << 20, None, None, 4, "ncu")
+    counted = DramBytes(500 << 20, 300 << 20, None, None, 4, "ncu")
     whole = replace(
         make_row(what_ran=RAN, counted=counted, label="warm", comparison=comparison), footprint=FOOTPRINT, extra={"elements/s": 7.5}
     )

@@ -10,17 +10,17 @@ import pytest
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Traffic
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.families import Family, families
+from pytest_gpumem.reporting.families import FamilyPlot, families
 from pytest_gpumem.units import MiB
 
 MakeRow = Callable[..., Row]
 
 
 @pytest.fixture
-def one(facts: DeviceFacts, make_row: MakeRow) -> Callable[..., Family]:
+def one(facts: DeviceFacts, make_row: MakeRow) -> Callable[..., FamilyPlot]:
     """The only family of rows with these labels; a label that begins with "[" is a test's parameters."""
 
-    def made(labels: list[str], **changes: Any) -> Family:
+    def made(labels: list[str], **changes: Any) -> FamilyPlot:
         rows = []
         for label in labels:
             parameters, apart = (label, "") if label.startswith("[") else ("", label)
@@ -31,7 +31,7 @@ def one(facts: DeviceFacts, make_row: MakeRow) -> Callable[..., Family]:
     return made
 
 
-def xs(family: Family) -> dict[str, list[float]]:
+def xs(family: FamilyPlot) -> dict[str, list[float]]:
     return {series.name: [point.x for point in series.points] for series in family.series}
 
 
@@ -57,7 +57,7 @@ def xs(family: Family) -> dict[str, list[float]]:
     ],
 )
 def test_numbers_in_labels_and_parameters(
-    labels: list[str], unit: str, expected: dict[str, list[float]], one: Callable[..., Family]
+    labels: list[str], unit: str, expected: dict[str, list[float]], one: Callable[..., FamilyPlot]
 ) -> None:
     family = one(labels)
     assert family.x_unit == unit
@@ -77,7 +77,7 @@ def test_tests_are_not_mixed(facts: DeviceFacts, make_row: MakeRow) -> None:
     ]
 
 
-def test_the_figure_is_what_all_rows_have(one: Callable[..., Family]) -> None:
+def test_the_figure_is_what_all_rows_have(one: Callable[..., FamilyPlot]) -> None:
     labels = ["1", "2", "3"]
     assert one(labels).y_name == "bandwidth"
     assert one(labels, traffic=None).y_name == "latency"
@@ -89,7 +89,7 @@ def test_the_figure_is_what_all_rows_have(one: Callable[..., Family]) -> None:
     assert (point.low, point.high) == pytest.approx((point.y / 1.001, point.y / 0.999))
 
 
-def test_ceilings(one: Callable[..., Family], facts: DeviceFacts) -> None:
+def test_ceilings(one: Callable[..., FamilyPlot], facts: DeviceFacts) -> None:
     labels = ["1", "2", "3"]
     assert [ceiling.value for ceiling in one(labels).ceilings] == [facts.dram_peak]
     # Far below it the line would take all room, and over a link it says nothing.

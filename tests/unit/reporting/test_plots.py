@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import pytest
 
 from pytest_gpumem.records.row import Past
-from pytest_gpumem.reporting.families import Ceiling, Point, Series, colours, curve
+from pytest_gpumem.reporting.families import Ceiling, PlotPoint, Series, colours, curve
 from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, largest
 from pytest_gpumem.reporting.plots.runs import MOST as MOST_SAMPLES
 from pytest_gpumem.reporting.plots.runs import history, strip, thinned
@@ -65,7 +65,7 @@ def test_a_strip_shows_every_sample_and_every_median() -> None:
 
 
 def test_a_curve_with_its_ceiling_and_intervals() -> None:
-    points = tuple(Point(x, y * 1e9, y * 0.9e9, y * 1.1e9) for x, y in ((1, 10), (10, 20), (100, 15)))
+    points = tuple(PlotPoint(x, y * 1e9, y * 0.9e9, y * 1.1e9) for x, y in ((1, 10), (10, 20), (100, 15)))
     unit = Unit("GB/s", 1e9)
     drawn = curve([Series("one", points), Series("expected", points, predicted=True)], "MiB", unit, [Ceiling(40e9, "peak")], "what")
     assert drawn.count("<circle") == 3
@@ -82,13 +82,13 @@ def test_a_curve_with_its_ceiling_and_intervals() -> None:
 def test_the_name_of_a_ceiling_is_where_no_point_is() -> None:
     unit = Unit("GB/s", 1e9)
     for heights, side in (((10, 40), "start"), ((40, 10), "end"), ((10, 10), "end")):
-        points = tuple(Point(x, height * 1e9) for x, height in enumerate(heights))
+        points = tuple(PlotPoint(x, height * 1e9) for x, height in enumerate(heights))
         drawn = curve([Series("one", points)], "MiB", unit, [Ceiling(40e9, "peak")], "what")
         assert ('text-anchor="end" class="unit">peak' in drawn) == (side == "end")
 
 
 def test_a_predicted_series_has_the_colour_of_the_one_before() -> None:
-    point = (Point(1, 1),)
+    point = (PlotPoint(1, 1),)
     found = colours([Series("a", point), Series("b", point, predicted=True), Series("c", point)])
     assert found == ["s0", "s0", "s1"]
 

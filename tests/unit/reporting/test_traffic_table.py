@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Counted, Traffic
+from pytest_gpumem.records.measurement import DramBytes, Traffic
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.table import traffic_table
 from pytest_gpumem.units import MiB
 
 MakeRow = Callable[..., Row]
 
-RIGHT = Counted(512 * MiB, 250 * MiB, 512 * MiB, 256 * MiB, 5, "ncu")
-HALF = Counted(256 * MiB, 256 * MiB, 256 * MiB, 256 * MiB, 5, "ncu")
-TWICE = Counted(1024 * MiB, 256 * MiB, None, None, 5, "ncu")
+RIGHT = DramBytes(512 * MiB, 250 * MiB, 512 * MiB, 256 * MiB, 5, "ncu")
+HALF = DramBytes(256 * MiB, 256 * MiB, 256 * MiB, 256 * MiB, 5, "ncu")
+TWICE = DramBytes(1024 * MiB, 256 * MiB, None, None, 5, "ncu")
 
 
 def draw(rows: list[Row], facts: DeviceFacts, width: int = 150) -> list[str]:

@@ -16,7 +16,7 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.what_ran import Step as Launched
 from pytest_gpumem.records.what_ran import StepKind, what_ran
-from pytest_gpumem.runs.bisect import PROOF, Found, Skip, bisect_times, bisect_values
+from pytest_gpumem.runs.bisect import PROOF, Conclusion, Skip, bisect_times, bisect_values
 
 KEY = "test_a.py::test_a"
 
@@ -52,7 +52,7 @@ class Commits:
                 break
         return found
 
-    def bisect(self, on_step: Callable[..., Any] = lambda *_: None) -> Found:
+    def bisect(self, on_step: Callable[..., Any] = lambda *_: None) -> Conclusion:
         last = len(self.slower) - 1
         return bisect_times(last, self.time(0, last, judge_pairs, ""), self.look, self.time, on_step)
 

@@ -12,12 +12,12 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
-from pytest_gpumem.judging.expectations import Loosened
+from pytest_gpumem.judging.expectations import LooserLimit
 from pytest_gpumem.judging.paired import Paired
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import LimitResult, Missing, Row
+from pytest_gpumem.records.row import LimitResult, Omission, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 from pytest_gpumem.runs.decision import (
     EFFECTS,
@@ -106,7 +106,7 @@ def test_a_row_has_one_standing_from_which_the_exit_code_follows(
     ],
 )
 def test_what_the_screen_lacks_has_a_standing_too(status: Any, by_words: bool, expected: Standing) -> None:
-    missing = Missing("t.py::b", "", status, "because", by_words=by_words)
+    missing = Omission("t.py::b", "", status, "because", by_words=by_words)
     assert standing_of_missing(missing) is expected
     assert with_missing(decided(row()), [missing]).code == EFFECTS[expected].exit
 
@@ -457,7 +457,7 @@ def test_what_a_test_fails_by_itself_is_never_accepted() -> None:
 def test_a_red_gate_names_the_command_that_accepts_it() -> None:
     red = decide(1, 1, [slower(), row(Outcome.FAIL, "b")], H100, {}, None, strict=False)
     assert if_meant(red) == ["if it is meant: gpumem accept t.py::a --reason '...'"]
-    lost = with_missing(red, [Missing(f"t.py::{name}", "", "lost", "gone") for name in ("a", "b [c]", "d", "e")])
+    lost = with_missing(red, [Omission(f"t.py::{name}", "", "lost", "gone") for name in ("a", "b [c]", "d", "e")])
     assert if_meant(lost) == ["if it is meant: gpumem accept t.py::a 't.py::b [c]' t.py::d --reason '...' (and 1 more)"]
     for one in (replace(slower(), test_error=True), row(Outcome.FAIL)):
         assert if_meant(decide(1, 1, [one], H100, {}, None, strict=False)) == []
@@ -476,13 +476,13 @@ def test_a_row_that_a_duet_passes_is_accepted_by_its_kernels() -> None:
 def test_a_green_gate_that_accepts_something_never_ends_with_green() -> None:
     changes = accepting(AcceptedChange("t.py::a", Scope.TIME, "3%"), AcceptedChange("t.py::a", Scope.LIMIT, "9%", "max_latency"))
     decision = decide(1, 1, [slower(), row(name="b")], H100, {}, changes, strict=False)
-    looser = [Loosened("t.py::a", "max_latency", "1 s", "2 s"), Loosened("t.py::b", "max_latency", "1 s", None)]
+    looser = [LooserLimit("t.py::a", "max_latency", "1 s", "2 s"), LooserLimit("t.py::b", "max_latency", "1 s", None)]
     changes = accepting(AcceptedChange("t.py::a", Scope.LIMIT, "2 s", "max_latency"))
     assert loosened_lines(looser, changes) == [
         "limit of t.py::a: max_latency 1 s -> 2 s in this change (accepted, ada: checks bounds)",
         "limit of t.py::b: max_latency 1 s -> none in this change (1 s holds)",
     ]
-    gone = Missing("t.py::c", "", "accepted", "its removal was accepted (ada: gone)")
+    gone = Omission("t.py::c", "", "accepted", "its removal was accepted (ada: gone)")
     words = accepted_in_words(decision, [gone], looser, {}, changes)
     assert words == {"t.py::a": ["+3.00 %", "max_latency 1 s -> 2 s"], "t.py::c": ["removed"]}
     ended = with_accepted(with_missing(decision, [gone]), words)
@@ -496,7 +496,7 @@ def test_a_green_gate_that_accepts_something_never_ends_with_green() -> None:
 
 
 def test_a_lost_measurement_is_red_whatever_the_rows_say() -> None:
-    lost = Missing("t.py::b", "y", "lost", "its test passed without it")
+    lost = Omission("t.py::b", "y", "lost", "its test passed without it")
     allowed, not_run = replace(lost, status="allowed"), replace(lost, status="not run", reason="deselected by -k", by_words=True)
     left_out = replace(not_run, reason="deselected by conftest.py", by_words=False)
     unjudged = replace(lost, status="undecided", what="max_latency", reason="the test passed and measured nothing")
@@ -623,7 +623,7 @@ def test_base_clears_no_failure_of_the_test_itself() -> None:
 
 
 def test_base_runs_what_it_is_to_judge_and_no_more() -> None:
-    skipped = Missing("t.py::s", "", "lost", "its test skipped", "test", skipped=True)
+    skipped = Omission("t.py::s", "", "lost", "its test skipped", "test", skipped=True)
     of_baseline = replace(skipped, nodeid="t.py::r", what="row")
     rows = [grown(Outcome.NEW), row(name="b"), row(Code.SLOWER, "c"), grown(Outcome.NEW, name="d")]
     assert asks_base(rows, (skipped, of_baseline), ("t.py::d",), lambda nodeid: False, strict=False) == {"t.py::a", "t.py::s"}

@@ -12,7 +12,7 @@ from processes import process, row
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.journal import Journal
-from pytest_gpumem.runs.processes import Process, Turn
+from pytest_gpumem.runs.processes import ProcessRecord, Turn
 
 ASKED = {"base": "abc", "seed": 0, "tests": ("a", "b")}
 
@@ -96,9 +96,9 @@ def test_a_device_in_place_of_a_journal_is_not_read() -> None:
 @pytest.mark.parametrize("changes", [{"turn": [[1], "base"]}, {"seconds": "long"}, {"pid": None}, {"further": 1}])
 def test_a_process_with_values_of_other_types_is_refused(changes: dict[str, object]) -> None:
     plain = to_plain(process(Turn(1, "base"), [row("test_a.py::a", 1e-6)]))
-    assert Process.from_json(json.loads(json.dumps(plain))).turn == Turn(1, "base")
+    assert ProcessRecord.from_json(json.loads(json.dumps(plain))).turn == Turn(1, "base")
     with pytest.raises(RunError, match="holds a process that cannot be read"):
-        Process.from_json(json.loads(json.dumps(plain | changes)))
+        ProcessRecord.from_json(json.loads(json.dumps(plain | changes)))
 
 
 def test_a_broken_line_in_the_middle_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from processes import row
 
 from pytest_gpumem.records.schema import document
 from pytest_gpumem.runs import RunError, processes
-from pytest_gpumem.runs.processes import HEAD, Process, Turn, Worker
+from pytest_gpumem.runs.processes import HEAD, ProcessRecord, Turn, Worker
 from pytest_gpumem.runs.worktree import Side
 
 TURN = Turn(3, HEAD)
@@ -34,14 +34,14 @@ def results(text):
         file.write(text)
 """
 READY = 'say(ready=True, strict="yes")\ntold = json.loads(told.readline())\n'
-Played = Callable[..., Process]
+Played = Callable[..., ProcessRecord]
 
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     """Runs a process that is this program, and ends it."""
 
-    def play(program: str, tests: list[str] | None = None, *, attempt: int = 1, **named: Any) -> Process:
+    def play(program: str, tests: list[str] | None = None, *, attempt: int = 1, **named: Any) -> ProcessRecord:
         script = tmp_path / "stand_in.py"
         script.write_text(START + program)
         monkeypatch.setattr(processes, "SCRIPT", script)

@@ -21,9 +21,9 @@ from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 from pytest_gpumem.runs import RunError, report
 from pytest_gpumem.runs.experiment import ATTEMPTS
 from pytest_gpumem.runs.journal import Journal
-from pytest_gpumem.runs.processes import BASE, HEAD, Process, Turn
-from pytest_gpumem.runs.reading import Wanted
-from pytest_gpumem.runs.rounds import Duet, Progress, Result
+from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
+from pytest_gpumem.runs.reading import RowFilter
+from pytest_gpumem.runs.rounds import Duet, DuetProgress, DuetResult
 
 A, B = "test_x.py::test_a", "test_x.py::test_b"
 SIMULATED = structs.replace(H100, simulated=True)
@@ -48,24 +48,24 @@ def plain(turn: Turn, attempt: int) -> Sequence[Row]:
     return [row(A, NOISE(turn, 1)), row(B, NOISE(turn, 2, 0.02))]
 
 
-def play(tmp_path: Path, answer: Answer, players: Players | None = None, wanted: Wanted | None = None, **changes: Any) -> Result:
+def play(tmp_path: Path, answer: Answer, players: Players | None = None, wanted: RowFilter | None = None, **changes: Any) -> DuetResult:
     players = players or Players(answer)
-    told: list[Progress] = changes.pop("told", [])
+    told: list[DuetProgress] = changes.pop("told", [])
     own_sides = changes.pop("sides", sides())
     given: dict[str, Any] = {"max_regression": None, "rounds_max": 96, "seed": 0, "on_progress": told.append, **changes}
     journal = Journal(tmp_path / "journal", {"asked": "this"})
     try:
-        return Duet(own_sides, players, journal, wanted or Wanted(), **given).play()
+        return Duet(own_sides, players, journal, wanted or RowFilter(), **given).play()
     finally:
         journal.close()
 
 
-def outcomes(result: Result) -> dict[str, Outcome | None]:
+def outcomes(result: DuetResult) -> dict[str, Outcome | None]:
     return {one.key: one.outcome for one in result.verdicts}
 
 
 def test_each_test_is_measured_until_it_is_decided(tmp_path: Path) -> None:
-    players, told = Players(plain), list[Progress]()
+    players, told = Players(plain), list[DuetProgress]()
     result = play(tmp_path, plain, players, told=told)
     assert outcomes(result) == {B: Outcome.FAIL, A: Outcome.PASS}
     assert players.played[0][1] is None
@@ -161,7 +161,7 @@ def test_a_throttled_process_is_repeated_and_then_undecided(tmp_path: Path) -> N
         bad = turn == Turn(3, HEAD) and attempt == 1
         return [row(A, 1.0 if bad else NOISE(turn, 1), Code.CONDITIONS if bad else Code.NO_BASELINE)]
 
-    told: list[Progress] = []
+    told: list[DuetProgress] = []
     result = play(tmp_path, once, told=told)
     assert outcomes(result) == {A: Outcome.PASS}
     assert len(result.processes) == 17
@@ -222,7 +222,7 @@ def test_a_file_that_head_alone_cannot_import_is_red_also_where_base_has_no_such
     result = play(tmp_path, answer)
     assert outcomes(result) == {A: Outcome.PASS, "test_y.py": Outcome.FAIL}
     (tmp_path / "journal").unlink()
-    assert outcomes(play(tmp_path, answer, wanted=Wanted(frozenset([A])))) == {A: Outcome.PASS}
+    assert outcomes(play(tmp_path, answer, wanted=RowFilter(frozenset([A])))) == {A: Outcome.PASS}
 
 
 @pytest.mark.parametrize(("nodeid", "label"), [(B, ""), (f"{B}[x[1]]", "warm")])
@@ -270,7 +270,7 @@ def test_a_row_that_breaks_its_own_limits_was_measured_all_the_same(tmp_path: Pa
 def test_a_limit_that_one_row_breaks_does_not_hide_the_other_rows_of_its_test(
     tmp_path: Path, broken: Code | None, error: bool, other: Outcome | None
 ) -> None:
-    def answer(turn: Turn, attempt: int) -> Process:
+    def answer(turn: Turn, attempt: int) -> ProcessRecord:
         rows = [row(A, NOISE(turn, 1), broken, label="x", failed=True), row(A, NOISE(turn, 2), label="y", failed=True)]
         rows = [structs.replace(one, test_error=True) for one in rows] if error else rows
         return process(turn, rows, attempt, outcomes={A: ("failed", "by a limit, or an error")})
@@ -279,7 +279,7 @@ def test_a_limit_that_one_row_breaks_does_not_hide_the_other_rows_of_its_test(
 
 
 def test_a_limit_on_memory_that_a_test_breaks_does_not_hide_its_times(tmp_path: Path) -> None:
-    def answer(turn: Turn, attempt: int) -> Process:
+    def answer(turn: Turn, attempt: int) -> ProcessRecord:
         of_memory = structs.replace(row(A, None, None, label="load", failed=True), footprint=Footprint(peak=1 << 30))
         return process(turn, [row(A, NOISE(turn, 1), failed=True), of_memory], attempt, outcomes={A: ("failed", "by a limit")})
 
@@ -309,7 +309,7 @@ def test_a_side_that_crashes_is_never_fine(tmp_path: Path) -> None:
 
 
 def test_a_test_that_nobody_has_is_named(tmp_path: Path) -> None:
-    result = play(tmp_path, plain, wanted=Wanted(frozenset([A, "test_x.py::test_gone"])))
+    result = play(tmp_path, plain, wanted=RowFilter(frozenset([A, "test_x.py::test_gone"])))
     assert outcomes(result) == {A: Outcome.PASS, "test_x.py::test_gone": None}
     assert [one.sentence for one in result.verdicts if one.outcome is None] == [
         "base: there is no such measurement; head: there is no such measurement"
@@ -322,7 +322,7 @@ P = "test_x.py::TestIt::test_p"
 @pytest.mark.parametrize("name", [P, "test_x.py::TestIt", "test_x.py", f"{P}[1]"])
 def test_a_name_is_that_of_all_tests_that_pytest_would_take_it_for(tmp_path: Path, name: str) -> None:
     every = [row(f"{P}[{size}]", NOISE(Turn(1, BASE), 1)) for size in range(3)] + [row("test_y.py::test_p", 1e-5), row(f"{P}ast", 1e-5)]
-    asked = Wanted(frozenset([name, f"{P}[1]"]))
+    asked = RowFilter(frozenset([name, f"{P}[1]"]))
     result = play(tmp_path, lambda turn, attempt: process(turn, every, attempt), wanted=asked)
     expected = [f"{P}[1]"] if name.endswith("]") else [f"{P}[{size}]" for size in range(3)]
     assert sorted(one.key for one in result.verdicts) == expected + ([f"{P}ast"] if P not in name else [])
@@ -333,15 +333,15 @@ def test_a_name_is_that_of_all_tests_that_pytest_would_take_it_for(tmp_path: Pat
 
 def test_a_name_whose_tests_measured_nothing_has_their_reason(tmp_path: Path) -> None:
     skipped = {f"{P}[1]": ("skipped", "no cuFFT")}
-    result = play(tmp_path, lambda turn, attempt: process(turn, [], attempt, outcomes=skipped), wanted=Wanted(frozenset([P])))
+    result = play(tmp_path, lambda turn, attempt: process(turn, [], attempt, outcomes=skipped), wanted=RowFilter(frozenset([P])))
     assert [(one.key, one.sentence) for one in result.verdicts] == [(P, "base: skipped, no cuFFT; head: skipped, no cuFFT")]
 
 
 def test_a_crash_names_what_the_other_side_measured_and_nothing_twice(tmp_path: Path) -> None:
-    def answer(turn: Turn, attempt: int) -> Process:
+    def answer(turn: Turn, attempt: int) -> ProcessRecord:
         return process(turn, [row(f"{P}[1]", 1e-5)] if turn.side == BASE else [], error="killed" if turn.side == HEAD else None)
 
-    result = play(tmp_path, answer, wanted=Wanted(frozenset([P, A])))
+    result = play(tmp_path, answer, wanted=RowFilter(frozenset([P, A])))
     assert outcomes(result) == {f"{P}[1]": Outcome.FAIL, A: Outcome.FAIL}
 
 
@@ -349,7 +349,7 @@ def test_only_the_flagged_measurement_of_a_test_is_judged(tmp_path: Path) -> Non
     def answer(turn: Turn, attempt: int) -> Sequence[Row]:
         return [row(A, NOISE(turn, 1), label="one"), row(A, NOISE(turn, 2, 0.05), label="other")]
 
-    result = play(tmp_path, answer, wanted=Wanted(frozenset([A]), frozenset([f"{A}[one]"])))
+    result = play(tmp_path, answer, wanted=RowFilter(frozenset([A]), frozenset([f"{A}[one]"])))
     assert outcomes(result) == {f"{A}[one]": Outcome.PASS}
 
 

@@ -15,7 +15,7 @@ from pytest_gpumem.reporting.outputs import OUTPUTS
 from pytest_gpumem.settings import (
     MARKER_KEYWORDS,
     OPTIONS,
-    Role,
+    OptionRole,
     Settings,
     SettingsError,
     loosened,
@@ -366,10 +366,10 @@ def test_roles_decide_what_a_command_switches_off_and_what_a_gate_writes() -> No
     assert {option.name for option in OPTIONS if option.needs_results} == limits | of_a_run - {"processes", "isolate"}
     assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
     # A gate gives each output a file of its own.
-    files = [option.gate_file for option in of_role(Role.OUTPUT)]
+    files = [option.gate_file for option in of_role(OptionRole.OUTPUT)]
     assert None not in files
     assert len(set(files)) == len(files)
-    assert {option.role for option in OPTIONS if option.gate_file is not None} == {Role.OUTPUT}
+    assert {option.role for option in OPTIONS if option.gate_file is not None} == {OptionRole.OUTPUT}
 
 
 # Limits of a test that are looser than the run's
@@ -402,4 +402,4 @@ def test_a_looser_limit_is_reported(here: dict[str, Any], default: dict[str, Any
 
 
 def test_every_output_has_a_format() -> None:
-    assert {option.name for option in of_role(Role.OUTPUT)} == set(OUTPUTS)
+    assert {option.name for option in of_role(OptionRole.OUTPUT)} == set(OUTPUTS)

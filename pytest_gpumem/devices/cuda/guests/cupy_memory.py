@@ -15,7 +15,7 @@ import cupy
 
 from pytest_gpumem.devices.allocation_sites import python_stack
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series
 
 NAME = "CuPy"
 _SERIES: Series = (NAME, "device")
@@ -31,15 +31,15 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
 
     def alloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int, **_: Any) -> None:
         if device_id == self._index and mem_ptr:
-            self._emit(Allocated(perf_counter(), _SERIES, "segment", mem_ptr, mem_size))
+            self._emit(AllocationEvent(perf_counter(), _SERIES, "segment", mem_ptr, mem_size))
 
     def malloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int, **_: Any) -> None:
         if device_id == self._index and mem_ptr:
-            self._emit(Allocated(perf_counter(), _SERIES, "use", mem_ptr, mem_size, python_stack() if self._stacks else ()))
+            self._emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, mem_size, python_stack() if self._stacks else ()))
 
     def free_postprocess(self, device_id: int, mem_ptr: int, **_: Any) -> None:
         if device_id == self._index and mem_ptr:
-            self._emit(Allocated(perf_counter(), _SERIES, "use", mem_ptr, 0))
+            self._emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, 0))
 
 
 class CupyMemory(Source):
@@ -69,7 +69,7 @@ class CupyMemory(Source):
                     used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
         return {_SERIES: Figures(used, total - used, segments=total)}
 
-    def settle(self, kept: Sequence[Allocated]) -> bool:
+    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         locked = any(one.kind == "pinned" for one in kept)
         if locked:
             cupy.get_default_pinned_memory_pool().free_all_blocks()

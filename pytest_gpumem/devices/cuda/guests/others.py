@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog, Series
 
 JAX, RMM = "JAX", "RMM"
 
@@ -112,7 +112,7 @@ class NumbaMemory(Source):
     def ready(self) -> bool:
         return "numba.cuda" in sys.modules
 
-    def settle(self, kept: Sequence[Allocated]) -> bool:
+    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         context = sys.modules["numba.cuda"].current_context()
         for holder in (context, context.memory_manager):
             if (pending := getattr(holder, "deallocations", None)) is not None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
-from pytest_gpumem.devices.memory_events import Allocated, Figures, Frame, Layer, MemoryLog, Series
+from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, Frame, Layer, MemoryLog, Series
 
 NAME = "PyTorch"
 _SERIES: Series = (NAME, "device")
@@ -115,7 +115,7 @@ class TorchMemory(Source):
         current, unused = int(used["current"]) + self._held, unused - self._held
         return {_SERIES: Figures(current, unused, reserved, int(used["peak"]), single=self._records)}
 
-    def settle(self, kept: Sequence[Allocated]) -> bool:
+    def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find what CUDA graphs hold."""
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized():
@@ -163,7 +163,7 @@ def _call(module: Any, name: str) -> bool:
     return function is not None
 
 
-def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[Allocated]:
+def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[AllocationEvent]:
     """Entries of the history as events.
     `entries`: of one device, in their order.
     `offset`: seconds from the wall clock to that of `time.perf_counter`.
@@ -176,7 +176,7 @@ def events(entries: Iterable[Mapping[str, Any]], offset: float) -> Iterable[Allo
         layer, allocates = known
         at = max(at, entry["time_us"] * 1e-6 + offset) if "time_us" in entry else at
         stack = tuple(_frame(one) for one in reversed(entry.get("frames", ()))) if allocates and layer == "use" else ()
-        yield Allocated(at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack)
+        yield AllocationEvent(at, _SERIES, layer, int(entry["addr"]), int(entry["size"]) if allocates else 0, stack)
 
 
 def _frame(frame: Mapping[str, Any]) -> Frame:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.devices.cuda import code_cache, nvrtc
-from pytest_gpumem.devices.cuda.code_cache import CodeCache, Library, MachineCode, loaded_nvrtc
-from pytest_gpumem.devices.cuda.nvrtc import Compiled
+from pytest_gpumem.devices.cuda.code_cache import CachedCode, CodeCache, Library, loaded_nvrtc
+from pytest_gpumem.devices.cuda.nvrtc import Compilation
 
-CODE = MachineCode(b"\x7fELF", "_Z5triad")
+CODE = CachedCode(b"\x7fELF", "_Z5triad")
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ class Counted:
         assert self.compiled - before == compiled  # this process has it now
         return compiled
 
-    def _compile(self, source: str, name: str, architecture: str, *, entries: tuple[str, ...], options: Any) -> Compiled:
+    def _compile(self, source: str, name: str, architecture: str, *, entries: tuple[str, ...], options: Any) -> Compilation:
         self.compiled += 1
-        return Compiled(CODE.code, "", dict.fromkeys(entries, CODE.symbol))
+        return Compilation(CODE.code, "", dict.fromkeys(entries, CODE.symbol))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ pytest.importorskip("cuda.bindings.runtime")
 
 from pytest_gpumem.devices.cuda import driver_memory
 from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
-from pytest_gpumem.devices.memory_events import Allocated, Figures, MemoryLog
+from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog
 from pytest_gpumem.devices.protocol import NotCounted
 
 
@@ -26,7 +26,7 @@ class Site(IntEnum):
     API_EXIT = 1
 
 
-KEPT = (Allocated(0.0, ("CUDA", "device"), "driver", 1, 100),)
+KEPT = (AllocationEvent(0.0, ("CUDA", "device"), "driver", 1, 100),)
 NAMES = (
     *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemAllocHost_v2", "cuMemHostRegister_v2"),
     *("cuMemAllocAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister", "cuMemFreeAsync"),

@@ -102,7 +102,7 @@ def test_gpus_that_copy_directly_come_first(driver: FakeDriver, monkeypatch: pyt
 def test_a_driver_of_an_older_major_version_is_refused(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cupy")
     monkeypatch.setattr("cupy.cuda.runtime.runtimeGetVersion", lambda: 13020)
-    monkeypatch.setattr(facts, "query", lambda index: facts.Found(H100, 12040))
+    monkeypatch.setattr(facts, "query", lambda index: facts.DriverFacts(H100, 12040))
     monkeypatch.setattr(facts, "_elsewhere", lambda index, asked: facts.query(index))
     with pytest.raises(CudaUnavailable, match=r"supports CUDA 12\.4, the installed CuPy needs CUDA 13.*\[cuda12\]"):
         read_facts(0)
@@ -131,7 +131,7 @@ class FakeProcess:
 
 
 def test_the_process_that_was_started_early_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = FakeProcess(msgspec.json.encode(facts.Found(H100, 13000)))
+    process = FakeProcess(msgspec.json.encode(facts.DriverFacts(H100, 13000)))
     monkeypatch.setattr(facts, "_installed", lambda module: True)
     monkeypatch.setattr(facts, "_linked_version", lambda: 13000)
     monkeypatch.setattr(facts, "FactsProcess", lambda index, file: process)

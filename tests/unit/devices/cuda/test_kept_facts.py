@@ -31,7 +31,7 @@ class Process:
         Process.started += 1
 
     def answer(self) -> bytes:
-        return msgspec.json.encode(facts.Found(self.card, 13000))
+        return msgspec.json.encode(facts.DriverFacts(self.card, 13000))
 
     def close(self) -> None:
         pass

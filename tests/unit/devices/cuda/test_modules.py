@@ -15,7 +15,7 @@ import pytest
 
 from pytest_gpumem.devices.cuda import modules
 from pytest_gpumem.devices.cuda.modules import Modules, UnknownCode
-from pytest_gpumem.kernels.cubin import NoSuchKernel
+from pytest_gpumem.kernels.cubin import NotInCubin
 
 NAMES = (*modules._LOADS, *modules._LOOKS_UP, *modules._LAUNCHES)
 Cbid = IntEnum("Cbid", NAMES)  # type: ignore[misc]
@@ -31,7 +31,7 @@ class FakeCubin:
 
     def kernel(self, name: str) -> Any:
         if name not in self._digests:
-            raise NoSuchKernel(name)
+            raise NotInCubin(name)
         return SimpleNamespace(digest=self._digests[name])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.devices.cuda import code_cache
-from pytest_gpumem.devices.cuda.nvrtc import Compiled, DoesNotCompile
+from pytest_gpumem.devices.cuda.nvrtc import Compilation, DoesNotCompile
 from pytest_gpumem.devices.cuda.own_kernels import CONTENT_SOURCE, HOLD, compiled_meanwhile, fill, mismatch
 from pytest_gpumem.devices.protocol import Launch, Stream
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
@@ -22,9 +22,9 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The entries that were compiled, by a compiler that makes nothing."""
     made: list[str] = []
 
-    def compiled(source: str, name: str, architecture: str, *, entries: tuple[str, ...], options: Any) -> Compiled:
+    def compiled(source: str, name: str, architecture: str, *, entries: tuple[str, ...], options: Any) -> Compilation:
         made.extend(entries)
-        return Compiled(b"", "", dict.fromkeys(entries, name))
+        return Compilation(b"", "", dict.fromkeys(entries, name))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(code_cache, "compiled", compiled)
@@ -53,7 +53,7 @@ def test_it_is_what_the_harness_launches(name: str, no_compiler: list[str], monk
 
 
 def test_what_does_not_compile_is_reported_where_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any, **keywords: Any) -> Compiled:
+    def broken(*arguments: Any, **keywords: Any) -> Compilation:
         raise DoesNotCompile("expected a ';'")
 
     monkeypatch.setattr(code_cache, "compiled", broken)

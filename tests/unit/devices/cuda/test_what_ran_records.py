@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.cuda.modules import Launch, UnknownCode
-from pytest_gpumem.devices.cuda.what_ran import Seen, call_name, window
+from pytest_gpumem.devices.cuda.modules import LaunchFunction, UnknownCode
+from pytest_gpumem.devices.cuda.what_ran import PassRecords, call_name, window
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
 
@@ -66,12 +66,14 @@ def call(kind: str, name: str, start: int) -> Any:
     return record(kind, cbid=names[name], start=start)
 
 
-def ran(*records: Any, launches: list[Launch] | None = None, begin: int = 0, end: int = 1000) -> WhatRan:
-    seen = Seen()
+def ran(*records: Any, launches: list[LaunchFunction] | None = None, begin: int = 0, end: int = 1000) -> WhatRan:
+    seen = PassRecords()
     for one in records:
         seen.receive(CUPTI, one)
     called = [
-        Launch(one.correlation_id, one.name, one.correlation_id) for one in records if hasattr(one, "grid_x") and not one.graph_node_id
+        LaunchFunction(one.correlation_id, one.name, one.correlation_id)
+        for one in records
+        if hasattr(one, "grid_x") and not one.graph_node_id
     ]
     return seen.what_ran(called if launches is None else launches, begin, end, Codes())
 
@@ -125,15 +127,15 @@ def test_a_name_has_no_version_and_a_newer_call_a_number() -> None:
 
 def test_kernels_are_matched_by_number_or_where_these_differ_by_their_order() -> None:
     records = [kernel(1, "a"), kernel(2, "a"), kernel(3, "b")]
-    by_number = [Launch(2, "a", 20), Launch(1, "a", 10), Launch(3, "b", 30)]
+    by_number = [LaunchFunction(2, "a", 20), LaunchFunction(1, "a", 10), LaunchFunction(3, "b", 30)]
     assert [step.code for step in ran(*records, launches=by_number).launch] == ["code 10", "code 20", "code 30"]
-    by_order = [Launch(101, "a", 10), Launch(102, "a", 20), Launch(103, "b", 30)]
+    by_order = [LaunchFunction(101, "a", 10), LaunchFunction(102, "a", 20), LaunchFunction(103, "b", 30)]
     assert [step.code for step in ran(*records, launches=by_order).launch] == ["code 10", "code 20", "code 30"]
 
 
 def test_kernels_that_are_missing_are_no_record() -> None:
     with pytest.raises(NotCounted, match="delivered 1 of 2 kernels"):
-        ran(kernel(1), launches=[Launch(1, "scale", 1), Launch(2, "scale", 2)])
+        ran(kernel(1), launches=[LaunchFunction(1, "scale", 1), LaunchFunction(2, "scale", 2)])
     with pytest.raises(NotCounted, match="no kernel of the graph"):
         ran(call("RUNTIME", "cudaGraphLaunch_ptsz_v10000", 5))
 

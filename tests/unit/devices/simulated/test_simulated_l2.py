@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
-from pytest_gpumem.devices.simulated.l2 import L2
+from pytest_gpumem.devices.simulated.l2 import L2Lines
 from pytest_gpumem.units import MiB
 
 
 def test_the_state_and_the_sums_follow_every_change() -> None:
-    chance, l2 = random.Random(1), L2(DATASHEETS["h100"])
+    chance, l2 = random.Random(1), L2Lines(DATASHEETS["h100"])
     memory = [Allocation(MemoryKind.DEVICE, 40 * MiB, 0, 0) for _ in range(5)]
     states = [l2.state()]
 
