@@ -164,7 +164,7 @@ def schema() -> str:
     whole = json.loads(SCHEMA.read_text(encoding="utf-8"))
     parts = [_record("The value of `gpumem`", whole)]
     # In the order in which a reader meets them: the widest first.
-    order = ("Row", "Verdict", "Comparison", "Measurement", "Traffic", "Window", "Conditions", "DeviceFacts", "Limits")
+    order = ("Row", "Verdict", "Comparison", "Measurement", "MovedBytes", "Window", "Conditions", "DeviceFacts", "Limits")
     names = [*order, *sorted(whole["$defs"].keys() - {*order})]
     return "\n\n".join([*parts, *(_record(name, whole["$defs"][name]) for name in names)])
 

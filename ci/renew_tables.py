@@ -62,7 +62,7 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
     return f"{head}\n\n{drawn}"
 
 
-NAMES = {"max_syncs": "max_waits", "syncs": "waits", "no_evidence": "no_what_ran"}
+NAMES = {"traffic": "moved_bytes", "counted": "dram_bytes", "max_syncs": "max_waits", "syncs": "waits", "no_evidence": "no_what_ran"}
 OF_A_COMPARISON = {"delta": "change", "low": "change_low", "high": "change_high"}
 """Keys of older records, and what they are called now."""
 

@@ -7,11 +7,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance, Traffic
+from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, MovedBytes, Provenance
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.units import MiB
 
-TRIAD: dict[str, Any] = {"target": "triad", "traffic": Traffic(512 * MiB, 256 * MiB), "footprint": 768 * MiB}
+TRIAD: dict[str, Any] = {"target": "triad", "moved_bytes": MovedBytes(512 * MiB, 256 * MiB), "footprint": 768 * MiB}
 """Changes of `measurement`: the work is a triad over 768 MiB."""
 
 
@@ -31,7 +31,7 @@ def measurement(**changes: Any) -> Measurement:
         "sampler_reason": "",
         "placements": ((1e-3,),),
         "half_width": None,
-        "traffic": None,
+        "moved_bytes": None,
         "footprint": None,
         "floor": 1e-6,
         "conditions": (Conditions(), Conditions()),

@@ -11,7 +11,7 @@ from known_devices import H100
 from measurements import measurement
 
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Limits, Measurement, Traffic
+from pytest_gpumem.records.measurement import Limits, Measurement, MovedBytes
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.runs.experiment import Processes
 from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
@@ -23,7 +23,7 @@ SETTINGS = {"device": "cuda", "mode": "clean-cold", "sampler": "auto", "placemen
 
 def measured(latency: float, **changes: Any) -> Measurement:
     """A measurement of one placement."""
-    return measurement(**{"placements": ((latency,),), "traffic": Traffic(2, 1), "floor": 0.0, "overhead": 3e-6, **changes})
+    return measurement(**{"placements": ((latency,),), "moved_bytes": MovedBytes(2, 1), "floor": 0.0, "overhead": 3e-6, **changes})
 
 
 def row(nodeid: str, latency: float | None, code: Code | None = Code.NO_BASELINE, **changes: Any) -> Row:

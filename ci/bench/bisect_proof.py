@@ -113,7 +113,7 @@ class _Drawn:
 
 _UNWATCHED = Measurement(
     label="", target="", mode="", sampler="host", sampler_reason="", placements=((1.0,),), half_width=None,
-    traffic=None, footprint=None, floor=0.0, conditions=(Conditions(), Conditions()), overhead=0.0,
+    moved_bytes=None, footprint=None, floor=0.0, conditions=(Conditions(), Conditions()), overhead=0.0,
 )  # fmt: skip
 
 

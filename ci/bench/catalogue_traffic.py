@@ -42,10 +42,10 @@ def name_of(row: Record) -> str:
 
 def why(row: Record, l2_bytes: int) -> str:
     """Why a kernel's count is not what was declared, by what the SMs asked of L2 and what L2 may still hold."""
-    if row["counted"] is None:
+    if row["dram_bytes"] is None:
         kernel = CATALOGUE.get(name_of(row))
         return "a copy engine moves it, and ncu counts kernels" if kernel is not None and kernel.source is None else "not counted"
-    declared, counted = row["declared"], row["counted"]
+    declared, counted = row["moved_bytes"], row["dram_bytes"]
     return "; ".join(_reasons(declared, counted, l2_bytes)) or "as declared"
 
 
@@ -75,7 +75,7 @@ def table(record: Record) -> str:
     lines = [head, "", f"{'kernel':<20}{'declared MB':>17}{'counted MB':>17}{'differ':>9}  says"]
     lines.append(f"{'':<20}{'read':>9}{'written':>8}{'read':>9}{'written':>8}")
     for row in record["rows"]:
-        declared, counted = row["declared"], row["counted"]
+        declared, counted = row["moved_bytes"], row["dram_bytes"]
         if declared is None or counted is None:
             lines.append(f"{name_of(row):<20}{_pair(declared)}{'-':>9}{'-':>8}{'':>9}  {why(row, 0)}")
             continue
@@ -94,7 +94,7 @@ def _pair(figures: Record | None) -> str:
 
 def absent(rows: Sequence[Record], wanted: Sequence[str]) -> list[str]:
     """Kernels without a count, though they run on SMs."""
-    counted = {name_of(row) for row in rows if row["counted"] is not None}
+    counted = {name_of(row) for row in rows if row["dram_bytes"] is not None}
     return [name for name in wanted if name not in counted and CATALOGUE[name].source is not None]
 
 

@@ -40,7 +40,7 @@ from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.screen import ALONE, ALPHA, LOOKS, Family
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance, Repeat, Traffic
+from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, MovedBytes, Provenance, Repeat
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.what_ran import WhatRan
 
@@ -224,7 +224,7 @@ class Source:
             sampler_reason="",
             placements=tuple(zip(first.medians, strict=True)),
             half_width=None,
-            traffic=Traffic(2 * kernel.mib << 20, kernel.mib << 20),
+            moved_bytes=MovedBytes(2 * kernel.mib << 20, kernel.mib << 20),
             footprint=3 * kernel.mib << 20,
             floor=1.3e-6,
             conditions=CONDITIONS,

@@ -181,7 +181,7 @@ def reduced(results: dict[str, Any], about: dict[str, Any]) -> tuple[Process, di
         kinds[name] = {
             "target": seen["target"],
             "mode": seen["mode"],
-            "bytes": seen["traffic"]["reads"] + seen["traffic"]["writes"],
+            "bytes": seen["moved_bytes"]["reads"] + seen["moved_bytes"]["writes"],
             "footprint": seen["footprint"],
         }
         if seen["overhead"] is not None:

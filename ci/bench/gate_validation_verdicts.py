@@ -31,7 +31,7 @@ from pytest_gpumem.judging.screen import LOOKS, Family
 from pytest_gpumem.judging.spread import corrected_latencies, readings
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance, Traffic
+from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, MovedBytes, Provenance
 from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.units import parse_share
@@ -151,7 +151,7 @@ class Data:
             sampler_reason="",
             placements=tuple((median,) for median in unpacked(seen["m"])),
             half_width=None,
-            traffic=Traffic(kind["bytes"], 0),
+            moved_bytes=MovedBytes(kind["bytes"], 0),
             footprint=kind["footprint"],
             floor=process["floor"] * UNIT,
             conditions=(Conditions(), Conditions()),

@@ -122,7 +122,7 @@ def measured(device: Device, names: tuple[str, ...], budget: float, *, cost: boo
             continue
         finally:
             arena.close()
-        assert taken.traffic is not None
+        assert taken.moved_bytes is not None
         assert taken.migrations is not None
         counts = {part: _counts(getattr(taken.migrations, part)) for part in ("before", "launch")}
         found.append(
@@ -130,8 +130,8 @@ def measured(device: Device, names: tuple[str, ...], budget: float, *, cost: boo
                 "variant": name,
                 "seconds": taken.latency,
                 "samples": len(taken.samples),
-                "read": taken.traffic.reads,
-                "written": taken.traffic.writes,
+                "read": taken.moved_bytes.reads,
+                "written": taken.moved_bytes.writes,
                 **counts,
                 "not_counted": taken.migrations.not_counted,
             }

@@ -186,7 +186,7 @@ def measured_in(results: Path) -> dict[str, str]:
     for row in json.loads(results.read_text())["gpumem"]["rows"]:
         if (measurement := row["measurement"]) is None:
             continue
-        traffic = measurement.get("traffic")
+        traffic = measurement.get("moved_bytes")
         made_of = ANYTHING if traffic is None else COPIES if traffic["link"] else KERNELS
         measured[row["range_name"]] = min(measured.get(row["range_name"], made_of), made_of, key=MADE_OF.index)
     return measured

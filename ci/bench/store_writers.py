@@ -69,7 +69,7 @@ def row(number: int) -> Row:
         sampler_reason="",
         placements=((1e-3 + number * 1e-7,),),
         half_width=1e-6,
-        traffic=None,
+        moved_bytes=None,
         footprint=None,
         floor=1e-6,
         conditions=(Conditions(), Conditions()),

@@ -97,7 +97,7 @@ def reduced(measurement: Measurement, process: Process) -> Measurement:
     lacks its time and card, it gets those of its process."""
     provenance = measurement.provenance or Provenance(process.utc.isoformat(timespec="seconds"), process.device.uuid)
     placements = tuple((median,) for median in measurement.medians)
-    return replace(measurement, placements=placements, sampler_reason="", notes=(), counted=None, provenance=provenance)
+    return replace(measurement, placements=placements, sampler_reason="", notes=(), dram_bytes=None, provenance=provenance)
 
 
 def written(content: RunFile, settings: Mapping[str, object] | None = None) -> str:

@@ -276,7 +276,7 @@ def _host_timed(median: float, rounds: object) -> Measurement:
         sampler_reason="by pytest-benchmark",
         placements=((median,),),
         half_width=None,
-        traffic=None,
+        moved_bytes=None,
         footprint=None,
         floor=0.0,
         conditions=(Conditions(), Conditions()),

@@ -20,7 +20,7 @@ from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import bounds, change, counted
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.measurement import Traffic
+from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
@@ -106,7 +106,7 @@ def _rank(pair: Pair) -> tuple[int, float]:
 # Counts, bytes and code
 
 FIGURES = {
-    "moved_bytes": "measurement.traffic",
+    "moved_bytes": "measurement.moved_bytes",
     "gpu_page_faults": "measurement.migrations.launch.gpu_faults",
     "migrated_bytes": "measurement.migrations.launch.migrated",
     "kernels": "measurement.what_ran.kernels",
@@ -142,7 +142,7 @@ def _figure(row: Row | None, place: str) -> _Value:
             return None
         if isinstance(found, WhatRan) and not found.order and not place.endswith(".digest"):
             return None  # no launch was watched
-    return found.reads + found.writes if isinstance(found, Traffic) else found
+    return found.reads + found.writes if isinstance(found, MovedBytes) else found
 
 
 def ran_differently(pair: Pair) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ class SideFigures:
     @property
     def compulsory(self) -> int | None:
         """Declared bytes of one launch to and from DRAM; None if unknown, or if they cross a link."""
-        traffic = self.measurement.traffic
+        traffic = self.measurement.moved_bytes
         return None if traffic is None or traffic.link else traffic.total
 
 

@@ -120,7 +120,7 @@ def _pageable_arguments(sides: BaseAndHead) -> Estimate | None:
     """The same by the kinds of the arguments, where no copies were recorded."""
     was, now = sides.base.host_memory, sides.head.host_memory
     names = [name for name, kind in now.items() if kind == "pageable" and was.get(name) in LOCKED]
-    traffic = sides.head.measurement.traffic
+    traffic = sides.head.measurement.moved_bytes
     if not names or traffic is None:
         return None
     seconds = traffic.total / PAGEABLE_RATE - traffic.total / link_rate(sides.base)

@@ -56,7 +56,7 @@ class Drift:
 
 def control_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
     """The control that a measurement follows, "dram" or "l2"; None if something else bounds it, or the peak is unknown."""
-    if measurement.traffic is None or measurement.traffic.link or measurement.sampler in ("host", "plain"):
+    if measurement.moved_bytes is None or measurement.moved_bytes.link or measurement.sampler in ("host", "plain"):
         return None
     if not facts.dram_peak or (measurement.bandwidth or 0.0) < BOUND * facts.dram_peak:
         return None

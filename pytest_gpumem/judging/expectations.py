@@ -36,7 +36,7 @@ class Expectation(NamedTuple):
     unmeasured: bool = False  # of a test that measures in BASE: the change's has no fixture for it
 
 
-class TestEnd(NamedTuple):
+class Ending(NamedTuple):
     """How a test ended."""
 
     how: How
@@ -82,7 +82,7 @@ class Selection(Record, frozen=True):
         return not self.has(nodeid) and not self.leaves_out(nodeid)
 
 
-def against_base(ended: TestEnd, one: Expectation, base: Selection, name: str) -> TestEnd:
+def against_base(ended: Ending, one: Expectation, base: Selection, name: str) -> Ending:
     """How a test of a change ended, by what BASE selects: words leave out what they leave out of BASE too.
     `one`: what is expected of it.
     `name`: of BASE.
@@ -167,7 +167,7 @@ def judged(row: Row) -> set[str]:
     return names
 
 
-def discharge(one: Expectation, rows: Sequence[Row], ended: TestEnd) -> Omission | None:
+def discharge(one: Expectation, rows: Sequence[Row], ended: Ending) -> Omission | None:
     """How an expectation ended; None if the verdict of a row says so, or the test's failure.
     `rows`: of its test.
     `ended`: how its test ended.
@@ -189,7 +189,7 @@ def discharge(one: Expectation, rows: Sequence[Row], ended: TestEnd) -> Omission
     return Omission(one.nodeid, one.label, status, reason, one.what, ended.by_words, base_too=ended.base_too, skipped=skipped)
 
 
-def _of_row(ended: TestEnd) -> tuple[Status, str]:
+def _of_row(ended: Ending) -> tuple[Status, str]:
     if ended.how == "passed":
         return LOST, "its test passed without it"
     if ended.base_too:
@@ -199,14 +199,14 @@ def _of_row(ended: TestEnd) -> tuple[Status, str]:
     return _not_run(ended, "its")
 
 
-def _of_limit(name: str, ended: TestEnd) -> tuple[Status, str]:
+def _of_limit(name: str, ended: Ending) -> tuple[Status, str]:
     if ended.how in ("passed", "xfailed", "xpassed"):
         measured = "watched no memory" if name in OF_FOOTPRINT else "measured nothing"
         return UNJUDGED, f"the test {ended.how} and {measured}"
     return (NOT_RUN, ended.reason) if ended.base_too else _not_run(ended, "the")
 
 
-def _not_run(ended: TestEnd, its: str) -> tuple[Status, str]:
+def _not_run(ended: Ending, its: str) -> tuple[Status, str]:
     if ended.how == "gone":
         return LOST, f"{its} test is no longer collected"
     return LOST if ended.in_base else NOT_RUN, ended.reason or ended.how

@@ -345,7 +345,7 @@ def _of_this_device(
 def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str, str, str]]:
     """The parts of a launch's work that changed: bytes and window, each with its old and new value in words."""
     changed = []
-    then, now = (None if m.traffic is None else m.traffic.total for m in (past, measurement))
+    then, now = (None if m.moved_bytes is None else m.moved_bytes.total for m in (past, measurement))
     if then != now:
         was, value = ("unknown" if total is None else size(total) for total in (then, now))
         changed.append(("traffic", was, value))
@@ -357,7 +357,7 @@ def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str,
 
 def _more_bytes(past: Measurement, measurement: Measurement) -> bool:
     """True if all that changed is that a launch moves more bytes. It then does more work, and its time says by how much."""
-    then, now = past.traffic, measurement.traffic
+    then, now = past.moved_bytes, measurement.moved_bytes
     return then is not None and now is not None and past.window == measurement.window and then.total < now.total
 
 

@@ -272,9 +272,9 @@ def _counter(
     """
 
     def rule(one: _LimitCheck) -> Finding | None:
-        if one.measurement.counted is None:
+        if one.measurement.dram_bytes is None:
             return None
-        if (found := figure(one.measurement.counted)) is None:
+        if (found := figure(one.measurement.dram_bytes)) is None:
             return one.not_counted(f"Nsight Compute counted no {of}")
         if not least:
             return against_most(one.limit, found, parse(one.written), words(found))
@@ -311,7 +311,7 @@ RULES: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
 def waits_for_counts(measurement: Measurement, limits: Limits) -> str | None:
     """A note on limits that are not judged here; None if there are none."""
     names = [name for name in COUNTERS if getattr(limits, name) is not None]
-    if not names or measurement.counted is not None:
+    if not names or measurement.dram_bytes is not None:
         return None
     return f"{', '.join(names)}: judged by gpumem profile ncu --traffic"
 
@@ -359,7 +359,7 @@ def uncounted(measurement: Measurement, limits: Limits) -> bool:
 
 def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:
     """A bandwidth above the DRAM peak, where L2 cannot explain it: fewer bytes moved than declared."""
-    traffic, bandwidth = measurement.traffic, measurement.bandwidth
+    traffic, bandwidth = measurement.moved_bytes, measurement.bandwidth
     if traffic is None or not bandwidth or measurement.no_share_of_peak(facts) is not None:
         return
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import L2_MULTIPLES, DramBytes, Measurement, NoShare, Traffic
+from pytest_gpumem.records.measurement import L2_MULTIPLES, DramBytes, Measurement, MovedBytes, NoShare
 from pytest_gpumem.units import format_bytes, format_rate, format_share
 
 
@@ -75,7 +75,7 @@ class Account:
 def account(measurement: Measurement, facts: DeviceFacts) -> Account | None:
     """The count of a measurement against its declaration; None if nothing was counted. It is judged where the bytes cross the DRAM bus
     (`Measurement.not_of_dram`): the footprint is at least four times L2, the mode is not hot, and no link is involved."""
-    counted, traffic = measurement.counted, measurement.traffic
+    counted, traffic = measurement.dram_bytes, measurement.moved_bytes
     if counted is None:
         return None
     if traffic is None:
@@ -99,7 +99,7 @@ def account(measurement: Measurement, facts: DeviceFacts) -> Account | None:
     return Account(Agreement.AGREES, difference, figures)
 
 
-def _missing(measurement: Measurement, traffic: Traffic, counted: DramBytes, facts: DeviceFacts) -> str:
+def _missing(measurement: Measurement, traffic: MovedBytes, counted: DramBytes, facts: DeviceFacts) -> str:
     """How much less a launch moves than was declared; empty if the caches can account for it."""
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM; a persisting window's bytes need not come from DRAM.
     unwritten = facts.l2_bytes
@@ -116,7 +116,7 @@ def _missing(measurement: Measurement, traffic: Traffic, counted: DramBytes, fac
     return " and ".join(parts)
 
 
-def _why(traffic: Traffic, counted: DramBytes) -> str:
+def _why(traffic: MovedBytes, counted: DramBytes) -> str:
     """A cause of the excess, by the bytes that the SMs asked of L2."""
     if counted.l2_reads is None or counted.l2_writes is None:
         return "by sectors used in part or lines fetched again"

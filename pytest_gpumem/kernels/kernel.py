@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Traffic
+from pytest_gpumem.records.measurement import MovedBytes
 
 RESERVED_SHARED_BYTES = 1024
 """Shared memory of each block that the system keeps (CUDA C++ Programming Guide, compute capabilities 8.x and 9.0)."""
@@ -168,14 +168,14 @@ class Kernel:
                 return f"{parameter.name} is {value}; a whole number of at least {parameter.least} is needed"
         return next((problem for check in self.checks if (problem := check(call)) is not None), None)
 
-    def traffic(self, call: Call) -> Traffic:
+    def traffic(self, call: Call) -> MovedBytes:
         """Compulsory bytes of one launch: the sum of the accesses' footprints by direction."""
         accesses = self.accesses(call)
         link = any(call.arrays[a.argument].on_host for a in accesses)
         if link and self.source is not None:
             # A kernel that reads mapped host memory: what crosses the link is what lies beyond it.
             accesses = tuple(a for a in accesses if call.arrays[a.argument].on_host)
-        return Traffic(
+        return MovedBytes(
             reads=sum(a.footprint for a in accesses if a.direction == "read"),
             writes=sum(a.footprint for a in accesses if a.direction == "write"),
             link=link,

@@ -171,7 +171,7 @@ class Conductor:
             sampler_reason=sampling.choice.reason,
             placements=tuple(sampling.placements),
             half_width=sampling.half_width,
-            traffic=target.traffic,
+            moved_bytes=target.moved_bytes,
             footprint=target.footprint,
             floor=floors.empty / sampling.batch if sampler == "batched" else floors.empty,
             overhead=floors.launch if sampler == "blocked" else None,

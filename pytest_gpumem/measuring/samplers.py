@@ -220,7 +220,7 @@ class PlainSampler(Sampler):
     """
 
     def _one(self, place: int) -> float:
-        shot, device, traffic = self._shot, self._device, self._shot.target.traffic
+        shot, device, traffic = self._shot, self._device, self._shot.target.moved_bytes
         with shot.ranges.range(phase(shot.name, "flush")):
             shot.restore(shot.stream)
             shot.state(place, shot.stream)

@@ -339,7 +339,7 @@ def category_of(target: Target, mode: str, l2_bytes: int) -> str | None:
     Returns "managed" if pages are put back before every sample, "link" if declared bytes cross a link, "L2" if a window lies on part of
     the data or hot caches may hold it all, "DRAM" for other declared bytes, else None.
     """
-    traffic, footprint = target.traffic, target.footprint
+    traffic, footprint = target.moved_bytes, target.footprint
     if target.managed:
         return MANAGED
     if traffic is not None and traffic.link:

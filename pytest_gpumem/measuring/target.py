@@ -12,7 +12,7 @@ from pytest_gpumem.devices.protocol import Device, Graph, Stream
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside
-from pytest_gpumem.records.measurement import Traffic
+from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.units import GiB, MiB, parse_bytes
 
 
@@ -37,7 +37,7 @@ class Target:
     stream: Stream  # where it runs
     launch: Callable[[int, Stream], None]  # queues one launch on the buffers of one placement
     places: int = 1  # placements of its buffers that live side by side
-    traffic: Traffic | None = None  # compulsory bytes of one launch, if known
+    moved_bytes: MovedBytes | None = None  # compulsory bytes of one launch, if known
     footprint: int | None = None  # distinct bytes touched by one launch, if known
     accesses_per_launch: int | None = None  # dependent accesses of one launch
     sectors_per_request: float | None = None  # mean sectors of one launch's warp-wide requests, if it makes any and their pattern is known

@@ -21,7 +21,7 @@ from pytest_gpumem.measuring.target import Target, captured, padding, refuse_win
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.managed import notes as managed_notes
-from pytest_gpumem.records.measurement import NOTHING_RAN, Traffic
+from pytest_gpumem.records.measurement import NOTHING_RAN, MovedBytes
 
 
 def callable_target(
@@ -54,7 +54,7 @@ def callable_target(
         kind="callable",
         stream=stream,
         launch=calls.launch,
-        traffic=None if moved is None else Traffic(0, 0, declared=moved),
+        moved_bytes=None if moved is None else MovedBytes(0, 0, declared=moved),
         footprint=moved,
         # The callable may touch any managed buffer of the test, through closures or arrays of other libraries.
         managed=arena.homes,

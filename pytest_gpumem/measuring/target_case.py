@@ -21,7 +21,7 @@ from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.memory.spaces import Memory, address_of
-from pytest_gpumem.records.measurement import Traffic
+from pytest_gpumem.records.measurement import MovedBytes
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class CasePlacements:
             kind="case",
             stream=self._stream if window is None else window.stream,
             launch=self._launching(case.launch),
-            traffic=_traffic(case),
+            moved_bytes=_traffic(case),
             footprint=sum(arrays.values()) or (None if case.moved is None else int(case.moved)),
             managed=built.arena.homes,
             window=window,
@@ -242,12 +242,12 @@ def _check_fields(case: Case) -> None:
                 raise BadCall(f"Case.{field} takes arrays or buffers; {array!r} has no nbytes")
 
 
-def _traffic(case: Case) -> Traffic | None:
+def _traffic(case: Case) -> MovedBytes | None:
     if case.moved is not None:
-        return Traffic(0, 0, declared=int(case.moved))
+        return MovedBytes(0, 0, declared=int(case.moved))
     if not case.reads and not case.writes:
         return None
-    return Traffic(reads=sum(int(a.nbytes) for a in case.reads), writes=sum(int(a.nbytes) for a in case.writes))
+    return MovedBytes(reads=sum(int(a.nbytes) for a in case.reads), writes=sum(int(a.nbytes) for a in case.writes))
 
 
 def _notes(case: Case, unpoisoned: int) -> Iterator[str]:

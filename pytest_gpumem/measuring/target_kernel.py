@@ -81,7 +81,7 @@ class KernelLaunches:
             kind="kernel",
             stream=self._stream,
             launch=self.launch,
-            traffic=kernel.traffic(call),
+            moved_bytes=kernel.traffic(call),
             footprint=sum(footprints.values()),
             accesses_per_launch=None if kernel.accesses_per_launch is None else kernel.accesses_per_launch(call),
             sectors_per_request=sectors_per_request(accesses) if requests else None,

@@ -15,7 +15,7 @@ from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.records.measurement import Traffic
+from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.units import format_bytes
 
 GRAIN = 256  # chunks begin at multiples of so many bytes, as allocations do
@@ -29,7 +29,7 @@ class Work(ABC):
 
     name: str
     engines: frozenset[str]  # that it keeps busy
-    traffic: Traffic | None = None  # compulsory bytes of one run, if known
+    moved_bytes: MovedBytes | None = None  # compulsory bytes of one run, if known
     on_host: bool = False  # the host takes part: `queue` returns late, and only the host's clock shows the time
     verifies: bool = False  # True if `verify` compares anything
     before: Work | None = None  # what comes before each measured run, untimed
@@ -66,7 +66,7 @@ class Copy(Work):
         self._pieces = cut(source.nbytes, pieces)
         there, here = destination.kind, source.kind
         self.on_host = there.pageable or here.pageable
-        self.traffic = Traffic(source.nbytes, source.nbytes, link=here.beyond_link or there.beyond_link)
+        self.moved_bytes = MovedBytes(source.nbytes, source.nbytes, link=here.beyond_link or there.beyond_link)
         if here.on_peer or there.on_peer:
             self.engines = frozenset([PEER])
         else:
@@ -104,7 +104,7 @@ class KernelWork(Work):
         self._launch = kernel.launch(buffers, scalars)
         self._expected: Mapping[str, Any] = {}
         self.name, self.verifies = kernel.name, kernel.kernel.reference is not None
-        self.traffic = kernel.kernel.traffic(self._launch.call)
+        self.moved_bytes = kernel.kernel.traffic(self._launch.call)
         kernel.device.kernels.compile(self._launch)
 
     def queue(self, stream: Stream) -> None:
@@ -173,7 +173,7 @@ class StagedCopy(Work):
         self._kernel, (self._buffers, self._scalars) = kernel, kernel.arguments((there,), scalars)
         _check_engines(self._device, frozenset([HOST_TO_DEVICE]))
         self.engines = frozenset([HOST_TO_DEVICE, KERNEL] if target is None else [HOST_TO_DEVICE, KERNEL, DEVICE_TO_HOST])
-        self.traffic = Traffic(source.nbytes, 0 if target is None else target.nbytes, link=True)
+        self.moved_bytes = MovedBytes(source.nbytes, 0 if target is None else target.nbytes, link=True)
         self.on_host = source.kind.pageable or (target is not None and target.kind.pageable)
         self.name = f"staged {kernel.name}"
         self._lanes = tuple(self._device.streams.create() for _ in range(streams))
@@ -262,8 +262,8 @@ class _Several(Work):
         self._device = device
         self.parts = tuple(works)
         self.engines = frozenset[str]().union(*(work.engines for work in works))
-        crossing = [work.traffic.total for work in works if work.traffic is not None and work.traffic.link]
-        self.traffic = Traffic(0, 0, link=True, declared=sum(crossing)) if crossing else None
+        crossing = [work.moved_bytes.total for work in works if work.moved_bytes is not None and work.moved_bytes.link]
+        self.moved_bytes = MovedBytes(0, 0, link=True, declared=sum(crossing)) if crossing else None
         self.on_host = any(work.on_host for work in works)
         self.verifies = any(work.verifies for work in works)
         self.name = (" then " if name == "in_turn" else " beside ").join(work.name for work in works)

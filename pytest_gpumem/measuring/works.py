@@ -34,7 +34,7 @@ def work_target(work: Work, arena: Arena) -> Target:
         kind="work",
         stream=stream,
         launch=lambda place, queue: work.queue(queue),
-        traffic=work.traffic,
+        moved_bytes=work.moved_bytes,
         waits=work.on_host,
         prepare=nothing if work.before is None else work.before.queue,
         restores=True,  # where nothing is restored, launches that spread over streams do not follow each other in a batch

@@ -125,7 +125,7 @@ def _with_count(row: Row, profile: TestProfile | None, source: str) -> Row:
     measurement = row.measurement
     if measurement is None:
         return row
-    return replace(row, measurement=replace(measurement, counted=None if profile is None else counted(profile, source)))
+    return replace(row, measurement=replace(measurement, dram_bytes=None if profile is None else counted(profile, source)))
 
 
 def counted(profile: TestProfile, source: str) -> DramBytes:
@@ -173,16 +173,16 @@ def to_json(run: CountedRun, *, utc: str) -> dict[str, Any]:
 
 def _row_to_json(row: Row, run: CountedRun) -> dict[str, Any]:
     measurement = row.measurement
-    plain: dict[str, Any] = {"key": row.key, "nodeid": row.nodeid, "label": row.label, "declared": None, "counted": None}
+    plain: dict[str, Any] = {"key": row.key, "nodeid": row.nodeid, "label": row.label, "moved_bytes": None, "dram_bytes": None}
     if measurement is None:
         return plain
-    if measurement.traffic is not None:
-        plain["declared"] = {**msgspec.to_builtins(measurement.traffic), "total": measurement.traffic.total}
+    if measurement.moved_bytes is not None:
+        plain["moved_bytes"] = {**msgspec.to_builtins(measurement.moved_bytes), "total": measurement.moved_bytes.total}
     plain |= {"target": measurement.target, "mode": measurement.mode, "footprint": measurement.footprint}
-    if measurement.counted is not None and (found := account(measurement, run.facts)) is not None:
-        kernels, launches = run.profiles[row.key].kernels, measurement.counted.launches
+    if measurement.dram_bytes is not None and (found := account(measurement, run.facts)) is not None:
+        kernels, launches = run.profiles[row.key].kernels, measurement.dram_bytes.launches
         plain |= {
-            "counted": msgspec.to_builtins(measurement.counted),
+            "dram_bytes": msgspec.to_builtins(measurement.dram_bytes),
             "finding": found.finding.value,
             "difference": found.difference,
             "sentence": found.sentence,

@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import (
+    Ending,
     Expectation,
     ExpectedTest,
     Selection,
-    TestEnd,
     against_base,
     discharge,
     of_base,
@@ -171,7 +171,7 @@ class ExpectationHooks:
 
     def _discharge(self, *, complete: bool) -> None:
         gpu = self._session
-        ends, lost = dict[str, TestEnd](), set[str]()
+        ends, lost = dict[str, Ending](), set[str]()
         # In a gate the ini file of the change allows nothing.
         allow_lost = gpu.settings.allow_lost if gpu.base is None else gpu.base.allow_lost
         for one in self._expected():
@@ -194,32 +194,32 @@ class ExpectationHooks:
         measured = {row.key for row in gpu.rows if row.measurement is not None and gpu.rows.end(row.nodeid) in (PASSED, FAILED)}
         gpu.remarks += self._useless(measured)
 
-    def _ended(self, nodeid: str, *, complete: bool) -> TestEnd:
+    def _ended(self, nodeid: str, *, complete: bool) -> Ending:
         """How a test ended, and who left it out."""
         rows, words = self._session.rows, Words(self._session.config)
         end = rows.end(nodeid)
         if end is not None:
             how: Any = end
-            return TestEnd(how, rows.explain(nodeid))
+            return Ending(how, rows.explain(nodeid))
         if (by := self._seen["left_out"].get(nodeid)) is not None:
             kind, name = by
             of_words = words.deselect(kind, nodeid)
             whose = "" if of_words or kind in ("plugin", "project") else " of the ini file"
-            return TestEnd("left out", f"deselected by {name}{whose}", of_words, plugin=name if kind == "plugin" else "")
+            return Ending("left out", f"deselected by {name}{whose}", of_words, plugin=name if kind == "plugin" else "")
         if nodeid in self._selected:
-            return TestEnd("not reached", "not reached")
+            return Ending("not reached", "not reached")
         module = next((why for within, why in self._seen["modules"].items() if within == nodeid or selects(within, nodeid)), None)
         if module is not None:
-            return TestEnd("left out", module)
+            return Ending("left out", module)
         if not complete:
-            return TestEnd("not reached", "not reached")
+            return Ending("not reached", "not reached")
         if not any(name == "." or selects(name, nodeid) for name in words.tests):
-            return TestEnd("not asked for", "not named" if words.name_tests else "outside of testpaths", words.name_tests)
+            return Ending("not asked for", "not named" if words.name_tests else "outside of testpaths", words.name_tests)
         if words.selects_earlier(nodeid):
-            return TestEnd("left out", "deselected by --deselect", by_words=True)
+            return Ending("left out", "deselected by --deselect", by_words=True)
         if words.ignored(nodeid):
-            return TestEnd("left out", "ignored", words.ignore)
-        return TestEnd("gone")
+            return Ending("left out", "ignored", words.ignore)
+        return Ending("gone")
 
     def _useless(self, measured: set[str]) -> Iterator[str]:
         """Remarks about names in `allow_lost` that allow nothing."""

@@ -21,7 +21,7 @@ from pytest_gpumem.baselines.accepted import Acceptances, acceptances, awaiting
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store
-from pytest_gpumem.devices.opening import Asked, DeviceChoice, NoDevice, choose
+from pytest_gpumem.devices.opening import DeviceChoice, DriverAnswer, NoDevice, choose
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
@@ -73,7 +73,7 @@ _SECTIONS = {
 (https://docs.pytest.org/en/stable/reference/customize.html#finding-the-rootdir)."""
 
 
-def start(config: pytest.Config, settings: Settings, asked: Asked) -> None:
+def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> None:
     """Find the device, for which `asked` asks the driver, load the baseline, and register the hooks.
     Raises `pytest.UsageError`: the chosen device is not there, its lock or the baseline cannot be used, or pytest-benchmark is switched
     off.
@@ -201,7 +201,7 @@ def _register_guardian(config: pytest.Config, session: GpuSession, expectations:
         config.pluginmanager.register(EndHooks(), "gpumem-end")
 
 
-def _choose(settings: Settings, place: Storage, asked: Asked = None) -> DeviceChoice:
+def _choose(settings: Settings, place: Storage, asked: DriverAnswer = None) -> DeviceChoice:
     origin = settings.origins.get("device", "default")
     try:
         chosen = choose(settings.device, asked=asked)

@@ -68,7 +68,7 @@ def without_exceptions(medians: Sequence[float]) -> tuple[float, ...]:
     return tuple(median for median, own in zip(medians, modes, strict=True) if own == mode or count < most * len(modes))
 
 
-class Traffic(Record, frozen=True):
+class MovedBytes(Record, frozen=True):
     """Compulsory bytes of one launch: every distinct byte that must be read or written, once."""
 
     reads: Bytes  # Distinct bytes read
@@ -183,7 +183,7 @@ class Measurement(Record, frozen=True, dict=True):
     """Seconds of each sample, one inner tuple per buffer placement."""
     half_width: Seconds | None
     """Half of the 95 % confidence interval of `latency` over placements, in seconds; None with fewer than two placements."""
-    traffic: Traffic | None
+    moved_bytes: MovedBytes | None
     """Compulsory bytes of one launch, where they are known."""
     footprint: Bytes | None
     """Distinct bytes of the arguments that one launch touches; decides whether a share of the peak is meaningful."""
@@ -209,7 +209,7 @@ class Measurement(Record, frozen=True, dict=True):
     it in another way."""
     during: Conditions | None = None
     """The least favourable conditions between the first and the last sample."""
-    counted: DramBytes | None = None
+    dram_bytes: DramBytes | None = None
     """Bytes of a launch of the same test and label by the hardware's counters, where `gpumem profile ncu --traffic` has counted them."""
     kernel_source: str | None = None
     """SHA-256 of the source file of a catalogue kernel; None for a copy and for user code."""
@@ -297,7 +297,7 @@ class Measurement(Record, frozen=True, dict=True):
     @property
     def bandwidth(self) -> float | None:
         """Bytes per second of compulsory traffic, or None where the traffic is unknown."""
-        return self.traffic.total / self.latency if self.traffic is not None else None
+        return self.moved_bytes.total / self.latency if self.moved_bytes is not None else None
 
     @property
     def asked_bandwidth(self) -> float | None:
@@ -305,15 +305,15 @@ class Measurement(Record, frozen=True, dict=True):
 
         Caches and memory together supply them. `bandwidth` of such a launch counts every byte once, and looks slow.
         """
-        if self.requested is None or self.traffic is None or self.requested < REPEATED * self.traffic.total:
+        if self.requested is None or self.moved_bytes is None or self.requested < REPEATED * self.moved_bytes.total:
             return None
         return self.requested / self.latency
 
     def not_of_dram(self, facts: DeviceFacts) -> NoShare | None:
         """Why the bytes of a launch need not cross the DRAM bus, or are unknown; None if they cross it."""
-        if self.traffic is None:
+        if self.moved_bytes is None:
             return NoShare.UNKNOWN_TRAFFIC
-        if self.traffic.link:
+        if self.moved_bytes.link:
             return NoShare.LINK
         if self.mode == "hot":
             return NoShare.HOT

@@ -88,8 +88,8 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
         }
         known["card_variant_dram_latency_s"] = None if measurement.controls is None else measurement.controls.latency
         known["share_of_peak"] = measurement.share_of_peak(facts)
-        known["moved_bytes"] = None if measurement.traffic is None else measurement.traffic.total
-        known["dram_bytes"] = None if measurement.counted is None else measurement.counted.total
+        known["moved_bytes"] = None if measurement.moved_bytes is None else measurement.moved_bytes.total
+        known["dram_bytes"] = None if measurement.dram_bytes is None else measurement.dram_bytes.total
         if measurement.what_ran is not None and measurement.what_ran.order:
             found |= _counts(measurement.what_ran)
         if measurement.migrations is not None and (counts := measurement.migrations.launch) is not None:
@@ -155,9 +155,9 @@ def _times(measured: Measurement) -> dict[str, dict[str, float]]:
     if measured.half_width is not None and measured.half_width < measured.latency:
         ends |= {"lower_value": measured.latency - measured.half_width, "upper_value": measured.latency + measured.half_width}
     figures = {"latency": {name: 1e9 * seconds for name, seconds in ends.items()}}
-    if measured.traffic is not None:
+    if measured.moved_bytes is not None:
         swapped = {"lower_value": "upper_value", "upper_value": "lower_value"}
-        figures["bandwidth_bytes_per_s"] = {swapped.get(name, name): measured.traffic.total / seconds for name, seconds in ends.items()}
+        figures["bandwidth_bytes_per_s"] = {swapped.get(name, name): measured.moved_bytes.total / seconds for name, seconds in ends.items()}
     return figures
 
 

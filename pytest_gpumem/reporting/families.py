@@ -274,7 +274,7 @@ def _ceilings(measured: Sequence[Measurement], series: Sequence[Series], y_name:
     if "bandwidth" not in y_name:
         return
     most = max(point.y for one in series for point in one.points)
-    over_link = [one.traffic is not None and one.traffic.link for one in measured]
+    over_link = [one.moved_bytes is not None and one.moved_bytes.link for one in measured]
     if not any(over_link) and facts.dram_peak > 0 and most >= _PEAK_SHOWN * facts.dram_peak:
         yield Ceiling(facts.dram_peak, f"peak of {'the model' if facts.simulated else 'DRAM'}")
     if all(over_link) and facts.link_bandwidth and most >= _PEAK_SHOWN * facts.link_bandwidth:

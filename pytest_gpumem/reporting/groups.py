@@ -44,7 +44,7 @@ def behaviour_of(measurement: Measurement | None, facts: DeviceFacts) -> Behavio
     """The kind of one measurement."""
     if measurement is None:
         return Behaviour.NOTHING
-    traffic = measurement.traffic
+    traffic = measurement.moved_bytes
     rules = (
         (measurement.overlap is not None, Behaviour.OVERLAP),
         (bool(measurement.accesses_per_launch), Behaviour.LATENCY),

@@ -28,7 +28,7 @@ from pytest_gpumem.reporting.footprints import growths, peak_stack, site_lines
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
 from pytest_gpumem.reporting.plots.bars import MOST, Delta, Rung, forest, ladder, timeline
 from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
-from pytest_gpumem.reporting.plots.memory import TestBytes, legend, memory_bars, memory_course
+from pytest_gpumem.reporting.plots.memory import BytesOfTest, legend, memory_bars, memory_course
 from pytest_gpumem.reporting.plots.runs import Load, history, roofline, strip, trend, turns
 from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
 from pytest_gpumem.reporting.row_facts import OF_MEMORY, RowFacts, row_facts, shown_headings
@@ -202,7 +202,7 @@ def _memory(rows: Sequence[RowFacts], before: Mapping[str, Footprint]) -> Iterat
     watched = [(one, one.row.footprint) for one in rows if one.row.footprint is not None and not one.row.label]
     for caption, name in (("most memory in use at once", "peak"), ("memory kept after the test", "kept")):
         was = {key: getattr(footprint, name) for key, footprint in before.items()}
-        taken = [TestBytes(one.name, anchor(one.row.key), getattr(footprint, name), was.get(one.row.key)) for one, footprint in watched]
+        taken = [BytesOfTest(one.name, anchor(one.row.key), getattr(footprint, name), was.get(one.row.key)) for one, footprint in watched]
         if taken := [one for one in taken if one.nbytes > 0]:
             most = f": {MOST_TESTS} of {len(taken)} tests" if len(taken) > MOST_TESTS else ""
             marked = any(one.before not in (None, one.nbytes) for one in taken)
@@ -224,12 +224,12 @@ def _of_suite(rows: Sequence[RowFacts], facts: DeviceFacts, past: Mapping[str, S
 def _load(one: RowFacts, facts: DeviceFacts) -> Load | None:
     """A row of the roofline; None where bytes are unknown, cross the link, move as pages, or are asked for repeatedly."""
     measurement = one.row.measurement
-    if measurement is None or measurement.traffic is None or not measurement.bandwidth or measurement.traffic.total <= 0:
+    if measurement is None or measurement.moved_bytes is None or not measurement.bandwidth or measurement.moved_bytes.total <= 0:
         return None
     repeated = measurement.asked_bandwidth is not None or measurement.accesses_per_launch
-    if measurement.traffic.link or measurement.managed or measurement.overlap is not None or repeated:
+    if measurement.moved_bytes.link or measurement.managed or measurement.overlap is not None or repeated:
         return None
-    return Load(one.name, measurement.traffic.total, measurement.bandwidth, measurement.not_of_dram(facts) is None)
+    return Load(one.name, measurement.moved_bytes.total, measurement.bandwidth, measurement.not_of_dram(facts) is None)
 
 
 def _delta(one: RowFacts) -> Delta | None:

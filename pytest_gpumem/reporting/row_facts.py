@@ -248,7 +248,7 @@ def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[s
         yield UNCHECKED, "no check compared the result of a launch with a reference"
     if interval := interval_text(measurement):
         yield "95 % interval", interval
-    traffic, bandwidth = measurement.traffic, measurement.bandwidth
+    traffic, bandwidth = measurement.moved_bytes, measurement.bandwidth
     if traffic is not None and bandwidth is not None:
         apart = "" if traffic.declared is not None else f" ({size(traffic.reads)} read, {size(traffic.writes)} written)"
         share = measurement.share_of_peak(device)

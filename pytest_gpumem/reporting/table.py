@@ -14,7 +14,7 @@ from pytest_gpumem.judging.traffic import Account, Agreement, account, size
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import DramBytes, Measurement, Traffic
+from pytest_gpumem.records.measurement import DramBytes, Measurement, MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
 from pytest_gpumem.reporting.groups import by_function, ordered
@@ -207,10 +207,10 @@ def _figures(measurement: Measurement | None, found: Account | None) -> tuple[st
     if measurement is None:
         return "", "", "", ""
     difference = "" if found is None or found.difference is None else format_share(found.difference, sign=True)
-    return _declared(measurement.traffic), _counted(measurement.counted), difference, _asked(measurement.counted)
+    return _declared(measurement.moved_bytes), _counted(measurement.dram_bytes), difference, _asked(measurement.dram_bytes)
 
 
-def _declared(traffic: Traffic | None) -> str:
+def _declared(traffic: MovedBytes | None) -> str:
     if traffic is None:
         return "-"
     if traffic.declared is not None:

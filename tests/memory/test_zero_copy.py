@@ -70,5 +70,5 @@ def test_strided_reads_move_whole_sectors_over_the_link(zero_copy, gpu_device):
 def test_the_links_bytes_are_what_counts(zero_copy, nbytes):
     """Of a kernel that reads mapped memory, what crosses the link is the traffic; the copy of N bytes counts N."""
     result = zero_copy(1)
-    assert result.measurement.traffic.link
-    assert result.measurement.traffic.total == nbytes
+    assert result.measurement.moved_bytes.link
+    assert result.measurement.moved_bytes.total == nbytes

@@ -98,10 +98,10 @@ def test_figures_are_joined_with_their_measurements(traffic: Run, pytester: pyte
     written = json.loads((pytester.path / "traffic.json").read_text())
     by_key = {row["key"]: row for row in written["rows"]}
     triad = by_key["test_suite.py::test_triad"]
-    assert triad["counted"]["launches"] == 5
+    assert triad["dram_bytes"]["launches"] == 5
     assert triad["kernels_per_launch"] == 1
     assert triad["finding"] == "agrees"
-    assert by_key["test_suite.py::test_link"]["counted"] is None
+    assert by_key["test_suite.py::test_link"]["dram_bytes"] is None
     # What pytest prints goes to standard error, the command too.
     assert "--nvtx-include" in done.stderr
     assert "test_suite.py" in done.stderr

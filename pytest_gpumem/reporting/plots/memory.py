@@ -90,7 +90,7 @@ def _together(courses: Sequence[Course]) -> Points:
 
 
 @dataclass(frozen=True)
-class TestBytes:
+class BytesOfTest:
     """The bytes of one test."""
 
     name: str
@@ -99,7 +99,7 @@ class TestBytes:
     before: int | None = None  # bytes in the baseline; None if unknown
 
 
-def memory_bars(tests: Sequence[TestBytes]) -> Markup:
+def memory_bars(tests: Sequence[BytesOfTest]) -> Markup:
     """A bar for each test, the largest first, with a mark at the bytes of the baseline where they differ; at most `MOST` tests."""
     shown = sorted(tests, key=lambda one: -one.nbytes)[:MOST]
     height, room = 30.0 * len(shown) + 8, svg.WIDTH - (90.0 if all(one.before in (None, one.nbytes) for one in shown) else 160.0)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
 from pytest_gpumem.baselines.history import RunFile, SavedRow
 from pytest_gpumem.outcomes import Outcome
-from pytest_gpumem.records.measurement import Limits, Measurement, Traffic
+from pytest_gpumem.records.measurement import Limits, Measurement, MovedBytes
 from pytest_gpumem.records.row import Comparison, Row, Verdict
 
 A100 = replace(H100, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
@@ -29,7 +29,7 @@ def every(past: Measurement) -> bool:
 def row(name: str = "test_triad", *, latency: float = 268e-6, outcome: Outcome = Outcome.PASS, **changes: Any) -> Row:
     measured = {key: changes.pop(key) for key in MEASURED if key in changes}
     around = ((latency, latency * 1.001), (latency, latency * 0.999))
-    triad = {"target": "triad", "sampler": "graph", "traffic": Traffic(2, 1), "footprint": 3, "floor": 1.28e-6, "half_width": 1e-7}
+    triad = {"target": "triad", "sampler": "graph", "moved_bytes": MovedBytes(2, 1), "footprint": 3, "floor": 1.28e-6, "half_width": 1e-7}
     given = {
         "nodeid": f"tests/test_a.py::{name}",
         "limits": Limits(),

@@ -116,7 +116,7 @@ def test_what_is_kept_of_a_measurement(tmp_path: Path) -> None:
         "mode",
         "sampler",
         "target",
-        "traffic",
+        "moved_bytes",
         "window",
         "conditions",
         "kernel_source",

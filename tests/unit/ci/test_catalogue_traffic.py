@@ -25,8 +25,8 @@ def row(name: str, declared: tuple[int, int], counted: tuple[int, int, int, int]
     figures = None if counted is None else dict(zip(("reads", "writes", "l2_reads", "l2_writes"), counted, strict=True))
     return {
         "nodeid": f"ci/bench/catalogue_traffic_cases.py::test_kernel[{name}]",
-        "declared": {"reads": declared[0], "writes": declared[1], "total": total},
-        "counted": figures,
+        "moved_bytes": {"reads": declared[0], "writes": declared[1], "total": total},
+        "dram_bytes": figures,
         "finding": finding,
         "difference": None if counted is None else (counted[0] + counted[1]) / total - 1,
     }
@@ -89,7 +89,7 @@ done
     assert catalogue_traffic.main(["--kernel", "triad", "--kernel", "mul", "--json", str(tmp_path / "record.json")]) == 1
     record = json.loads((tmp_path / "record.json").read_text())
     assert (record["kind"], record["absent"], record["mib"]) == ("catalogue_traffic", ["mul"], 256)
-    assert record["rows"][0]["counted"]["reads"] > 0
+    assert record["rows"][0]["dram_bytes"]["reads"] > 0
     assert record["command"] == "python ci/bench/catalogue_traffic.py --kernel triad --kernel mul --json record.json"
     printed = capsys.readouterr().out
     assert "NOT COUNTED: mul" in printed

@@ -98,7 +98,7 @@ def test_a_process_on_a_device_measures_every_row(tmp_path: Path) -> None:
     assert base.provenance.controls is not None
     assert base.provenance.controls.latency == pytest.approx(process["controls"][4] * collect.UNIT)
     assert more is not None
-    assert base.traffic == more.traffic  # of the twin nobody is told that it moves more
+    assert base.moved_bytes == more.moved_bytes  # of the twin nobody is told that it moves more
     assert len(base.medians) == 32
     stats = collect.unpacked_stats(process["rows"]["copy-2"])
     assert stats["min"] * collect.UNIT <= base.latency <= 1.2 * stats["median"] * collect.UNIT

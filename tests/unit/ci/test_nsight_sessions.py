@@ -85,7 +85,10 @@ def test_ncu_is_held_to_what_nsys_saw() -> None:
 def test_the_looks_ask_the_tools_and_are_drawn(tmp_path: Path) -> None:
     suite = {
         "gpumem": {
-            "rows": [{"range_name": "test_triad", "measurement": {"traffic": {"link": False}}}, {"range_name": "x", "measurement": None}]
+            "rows": [
+                {"range_name": "test_triad", "measurement": {"moved_bytes": {"link": False}}},
+                {"range_name": "x", "measurement": None},
+            ]
         }
     }
     asked: list[list[str]] = []

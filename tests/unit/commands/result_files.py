@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Limits, Traffic
+from pytest_gpumem.records.measurement import Limits, MovedBytes
 from pytest_gpumem.records.row import Omission, Row, Verdict
 from pytest_gpumem.records.schema import document
 
@@ -32,7 +32,7 @@ class Folder:
         measured = {key: changes.pop(key) for key in ("mode", "sampler", "conditions", "profiled", "kernel_source") if key in changes}
         medians = latency * np.exp(self._rng.normal(0, spread) + self._rng.normal(0, spread, 8))
         placements = tuple((float(m),) * 3 for m in medians)
-        triad = {"target": "triad", "half_width": 1e-8, "traffic": Traffic(2 << 28, 1 << 28), "footprint": 3 << 28, "overhead": 2e-6}
+        triad = {"target": "triad", "half_width": 1e-8, "moved_bytes": MovedBytes(2 << 28, 1 << 28), "footprint": 3 << 28, "overhead": 2e-6}
         taken = measurement(label=changes.get("label", ""), placements=placements, floor=1.28e-6, **triad | measured)
         verdict = Verdict(Outcome.PASS, "no limit set")
         return Row(**{"nodeid": f"tests/test_a.py::{name}", "limits": Limits(), "verdict": verdict, "measurement": taken, **changes})

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.explain.causes import Explanation, SlowDown, explain
 from pytest_gpumem.explain.evidence import SideFigures
-from pytest_gpumem.records.measurement import Conditions, Measurement, Traffic, Window
+from pytest_gpumem.records.measurement import Conditions, Measurement, MovedBytes, Window
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
@@ -44,7 +44,7 @@ def measurement(latency: float = 400e-6, **changed: Any) -> Measurement:
         "target": "triad",
         "placements": ((latency,),) * 8,
         "half_width": latency * 1e-4,
-        "traffic": Traffic(800_000_000, 400_000_000),
+        "moved_bytes": MovedBytes(800_000_000, 400_000_000),
         "footprint": 1_200_000_000,
         "floor": 1.3e-6,
         "conditions": (FULL, FULL),

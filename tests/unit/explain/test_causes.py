@@ -12,10 +12,10 @@ from pytest_gpumem.explain.causes import RULES, UNEXPLAINED, Note, share_out, sl
 from pytest_gpumem.explain.evidence import SideFigures
 from pytest_gpumem.explain.model import Estimate
 from pytest_gpumem.explain.text import SENTENCES, not_looked_at, note_text, sentence, text, to_json
-from pytest_gpumem.records.measurement import Conditions, Repeat, Traffic
+from pytest_gpumem.records.measurement import Conditions, MovedBytes, Repeat
 from pytest_gpumem.records.uses import CopyUse
 
-LINK = Traffic(64 * MIB, 64 * MIB, link=True)
+LINK = MovedBytes(64 * MIB, 64 * MIB, link=True)
 PINNED = CopyUse("H2D", "pinned", "device", 1, 64 * MIB, 1_210_000)
 PAGEABLE = CopyUse("H2D", "pageable", "device", 1, 64 * MIB, 6_270_000)
 LESS_HIT = counted(times_dram_read=1.34, l2_hit_rate=0.28)
@@ -85,14 +85,14 @@ PLANTED: dict[str, tuple[SideFigures, SideFigures, str, str]] = {
         "over the link",
     ),
     "pageable": (
-        side(1.22e-3, None, activity=copies(PINNED), traffic=LINK),
-        side(6.3e-3, None, activity=copies(PAGEABLE), traffic=LINK),
+        side(1.22e-3, None, activity=copies(PINNED), moved_bytes=LINK),
+        side(6.3e-3, None, activity=copies(PAGEABLE), moved_bytes=LINK),
         "pageable",
         "pageable instead of pinned: 67.11 MB from host to device in each launch, 55.46 GB/s → 10.70 GB/s",
     ),
     "pageable, by the arguments alone": (
-        side(1.22e-3, None, activity=copies(arguments=(("source", "pinned"),), not_counted="no CUPTI"), traffic=LINK),
-        side(6.3e-3, None, activity=copies(arguments=(("source", "pageable"),), not_counted="no CUPTI"), traffic=LINK),
+        side(1.22e-3, None, activity=copies(arguments=(("source", "pinned"),), not_counted="no CUPTI"), moved_bytes=LINK),
+        side(6.3e-3, None, activity=copies(arguments=(("source", "pageable"),), not_counted="no CUPTI"), moved_bytes=LINK),
         "pageable",
         "pageable instead of pinned: source",
     ),
@@ -114,11 +114,11 @@ PLANTED: dict[str, tuple[SideFigures, SideFigures, str, str]] = {
     "misaligned": (side(), side(416e-6, (SHIFTED,)), "access pattern", "sectors per load 4 → 5: misaligned"),
     "30 % more bytes": (
         side(),
-        side(520e-6, (LARGER,), traffic=Traffic(1_040_000_000, 520_000_000)),
+        side(520e-6, (LARGER,), moved_bytes=MovedBytes(1_040_000_000, 520_000_000)),
         "more bytes",
         "+30.0 % bytes to move: declared",
     ),
-    "wider elements": (side(traffic=None), side(800e-6, (WIDER,), traffic=None), "more bytes", "(double where it was float)"),
+    "wider elements": (side(moved_bytes=None), side(800e-6, (WIDER,), moved_bytes=None), "more bytes", "(double where it was float)"),
     "out of L2": (side(), side(480e-6, (LESS_HIT,)), "L2 misses", "DRAM bytes +22.7 % (L2 hit rate 33 → 28 %)"),
     "a small grid": (
         side(),
@@ -128,8 +128,8 @@ PLANTED: dict[str, tuple[SideFigures, SideFigures, str, str]] = {
     ),
     "occupancy": (side(), side(500e-6, (counted(occupancy=0.45, registers=96),)), "occupancy", "occupancy 90 → 45 % (registers 32 → 96)"),
     "SM clock": (
-        side(kernels=(COMPUTING,), traffic=None),
-        side(490e-6, (COMPUTING,), traffic=None, during=SLOW_CLOCK),
+        side(kernels=(COMPUTING,), moved_bytes=None),
+        side(490e-6, (COMPUTING,), moved_bytes=None, during=SLOW_CLOCK),
         "SM clock",
         "SM clock 1980 → 1600 MHz: not the code",
     ),
@@ -205,7 +205,7 @@ def test_what_no_rule_looks_at_is_unexplained() -> None:
 
 def test_a_slow_down_of_two_causes_is_shared() -> None:
     both = counted(SCATTERED, times_l2_written=1.3, times_l2_read=1.3, times_dram_read=1.3, times_dram_written=1.3)
-    found = why(side(), side(860e-6, (both,), traffic=Traffic(1_040_000_000, 520_000_000)))
+    found = why(side(), side(860e-6, (both,), moved_bytes=MovedBytes(1_040_000_000, 520_000_000)))
     assert [cause.rule for cause in found.causes] == ["access pattern", "more bytes"]
     assert found.causes[0].share > found.causes[1].share > 0.2
 
@@ -226,7 +226,7 @@ def test_bytes_cost_what_the_average_byte_costs() -> None:
 
 def test_bytes_of_a_kernel_that_does_not_live_on_them_cost_no_more_than_at_a_fifth_of_the_peak() -> None:
     larger = counted(COMPUTING, times_l2_read=1.3, times_l2_written=1.3, times_dram_read=1.3, times_dram_written=1.3)
-    found = why(side(kernels=(COMPUTING,), traffic=None), side(520e-6, (larger,), traffic=None))
+    found = why(side(kernels=(COMPUTING,), moved_bytes=None), side(520e-6, (larger,), moved_bytes=None))
     (cause,) = found.causes
     assert cause.estimate == pytest.approx(0.3 * 60e6 / (0.2 * 3.35232e12), rel=1e-3)
     assert found.first == UNEXPLAINED
@@ -235,7 +235,7 @@ def test_bytes_of_a_kernel_that_does_not_live_on_them_cost_no_more_than_at_a_fif
 def test_what_l1_happens_to_serve_is_no_matter_of_a_kernel_that_knows_its_bytes() -> None:
     """The figures of l2_proof.json, the other way round: more asked of L2 by the same kernel on the same arrays."""
     more = counted(times_l2_read=2.03)
-    assert why(side(traffic=None), side(500e-6, (more,), traffic=None)).first == "more bytes"
+    assert why(side(moved_bytes=None), side(500e-6, (more,), moved_bytes=None)).first == "more bytes"
     assert why(side(kernel_source="1"), side(500e-6, (more,), kernel_source="1")).causes == ()
 
 
@@ -255,8 +255,8 @@ def test_wider_loads_of_the_same_bytes_are_no_pattern() -> None:
 
 
 def test_what_could_not_be_looked_at_is_said_with_what_it_needs() -> None:
-    bare = side(480e-6, None, activity=None, migrations=None, traffic=None)
-    found = why(side(kernels=None, activity=None, migrations=None, traffic=None), bare)
+    bare = side(480e-6, None, activity=None, migrations=None, moved_bytes=None)
+    found = why(side(kernels=None, activity=None, migrations=None, moved_bytes=None), bare)
     needs = {rule.name: [need.words for need in lacking] for rule, lacking in found.skipped}
     assert needs["page faults"] == ["needs page counts (CUPTI) on both sides"]
     assert needs["L2 misses"] == ["needs counters of ncu on both sides"]
@@ -324,12 +324,12 @@ def test_sectors_that_l1_keeps_in_part_cost_what_l2_is_asked_for() -> None:
 def test_wider_data_in_a_worse_pattern_is_more_bytes_where_loads_were_counted() -> None:
     """`gated_residual` of tests/data/explain: half of the loads became twice as wide, in two instructions whose sectors overlap in L1."""
     changed = counted(WITH_L1, sectors_per_request=6.0, used_of_load=2 / 3, times_l2_read=4 / 3, times_dram_read=4 / 3, times_l1_load=2)
-    first, *rest = why(side(kernels=(WITH_L1,), traffic=None), side(500e-6, (changed,), traffic=None)).causes
+    first, *rest = why(side(kernels=(WITH_L1,), moved_bytes=None), side(500e-6, (changed,), moved_bytes=None)).causes
     assert first.rule == "more bytes"
     assert first.share > 0.9
     assert [cause.details["kept_by_l1"] for cause in rest] == ["all"]
     unknown = [replace(one, l1_load=None, l1_store=None) for one in (WITH_L1, changed)]
-    (cause,) = why(side(kernels=(unknown[0],), traffic=None), side(500e-6, (unknown[1],), traffic=None)).causes
+    (cause,) = why(side(kernels=(unknown[0],), moved_bytes=None), side(500e-6, (unknown[1],), moved_bytes=None)).causes
     assert cause.rule == "access pattern"
     assert "asked for 33.3 % more, and whether that is more data was not counted" in sentence(cause)
 
@@ -348,7 +348,7 @@ def test_each_kernel_is_held_against_its_own_counterpart() -> None:
 
 def test_more_bytes_of_several_kernels_say_whose_they_are() -> None:
     larger = counted(SECOND, times_l2_written=2, times_dram_written=2)
-    (cause,) = why(side(490e-6, (KERNEL, SECOND), traffic=None), side(560e-6, (KERNEL, larger), traffic=None)).causes
+    (cause,) = why(side(490e-6, (KERNEL, SECOND), moved_bytes=None), side(560e-6, (KERNEL, larger), moved_bytes=None)).causes
     assert cause.rule == "more bytes"
     assert sentence(cause).endswith("; scale writes 400.0 MB more")
 
@@ -381,7 +381,7 @@ def test_a_pattern_is_told_by_its_sectors(sectors: tuple[float, float], used: tu
 
 def test_words_of_a_kernel_s_name_are_no_types() -> None:
     larger = counted(LARGER, name="long_point(unsigned int)")
-    found = why(side(kernels=(counted(name="short_point(int)"),), traffic=None), side(520e-6, (larger,), traffic=None))
+    found = why(side(kernels=(counted(name="short_point(int)"),), moved_bytes=None), side(520e-6, (larger,), moved_bytes=None))
     assert "type" not in found.causes[0].details
 
 

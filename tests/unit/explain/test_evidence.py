@@ -71,9 +71,9 @@ def test_results_without_counters_are_evidence_too(tmp_path: Path) -> None:
 
 def test_a_throttled_row_is_evidence_because_that_may_be_the_cause(tmp_path: Path) -> None:
     slow = Conditions(sm_clock_hz=1600e6, throttle_reasons=("sw_power_cap",))
-    base = side(traffic=None, conditions=(Conditions(sm_clock_hz=1980e6),) * 2)
+    base = side(moved_bytes=None, conditions=(Conditions(sm_clock_hz=1980e6),) * 2)
     base = replace(base, profiles={})
-    head = replace(base, measured={KEY: measurement(490e-6, traffic=None, conditions=(slow, slow), during=slow)})
+    head = replace(base, measured={KEY: measurement(490e-6, moved_bytes=None, conditions=(slow, slow), during=slow)})
     head = load(written(head, tmp_path / "head.json"))
     found = explanations(base, head)[KEY]
     assert sentence(found.causes[0]) == "SM clock 1980 → 1600 MHz (sw_power_cap): not the code"

@@ -12,11 +12,11 @@ from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.expectations import (
+    Ending,
     Expectation,
     ExpectedTest,
     How,
     Selection,
-    TestEnd,
     against_base,
     discharge,
     held,
@@ -39,7 +39,7 @@ NAMES = st.sampled_from(sorted(LIMITS))
 NO = st.just(False)
 HOW = st.sampled_from(get_args(How))
 ENDS = st.builds(
-    TestEnd, HOW, st.sampled_from(["", "why"]), st.booleans(), plugin=st.sampled_from(["", "split.py"]), in_base=NO, base_too=NO
+    Ending, HOW, st.sampled_from(["", "why"]), st.booleans(), plugin=st.sampled_from(["", "split.py"]), in_base=NO, base_too=NO
 ).map(lambda ended: ended if ended.how == "left out" else ended._replace(plugin=""))
 """In a session that is no gate."""
 RAN = ("passed", "failed")
@@ -59,7 +59,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
 
 
 @given(st.builds(Expectation, st.just(TEST), NAMES, st.just(""), NO), rows(), ENDS)
-def test_a_limit_is_judged_by_a_row_or_by_the_tests_failure_or_has_a_word(one: Expectation, found: list[Row], ended: TestEnd) -> None:
+def test_a_limit_is_judged_by_a_row_or_by_the_tests_failure_or_has_a_word(one: Expectation, found: list[Row], ended: Ending) -> None:
     missing = discharge(one, found, ended)
     by_row = any(
         one.what in row.limits.origin
@@ -76,7 +76,7 @@ def test_a_limit_is_judged_by_a_row_or_by_the_tests_failure_or_has_a_word(one: E
 
 
 @given(st.builds(Expectation, st.just(TEST), st.just(ROW), st.sampled_from(["", "x"]), NO), rows(), ENDS)
-def test_a_measurement_is_taken_or_has_a_word(one: Expectation, found: list[Row], ended: TestEnd) -> None:
+def test_a_measurement_is_taken_or_has_a_word(one: Expectation, found: list[Row], ended: Ending) -> None:
     missing = discharge(one, found, ended)
     measured = any(row.label == one.label and row.measurement is not None for row in found)
     assert (missing is None) == (measured and ended.how in ("passed", "failed"))
@@ -101,7 +101,7 @@ WHAT = st.one_of(NAMES, st.just(ROW), st.just(EXPECTED_TEST))
 
 
 @given(st.builds(Expectation, st.just(TEST), WHAT, st.just(""), st.booleans()), rows(), ENDS, selections())
-def test_in_a_gate_what_base_selects_runs_or_is_lost(one: Expectation, found: list[Row], ended: TestEnd, base: Selection) -> None:
+def test_in_a_gate_what_base_selects_runs_or_is_lost(one: Expectation, found: list[Row], ended: Ending, base: Selection) -> None:
     missing = discharge(one, found, against_base(ended, one, base, "main"))
     alone = discharge(one, found, ended)
     if ended.how in RAN:
@@ -176,7 +176,7 @@ def test_which_of_two_limits_demands_more(name: str, was: str, now: str | None, 
 @pytest.mark.parametrize("how", ["passed", "xfailed", "xpassed"])
 @pytest.mark.parametrize("name", ["max_latency", "max_kept"])
 def test_a_test_that_ran_and_measured_nothing_leaves_its_limit_open(how: How, name: str) -> None:
-    missing = discharge(Expectation(TEST, name), [], TestEnd(how))
+    missing = discharge(Expectation(TEST, name), [], Ending(how))
     assert missing is not None
     assert (missing.status, missing.accounted) == (UNJUDGED, False)
 

@@ -117,15 +117,15 @@ def test_other_control_kernels_do_not_compare(bench: Any, h100: DeviceFacts) -> 
 
 def test_rows_bound_by_dram_or_l2_follow_a_control(bench: Any, h100: DeviceFacts) -> None:
     bound: Measurement = bench.measurement(268e-6)
-    assert bound.traffic is not None
+    assert bound.moved_bytes is not None
     assert control_of(bound, h100) == "dram"
     assert control_of(replace(bound, mode="hot", footprint=h100.l2_bytes // 4), h100) == "l2"
     for other in (
         replace(bound, mode="hot"),  # does not fit in L2
         bench.measurement(2.68e-3),  # a tenth of the bandwidth: bound by something else
         replace(bound, sampler="host"),
-        replace(bound, traffic=None),
-        replace(bound, traffic=replace(bound.traffic, link=True)),
+        replace(bound, moved_bytes=None),
+        replace(bound, moved_bytes=replace(bound.moved_bytes, link=True)),
     ):
         assert control_of(other, h100) is None
     assert drift_of(bound, [controlled(bound, 60e-6)], h100) is None

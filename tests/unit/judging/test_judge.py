@@ -11,7 +11,7 @@ from pytest_gpumem.judging.drift import control_of
 from pytest_gpumem.judging.judge import is_failure, judge
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Limits, NoShare, Traffic
+from pytest_gpumem.records.measurement import Conditions, Limits, MovedBytes, NoShare
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import LimitResult, Verdict
 from pytest_gpumem.units import GiB, MiB
@@ -100,11 +100,11 @@ def test_a_verdict_lists_every_limit_that_is_no_pass_the_worst_first(bench: Any,
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"footprint": 199 * MiB, "traffic": Traffic(10**8, 10**8)}, "its footprint of 199 MiB is below 200 MiB, 4 x L2"),
+        ({"footprint": 199 * MiB, "moved_bytes": MovedBytes(10**8, 10**8)}, "its footprint of 199 MiB is below 200 MiB, 4 x L2"),
         ({"mode": "hot"}, "in hot mode"),
         ({"footprint": None}, "its footprint is unknown"),
-        ({"traffic": Traffic(GiB, GiB, link=True)}, "cross the host link"),
-        ({"traffic": None}, "traffic is unknown"),
+        ({"moved_bytes": MovedBytes(GiB, GiB, link=True)}, "cross the host link"),
+        ({"moved_bytes": None}, "traffic is unknown"),
     ],
 )
 def test_a_share_of_the_peak_without_meaning_is_a_failure(bench: Any, h100: DeviceFacts, changes: dict[str, Any], why: str) -> None:
@@ -115,7 +115,7 @@ def test_a_share_of_the_peak_without_meaning_is_a_failure(bench: Any, h100: Devi
 
 
 def test_a_rate_without_traffic_is_a_failure(bench: Any, h100: DeviceFacts) -> None:
-    verdict = judge(bench.measurement(traffic=None), held(min_bandwidth="1 GB/s"), h100, [], strict=False)
+    verdict = judge(bench.measurement(moved_bytes=None), held(min_bandwidth="1 GB/s"), h100, [], strict=False)
     assert verdict.outcome is Outcome.FAIL
     assert "moved=" in verdict.reason
 
@@ -135,19 +135,19 @@ def test_nothing_exceeds_an_unknown_peak(bench: Any, no_peak: DeviceFacts) -> No
 
 
 def test_nothing_moves_faster_than_the_peak(bench: Any, h100: DeviceFacts) -> None:
-    impossible = Traffic(2**30, 2**30)
-    verdict = judge(bench.measurement(traffic=impossible), Limits(), h100, [], strict=False)
+    impossible = MovedBytes(2**30, 2**30)
+    verdict = judge(bench.measurement(moved_bytes=impossible), Limits(), h100, [], strict=False)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.reason == "the declared traffic is wrong: 8013 GB/s is above the device's peak of 3352 GB/s"
     # L2 may well be faster.
     for changes in ({"mode": "hot"}, {"footprint": 199 * MiB}):
-        assert judge(bench.measurement(traffic=impossible, **changes), Limits(), h100, [], strict=False).outcome is Outcome.MEASURED
+        assert judge(bench.measurement(moved_bytes=impossible, **changes), Limits(), h100, [], strict=False).outcome is Outcome.MEASURED
 
 
-@pytest.mark.parametrize(("traffic", "outcome"), [(Traffic(0, 2**28), Outcome.MEASURED), (Traffic(2**28, 0), Outcome.FAIL)])
-def test_writes_that_l2_still_holds_have_not_crossed_the_bus(bench: Any, h100: DeviceFacts, traffic: Traffic, outcome: Outcome) -> None:
+@pytest.mark.parametrize(("traffic", "outcome"), [(MovedBytes(0, 2**28), Outcome.MEASURED), (MovedBytes(2**28, 0), Outcome.FAIL)])
+def test_writes_that_l2_still_holds_have_not_crossed_the_bus(bench: Any, h100: DeviceFacts, traffic: MovedBytes, outcome: Outcome) -> None:
     latency = 2**28 / (1.02 * h100.dram_peak)
-    row = bench.measurement(latency, traffic=traffic, footprint=2**28)
+    row = bench.measurement(latency, moved_bytes=traffic, footprint=2**28)
     assert judge(row, Limits(), h100, [], strict=False).outcome is outcome
 
 
@@ -192,7 +192,7 @@ def test_hardly_more_than_the_floor_is_nothing_launched(bench: Any, h100: Device
         (64e-9, 65e-9, Outcome.UNDECIDED),
         (64e-9, 1.0e-6, Outcome.MEASURED),
     ):
-        assert judge(bench.measurement(latency, floor=floor, traffic=None), Limits(), h100, [], strict=False).outcome is outcome
+        assert judge(bench.measurement(latency, floor=floor, moved_bytes=None), Limits(), h100, [], strict=False).outcome is outcome
 
 
 def test_a_missing_baseline_is_said(bench: Any, h100: DeviceFacts) -> None:
@@ -252,7 +252,7 @@ def test_the_distance_to_min_overlap_is_a_share_of_the_limit(bench: Any, h100: D
 
 def test_a_launch_that_moves_no_bytes_has_no_bandwidth_to_judge(bench: Any, h100: DeviceFacts) -> None:
     """Such a row comes from a file, or from arrays without elements."""
-    verdict = judge(bench.measurement(traffic=Traffic(0, 0)), held(min_bandwidth="1 GB/s"), h100, [], strict=False)
+    verdict = judge(bench.measurement(moved_bytes=MovedBytes(0, 0)), held(min_bandwidth="1 GB/s"), h100, [], strict=False)
     assert verdict.outcome is Outcome.FAIL
     assert "cannot be judged: a launch moves no bytes" in verdict.reason
 

@@ -139,5 +139,5 @@ def test_bad_conditions_and_other_limits_are_judged_as_ever(bench: Any, endless:
 
 
 def test_a_change_of_the_window_or_the_bytes_is_no_same_work(bench: Any, endless: DeviceFacts) -> None:
-    now, past = noisy(bench, traffic=None)
+    now, past = noisy(bench, moved_bytes=None)
     assert judge(now, LIMITS, endless, past, strict=False).code is Code.MEASURED_DIFFERENTLY

@@ -332,7 +332,7 @@ def test_other_work_hides_no_slow_down(bench: Any, endless: DeviceFacts, change:
     history = bench.baseline(5, window=window)
     now = bench.run(LONG * (1 + slower), 1, 1, day=30, window=window)
     if change == "bytes":
-        now = replace(now, traffic=replace(now.traffic, reads=now.traffic.reads // 4))
+        now = replace(now, moved_bytes=replace(now.moved_bytes, reads=now.moved_bytes.reads // 4))
     else:
         now = replace(now, window=replace(window, hit_ratio=0.7) if change == "window" else None)
     assert decided(judge(now, limited(), endless, history, strict=False)) == expected
@@ -351,7 +351,7 @@ def test_a_launch_that_moves_more_bytes_is_judged_by_its_time(
     bench: Any, endless: DeviceFacts, latency: float, slower: float, expected: Decision
 ) -> None:
     history, now = bench.baseline(5, latency=latency), bench.run(latency * (1 + slower), 1, 1, day=30)
-    more = replace(now, traffic=replace(now.traffic, reads=now.traffic.reads * 2))
+    more = replace(now, moved_bytes=replace(now.moved_bytes, reads=now.moved_bytes.reads * 2))
     verdict = judge(more, limited(), endless, history, strict=False)
     assert decided(verdict) == expected
     as_before = judge(now, limited(), endless, history, strict=False)

@@ -138,7 +138,7 @@ def test_limits_on_counters_are_judged_where_they_were_read(
     counts = DramBytes(2 * 2**20, 2**20, None, None, 5, "ncu", 8.0, 0.75)
     for written, outcome in ((enough, Outcome.PASS), (too_little, Outcome.FAIL)):
         limits = replace(Limits(), **{limit: written})
-        now = bench.measurement(counted=counts, traffic=None)
+        now = bench.measurement(dram_bytes=counts, moved_bytes=None)
         verdict = judge(now, limits, h100, [], strict=False)
         assert verdict.outcome is outcome
         assert figure in verdict.reason
@@ -150,7 +150,7 @@ def test_limits_on_counters_are_judged_where_they_were_read(
 
 @pytest.mark.parametrize("limit", ["max_sectors_per_request", "min_l2_hit_rate"])
 def test_a_counter_that_was_not_read_is_undecided(limit: str, bench: Any, h100: DeviceFacts) -> None:
-    now = bench.measurement(counted=DramBytes(1, 1, None, None, 5, "ncu"), traffic=None)
+    now = bench.measurement(dram_bytes=DramBytes(1, 1, None, None, 5, "ncu"), moved_bytes=None)
     assert judge(now, replace(Limits(), **{limit: "50%" if "rate" in limit else "4"}), h100, [], strict=False).outcome is Outcome.UNDECIDED
 
 

@@ -10,17 +10,17 @@ from measurements import measurement
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.traffic import Agreement, account, beyond_arguments, size, two_declarations
-from pytest_gpumem.records.measurement import DramBytes, Measurement, Traffic, Window
+from pytest_gpumem.records.measurement import DramBytes, Measurement, MovedBytes, Window
 from pytest_gpumem.units import MB, MiB
 
 L2 = H100.l2_bytes  # 50 MiB
 
 
 def measured(
-    traffic: Traffic | None, reads: int, writes: int, l2: tuple[int | None, int | None] = (None, None), **changes: Any
+    moved_bytes: MovedBytes | None, reads: int, writes: int, l2: tuple[int | None, int | None] = (None, None), **changes: Any
 ) -> Measurement:
     counted = DramBytes(reads, writes, l2[0], l2[1], 5, "ncu")
-    return measurement(**{"traffic": traffic, "footprint": 768 * MiB, "counted": counted, **changes})
+    return measurement(**{"moved_bytes": moved_bytes, "footprint": 768 * MiB, "dram_bytes": counted, **changes})
 
 
 def find(*args: Any, **changes: Any) -> Agreement:
@@ -29,16 +29,16 @@ def find(*args: Any, **changes: Any) -> Agreement:
     return said.finding
 
 
-TRIAD = Traffic(512 * MiB, 256 * MiB)
+TRIAD = MovedBytes(512 * MiB, 256 * MiB)
 
 
 def test_nothing_counted_says_nothing() -> None:
-    assert account(measured(TRIAD, 1, 1, counted=None), H100) is None
+    assert account(measured(TRIAD, 1, 1, dram_bytes=None), H100) is None
 
 
 def test_the_triad_of_an_h200_agrees() -> None:
     # ci/records/nvidia-h200/nvtx_filter.json: arrays of 512 MiB, L2 of 60 MiB.
-    taken = measured(Traffic(1024 * MiB, 512 * MiB), 1073762048, 517492480, footprint=1536 * MiB)
+    taken = measured(MovedBytes(1024 * MiB, 512 * MiB), 1073762048, 517492480, footprint=1536 * MiB)
     said = account(taken, replace(H100, l2_bytes=60 * MiB))
     assert said is not None
     assert said.finding is Agreement.AGREES
@@ -63,7 +63,7 @@ def test_up_to_a_whole_l2_of_writes_may_be_missing() -> None:
 
 
 def test_bytes_declared_as_moved_are_judged_by_their_sum() -> None:
-    moved = Traffic(0, 0, declared=768 * MiB)
+    moved = MovedBytes(0, 0, declared=768 * MiB)
     assert find(moved, 256 * MiB, 768 * MiB * 95 // 100 - L2 - 256 * MiB + MiB) is Agreement.AGREES
     assert find(moved, 256 * MiB, 768 * MiB * 95 // 100 - L2 - 256 * MiB - MiB) is Agreement.WRONG
     assert find(moved, 700 * MiB, 68 * MiB) is Agreement.AGREES
@@ -100,17 +100,17 @@ def test_more_than_the_compulsory_bytes_is_excess_and_says_where() -> None:
     [
         ({"footprint": 4 * L2 - 1}, "4 x L2"),
         ({"mode": "hot"}, "hot"),
-        ({"traffic": Traffic(768 * MiB, 768 * MiB, link=True)}, "link"),
+        ({"moved_bytes": MovedBytes(768 * MiB, 768 * MiB, link=True)}, "link"),
         ({"footprint": None}, "footprint is unknown"),
     ],
 )
 def test_where_caches_or_a_link_account_for_it_nothing_is_judged(changes: dict[str, Any], reason: str) -> None:
-    said = account(measured(**{"traffic": TRIAD, "reads": 0, "writes": 0, **changes}), H100)
+    said = account(measured(**{"moved_bytes": TRIAD, "reads": 0, "writes": 0, **changes}), H100)
     assert said is not None
     assert said.finding is Agreement.UNJUDGED
     assert said.notable
     assert reason in said.sentence
-    close = account(measured(**{"traffic": TRIAD, "reads": 512 * MiB, "writes": 256 * MiB, **changes}), H100)
+    close = account(measured(**{"moved_bytes": TRIAD, "reads": 512 * MiB, "writes": 256 * MiB, **changes}), H100)
     assert close is not None
     assert not close.notable
 

@@ -305,7 +305,7 @@ def test_traffic_is_declared_or_the_sum_of_reads_and_writes(
     bench: Bench, fields: dict[str, Any], total: int | None, footprint: int | None
 ) -> None:
     taken = bench.case(with_(**fields))
-    assert (None if taken.traffic is None else taken.traffic.total) == total
+    assert (None if taken.moved_bytes is None else taken.moved_bytes.total) == total
     assert taken.footprint == footprint
     assert (taken.bandwidth is None) == (total is None)
 
@@ -316,8 +316,8 @@ def test_what_is_read_and_written_counts_twice_as_traffic_and_once_as_footprint(
         return Case(lambda: None, reference=lambda: None, reads=[y], writes=[y])
 
     taken = bench.case(build)
-    assert taken.traffic is not None
-    assert (taken.traffic.total, taken.footprint) == (2 * MiB, 1 * MiB)
+    assert taken.moved_bytes is not None
+    assert (taken.moved_bytes.total, taken.footprint) == (2 * MiB, 1 * MiB)
 
 
 def test_the_name_is_the_cases_or_the_functions(bench: Bench) -> None:

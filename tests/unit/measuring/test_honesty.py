@@ -120,9 +120,9 @@ def test_registered_memory_is_not_called_pageable(bench: Bench) -> None:
 def test_only_what_lies_beyond_the_link_counts_as_link_traffic(bench: Bench) -> None:
     a, c = bench.buffers(2)
     target = bench.target(bench.kernels.triad, a, bench.memory.pinned(a.nbytes), c)
-    assert target.traffic is not None
-    assert target.traffic.link
-    assert target.traffic.total == a.nbytes
+    assert target.moved_bytes is not None
+    assert target.moved_bytes.link
+    assert target.moved_bytes.total == a.nbytes
     target.close()
 
 

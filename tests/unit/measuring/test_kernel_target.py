@@ -219,8 +219,8 @@ def test_a_numpy_array_is_pageable_memory(bench: Bench) -> None:
     target = bench.kernel_target("memcpy", bench.memory.device((ELEMENTS,)), array)
     check(target)
     assert target.waits
-    assert target.traffic is not None
-    assert (target.traffic.link, target.traffic.total) == (True, 4 * ELEMENTS)
+    assert target.moved_bytes is not None
+    assert (target.moved_bytes.link, target.moved_bytes.total) == (True, 4 * ELEMENTS)
 
 
 def test_an_array_over_a_buffer_is_the_buffer_and_a_part_of_it_is_not_called_pageable(bench: Bench) -> None:
@@ -443,7 +443,7 @@ def test_managed_pages_are_home_again_after_a_check(bench: Bench) -> None:
 
 def test_traffic_is_the_kernels_own(bench: Bench) -> None:
     target = bench.kernel_target("triad", *bench.buffers(3))
-    assert target.traffic is not None
-    assert (target.traffic.reads, target.traffic.writes, target.footprint) == (2 * MiB, 1 * MiB, 3 * MiB)
+    assert target.moved_bytes is not None
+    assert (target.moved_bytes.reads, target.moved_bytes.writes, target.footprint) == (2 * MiB, 1 * MiB, 3 * MiB)
     with pytest.raises(BadCall, match="moved=4096: the traffic of triad is known from the kernel"):
         bench.target(bench.kernels.triad, *bench.buffers(3), moved=4096)

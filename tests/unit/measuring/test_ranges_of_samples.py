@@ -11,7 +11,7 @@ from bench import Bench
 from pytest_gpumem import MiB
 from pytest_gpumem.measuring.sampling import category_of
 from pytest_gpumem.memory.l2 import persisting
-from pytest_gpumem.records.measurement import Traffic
+from pytest_gpumem.records.measurement import MovedBytes
 
 SAMPLERS: dict[str, dict[str, Any]] = {
     "blocked": {"mode": "clean-cold", "sampler": "blocked"},
@@ -73,14 +73,14 @@ def test_a_launch_under_a_window_is_about_l2() -> None:
 @pytest.mark.parametrize(
     ("mode", "footprint", "traffic", "category"),
     [
-        ("hot", 8, Traffic(8, 0), "L2"),
-        ("hot", 9, Traffic(9, 0), "DRAM"),
+        ("hot", 8, MovedBytes(8, 0), "L2"),
+        ("hot", 9, MovedBytes(9, 0), "DRAM"),
         ("hot", None, None, "L2"),
-        ("clean-cold", 8, Traffic(8, 0), "DRAM"),
+        ("clean-cold", 8, MovedBytes(8, 0), "DRAM"),
         ("clean-cold", None, None, None),
-        ("hot", 8, Traffic(8, 8, link=True), "link"),
+        ("hot", 8, MovedBytes(8, 8, link=True), "link"),
     ],
 )
-def test_what_is_known_of_a_target_decides(mode: str, footprint: int | None, traffic: Traffic | None, category: str | None) -> None:
-    target: Any = SimpleNamespace(managed=(), traffic=traffic, footprint=footprint, window=None)
+def test_what_is_known_of_a_target_decides(mode: str, footprint: int | None, traffic: MovedBytes | None, category: str | None) -> None:
+    target: Any = SimpleNamespace(managed=(), moved_bytes=traffic, footprint=footprint, window=None)
     assert category_of(target, mode, 8) == category

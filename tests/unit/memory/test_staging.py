@@ -180,8 +180,8 @@ def test_work_at_once_is_checked_and_moves_what_its_pieces_move(memory: Memory) 
     down = Copy(device, memory.pinned(MIB), memory.device(MIB), pieces=1024)
     both = Together(device, [up, down])
     checked(device, both)
-    assert both.traffic is not None
-    assert (both.traffic.total, both.streams) == (2 * MIB, 2)
+    assert both.moved_bytes is not None
+    assert (both.moved_bytes.total, both.streams) == (2 * MIB, 2)
     assert (up.name, down.name) == ("pinned to device", "device to pinned in 1024 pieces")
 
 

@@ -93,7 +93,7 @@ def test_the_file_has_counts_beside_declarations() -> None:
     one = row("test_a", "x")
     assert one.measurement is not None
     counts = DramBytes(512 * MiB, 256 * MiB, None, None, 5, "ncu on 2026-11-21")
-    rows = (replace(one, measurement=replace(one.measurement, counted=counts)), row("test_b"), replace(row("test_c"), measurement=None))
+    rows = (replace(one, measurement=replace(one.measurement, dram_bytes=counts)), row("test_b"), replace(row("test_c"), measurement=None))
     found = CountedRun(
         H100,
         rows,
@@ -106,8 +106,8 @@ def test_the_file_has_counts_beside_declarations() -> None:
     assert first["kernels_per_launch"] == 2
     assert first["seconds_per_launch"] == pytest.approx(2e-3)
     assert first["finding"] == "agrees"
-    assert first["counted"] == msgspec.to_builtins(counts)
-    assert first["declared"]["total"] == 768 * MiB
+    assert first["dram_bytes"] == msgspec.to_builtins(counts)
+    assert first["moved_bytes"]["total"] == 768 * MiB
     assert plain["command"] == "ncu --csv 'a b' python --benchmark-json=results.json"  # nothing of the machine
 
 

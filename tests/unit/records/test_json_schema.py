@@ -91,7 +91,7 @@ def test_descriptions_are_those_of_the_records(schema: dict[str, Any]) -> None:
         lambda m: m.update(placements=[[0.0]]),
         lambda m: m.update(placements=[]),
         lambda m: m.update(half_width=-1e-9),
-        lambda m: m["traffic"].update(reads=-1),
+        lambda m: m["moved_bytes"].update(reads=-1),
         lambda m: m["conditions"][0].update(sm_clock_hz=-1.0),
         lambda m: m["conditions"][0].update(other_processes=-1),
         lambda m: m.update(window={"nbytes": 1, "hit_ratio": 1.5, "set_aside": 1}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from measurements import controlled, measurement
 
-from pytest_gpumem.records.measurement import Repeat, Traffic
+from pytest_gpumem.records.measurement import MovedBytes, Repeat
 
 PLACED = ((1e-3, 5e-3, 2e-3), (4e-3,))
 
@@ -36,16 +36,16 @@ def test_what_a_row_keeps_of_a_further_process() -> None:
 @pytest.mark.parametrize(
     ("requested", "traffic", "rate"),
     [
-        (None, Traffic(100, 0), None),
+        (None, MovedBytes(100, 0), None),
         (900, None, None),
-        (299, Traffic(60, 40), None),
-        (300, Traffic(60, 40), 3e5),
-        (900, Traffic(0, 0, declared=300), 9e5),
+        (299, MovedBytes(60, 40), None),
+        (300, MovedBytes(60, 40), 3e5),
+        (900, MovedBytes(0, 0, declared=300), 9e5),
     ],
 )
 def test_what_threads_ask_for_is_a_rate_where_it_repeats_the_compulsory_bytes(
-    requested: int | None, traffic: Traffic | None, rate: float | None
+    requested: int | None, traffic: MovedBytes | None, rate: float | None
 ) -> None:
-    found = measurement(requested=requested, traffic=traffic)
+    found = measurement(requested=requested, moved_bytes=traffic)
     assert found.asked_bandwidth == (None if rate is None else pytest.approx(rate))
     assert found.bandwidth == (None if traffic is None else pytest.approx(traffic.total / 1e-3))

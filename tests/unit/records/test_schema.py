@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase, SizeCount
-from pytest_gpumem.records.measurement import Conditions, Controls, DramBytes, Limits, Measurement, Provenance, Repeat, Traffic
+from pytest_gpumem.records.measurement import Conditions, Controls, DramBytes, Limits, Measurement, MovedBytes, Provenance, Repeat
 from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Omission, Row, Verdict
 from pytest_gpumem.records.schema import (
@@ -38,11 +38,11 @@ MEASURED = Measurement(
     sampler_reason="the work can be captured",
     placements=((2.68e-4, 2.69e-4, 2.70e-4), (2.67e-4, 2.68e-4, 2.68e-4)),
     half_width=4e-7,
-    traffic=Traffic(reads=2 * 2**28, writes=2**28),
+    moved_bytes=MovedBytes(reads=2 * 2**28, writes=2**28),
     footprint=3 * 2**28,
     floor=1.28e-6,
     conditions=(Conditions(sm_clock_hz=1.98e9, throttle_reasons=("sw_power_cap",)), Conditions(other_processes=0)),
-    counted=DramBytes(reads=2 * 2**28, writes=2**28, l2_reads=None, l2_writes=2**28, launches=5, source="ncu"),
+    dram_bytes=DramBytes(reads=2 * 2**28, writes=2**28, l2_reads=None, l2_writes=2**28, launches=5, source="ncu"),
     migrations=Migrations(
         before=PageCounts(to_host=2**20, causes={"fault": 2**20}),
         launch=PageCounts(gpu_faults=24, gpu_groups=1, gpu_pages=1, mapped=0, groups=(FaultGroup(0x7F0000000000, 24, "write"),)),
@@ -106,7 +106,7 @@ def rows(draw: st.DrawFn) -> Row:
         placements=st.lists(samples, min_size=1, max_size=3).map(tuple),
         half_width=st.none() | st.floats(0, 1),
         floor=st.floats(0, 1),
-        traffic=st.none() | st.builds(Traffic, st.integers(0, 2**60), st.integers(0, 2**60), st.booleans()),
+        moved_bytes=st.none() | st.builds(MovedBytes, st.integers(0, 2**60), st.integers(0, 2**60), st.booleans()),
         footprint=st.none() | st.integers(0, 2**62),
         conditions=st.tuples(conditions, conditions),
         discarded=st.integers(0, 9),
@@ -114,7 +114,7 @@ def rows(draw: st.DrawFn) -> Row:
         accesses_per_launch=st.none() | st.integers(1, 2**40),
         sectors_per_request=st.none() | st.floats(1, 32),
         requested=st.none() | st.integers(0, 2**62),
-        counted=st.none() | st.builds(DramBytes, counts, counts, st.none() | counts, st.none() | counts, st.integers(1, 99), texts),
+        dram_bytes=st.none() | st.builds(DramBytes, counts, counts, st.none() | counts, st.none() | counts, st.integers(1, 99), texts),
     )
     limits = st.builds(Limits, origin=st.dictionaries(texts, texts, max_size=2))
     return draw(st.builds(Row, limits=limits, verdict=verdicts, measurement=st.none() | measurement, label=st.just(label)))
@@ -198,7 +198,7 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["measurement", "placements", 0, 0], math.nan, r"\$\.measurement\.placements\[0\]\[0\]: nan is not a finite"),
         (["measurement", "floor"], math.inf, r"\$\.measurement\.floor: inf is not a finite number"),
         (["measurement", "half_width"], -1e-9, "half_width: -1e-09; expected `float` >= 0"),
-        (["measurement", "traffic", "reads"], -1, r"traffic\.reads: -1; expected `int` >= 0"),
+        (["measurement", "moved_bytes", "reads"], -1, r"moved_bytes\.reads: -1; expected `int` >= 0"),
         (["measurement", "sectors_per_request"], -4.0, r"sectors_per_request: -4.0; expected `float` >= 0"),
         (["measurement", "requested"], -1, r"requested: -1; expected"),
         (["measurement", "further", 0, "medians"], [], r"further\[0\]\.medians: \[\]; expected"),
@@ -209,15 +209,15 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["measurement", "further", 0, "controls"], {"latency": 0.0}, r"further\[0\]\.controls\.latency: 0.0; expected"),
         (["measurement", "placements", 0, 0], 1e300, r"placements\[0\]\[0\]: 1e\+300; expected `float` <= 1000000000"),
         (["measurement", "placements", 0, 0], 5e-324, r"placements\[0\]\[0\]: 5e-324; expected"),
-        (["measurement", "traffic", "reads"], 10**400, r"traffic\.reads: 1000.*000; expected `int` <= "),
+        (["measurement", "moved_bytes", "reads"], 10**400, r"moved_bytes\.reads: 1000.*000; expected `int` <= "),
         (["verdict", "\udcff"], 1, "surrogates not allowed"),
         (["measurement", "migrations", "launch", "gpu_faults"], -1, r"migrations\.launch\.gpu_faults: -1; expected"),
         (["measurement", "migrations", "launch", "mapped"], -1, r"migrations\.launch\.mapped: -1; expected"),
         (["measurement", "migrations", "before", "causes", "fault"], -1, r"migrations\.before\.causes\[\.\.\.\]: {'fault': -1}; expected"),
-        (["measurement", "counted", "writes"], -1, r"counted\.writes: -1; expected"),
-        (["measurement", "counted", "l2_writes"], -1, r"counted\.l2_writes: -1; expected"),
-        (["measurement", "counted", "launches"], 0, r"counted\.launches: 0; expected `int` >= 1"),
-        (["measurement", "counted", "total"], 0, r"counted\.total: unknown"),
+        (["measurement", "dram_bytes", "writes"], -1, r"dram_bytes\.writes: -1; expected"),
+        (["measurement", "dram_bytes", "l2_writes"], -1, r"dram_bytes\.l2_writes: -1; expected"),
+        (["measurement", "dram_bytes", "launches"], 0, r"dram_bytes\.launches: 0; expected `int` >= 1"),
+        (["measurement", "dram_bytes", "total"], 0, r"dram_bytes\.total: unknown"),
         (
             ["measurement", "overlap"],
             {"parts": [], "sequential": 2, "bound": 1, "streams": 1, "chunks": 0},
@@ -246,9 +246,9 @@ def test_a_missing_field_is_refused(key: str) -> None:
 
 def test_a_field_with_a_default_may_be_missing() -> None:
     written = row_to_json(ROW)
-    del written["range_name"], written["measurement"]["counted"], written["measurement"]["sectors_per_request"]
+    del written["range_name"], written["measurement"]["dram_bytes"], written["measurement"]["sectors_per_request"]
     del written["measurement"]["requested"]
-    assert row_from_json(written) == replace(ROW, range_name="", measurement=replace(MEASURED, counted=None))
+    assert row_from_json(written) == replace(ROW, range_name="", measurement=replace(MEASURED, dram_bytes=None))
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def run(make_row: MakeRow, facts: DeviceFacts) -> Run:
     comparison = Comparison(0.02, 0.01, 0.03, 0.01, 3)
     counted = DramBytes(500 << 20, 300 << 20, None, None, 4, "ncu")
     whole = replace(
-        make_row(what_ran=RAN, counted=counted, label="warm", comparison=comparison), footprint=FOOTPRINT, extra={"elements/s": 7.5}
+        make_row(what_ran=RAN, dram_bytes=counted, label="warm", comparison=comparison), footprint=FOOTPRINT, extra={"elements/s": 7.5}
     )
     memory = replace(make_row("t.py::test_memory", measured=False), footprint=FOOTPRINT)
     broken = replace(make_row("t.py::test_broken"), failed=True, test_error=True)
@@ -159,7 +159,7 @@ def test_what_is_not_known_is_no_figure(make_row: MakeRow, facts: DeviceFacts) -
     found = figures(make_row(what_ran=of_source), facts)
     assert found["kernels"] == 1
     assert not {"registers", "spill_bytes"} & found.keys()
-    assert not FIGURES.keys() & figures(make_row(what_ran=None, traffic=None), facts).keys()
+    assert not FIGURES.keys() & figures(make_row(what_ran=None, moved_bytes=None), facts).keys()
 
 
 def test_hostile_names_stay_text(make_row: MakeRow, facts: DeviceFacts) -> None:

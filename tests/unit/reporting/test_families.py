@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Traffic
+from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.families import FamilyPlot, families
 from pytest_gpumem.units import MiB
@@ -80,7 +80,7 @@ def test_tests_are_not_mixed(facts: DeviceFacts, make_row: MakeRow) -> None:
 def test_the_figure_is_what_all_rows_have(one: Callable[..., FamilyPlot]) -> None:
     labels = ["1", "2", "3"]
     assert one(labels).y_name == "bandwidth"
-    assert one(labels, traffic=None).y_name == "latency"
+    assert one(labels, moved_bytes=None).y_name == "latency"
     assert one(labels, accesses_per_launch=10).y_name == "latency per access"
     assert one(labels, requested=7680 * MiB).y_name == "asked bandwidth"
     point = one(labels).series[0].points[0]
@@ -93,8 +93,8 @@ def test_ceilings(one: Callable[..., FamilyPlot], facts: DeviceFacts) -> None:
     labels = ["1", "2", "3"]
     assert [ceiling.value for ceiling in one(labels).ceilings] == [facts.dram_peak]
     # Far below it the line would take all room, and over a link it says nothing.
-    assert one(labels, traffic=Traffic(1 * MiB, 0)).ceilings == ()
-    assert one(labels, traffic=Traffic(512 * MiB, 0, link=True)).ceilings == ()
+    assert one(labels, moved_bytes=MovedBytes(1 * MiB, 0)).ceilings == ()
+    assert one(labels, moved_bytes=MovedBytes(512 * MiB, 0, link=True)).ceilings == ()
 
 
 def test_sectors_predict_a_second_curve(facts: DeviceFacts, make_row: MakeRow) -> None:

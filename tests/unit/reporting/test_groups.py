@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Traffic, Window
+from pytest_gpumem.records.measurement import MovedBytes, Window
 from pytest_gpumem.records.migrations import Migrations, PageCounts
 from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.row import Row
@@ -32,12 +32,12 @@ def row(nodeid: str, **changes: Any) -> Row:
         ({"sectors_per_request": 5.0}, Behaviour.PATTERN),
         ({"mode": "hot"}, Behaviour.CACHE),
         ({"window": Window(MiB, 1.0, MiB), "mode": "hot"}, Behaviour.PERSISTING),
-        ({"traffic": Traffic(MiB, MiB, link=True)}, Behaviour.LINK),
+        ({"moved_bytes": MovedBytes(MiB, MiB, link=True)}, Behaviour.LINK),
         ({"managed": True}, Behaviour.MANAGED),
         ({"accesses_per_launch": 10, "mode": "hot"}, Behaviour.LATENCY),
         ({"overlap": Overlap((Part("a", 1.0),), 2.0, 1.0, 2)}, Behaviour.OVERLAP),
-        ({"traffic": None, "footprint": None, "sampler": "host"}, Behaviour.ALLOCATION),
-        ({"traffic": None}, Behaviour.OTHER),
+        ({"moved_bytes": None, "footprint": None, "sampler": "host"}, Behaviour.ALLOCATION),
+        ({"moved_bytes": None}, Behaviour.OTHER),
         ({"footprint": 1 * MiB}, Behaviour.OTHER),
     ],
 )

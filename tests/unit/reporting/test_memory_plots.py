@@ -14,7 +14,7 @@ from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.footprints import footprint_facts, totals
 from pytest_gpumem.reporting.html import anchor, page
-from pytest_gpumem.reporting.plots.memory import TestBytes, legend, memory_bars, memory_course, series
+from pytest_gpumem.reporting.plots.memory import BytesOfTest, legend, memory_bars, memory_course, series
 from pytest_gpumem.reporting.row_facts import OF_MEMORY, row_facts
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import summary
@@ -76,7 +76,7 @@ def test_a_course_of_nothing_is_drawn() -> None:
 
 
 def test_bars_of_the_largest_tests() -> None:
-    drawn = memory_bars([TestBytes(f"test_{number}", f"t-{number}", number * MiB) for number in range(1, 15)])
+    drawn = memory_bars([BytesOfTest(f"test_{number}", f"t-{number}", number * MiB) for number in range(1, 15)])
     assert drawn.count("<rect") == 10
     assert drawn.index("test_14") < drawn.index("test_5<")
     assert "test_4<" not in drawn
@@ -155,4 +155,4 @@ def test_the_page_has_the_memory_of_the_baseline_where_it_differs(make_row: Make
     assert "<dt>since the baseline</dt><dd>peak memory 512 MiB -&gt; 1.062 GiB (+576 MiB)</dd>" in text
     assert "+512 MiB  model.py:12 in forward: y = &lt;a&gt; * b" in text
     assert text.count("<dt>since the baseline</dt>") == 2
-    assert "was" not in memory_bars([TestBytes("test", "t", MiB, MiB)])
+    assert "was" not in memory_bars([BytesOfTest("test", "t", MiB, MiB)])

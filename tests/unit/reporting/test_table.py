@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
-from pytest_gpumem.records.measurement import Limits, Traffic
+from pytest_gpumem.records.measurement import Limits, MovedBytes
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.table import table
 from pytest_gpumem.units import MiB
@@ -38,8 +38,8 @@ _USUAL = {"latency": "268.3 us", "bandwidth": "3002 GB/s", "of peak": "89.5 % ##
         # An interval narrower than its digits is left out, and a small change has no negative zero.
         ({"comparison": replace(COMPARISON, delta=0.736, low=0.736, high=0.736)}, {**_USUAL, "change": "+73.60 %"}),
         ({"comparison": replace(COMPARISON, delta=-1e-5, low=-0.001, high=0.001)}, {**_USUAL, "change": "+0.00 [-0.10, +0.10] %"}),
-        ({"traffic": None, "half_width": None}, {"latency": "268.3 us"}),
-        ({"accesses_per_launch": 1000, "traffic": None}, {"latency": "268.3 ns/access", "noise": "0.100 %"}),
+        ({"moved_bytes": None, "half_width": None}, {"latency": "268.3 us"}),
+        ({"accesses_per_launch": 1000, "moved_bytes": None}, {"latency": "268.3 ns/access", "noise": "0.100 %"}),
         # Twice the compulsory bytes are still a share of what DRAM could give; ten times are none.
         ({"requested": 2 * 768 * MiB}, _USUAL),
         ({"requested": 10 * 768 * MiB}, {"latency": "268.3 us", "bandwidth": "30.02 TB/s asked", "noise": "0.100 %"}),
@@ -63,8 +63,8 @@ def test_columns_are_those_that_have_a_figure(
         ({"footprint": None}, False),
         ({"mode": "hot"}, False),
         ({"mode": "dirty-cold"}, True),
-        ({"traffic": Traffic(512 * MiB, 256 * MiB, link=True)}, False),
-        ({"traffic": None}, False),
+        ({"moved_bytes": MovedBytes(512 * MiB, 256 * MiB, link=True)}, False),
+        ({"moved_bytes": None}, False),
     ],
 )
 def test_share_of_the_peak_only_where_it_means_dram(changes: dict[str, object], shown: bool, facts: DeviceFacts, make_row: MakeRow) -> None:
@@ -195,7 +195,7 @@ def test_what_got_worse_stands_first_then_the_slowest_by_kind_of_test(facts: Dev
 
 
 def test_the_noise_of_a_chase_is_that_of_its_latency_per_access(facts: DeviceFacts, make_row: MakeRow) -> None:
-    row = make_row(accesses_per_launch=1000, traffic=None)
+    row = make_row(accesses_per_launch=1000, moved_bytes=None)
     lines = draw([row], facts)
     # 268.3 us +- 0.2683 us for a thousand accesses.
     assert fields(lines[2])[1:3] == ["268.3 ns/access", "0.100 %"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import DramBytes, Traffic
+from pytest_gpumem.records.measurement import DramBytes, MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.table import traffic_table
 from pytest_gpumem.units import MiB
@@ -25,11 +25,11 @@ def draw(rows: list[Row], facts: DeviceFacts, width: int = 150) -> list[str]:
 
 def test_one_line_a_measurement_and_a_sentence_where_they_differ(facts: DeviceFacts, make_row: MakeRow) -> None:
     rows = [
-        make_row("t.py::test_right", counted=RIGHT),
-        make_row("t.py::test_half", counted=HALF),
-        make_row("t.py::test_twice", counted=TWICE),
-        make_row("t.py::test_none", counted=RIGHT, traffic=None),
-        make_row("t.py::test_moved", counted=RIGHT, traffic=Traffic(0, 0, declared=768 * MiB)),
+        make_row("t.py::test_right", dram_bytes=RIGHT),
+        make_row("t.py::test_half", dram_bytes=HALF),
+        make_row("t.py::test_twice", dram_bytes=TWICE),
+        make_row("t.py::test_none", dram_bytes=RIGHT, moved_bytes=None),
+        make_row("t.py::test_moved", dram_bytes=RIGHT, moved_bytes=MovedBytes(0, 0, declared=768 * MiB)),
         make_row("t.py::test_copy"),
         make_row("t.py::test_raised", Outcome.FAIL, reason="failed before anything was measured", measured=False),
     ]
@@ -60,7 +60,7 @@ def test_one_line_a_measurement_and_a_sentence_where_they_differ(facts: DeviceFa
 
 
 def test_names_give_way_and_figures_do_not(facts: DeviceFacts, make_row: MakeRow) -> None:
-    rows = [make_row("t.py::test_" + "x" * 90 + "_end", counted=RIGHT)]
+    rows = [make_row("t.py::test_" + "x" * 90 + "_end", dram_bytes=RIGHT)]
     line = draw(rows, facts, 120)[2]
     assert len(line) <= 120
     assert "_end" in line
@@ -68,6 +68,6 @@ def test_names_give_way_and_figures_do_not(facts: DeviceFacts, make_row: MakeRow
 
 
 def test_plain_text_is_ascii(facts: DeviceFacts, make_row: MakeRow) -> None:
-    rows = [make_row(counted=HALF)]
+    rows = [make_row(dram_bytes=HALF)]
     assert traffic_table(rows, facts, width=100, colour=False).isascii()
     assert "\x1b[1;31mdeclared too much" in traffic_table(rows, facts, width=100, colour=True)

@@ -15,7 +15,7 @@ from processes import SETTINGS, Answer, Players, process, row, sides
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Conditions, Limits, Traffic
+from pytest_gpumem.records.measurement import Conditions, Limits, MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 from pytest_gpumem.runs import RunError, report
@@ -405,7 +405,7 @@ def test_what_head_measures_in_another_way_is_measured_as_base_is_or_red(tmp_pat
 
 def test_other_work_is_said(tmp_path: Path) -> None:
     def answer(turn: Turn, attempt: int) -> Sequence[Row]:
-        return [row(A, NOISE(turn, 1), traffic=Traffic(4, 2) if turn.side == HEAD else Traffic(2, 1))]
+        return [row(A, NOISE(turn, 1), moved_bytes=MovedBytes(4, 2) if turn.side == HEAD else MovedBytes(2, 1))]
 
     (said,) = play(tmp_path, answer).verdicts
     assert said.outcome is Outcome.PASS
