@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pytest_gpumem.records.measurement import Limits
 
 MODES = ("clean-cold", "dirty-cold", "hot")
-SAMPLERS = ("auto", "blocked", "batched", "host")
+SAMPLERS = ("auto", "blocked", "graph", "batched", "host")
 FOOTPRINTS = ("auto", "on", "trace", "off")
 """What the option `footprint` takes: memory is watched in tests that use fixtures or have limits on it, in every test, in every test with
 the place of each allocation, or in none."""

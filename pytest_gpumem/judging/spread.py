@@ -214,7 +214,7 @@ def _processes(runs: Sequence[Sequence[Reading]], logs: Sequence[Sequence[float]
     # A row that varies more between placements than its class is expected to vary more between processes and sessions too.
     noisier = max(1.0, placement / class_placement)
     of_placements = placement * statistics.fmean(1 / len(reading.medians) for reading in every)
-    known = all(reading.overhead is not None or reading.sampler == "batched" for reading in every)
+    known = all(reading.overhead is not None or reading.sampler in ("graph", "batched") for reading in every)
     expected = process_spread(latency, overhead_corrected=known) ** 2 * noisier + of_placements
     within = sum(len(run) - 1 for run in runs)
     value = moderated(expected, sum(map(squares_around_mean, logs)), within, weight or PRIOR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_gpumem.measuring.harness import FLUSH_FACTOR
-from pytest_gpumem.measuring.samplers import batch_of, untimed_of
+from pytest_gpumem.measuring.samplers import BATCHES, batch_of, untimed_of
 from pytest_gpumem.measuring.stopping import MOST_SAMPLES
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
@@ -20,7 +20,7 @@ def need(measurement: Measurement, facts: DeviceFacts, most: float) -> float:
     The time to restore inputs or pages before a sample is unknown.
     """
     sample = measurement.latency
-    if measurement.sampler == "batched":
+    if measurement.sampler in BATCHES:
         batch = batch_of(measurement.latency, foreign=False)
         sample *= untimed_of(batch, len(measurement.placements)) + batch
     if measurement.mode != "hot" and facts.dram_peak:  # without a known peak a flush counts as nothing

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.protocol import PLENTY, Device, Stream
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
+from pytest_gpumem.measuring.samplers import BATCHES
 from pytest_gpumem.measuring.sampling import Plan, Sampling
 from pytest_gpumem.measuring.target import NotChecked, Target, declared_bytes
 from pytest_gpumem.measuring.target_callable import callable_target
@@ -173,7 +174,7 @@ class Conductor:
             half_width=sampling.half_width,
             moved_bytes=target.moved_bytes,
             footprint=target.footprint,
-            floor=floors.empty / sampling.batch if sampler == "batched" else floors.empty,
+            floor=floors.empty / sampling.batch if sampler in BATCHES else floors.empty,
             overhead=floors.launch if sampler == "blocked" else None,
             conditions=(before, after),
             during=worst(sampling.seen),

@@ -10,22 +10,25 @@ from functools import partial
 import numpy as np
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.protocol import HoldExpired, OutOfMemory
+from pytest_gpumem.devices.protocol import CannotCapture, HoldExpired, OutOfMemory
 from pytest_gpumem.measuring import stopping
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.samplers import (
+    BATCHES,
     HOLD_TIMEOUT,
     UNTIMED,
     BatchedSampler,
     BlockedSampler,
     Choice,
+    GraphSampler,
     HostSampler,
     PlainSampler,
     Sampler,
     Shot,
     batch_of,
     choose,
+    in_batches,
 )
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.measuring.target_callable import LONG, Elsewhere, NoWork, find_stream
@@ -153,7 +156,7 @@ class Sampling:
             return self._latency
         self._sampler = self._make()
         begun, already = self._device.now(), self._expired
-        if self.choice.sampler == "batched":
+        if self.choice.sampler in BATCHES:
             self._latency = self._take(1)[-1][1]
             self._sampler = self._make()
         samples: list[float] = []
@@ -174,7 +177,7 @@ class Sampling:
                     self.notes.append(f"not steady after {len(samples)} warm-up samples of {format_time(float(np.median(samples)))}")
                 break
             step = stopping.WINDOW // 2
-        if self.choice.sampler == "batched":  # the length of a batch follows from how long one launch takes
+        if self.choice.sampler in BATCHES:  # the length of a batch follows from how long one launch takes
             self._sampler = self._make()
             before = self._device.now()
             cost = self._device.now() - before if self._take(1) else cost
@@ -215,7 +218,7 @@ class Sampling:
         """Go to fresh addresses for the next placements; False, with a note, where there are none."""
         assert self.target.move is not None
         # A batch is captured for each placement, which takes longer than a cold sample.
-        most = wanted if self.choice.sampler == "batched" else stopping.MOST_PLACEMENTS_FACTOR * wanted
+        most = wanted if self.choice.sampler in BATCHES else stopping.MOST_PLACEMENTS_FACTOR * wanted
         # Those side by side are sampled in rounds, and a round of slow launches is not cut short by the budget.
         limit = stopping.affordable(cost, budget)
         try:
@@ -290,13 +293,16 @@ class Sampling:
         except HoldExpired as expired:
             if not self._again():
                 self._to_host(str(expired))
-                # One measurement, one clock: the samples so far are not averaged with those that follow.
-                self.placements.clear()
-                self._throttled.clear()
-                self.discarded = 0
-                self._clear()
+                self._drop()
                 self._sampler = self._make()
         return self._take(rounds)
+
+    def _drop(self) -> None:
+        """Drop the samples so far: one measurement has one clock, and they are not averaged with those that follow."""
+        self.placements.clear()
+        self._throttled.clear()
+        self.discarded = 0
+        self._clear()
 
     def _again(self) -> bool:
         """True for the first hold that expires: what made a launch wait, such as a kernel that is loaded late, may happen once."""
@@ -311,8 +317,16 @@ class Sampling:
     def _make(self) -> Sampler:
         """The sampler, for where the target is now."""
         shot = self._shot()
+        if self.choice.sampler == "graph":
+            try:
+                return GraphSampler(shot, self.batch)
+            except CannotCapture as reason:
+                if not self.choice.fallback:
+                    raise BadCall(f'sampler "graph" was asked for, but {reason}') from None
+                self.choice = in_batches(str(reason))
+                self._drop()
         if self.choice.sampler == "batched":
-            return BatchedSampler(shot, self.batch, capture=not self.target.foreign)
+            return BatchedSampler(shot, self.batch)
         samplers: dict[str, Callable[[Shot], Sampler]] = {"host": HostSampler, "plain": PlainSampler, "blocked": BlockedSampler}
         return samplers[self.choice.sampler](shot)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -35,7 +36,19 @@ from pytest_gpumem.units import did_you_mean
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *OF_MEASUREMENT)  # keywords of a measurement; all others go to the function
+KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *OF_MEASUREMENT)
+"""Keywords of a measurement. All others go to the function, and so does one that is the name of a parameter of it."""
+
+
+def parameters_of(function: object) -> frozenset[str]:
+    """Names of the parameters that a kernel or a function takes by keyword; none of what has no signature."""
+    if isinstance(function, BoundKernel):
+        return frozenset(parameter.name for parameter in function.kernel.parameters)
+    try:
+        parameters = inspect.signature(function).parameters.values() if callable(function) else ()
+    except (TypeError, ValueError):  # a function of an extension
+        return frozenset()
+    return frozenset(one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
 
 
 class GpuBenchmark:
@@ -98,8 +111,8 @@ class GpuBenchmark:
 
         Args:
             function: what is launched.
-            args, kwargs: its arguments. Buffers among them are moved between placements. A keyword of this signature and the name of a
-                limit do not reach `function`; wrap it in a lambda, or use `case`.
+            args, kwargs: its arguments. Buffers among them are moved between placements. A keyword of this signature or the name of a
+                limit reaches `function` if it has a parameter of that name; wrap it in a lambda to use both.
             label: tells this measurement from others of the same test.
             stream: from `persisting_stream`; default: a stream of the test's own.
             moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where it cannot be known.
@@ -117,8 +130,15 @@ class GpuBenchmark:
         __tracebackhide__ = True
         self._replay.called = True
         test = self._test
-        given = {name: kwargs.pop(name) for name in LIMITS if name in kwargs}
-        for name in kwargs:
+        parameters = parameters_of(function)
+        own: dict[str, Any] = {"label": label, "stream": stream, "moved": moved, "mode": mode, "count_pages": count_pages}
+        for name in parameters & own.keys():
+            # A persisting stream is a keyword of the measurement, whatever the function calls its own streams.
+            if own[name] is not None and not isinstance(own[name], PersistingStream):
+                kwargs[name], own[name] = own[name], None
+        label, stream, moved, mode, count_pages = own.values()
+        given = {name: kwargs.pop(name) for name in LIMITS if name in kwargs and name not in parameters}
+        for name in [one for one in kwargs if one not in parameters]:
             if isinstance(function, BoundKernel) and (near := did_you_mean(name, KEYWORDS)):
                 raise BadCall(f"gpu_benchmark() has no keyword {name!r}{near}")
         label = self._check_label(label)

@@ -169,7 +169,7 @@ class Result:
 
     @property
     def sampler(self) -> str:
-        """How samples were taken: "blocked", "batched", "host" or, under a profiler, "plain"."""
+        """How samples were taken: "blocked", "graph", "batched", "host" or, under a profiler, "plain"."""
         return self.measurement.sampler
 
     @property

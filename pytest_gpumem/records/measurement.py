@@ -176,7 +176,7 @@ class Measurement(Record, frozen=True, dict=True):
     mode: str
     """State of the cache before each sample: "clean-cold", "dirty-cold" or "hot"."""
     sampler: str
-    """Method of sampling: "blocked", "batched", "host" or "plain" (under a profiler)."""
+    """Method of sampling: "blocked", "graph", "batched", "host" or "plain" (under a profiler)."""
     sampler_reason: str
     """Why this sampler."""
     placements: Placements

@@ -56,5 +56,5 @@ def test_hot_launches_of_milliseconds_are_one_a_sample(gpu_benchmark: GpuBenchma
         patch.setattr(to.device.kernels, "launch", counted)
         taken = gpu_benchmark(gpu_kernels.reread, to, source, times=20_000, mode="hot")
     assert taken.latency > 2e-3
-    assert taken.sampler == "batched"
+    assert taken.sampler == "graph"
     assert captured[-1] == 2  # the timed one, and one before that brings its placement into L2

@@ -43,7 +43,7 @@ def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) 
             assert cold.measurement.overhead > cold.measurement.floor
             assert cold.measurement.during is not None
             hot = gpu_benchmark(gpu_kernels.copy, a, b, mode="hot", label="hot")
-            assert (hot.sampler, hot.measurement.overhead) == ("batched", None)
+            assert (hot.sampler, hot.measurement.overhead) == ("graph", None)
 
         def test_streams(gpu_benchmark, device_buffer):
             assert gpu_benchmark.stream is gpu_benchmark.stream
@@ -56,6 +56,36 @@ def test_a_result_says_how_it_was_taken(pytester: pytest.Pytester, gpumem: Run) 
             result = gpu_benchmark.case(build)
             assert len(set(handles)) == 1 and len(handles) > 8
             assert len(result.placements) == len(handles) - 1
+        """
+    )
+    gpumem().assert_outcomes(passed=2)
+
+
+def test_a_name_that_the_function_has_as_a_parameter_goes_to_it(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from pytest_gpumem.measuring.conductor import Conductor
+
+        def test_kernels(gpu_benchmark, device_buffer, gpu_kernels):
+            a, b = device_buffer(1 << 20, "f4"), device_buffer(1 << 20, "f4")
+            far, near = (gpu_benchmark(gpu_kernels.stride_copy, a, b, stride=n, label=str(n)) for n in (32, 1))
+            assert far.latency > near.latency
+            with pytest.raises(ValueError, match=r"gpu_benchmark\\(\\) has no keyword 'labl' \\(did you mean label\\?\\)"):
+                gpu_benchmark(gpu_kernels.stride_copy, a, b, stride=1, labl="x")
+
+        def test_functions(gpu_benchmark, monkeypatch):
+            given = []
+
+            def target(self, function, arguments, keywords, **options):
+                given.append(keywords)
+                raise KeyError
+
+            monkeypatch.setattr(Conductor, "target", target)
+            for function in (lambda *, mode, label=None, max_kernels=0: None, lambda **others: None, print):
+                with pytest.raises(KeyError):
+                    gpu_benchmark(function, mode="hot", label="mine", max_kernels=7, others=1)
+            assert given == [{"mode": "hot", "label": "mine", "max_kernels": 7, "others": 1}, {"others": 1}, {"others": 1}]
         """
     )
     gpumem().assert_outcomes(passed=2)

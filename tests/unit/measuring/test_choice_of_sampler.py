@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from bench import Bench
 
@@ -13,6 +14,7 @@ from pytest_gpumem.measuring.samplers import (
     FOREIGN_BATCH,
     LEAST_BATCH,
     MOST_BATCH,
+    QUEUED_SECONDS,
     SLOW_BATCH_SECONDS,
     UNTIMED,
     Choice,
@@ -45,7 +47,10 @@ def test_a_batch_is_long_enough_for_its_first_launch_not_to_count(latency: float
 
 def test_a_batch_of_a_foreign_callable_does_not_fill_the_stream() -> None:
     latencies = (None, 1e-9, BATCH_SECONDS / 30, 1e-4, 1e-3, 1.0)
-    assert [batch_of(latency, foreign=True) for latency in latencies] == [1, FOREIGN_BATCH[1], 30, FOREIGN_BATCH[0], 2, 1]
+    assert [batch_of(latency, foreign=True) for latency in latencies] == [1, FOREIGN_BATCH[1], 30, FOREIGN_BATCH[0], 1, 1]
+    for latency in np.geomspace(1e-6, 1e-3, 200):  # of kernels of a microsecond, of which a stream queues 1,024
+        batch = batch_of(float(latency), foreign=True)
+        assert batch == 1 or (batch + untimed_of(batch, 1)) * latency <= QUEUED_SECONDS
 
 
 def test_one_slow_launch_follows_another_unless_other_placements_come_between() -> None:
@@ -63,7 +68,7 @@ def test_each_placement_has_its_own_graph_of_a_whole_batch(bench: Bench, monkeyp
 
     monkeypatch.setattr(bench.device.graphs, "capture", counted)
     taken = bench.measure("copy", *bench.buffers(2, 2 * MiB), mode="hot", placements=4)
-    assert taken.sampler == "batched"
+    assert taken.sampler == "graph"
     assert len(taken.placements) == 4  # side by side, though more would be small enough: each takes a capture
     batch = captured[-1] - UNTIMED
     assert captured[-4:] == [captured[-1]] * 4
@@ -85,7 +90,7 @@ def chosen(requested: str = "auto", mode: str = "clean-cold", profiled: bool = F
         ({"kind": "case"}, "blocked", True),
         ({"managed": ("a buffer",)}, "blocked", True),
         ({"waits": True}, "host", False),
-        ({"mode": "hot"}, "batched", True),
+        ({"mode": "hot"}, "graph", True),
         ({"mode": "hot", "kind": "callable"}, "batched", True),
         ({"mode": "hot", "kind": "callable", "restores": True}, "blocked", True),
         ({"profiled": True}, "plain", False),
@@ -100,6 +105,7 @@ def test_a_sampler_is_chosen(facts: dict[str, Any], sampler: str, fallback: bool
     assert choice.reason
 
 
-def test_batched_refuses_a_cold_mode() -> None:
+@pytest.mark.parametrize("sampler", ["graph", "batched"])
+def test_batches_refuse_a_cold_mode(sampler: str) -> None:
     with pytest.raises(BadCall, match='goes with mode "hot", not "clean-cold"'):
-        chosen("batched")
+        chosen(sampler)

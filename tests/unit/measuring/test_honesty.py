@@ -76,7 +76,7 @@ def test_throttling_under_load_alone_reaches_the_conditions(bench: Bench, monkey
 
 def test_a_batchs_floor_is_shared_by_its_launches(bench: Bench) -> None:
     cold, hot = bench.measure("copy", *bench.buffers(2)), bench.measure("copy", *bench.buffers(2), mode="hot")
-    assert hot.sampler == "batched"
+    assert hot.sampler == "graph"
     batch = cold.floor / hot.floor
     assert batch == pytest.approx(round(batch))
     assert batch * hot.latency == pytest.approx(BATCH_SECONDS, rel=0.1)
