@@ -78,6 +78,7 @@ class Access:
     that sectors beyond the coalesced four cost bandwidth of L2, not of DRAM."""
     onward: bool = False  # a launch touches other lines than the launches before, until it has been through the whole array
     through_l1: bool = False  # repeated loads of a pointer chase find their lines in L1 while the whole array fits into it
+    page_by_page: bool = False  # each warp goes through a page of its own, so that one fault stands for the whole page
     wrapping: bool = False
     """The threads of a grid-stride loop read element i modulo the array's size: those of a block may come to the same few again and again,
     and find them in L1. All other loads are modelled as going to L2."""

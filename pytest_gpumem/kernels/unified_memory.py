@@ -45,13 +45,14 @@ def _initialiser(
     more: tuple[Parameter, ...] = (),
     arguments: Callable[[Call], tuple[str | int, ...]] = lambda call: ("x", "value", call.arrays["x"].size),
     checks: tuple[calls.Check, ...] = (),
+    page_by_page: bool = False,
 ) -> Kernel:
     """Sets an array to a value. The text's version sets two arrays; here it is launched once for each."""
     return Kernel(
         name=name,
         parameters=(Parameter("x", Role.WRITE), Parameter("value", Role.SCALAR, 1.0), *more),
         shape=shape,
-        accesses=lambda call: (calls.touch("x", "write", call),),
+        accesses=lambda call: (calls.touch("x", "write", call, page_by_page=page_by_page),),
         source="unified_memory.cu",
         entry=entry,
         reference=lambda arrays, scalars: {"x": calls.filled_like(arrays["x"], scalars["value"])},
@@ -90,5 +91,6 @@ KERNELS = (
         more=(Parameter("page", Role.SCALAR, PAGE_BYTES),),
         arguments=_per_page_arguments,
         checks=(_is_page,),
+        page_by_page=True,
     ),
 )

@@ -53,11 +53,19 @@ class WindowRequest:
     where: Where
     allow_thrash: bool
     clamped_from: int | None  # bytes of the buffer, where `window="clamp"` made the window shorter
+    too_large: bool
+    """All is fitted, and the window is larger than half of L2: there a fitted window is slower than none, by 1 to 6 % for `sliding_window`
+    of 40 to 60 MiB on an H200 (`ci/records/nvidia-h200/l2_persistence.json`). It is measured without one."""
 
     @property
     def persists(self) -> bool:
         """Whether lines under the window persist, so that it needs a set-aside."""
-        return self.hit is AccessProperty.PERSISTING
+        return self.hit is AccessProperty.PERSISTING and not self.too_large
+
+    @property
+    def off(self) -> bool:
+        """Whether there is to be no window."""
+        return self.set_aside == "off" or self.too_large
 
 
 def asked(
@@ -92,17 +100,19 @@ def asked(
     if not isinstance(allow_thrash, bool):
         raise BadWindow(f"allow_thrash={allow_thrash!r}; accepted are True and False")
     start = _offset(buffer, offset)
-    nbytes = _window_bytes(facts, buffer, window, start)
+    nbytes, kept = _window_bytes(facts, buffer, window, start), _set_aside(facts, set_aside)
+    all_fitted = fitted and kept == "fit" and hit == AccessProperty.PERSISTING.value
     return WindowRequest(
         nbytes=nbytes,
         offset=start,
         hit_ratio=None if fitted else float(hit_ratio),
-        set_aside=_set_aside(facts, set_aside),
+        set_aside=kept,
         hit=AccessProperty(hit),
         miss=None if miss == "fit" else AccessProperty(miss),
         where=where,
         allow_thrash=allow_thrash,
         clamped_from=buffer.nbytes if window == "clamp" and nbytes < buffer.nbytes - start else None,
+        too_large=all_fitted and nbytes > facts.l2_bytes // 2,
     )
 
 
@@ -254,7 +264,7 @@ class PersistingStream:
     @property
     def spec(self) -> WindowSpec | None:
         """The window as it is to be now, over where the buffer is; None if there is to be none."""
-        if self.asked.set_aside == "off" or self.closed or self._reset == "context":
+        if self.asked.off or self.closed or self._reset == "context":
             return None
         ratio, hit = (1.0, AccessProperty.NORMAL) if self._reset == "window" else (self.hit_ratio, self.asked.hit)
         return WindowSpec(self.buffer.address + self.asked.offset, self.nbytes, ratio, hit, self._miss)
@@ -304,12 +314,18 @@ class PersistingStream:
     def notes(self) -> tuple[str, ...]:
         """Notes for the result of a measurement on this stream."""
         notes = []
-        if self.asked.clamped_from is not None:
+        if self.asked.clamped_from is not None and not self.asked.too_large:
             whole = format_bytes(self.asked.clamped_from)
             notes.append(f"the window covers the first {format_bytes(self.nbytes)} of {whole}: no larger one is possible")
         if (thrashing := self.thrashing) is not None:
             notes.append(thrashing)
-        if self.set_aside and self.spec is None:
+        if self.asked.too_large:
+            half = format_bytes(self.device.facts.l2_bytes // 2)
+            notes.append(
+                f"measured without a window: {format_bytes(self.nbytes)} are more than half of L2, {half}, where a fitted window can be "
+                'slower than none; set_aside="max" sets one, and gpumem l2-sweep finds the best'
+            )
+        elif self.set_aside and self.spec is None:
             notes.append(f"{format_bytes(self.set_aside)} of L2 are set aside with no window in them: a cost without a gain")
         elif self.set_aside and (self._reset == "window" or not self.asked.persists):
             which = "that was reset" if self._reset else f"with the hit property {self.asked.hit.value}"
@@ -322,13 +338,13 @@ class PersistingStream:
 
     def apply(self) -> None:
         """Put the window over where the buffer now is; lines of where it was no longer persist."""
-        if self.asked.set_aside != "off":
+        if not self.asked.off:
             self.device.l2.reset_persisting()
             self.put()
 
     def put(self) -> None:
         """Give the stream its window, where it is the stream that carries it."""
-        if self.where == "stream" and self.asked.set_aside != "off":
+        if self.where == "stream" and not self.asked.off:
             self.device.l2.set_window(self.stream, self.spec)
 
     def read_back(self, windows: tuple[WindowSpec | None, ...]) -> None:
@@ -476,8 +492,9 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
     fitted hit ratios are made from what the others leave, anew whenever a stream opens or closes. Options, with defaults as in `asked`:
     `hit_ratio`: share of the window's accesses that have the property `hit`, in [0, 1]; "fit": as many as the set-aside holds, and all of
     them where `hit` is not "persisting".
-    `set_aside`: bytes, a share of L2 such as "25%", or "fit" (what holds the window, see `fit_set_aside`), "max", or "off" (limit 0 and no
-    window; a gain is measured against it). The driver rounds up to steps of L2/16; the result has the bytes that it granted.
+    `set_aside`: bytes, a share of L2 such as "25%", or "fit" (what holds the window, see `fit_set_aside`; with a fitted hit ratio, above
+    half of L2, as "off" with a note), "max", or "off" (limit 0 and no window; a gain is measured against it). The driver rounds up to
+    steps of L2/16; the result has the bytes that it granted.
     `hit`: access property of that share. With "streaming" and "normal" nothing persists, and "fit" sets nothing aside.
     `miss`: access property of the window's other accesses; "fit": normal under a fitted hit ratio below 1, else streaming.
     `window`: bytes under the window, from `offset` on; or the whole buffer, where one beyond `accessPolicyMaxWindowSize` is refused

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 
 from pytest_gpumem.kernels.calls import SECTORS_COALESCED, sectors_per_request
 
 OFFSETS = range(1, 33)
 STRIDES = range(2, 33)
+WORDS_PER_SECTOR = 8
 
 
 @pytest.fixture
@@ -23,19 +26,27 @@ def copied(gpu_benchmark, device_buffer, streamed_bytes):
 
 
 def test_offset_copy(gpu_kernels, copied):
-    """An offset of whole 32-byte sectors is nearly free; any other costs a fifth sector, which neighbouring warps mostly share."""
+    """An offset of whole 32-byte sectors is nearly free. Any other costs a fifth sector, of which neighbouring warps share the most: the
+    guide has 9/10 of the bandwidth on a V100, an H100 and an H200 have 96 %, and without sharing it would be 4/5."""
     aligned, _ = copied(gpu_kernels.offset_copy, 0, label="offset 0")
-    for offset in OFFSETS:
-        shifted, predicted = copied(gpu_kernels.offset_copy, offset, label=f"offset {offset}")
-        assert shifted > 0.93 * predicted * aligned, offset
+    shifted = {offset: copied(gpu_kernels.offset_copy, offset, label=f"offset {offset}")[0] / aligned for offset in OFFSETS}
+    whole, split = ([share for offset, share in shifted.items() if (offset % WORDS_PER_SECTOR == 0) is wanted] for wanted in (True, False))
+    assert min(whole) > 0.95, shifted
+    assert min(split) > 0.85, shifted
+    assert max(split) < 0.99, shifted
+    assert fmean(whole) > 1.005 * fmean(split), shifted
 
 
 def test_stride_copy(gpu_kernels, copied):
-    """Stride s moves min(32, 4s) sectors for each four that are useful: bandwidth falls with the stride, to 1/8 or less."""
+    """Stride s moves min(32, 4s) sectors for each four that are useful: bandwidth falls with the stride, to 1/8 or less.
+
+    Up to stride 8 the prediction holds within a quarter, both ways. Beyond it, each sector lies in a row of DRAM that others share less.
+    """
     unit, _ = copied(gpu_kernels.stride_copy, 1, label="stride 1")
     for stride in STRIDES:
         strided, predicted = copied(gpu_kernels.stride_copy, stride, label=f"stride {stride}")
-        assert strided < 1.25 * predicted * unit, stride
+        least = 0.75 if stride <= WORDS_PER_SECTOR else 0.35
+        assert least < strided / (predicted * unit) < 1.25, stride
 
 
 def test_permutation_within_aligned_segments_is_nearly_free(gpu_kernels, copied):

@@ -176,14 +176,16 @@ def test_sliding_window_at_shares_of_l2(sliding_window, gpu_device, device_buffe
 
 
 @few_samples
-@pytest.mark.parametrize("way", ["by the window", "by the context", "by closing"])
+@pytest.mark.parametrize("way", ["by the window", "by the context", "by closing", "by ageing"])
 def test_a_reset_gives_the_next_kernel_all_of_l2(
     gpu_benchmark, gpu_device, gpu_kernels, gpu_work, device_buffer, persisting_stream, streamed_bytes, way
 ):
     """A uses its table ten times under a window, B follows, something resets; then C, which reads half of L2 eight times.
 
     C takes longer where A's lines still persist than where nothing has persisted, and as long after each reset: by the window, whose lines
-    turn normal as work touches them; by the context, all lines at once; and by the end of the `with` block.
+    turn normal as work touches them; by the context, all lines at once; and by the end of the `with` block. The guide's third way, to wait
+    until untouched lines age, has a row after eight passes over 128 MiB of other lines. Nothing says how long it takes: it is measured, and
+    held to no more than where the lines persist.
     """
     facts = gpu_device.facts
     data, out = device_buffer(facts.persisting_l2_max_bytes * 4 // 5 // 4096 * 4096, "i4"), device_buffer(streamed_bytes // 4, "i4")
@@ -215,10 +217,13 @@ def test_a_reset_gives_the_next_kernel_all_of_l2(
             persisting = seconds("C, without a reset", stream.renew, work)
             if way in resets:
                 after = seconds("C, after a reset", stream.renew, work, *resets[way])
+            if way == "by ageing":
+                other = partial(gpu_kernels.write, out, 1.0)
+                after = seconds("C, after other work", stream.renew, work, *[other] * 8)
         if way == "by closing":
             after = seconds("C, after a reset", in_a_block)
     assert persisting > 1.1 * never
-    assert after < 1.05 * never
+    assert after < 1.05 * (persisting if way == "by ageing" else never)
 
 
 @few_samples
@@ -242,7 +247,8 @@ def test_two_windows_at_once(gpu_benchmark, gpu_device, gpu_kernels, gpu_work, d
     """
     half = 4 * gpu_device.facts.l2_step_bytes
     tables, outs = ([device_buffer(nbytes, "i4") for _ in range(2)] for nbytes in (2 * half // MiB * MiB, 128 * MiB))
-    seconds = {}
+    alone = gpu_work.kernel(gpu_kernels.reset_data.with_grid(LEAN_GRID), outs[0], tables[0])
+    seconds, one_by_one = {}, gpu_work.in_turn(alone, alone)
     for ratio in (1.0, 0.5):
         share = {"set_aside": half, "hit_ratio": ratio, "allow_thrash": True}
         with persisting_stream(tables[0], **share) as first, persisting_stream(tables[1], **share) as second:
@@ -250,10 +256,11 @@ def test_two_windows_at_once(gpu_benchmark, gpu_device, gpu_kernels, gpu_work, d
             both = gpu_work.together(*(gpu_work.kernel(*launch) for launch in zip(kernels, outs, tables, strict=True)))
             seconds[ratio] = gpu_benchmark(both, label=f"ratio {ratio:g}").latency
             try:
-                ran = gpu_device.counters.activity(partial(gpu_work.enqueue, both))
+                ran, in_turn = (gpu_device.counters.activity(partial(gpu_work.enqueue, work)) for work in (both, one_by_one))
             except NotCounted as reason:
                 pytest.skip(f"whether the kernels ran at once is not known: {reason}")
-            assert ran.at_once > 0.25 * sum(kernel.nanoseconds for kernel in ran.kernels), ratio
+            assert 0.25 < ran.at_once / sum(kernel.nanoseconds for kernel in ran.kernels) <= 0.5, ratio
+            assert in_turn.at_once < 0.05 * sum(kernel.nanoseconds for kernel in in_turn.kernels)
     assert seconds[0.5] < 0.99 * seconds[1.0], seconds
 
 

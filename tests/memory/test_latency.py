@@ -39,6 +39,14 @@ def test_a_walk_that_goes_on_finds_no_line_of_the_last(in_dram):
     assert in_dram("hot", "hot").latency_per_access > 0.75 * in_dram("cold", "clean-cold").latency_per_access
 
 
+@pytest.mark.parametrize("mode", ["clean-cold", "dirty-cold"])
+def test_a_flush_leaves_little_of_a_walk_in_l2(walk, gpu_kernels, device_buffer, of_l2, mode):
+    """The same walk within a quarter of L2, with the flush before each sample and without. All rows in a cold mode depend on that flush."""
+    nodes = device_buffer(of_l2(0.25), "i4")
+    hot, cold = (walk(gpu_kernels.chase, nodes, label, label).latency_per_access for label in ("hot", mode))
+    assert cold > 1.3 * hot
+
+
 def test_dram_answers_sooner_than_mapped_host_memory(walk, in_dram, gpu_kernels, pinned_buffer, of_l2):
     """Every access crosses the link; skips where the device cannot map host memory."""
     on_host = walk(gpu_kernels.chase_onward, pinned_buffer(of_l2(1), "i4"), "mapped host memory")

@@ -45,11 +45,17 @@ def test_prefetch_beats_faulting(add, managed_buffer, prefetched_buffer):
         assert counts.to_device >= 2 * SIZE
 
 
-def test_the_texts_own_size(add, managed_buffer, prefetched_buffer):
-    """0.34 GB/s where pages fault, 39.7 GB/s where they were prefetched, on a GeForce GT 1030 (seed: 2.7)."""
+def test_the_texts_own_size(add, gpu_kernels, managed_buffer, prefetched_buffer):
+    """0.34 GB/s where pages fault, on a GeForce GT 1030 (seed: 2.7.1). The text's figure beside it, 39.7 GB/s, is of pages that a kernel of
+    the GPU initialised (2.7.2)."""
+    x, y = (managed_buffer(TEXTS, "f4", first_touch="none") for _ in range(2))
+    for array in (x, y):
+        gpu_kernels.init_warp_per_page(array)
+    initialised = add("4 MiB, GPU first", x, y, max_gpu_page_faults=0)
     faulting = add("4 MiB, faulting", managed_buffer(TEXTS, "f4"), managed_buffer(TEXTS, "f4"))
     prefetched = add("4 MiB, prefetched", prefetched_buffer(TEXTS, "f4"), prefetched_buffer(TEXTS, "f4"), max_gpu_page_faults=0)
     assert prefetched.bandwidth > 20 * faulting.bandwidth
+    assert initialised.bandwidth > 20 * faulting.bandwidth
 
 
 @pytest.mark.parametrize("init", ["init", "init_warp_per_page"])
@@ -66,29 +72,28 @@ def test_prefetched_is_nearly_device_memory(add, prefetched_buffer, plain):
     assert prefetched.latency < 3 * plain().latency
 
 
-def test_the_link_bounds_migration_and_not_the_kernel(add, prefetched_buffer):
+def test_the_link_bounds_migration_and_not_the_kernel(add, gpu_device, prefetched_buffer):
+    """Prefetches both ways take as long as the link needs: an H100 and an H200 reach 81 % of it there and 83 % back."""
     result = add("prefetched", prefetched_buffer(SIZE, "f4"), prefetched_buffer(SIZE, "f4"))
     assert result.bandwidth > 0.1 * result.device.peak_bandwidth
     if before := result.counts.before:
         assert min(before.to_device, before.to_host) >= 2 * SIZE
+        if link := gpu_device.facts.link_bandwidth:
+            assert min(before.to_device_bandwidth, before.to_host_bandwidth) > 0.5 * link
         assert max(before.to_device_bandwidth, before.to_host_bandwidth) < result.bandwidth / 2
 
 
 @pytest.mark.parametrize("page", [4 * KiB, 64 * KiB, 2 * MiB])
-def test_a_warp_for_each_page(gpu_benchmark, gpu_kernels, managed_buffer, page):
-    """The initialising kernel of the text on pages that are on the host: nothing is asserted of its time, by page size."""
-    result = gpu_benchmark(gpu_kernels.init_warp_per_page, managed_buffer(SIZE, "f4"), page=page, count_pages=True)
-    if counts := counted(result):
-        assert counts.to_device >= SIZE
-        assert counts.gpu_faults > 0
+def test_a_warp_for_each_page_faults_less_than_all_warps_on_all_pages(gpu_benchmark, gpu_kernels, managed_buffer, page):
+    """The initialising kernels of the text (2.7.2) on pages that are on the host. Nothing is asserted of their times.
 
-
-def test_all_warps_on_all_pages(gpu_benchmark, gpu_kernels, managed_buffer):
-    """The grid-stride version beside it."""
-    result = gpu_benchmark(gpu_kernels.init, managed_buffer(SIZE, "f4"), count_pages=True)
-    if counts := counted(result):
-        assert counts.to_device >= SIZE
-        assert counts.gpu_faults > 0
+    Under a grid-stride loop many warps fault on a page at once. A warp that goes through a page of its own faults once for it.
+    """
+    strided = gpu_benchmark(gpu_kernels.init, managed_buffer(SIZE, "f4"), label="grid stride", count_pages=True)
+    paged = gpu_benchmark(gpu_kernels.init_warp_per_page, managed_buffer(SIZE, "f4"), page=page, label="a warp a page", count_pages=True)
+    if (of_all := counted(strided)) and (of_one := counted(paged)):
+        assert min(of_all.to_device, of_one.to_device) >= SIZE
+        assert 0 < of_one.gpu_faults < of_all.gpu_faults / 5
 
 
 def test_read_mostly_gives_a_reader_a_copy(add, managed_buffer, prefetched_buffer, plain):

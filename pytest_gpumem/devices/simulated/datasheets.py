@@ -108,6 +108,9 @@ class Datasheet:
     """Time of one group of page faults, which the host's driver serves. Fit set: rows of faulting kernels of each machine."""
     collapse_time: float = 200e-6  # time in which a written page loses its copy on the other side. Fit set: H100's row "written".
     faults_per_group: float = 159 / 26  # page faults of the GPU in one group: 159 in 26 groups, in the same profile of 16 MiB as above
+    page_by_page_faults: float = 6 / 96
+    """Groups of faults over those of other kernels, where each warp has a page of its own. Fit set: H100's rows "init from the host" and
+    "init, a warp for 64 KiB", whose times differ by less than the runs."""
     cpu_fault_bytes: int = 16 * MiB // 48  # bytes that one page fault of the host brings: 48 faults for 16 MiB, likewise
     populate_bytes: int = 2 * MiB  # page size of a first touch by the device
     populate_time: float = 4e-6  # time of mapping one such page. An assumption, not fitted.

@@ -170,9 +170,10 @@ class PageLog:
         self._clear()
         return found
 
-    def faulted(self, address: int, touched: TouchedBytes, *, writes: bool) -> float:
+    def faulted(self, address: int, touched: TouchedBytes, *, writes: bool, page_by_page: bool) -> float:
         """A launch touched pages; gives the seconds that it lost."""
         sheet = self._sheet
+        counted = sheet.page_by_page_faults if page_by_page else 1.0
         seconds = 0.0
         each = sheet.fault_group_time
         for nbytes, at_once, time in (
@@ -184,7 +185,7 @@ class PageLog:
             if nbytes > 0.0:
                 groups = max(1.0, nbytes / at_once)
                 seconds += groups * time
-                self._groups(address, nbytes, groups, writes)
+                self._groups(address, nbytes, counted * groups, writes)
         if touched.moved > 0.0:
             faults = math.floor(max(1.0, touched.moved / sheet.fault_group_bytes) * sheet.faults_per_group)
             faulted = min(touched.moved, float(faults * PAGE_BYTES))
@@ -194,7 +195,7 @@ class PageLog:
         if touched.fresh > 0.0:
             groups = max(1.0, touched.fresh / sheet.populate_bytes)
             seconds += groups * sheet.populate_time
-            self._groups(address, touched.fresh, groups, writes)
+            self._groups(address, touched.fresh, counted * groups, writes)
         self._counts["mapped"] += touched.mapped
         return seconds
 

@@ -42,6 +42,7 @@ class Use:
     nearby: bool = False
     onward: bool = False
     through_l1: bool = False
+    page_by_page: bool = False
     per_sm: float = math.inf  # bytes of it that one SM reads over and over; infinite where no load finds a line of it in L1
     by_all: bool = False  # all SMs read the same lines over and over
 
@@ -118,6 +119,7 @@ def work_of(
         use.nearby = use.nearby or access.nearby
         use.onward = use.onward or access.onward
         use.through_l1 = use.through_l1 or access.through_l1
+        use.page_by_page = use.page_by_page or access.page_by_page
         if access.wrapping:
             of_block = _of_block(allocation.nbytes // itemsize, shape) * itemsize
             use.per_sm = min(float(allocation.nbytes), of_block * min(float(per_sm), max(1.0, shape.blocks / sheet.sm_count)))
@@ -280,7 +282,7 @@ class Timing:
             touched = u.pages.touched_by_device(min(1.0, u.footprint / u.allocation.nbytes), writes=u.writes > 0.0)
             if touched.moved or touched.evicted:
                 self._l2.forget(u.allocation)
-            seconds += self.pages.faulted(u.allocation.address, touched, writes=u.writes > 0.0)
+            seconds += self.pages.faulted(u.allocation.address, touched, writes=u.writes > 0.0, page_by_page=u.page_by_page)
             remote += touched.remote
         return seconds, managed, remote
 

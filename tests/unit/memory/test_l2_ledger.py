@@ -52,12 +52,12 @@ def test_the_outer_one_may_end_first(device: CountedDevice, arena: Arena) -> Non
 
 
 def test_fitted_ratios_share_what_there_is_and_get_it_back(device: CountedDevice, arena: Arena) -> None:
-    one, other = arena.buffer(20 * MiB), arena.buffer(30 * MiB)
+    one, other = arena.buffer(20 * MiB), arena.buffer(25 * MiB)
     with persisting(device, one) as outer:
         assert outer.hit_ratio == 1.0
         with persisting(device, other) as inner:
             assert device.l2.set_aside() == 25 * MiB
-            assert outer.hit_ratio == inner.hit_ratio == pytest.approx(0.5)
+            assert outer.hit_ratio == inner.hit_ratio == pytest.approx(25 / 45)
             spec = device.l2.window(outer.stream)
             assert spec is not None
             assert spec.hit_ratio == outer.hit_ratio

@@ -95,7 +95,7 @@ def test_lines_of_the_old_place_are_reset_before_the_window_moves(device: Counte
 @pytest.mark.parametrize(
     ("set_aside", "hit_ratio", "granted", "ratio"),
     [
-        ("fit", "fit", 8 * STEP, 25 / 40),
+        ("50%", "fit", 8 * STEP, 25 / 40),
         ("max", "fit", 10 * STEP, 31.25 / 40),
         ("max", 1.0, 10 * STEP, 1.0),
         ("fit", 0, 8 * STEP, 0.0),
@@ -131,6 +131,27 @@ def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(device
         buffer.move()
         assert stream.window is None
     assert device.l2.set_aside() == FOUND
+
+
+ABOVE_HALF = (
+    "measured without a window: 25604 KiB are more than half of L2, 25 MiB, where a fitted window can be slower than none; "
+    'set_aside="max" sets one, and gpumem l2-sweep finds the best'
+)
+
+
+@pytest.mark.parametrize(("nbytes", "set_aside", "notes"), [(25 * MiB, 25 * MiB, ()), (25 * MiB + 4096, 0, (ABOVE_HALF,))])
+def test_a_fitted_window_above_half_of_l2_is_none_and_says_so(
+    device: CountedDevice, arena: Arena, nbytes: int, set_aside: int, notes: tuple[str, ...]
+) -> None:
+    with persisting(device, arena.buffer(nbytes)) as stream:
+        stream.buffer.move()
+        assert (device.l2.set_aside(), stream.notes) == (set_aside, notes)
+        assert (stream.window is None) is (set_aside == 0)
+
+
+def test_a_fitted_window_above_half_of_l2_leaves_the_set_aside_to_another(device: CountedDevice, arena: Arena) -> None:
+    with persisting(device, arena.buffer(40 * MiB)), persisting(device, arena.buffer(8 * MiB)) as other:
+        assert (device.l2.set_aside(), other.hit_ratio, other.thrashing) == (4 * STEP, 1.0, None)
 
 
 @pytest.mark.parametrize("verb", ["request_set_aside", "reset_persisting", "set_window"])
@@ -225,7 +246,7 @@ def test_only_memory_of_the_device_persists(device: CountedDevice, memory: Memor
 
 
 def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Arena) -> None:
-    with persisting(device, arena.buffer(192 * MiB), window="clamp") as stream:
+    with persisting(device, arena.buffer(192 * MiB), set_aside="50%", window="clamp") as stream:
         assert device.l2.window(stream.stream) == WindowSpec(stream.buffer.address, 128 * MiB, 25 / 128, miss=AccessProperty.NORMAL)
         assert stream.notes == ("the window covers the first 128 MiB of 192 MiB: no larger one is possible",)
     with persisting(device, arena.buffer(8 * MiB), window="clamp") as stream:
@@ -235,7 +256,7 @@ def test_a_window_can_be_clamped_to_the_largest(device: CountedDevice, arena: Ar
 @pytest.mark.parametrize(
     ("options", "miss"),
     [
-        ({}, "normal"),
+        ({"set_aside": "50%"}, "normal"),
         ({"hit_ratio": 0.625}, "streaming"),
         ({"hit_ratio": 1.0}, "streaming"),
         ({"hit_ratio": 1.0, "miss": "normal"}, "normal"),
@@ -284,7 +305,7 @@ def test_reset_by_the_context_turns_the_window_off_until_it_is_renewed(device: C
 
 def test_reset_by_the_window_gives_it_the_normal_property(device: CountedDevice, arena: Arena, calls: list[Any]) -> None:
     buffer = arena.buffer(40 * MiB)
-    with persisting(device, buffer) as stream:
+    with persisting(device, buffer, set_aside="50%") as stream:
         calls.clear()
         stream.reset("window")
         assert calls == [("set_window", WindowSpec(buffer.address, 40 * MiB, 1.0, AccessProperty.NORMAL, AccessProperty.NORMAL))]
