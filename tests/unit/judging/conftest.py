@@ -43,7 +43,7 @@ class Bench:
     @staticmethod
     def of(placements: tuple[tuple[float, ...], ...], **changes: object) -> Measurement:
         clocks = (Conditions(sm_clock_hz=1.98e9), Conditions(sm_clock_hz=1.965e9))
-        given = {"sampler": "graph", "placements": placements, "floor": 1.28e-6, "conditions": clocks, **TRIAD}
+        given = {"sampler": "held", "placements": placements, "floor": 1.28e-6, "conditions": clocks, **TRIAD}
         return measurement(**given | changes)
 
 

@@ -37,7 +37,7 @@ def test_what_is_left_out_is_said(bench: Any) -> None:
         "process 3 of 6 is left out: throttled after the samples (sw_power_cap)",
         "process 4 of 6 is left out: it has no such row",
         "process 5 of 6 is left out: it has no such row",
-        "process 6 of 6 is left out: it measured triad, graph, hot",
+        "process 6 of 6 is left out: it measured triad, held, hot",
     )
 
 

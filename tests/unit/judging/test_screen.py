@@ -173,7 +173,7 @@ DIFFERENCES = st.builds(
 
 @given(DIFFERENCES, st.floats(0.001, 0.3), st.integers(1, 500))
 def test_the_rules_hold_for_every_difference(found: Difference, delta: float, size: int) -> None:
-    now = Measurement("", "t", "clean-cold", "graph", "", ((1e-4,),), None, None, None, 1e-6, CALM)
+    now = Measurement("", "t", "clean-cold", "held", "", ((1e-4,),), None, None, None, 1e-6, CALM)
     result, comparison = changed(now, found, delta, Family(size)), compared(found, delta)
     assert comparison.low < comparison.delta < comparison.high
     if result.outcome is PASS:
