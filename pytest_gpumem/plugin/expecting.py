@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
@@ -24,15 +24,14 @@ from pytest_gpumem.judging.expectations import (
     against_base,
     discharge,
     of_base,
-    open_under_strict,
 )
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.reported import FAILED, PASSED
-from pytest_gpumem.plugin.state import GpuSession, fail
+from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import is_worker, send, sent
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ACCEPTED, ALLOWED, LOST, ROW, TEST, selects
+from pytest_gpumem.records.row import ACCEPTED, ALLOWED, LOST, ROW, TEST, Omission, selects
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.settings import (
     BASE_SELECTION,
@@ -47,8 +46,6 @@ from pytest_gpumem.settings import (
 
 COLLECTED = "gpumem_collected"  # key of xdist's `workeroutput`: what a worker collected
 IN_BASE = "gpumem_base"  # key of xdist's `workerinput`: what BASE selects
-_COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-"""How a session ends that collected all it was asked for."""
 _DESELECTED_BY = {"deselect_by_keyword": "-k", "deselect_by_mark": "-m"}  # by pytest's function, the option
 _SHORT = ("-k", "-m")  # options whose value may follow at once: "-kname"
 
@@ -125,19 +122,14 @@ class ExpectationHooks:
 
     # What became of it
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # before results are written
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, object, object]:
-        gpu = self._session
-        if is_worker(gpu.config):
-            send(gpu.config, COLLECTED, self._seen)
-            return (yield)
+    def send(self) -> None:
+        """In a worker, at its end."""
+        send(self._session.config, COLLECTED, self._seen)
+
+    def write_selection(self) -> None:
+        """Write what this session selects, if somebody asked for it."""
         if self._writes is not None:
             write_whole(Path(self._writes), json.dumps(to_plain(self._selection())))
-        if not session.config.option.collectonly and not gpu.ranges.tool_attached():  # under a profiler nothing is judged
-            self._discharge(complete=exitstatus in _COMPLETE)
-            if gpu.settings.strict and open_under_strict(gpu.missing):
-                fail(session)
-        return (yield)
 
     def _selection(self) -> Selection:
         """What this session selects. What an installed plugin left out counts too: it is for another runner."""
@@ -169,7 +161,8 @@ class ExpectationHooks:
             expected += [Expectation(nodeid, name) for name in LIMITS if getattr(limits, name) is not None]
         return expected
 
-    def _discharge(self, *, complete: bool) -> None:
+    def discharged(self, *, complete: bool) -> Iterator[Omission]:
+        """What this session did not judge, of all that was to be judged. `complete`: it collected all that it was asked for."""
         gpu = self._session
         ends, lost = dict[str, Ending](), set[str]()
         # In a gate the ini file of the change allows nothing.
@@ -190,9 +183,9 @@ class ExpectationHooks:
                     missing = replace(missing, status=ALLOWED, what=ROW)
                 elif missing.status == LOST and (by := gpu.removed(missing.key)) is not None:
                     missing = replace(missing, status=ACCEPTED, reason=f"its removal was accepted ({by.who}: {by.reason})")
-                gpu.missing.append(missing)
+                yield missing
         measured = {row.key for row in gpu.rows if row.measurement is not None and gpu.rows.end(row.nodeid) in (PASSED, FAILED)}
-        gpu.remarks += self._useless(measured)
+        gpu.remark(*self._useless(measured))
 
     def _ended(self, nodeid: str, *, complete: bool) -> Ending:
         """How a test ended, and who left it out."""

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ class Gate:
         plugins = session.config.pluginmanager
         for name in filter(plugins.has_plugin, WITHOUT):
             plugins.unregister(name=name)
-        plugins.register(_LastHook(self))  # as late as can be: its hook is to be the last of those that come last
+        plugins.register(_BeforeSummary(self, session))  # as late as can be: its hook is to be the first of those that come first
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> None:
@@ -174,15 +174,17 @@ class Gate:
         self.say(nodeid=nodeid, outcome=outcome, why=why, text=text)
 
 
-class _LastHook:
-    """The last of the hooks at the session's end: it does not return."""
+class _BeforeSummary:
+    """The first of the hooks that print the summary, once every file is written: it does not return."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, session: pytest.Session) -> None:
         self._gate = gate
+        self._session = session
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self._gate.leave_early(int(session.exitstatus))
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self) -> Generator[None, object, object]:
+        self._gate.leave_early(int(self._session.exitstatus))
+        return (yield)
 
 
 def selected(items: list[pytest.Item], tests: list[str], folder: Path) -> list[pytest.Item]:

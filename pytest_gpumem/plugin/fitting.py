@@ -93,7 +93,7 @@ class FittingHooks:
         """Repeat the sentences at the session's end; reports of workers reach the controller."""
         if report.failed and not self._session.is_worker:
             texts = [text.partition("\n")[0] for title, text in report.sections if title == SECTION]
-            self._session.remarks += [f"{report.nodeid}: {text}" for text in texts]
+            self._session.remark(*(f"{report.nodeid}: {text}" for text in texts))
 
 
 def out_of_memory_text(limit: int, before: int, in_use: int, asked: int | None) -> str:

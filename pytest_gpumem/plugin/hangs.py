@@ -58,8 +58,7 @@ class GuardianHooks:
         if config.option.collectonly or not session.items or gpu.ranges.tool_attached():  # profilers follow other processes
             return (yield)
         arguments = None if self._part else [str(one) for one in config.invocation_params.args]
-        gpu.guardian = Guardian(config.invocation_params.dir, arguments, leave=self._leave, gone=self._gone, writing=gpu.writing)
-        gpu.ranges.entered = gpu.guardian.enter
+        gpu.guard(Guardian(config.invocation_params.dir, arguments, leave=self._leave, gone=self._gone, writing=gpu.writing))
         if not self._part:
             tests = [(item.nodeid, uses(item, BENCHMARK_FIXTURE)) for item in session.items]
             clocks = [(type(one).__name__, vars(one)) for one in config.pluginmanager.get_plugins() if hasattr(one, "__dict__")]
@@ -111,29 +110,20 @@ class GuardianHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_enter_pdb(self) -> None:
-        self._end()
+        self._session.unguard()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if self._session.guardian is not None and interrupts(excinfo):
             self._session.guardian.handled(signal.SIGINT)
 
-    @pytest.hookimpl(trylast=True)  # after the teardown of an interrupted test
-    def pytest_sessionfinish(self) -> None:
-        self._session.rest()
-
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self) -> None:
-        self._end()
+        self._session.unguard()
 
     def _tell(self, kind: str, *values: object) -> None:
         if self._session.guardian is not None:
             self._session.guardian.tell(kind, *values)
-
-    def _end(self) -> None:
-        guardian, self._session.guardian = self._session.guardian, None
-        if guardian is not None:
-            guardian.close()
 
     def _plain(self, report: pytest.CollectReport | pytest.TestReport) -> Report:
         config = self._session.config

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 import pytest
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin import replay
-from pytest_gpumem.plugin.state import GpuSession, SummaryHooks, write_output
+from pytest_gpumem.plugin.state import GpuSession, SummaryHooks
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.concerns import VARIABLE, Place, summarise, workflow_commands
 from pytest_gpumem.reporting.outputs import OUTPUTS
@@ -61,22 +57,27 @@ class OutputHooks(SummaryHooks):
                 return whole.relative_to(checkout).as_posix()
         return Path(file).as_posix()
 
-    @pytest.hookimpl(trylast=True)  # after the last report of every test
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if session.config.option.collectonly:
-            return
+    def write(self) -> bool:
+        """Write all of them; False if one cannot be written."""
         announced = os.environ.get(VARIABLE) and (len(self._session.rows) or self._session.missing) and self._announces
         if not self._files and not announced:
-            return
-        run = self._run()
+            return True
+        run, written = self._run(), True
         for option, path in self._files.items():
             text = OUTPUTS[option.name](run)
-            nothing = f"{option.flag}: nothing was measured, so {path} is not written"
-            note = nothing if text is None else write_output(session, option.flag, path, text)
-            if not (ANNOUNCE in switched_off(os.environ) and note.endswith(f": wrote {path}")):  # a gate names its own files
-                self._notes.append(note)
+            try:
+                if text is None:
+                    self._notes.append(f"{option.flag}: nothing was measured, so {path} is not written")
+                    continue
+                write_whole(path, text)
+                if ANNOUNCE not in switched_off(os.environ):  # a gate names its own files
+                    self._notes.append(f"{option.flag}: wrote {path}")
+            except OSError as error:
+                self._notes.append(f"{option.flag}: cannot write {path}: {error.strerror or error}")
+                written = False
         if announced and (failed := summarise(str(OUTPUTS["markdown"](run)), os.environ)) is not None:
             self._notes.append(failed)
+        return written
 
     @property
     def _announces(self) -> bool:
@@ -108,34 +109,3 @@ class OutputHooks(SummaryHooks):
             writer.ensure_newline()
             for line in workflow_commands(self._session.rows, self.places()):
                 writer.write_line(line)
-
-
-def correct_junit(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Give each test one entry, with the last verdicts of its rows. pytest writes a second entry for a test that is reported again.
-    `path`: of the file; nothing happens where pytest wrote none.
-    `rows`: the JUnit properties of each row that was judged again.
-    """
-    if not path.is_file():
-        return
-    tree = ElementTree.parse(path)
-    for suite in tree.getroot().iter("testsuite"):
-        first: dict[tuple[str | None, str | None], ElementTree.Element] = {}
-        for case in suite.findall("testcase"):
-            known = first.setdefault((case.get("classname"), case.get("name")), case)
-            if known is not case and known.find("failure") is None and (failures := case.findall("failure")):
-                known.extend(failures)
-                suite.remove(case)
-                suite.set("tests", str(int(suite.get("tests", "1")) - 1))
-    # The first property is the summary as JSON, whose range is the test's own.
-    summaries = (next(iter(row.items())) for row in rows)
-    again = {(name, json.loads(str(summary))["range"]): row for (name, summary), row in zip(summaries, rows, strict=True)}
-    names = {name for name, _ in again}
-    for case in tree.getroot().iter("testcase"):
-        shown = {one.get("name", ""): one for one in case.iter("property")}
-        for summary in names & shown.keys():
-            row = again.get((summary, json.loads(shown[summary].get("value", "{}"))["range"]), {})
-            for name in row.keys() & shown.keys():
-                shown[name].set("value", str(row[name]))
-    text = BytesIO()
-    tree.write(text, encoding="utf-8", xml_declaration=True)
-    write_whole(path, text.getvalue().decode())

@@ -16,14 +16,13 @@ from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
 from pytest_gpumem.plugin.judging import explained, fails, judged, undecided, why_text
+from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, may_measure, uses
-from pytest_gpumem.plugin.outputs import correct_junit
-from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, PASSED, ROWS_ATTRIBUTE, failure_texts
-from pytest_gpumem.plugin.state import GpuSession, fail
+from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, COMPLETE, PASSED, ROWS_ATTRIBUTE, failure_texts
+from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.plugin.workers import refuse_workers
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.exports import properties
 from pytest_gpumem.reporting.progress import of_processes
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.settings import FURTHER_PROCESS, READS_CONTROLS
@@ -128,26 +127,33 @@ class RepeatHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reported.add(report.nodeid)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail the session if a further process failed in a way that no test of this process reports."""
+    def waits(self, nodeid: str) -> bool:
+        """False: a test has its last verdict when it ends."""
+        return False
+
+    def measure_again(self, session: pytest.Session) -> bool:
+        """Nothing is left to measure; True if a further process failed in a way that no test of this process reports."""
+        failed = False
         for process in self._session.further:
             remarks = [process.failure_of(nodeid) for nodeid in process.texts if nodeid not in self._reported]
             remarks += [f"{process.name} failed as a whole: {process.failed_as_a_whole}"] if process.failed_as_a_whole else []
-            self._session.remarks += [remark for remark in remarks if remark is not None]
-            if remarks:
-                fail(session)
+            self._session.remark(*(remark for remark in remarks if remark is not None))
+            failed = failed or bool(remarks)
+        return failed
 
 
 class DecideHooks:
-    """Measures undecided rows again at the session's end, in further fresh processes, until `max_regression` decides them.
+    """Measures undecided rows again once all tests have ended, in further fresh processes, until `max_regression` decides them.
 
     Registered with `--gpumem-processes auto`, in the process that has the rows. Rows are judged at the numbers of processes that `LOOKS`
     names, and once more where the time ends before the next of them.
     """
 
-    def __init__(self, session: GpuSession) -> None:
+    def __init__(self, session: GpuSession, entries: JUnit) -> None:
+        """`entries`: those of the tests in JUnit's file."""
         self._session = session
+        self._entries = entries
+        self._failed = False  # a test failed by a further process
         self._begun = time.monotonic()
         self._until = 0.0
         self._first: dict[str, Row] = {}
@@ -159,23 +165,34 @@ class DecideHooks:
         self._ready: dict[str | None, Experiment] = {}
         """By the UUID of their GPU, processes that got ready while tests ran."""
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
         gpu = self._session
         self._environment = dict(os.environ)
         # If the test modules open the GPU, a process that waits would have a context there, as this one has by now.
         if AHEAD and gpu.baseline.processes and gpu.measures and gpu.chosen.conditions().other_processes is None:
             self._coming = [item.nodeid for item in session.items if uses(item, BENCHMARK_FIXTURE)]
+
+    def waits(self, nodeid: str) -> bool:
+        """True if the last verdict on a test, as it ended, is still to come."""
+        gpu = self._session
+        return gpu.rows.end(nodeid) == PASSED and any(undecided(row, gpu) for row in gpu.rows.of(nodeid))
+
+    def measure_again(self, session: pytest.Session) -> bool:
+        """Measure the undecided rows again, and report the tests that fail by it; True if one does.
+        Raises `KeyboardInterrupt` and `pytest.exit.Exception`: somebody ends the session.
+        """
+        gpu = self._session
+        complete = session.exitstatus in COMPLETE and not session.shouldstop and not session.shouldfail
         try:
-            result = yield
-            if not gpu.config.option.collectonly and not session.shouldstop and not session.shouldfail:
-                self._first = {row.key: row for row in gpu.rows if gpu.rows.end(row.nodeid) == PASSED and undecided(row, gpu)}
+            if complete and not gpu.config.option.collectonly:
+                self._first = {row.key: row for row in gpu.rows if self.waits(row.nodeid) and undecided(row, gpu)}
                 if self._first:
                     self._measure_again()
         finally:
             for experiment in self._ready.values():
                 experiment.processes.close()
-        return result
+        return self._failed
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
@@ -285,20 +302,11 @@ class DecideHooks:
         failed = copy(passed)
         failed.outcome, failed.longrepr, failed.duration = "failed", text, 0.0  # its time is reported
         setattr(failed, BY_LIMITS_ATTRIBUTE, by_limits)
+        self._failed = True
         vars(failed).pop(ROWS_ATTRIBUTE, None)  # as a worker measured them; they were judged again since
         if nodeid in gpu.replays:  # in an xdist worker, pytest-benchmark's statistics are off
             gpu.replays[nodeid].excuse()
-        gpu.config.hook.pytest_runtest_logreport(report=failed)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_sessionfinish(self) -> Generator[None, object, object]:
-        finished = yield  # pytest has written the JUnit file
-        path = getattr(self._session.config.option, "xmlpath", None)
-        if self._first and path:
-            gpu = self._session
-            again = [row for row in gpu.rows if row.key in self._first]
-            correct_junit(gpu.config.invocation_params.dir / path, [dict(properties(row, gpu.facts)) for row in again])
-        return finished
+        self._entries.report(failed)
 
     def _left(self) -> str:
         return f"{max(0.0, self._until - time.monotonic()):.0f} s"

@@ -23,7 +23,8 @@ BY_LIMITS_ATTRIBUTE = "_gpumem_by_limits"
 Of an exception it is the line of pytest's short summary, which begins with the figure.
 """
 
-
+COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+"""How a session ends that collected all it was asked for, and ran it."""
 ROWS_ATTRIBUTE = "gpumem_rows"
 """Attribute of a report that carries the rows, samples included, to the process that has them: from a worker or a forked child."""
 
@@ -45,6 +46,12 @@ def broken_limits(rows: Sequence[Row], texts: Iterable[str]) -> BaseException:
     failure = pytest.fail.Exception("\n\n".join(texts), pytrace=False)
     setattr(failure, BY_LIMITS_ATTRIBUTE, printable(rows[0].verdict.reason))
     return failure
+
+
+def exit_code(code: int, *, failed: bool) -> int:
+    """The exit code of a session that ends with `code`: that of failed tests if it failed, unless it ends with another error."""
+    fine = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    return int(pytest.ExitCode.TESTS_FAILED) if failed and fine else code
 
 
 class Attempts:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pytest
+from _pytest.warnings import catch_warnings_for_item
 
 from pytest_gpumem.devices.protocol import PLENTY, ContextLost, DeviceError, Unsupported
 from pytest_gpumem.measuring.bound import BadCall, NoSuchKernel
@@ -98,8 +99,7 @@ class RunningHooks:
                 if self._session.ledger is not None:
                     self._session.ledger.ended(item.nodeid)
                 item.stash[TEST] = None  # pytest keeps the item to the end, and the test would keep its streams
-                self._session.rest()
-                self._session.timeout = self._session.settings.timeout
+                self._session.between_tests()
                 if nextitem is None or not uses(nextitem, TEST_FIXTURE):
                     self._session.make_room()
                 elif not uses(nextitem, KERNELS_FIXTURE):
@@ -295,11 +295,15 @@ class LeftoverHooks:
         fixturedef.addfinalizer(partial(self._ending, fixturedef))
         return result
 
-    @pytest.hookimpl(trylast=True)  # after the teardown of an interrupted test
-    def pytest_sessionfinish(self) -> None:
-        if self._running is not None:
-            with suppress(LeftoverWarning, pytest.fail.Exception):  # where warnings are errors: the session ends anyway
-                self._settle(self._running)
+    def end(self, session: pytest.Session) -> None:
+        """Tear down a test that was interrupted, as pytest is about to, and look at it."""
+        session._setupstate.teardown_exact(None)
+        if (item := self._running) is None:
+            return
+        recorded = session.config.pluginmanager.hasplugin("warnings")
+        recording = catch_warnings_for_item(session.config, item.ihook, "runtest", item) if recorded else nullcontext()
+        with recording, suppress(LeftoverWarning, pytest.fail.Exception):  # where warnings are errors: the session ends anyway
+            self._settle(item)
 
     def _ending(self, fixturedef: pytest.FixtureDef[Any]) -> None:
         if self._session.watch is not None:

@@ -9,10 +9,10 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,6 +22,7 @@ from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.storage import RemoteStorage, Storage, storage
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice, DriverAnswer, NoDevice, choose
+from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
@@ -31,10 +32,11 @@ from pytest_gpumem.plugin.gpus import VISIBLE
 from pytest_gpumem.plugin.guardian import RESUMES
 from pytest_gpumem.plugin.hangs import EndHooks, GuardianHooks, interrupts
 from pytest_gpumem.plugin.isolation import FOLDER, ControllerHooks, WorkerHooks
+from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_FIXTURE, uses
-from pytest_gpumem.plugin.reported import ROWS_ATTRIBUTE
+from pytest_gpumem.plugin.reported import COMPLETE, ROWS_ATTRIBUTE, exit_code
 from pytest_gpumem.plugin.running import LeftoverHooks, RunningHooks
-from pytest_gpumem.plugin.state import SESSION, GpuSession, fail
+from pytest_gpumem.plugin.state import SESSION, GpuSession
 from pytest_gpumem.plugin.workers import (
     Controller,
     baseline_of_session,
@@ -46,22 +48,22 @@ from pytest_gpumem.plugin.workers import (
     send,
     sent,
 )
-from pytest_gpumem.ranges import Names
 from pytest_gpumem.records.device import SIMULATED
-from pytest_gpumem.records.row import key_of
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.reporting.exports import figures, properties
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
 from pytest_gpumem.settings import ACCEPTS, Settings, switched_off
 from pytest_gpumem.units import comparison_text, did_you_mean
 
+if TYPE_CHECKING:
+    from pytest_gpumem.plugin.outputs import OutputHooks
+    from pytest_gpumem.plugin.repeating import DecideHooks, RepeatHooks
+    from pytest_gpumem.plugin.terminal import TerminalHooks
+
 DRIFTED = "gpumem_drifted"  # what a worker sends: how the device changed while it measured
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
 """Facts that go into pytest-benchmark's `machine_info`."""
-
-_COMPLETE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-"""How a session ends that collected all it was asked for."""
 
 _SECTIONS = {
     **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), re.compile("")),
@@ -116,12 +118,14 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     base = resumed.base if resumed is not None else base_of_gate(config)
     session = GpuSession(config, settings, chosen, store, baseline, accepted, added, base)
     config.stash[SESSION] = session
-    config.pluginmanager.register(SessionHooks(session), SESSION_PLUGIN)
+    expectations, leftovers, entries = ExpectationHooks(session), LeftoverHooks(session), JUnit(config)
+    repeats = None if resumed is not None else _repeats(session, entries)  # a session that has ended measures nothing again
+    results = None if session.is_worker else _results(session)
+    config.pluginmanager.register(Session(session, expectations, leftovers, entries, repeats, results), SESSION_PLUGIN)
     config.pluginmanager.register(RunningHooks(session), "gpumem-running")
-    config.pluginmanager.register(LeftoverHooks(session), "gpumem-leftovers")
+    config.pluginmanager.register(leftovers, "gpumem-leftovers")
     if settings.footprint != "off":
         config.pluginmanager.register(FootprintHooks(session), "gpumem-footprints")  # after the others, so that it is outside them
-    expectations = ExpectationHooks(session)
     config.pluginmanager.register(expectations, "gpumem-expectations")
     if resumed is not None:
         config.pluginmanager.register(ResumeHooks(session, resumed, expectations), "gpumem-resume")
@@ -129,22 +133,35 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         _register_guardian(config, session, expectations)
     if settings.memory_limit is not None:
         config.pluginmanager.register(fitting.FittingHooks(session), "gpumem-fitting")
-    again = resumed is None  # a session that has ended measures nothing again
-    if again and settings.processes is not None and settings.processes > 1:
+    if repeats is not None:
+        config.pluginmanager.register(repeats, "gpumem-repeats")
+    if results is not None:
+        config.pluginmanager.register(Controller(settings, chosen, place), "gpumem-workers")
+        config.pluginmanager.register(results[0], "gpumem-outputs")
+        config.pluginmanager.register(results[1], "gpumem-terminal")
+
+
+def _repeats(session: GpuSession, entries: JUnit) -> DecideHooks | RepeatHooks | None:
+    """What measures in further processes; None if nothing does."""
+    if (session.settings.processes or 1) > 1:
         from pytest_gpumem.plugin.repeating import RepeatHooks
 
-        config.pluginmanager.register(RepeatHooks(session), "gpumem-repeats")
-    elif again and session.decides and not session.is_worker:
+        return RepeatHooks(session)
+    if session.decides and not session.is_worker:
         from pytest_gpumem.plugin.repeating import DecideHooks
 
-        config.pluginmanager.register(DecideHooks(session), "gpumem-repeats")
-    if not session.is_worker:
-        config.pluginmanager.register(Controller(settings, chosen, place), "gpumem-workers")
-        from pytest_gpumem.plugin.outputs import OutputHooks
-        from pytest_gpumem.plugin.terminal import TerminalHooks
+        return DecideHooks(session, entries)
+    return None
 
-        config.pluginmanager.register(OutputHooks(session), "gpumem-outputs")
-        config.pluginmanager.register(TerminalHooks(session), "gpumem-terminal")
+
+def _results(session: GpuSession) -> tuple[OutputHooks, TerminalHooks]:
+    """What writes the results.
+    Raises `pytest.UsageError`: a file cannot be written.
+    """
+    from pytest_gpumem.plugin.outputs import OutputHooks
+    from pytest_gpumem.plugin.terminal import TerminalHooks
+
+    return OutputHooks(session), TerminalHooks(session)
 
 
 def _is_the_program() -> bool:
@@ -259,11 +276,38 @@ def _may_be_new(config: pytest.Config, settings: Settings) -> bool:
     return settings.save or settings.baseline_of is not None or config.option.collectonly
 
 
-class SessionHooks:
-    """Hooks of the session and of pytest-benchmark; registered only with `--gpumem`."""
+@contextmanager
+def _stoppable(session: pytest.Session) -> Iterator[None]:
+    """Have Ctrl-C, `pytest.exit` and errors end the session as where its tests run: what was measured is written all the same."""
+    try:
+        yield
+    except (KeyboardInterrupt, pytest.exit.Exception) as error:
+        session.config.hook.pytest_keyboard_interrupt(excinfo=pytest.ExceptionInfo.from_exception(error))
+        session.exitstatus = getattr(error, "returncode", None) or pytest.ExitCode.INTERRUPTED
+    except Exception as error:
+        session.config.notify_exception(pytest.ExceptionInfo.from_exception(error), session.config.option)
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
-    def __init__(self, session: GpuSession) -> None:
+
+class Session:
+    """A session with `--gpumem`: what it takes from pytest and pytest-benchmark, and its end; registered only with `--gpumem`."""
+
+    def __init__(
+        self,
+        session: GpuSession,
+        expectations: ExpectationHooks,
+        leftovers: LeftoverHooks,
+        entries: JUnit,
+        repeats: DecideHooks | RepeatHooks | None,
+        results: tuple[OutputHooks, TerminalHooks] | None,
+    ) -> None:
+        """`repeats`: None if nothing is measured again. `results`: None in a worker, whose rows another process has."""
         self._session = session
+        self._expectations = expectations
+        self._leftovers = leftovers
+        self._entries = entries
+        self._repeats = repeats
+        self._results = results
         self._left_out: str | None = None  # the other GPU of a saved run that pytest-benchmark compares with
         self._interrupted = False
 
@@ -275,9 +319,7 @@ class SessionHooks:
                 "of different devices are not comparable. Give each GPU a storage of its own, such as --benchmark-storage=file://.benchmarks/"
                 f"{self._session.facts.key}"
             )
-        self._session.names = Names(item.nodeid for item in session.items)
-        self._session.tests = frozenset(key_of(item.nodeid, "") for item in session.items)
-        self._session.open_ledger(session.items)
+        self._session.collected(session.items)
         if self._session.evidence and not session.config.option.collectonly and any(uses(item, TEST_FIXTURE) for item in session.items):
             self._session.chosen.follow()
 
@@ -288,28 +330,62 @@ class SessionHooks:
             self._session.rows.add(report.nodeid, [row_from_json(row) for row in rows])
         self._session.rows.report(report)
         if report.when in ("call", "teardown"):  # JUnit takes the properties of the last report
-            own = dict(one for row in self._session.rows.reported(report.nodeid) for one in properties(row, self._session.facts))
-            report.user_properties = [*(one for one in report.user_properties if one[0] not in own), *own.items()]
+            own = self._properties(report.nodeid)
+            waits = self._repeats is not None and self._repeats.waits(report.nodeid)
+            written = () if waits else own.items()
+            report.user_properties = [*(one for one in report.user_properties if one[0] not in own), *written]
+            if waits and report.when == "teardown":
+                self._entries.wait(report)
 
-    @pytest.hookimpl(tryfirst=True)  # before anything is stored
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+    def _properties(self, nodeid: str) -> dict[str, object]:
+        """The properties of a test in JUnit's file."""
+        return dict(one for row in self._session.rows.reported(nodeid) for one in properties(row, self._session.facts))
+
+    @pytest.hookimpl(wrapper=True)  # around that of pytest-benchmark, which was registered before: no file is written yet
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+        self.finish(session)
+        return (yield)
+
+    def finish(self, session: pytest.Session) -> None:
+        """The end of a session, from its last test to its exit code: nothing is written before the last verdict is known."""
+        gpu, strict = self._session, self._session.settings.strict
+        self._leave_if_lost(session)
+        failed = False
+        with _stoppable(session):
+            self._leftovers.end(session)
+            gpu.rest()
+            if self._repeats is not None:
+                failed = self._repeats.measure_again(session)
+            if session.exitstatus in COMPLETE and not gpu.is_further:  # the main process has a further one's rows
+                gpu.check_controls()
+        if self._results is None:
+            send(gpu.config, DRIFTED, gpu.drifts)
+            self._expectations.send()
+            return
+        complete = session.exitstatus in COMPLETE
+        outputs, terminal = self._results
+        terminal.end_progress()
+        self._entries.complete(self._properties)
+        self._expectations.write_selection()
+        if not session.config.option.collectonly and not gpu.ranges.tool_attached():  # under a profiler nothing is judged
+            gpu.lacks(self._expectations.discharged(complete=complete))
+        open_ = gpu.drifted or open_under_strict(gpu.missing)
+        saved = terminal.save(complete=complete)
+        written = session.config.option.collectonly or outputs.write()
+        session.exitstatus = exit_code(session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written)
+
+    def _leave_if_lost(self, session: pytest.Session) -> None:
+        """End the process with the session, if its context was lost. A program that called pytest goes on with its own."""
         gpu = self._session
         if gpu.lost_in is not None and not gpu.facts.simulated and (gpu.is_worker or _is_the_program()):
             # Cython prints an error of a destructor by the one, and reports it by the other, which pytest puts back once it has collected
-            # its garbage. A program that called pytest goes on with its own.
+            # its garbage.
             sys.excepthook, sys.unraisablehook = (lambda *_: None), (lambda _: None)
             atexit.register(_leave, session)
-        # Nothing is stored of a session that was interrupted, and the main process has a further process's rows.
-        if exitstatus in _COMPLETE and not gpu.is_further:
-            gpu.check_controls()
-        if gpu.is_worker:
-            send(gpu.config, DRIFTED, gpu.drifts)
-        elif gpu.drifted and gpu.settings.strict:
-            fail(session)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self._session.drifts += map(tuple, sent(node, DRIFTED) or [])
+        self._session.drifted_elsewhere(sent(node, DRIFTED) or [])
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self._interrupted = interrupts(excinfo)

@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -23,7 +23,7 @@ from pytest_gpumem.baselines.history import Baseline, History
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, HoldExpired
-from pytest_gpumem.files import unwritable, write_whole
+from pytest_gpumem.files import unwritable
 from pytest_gpumem.judging.drift import control_of, since_start
 from pytest_gpumem.judging.expectations import Selection, held
 from pytest_gpumem.judging.judge import comparable
@@ -76,28 +76,12 @@ if TYPE_CHECKING:
     from pytest_gpumem.runs.processes import ProcessRecord
 
 
-def fail(session: pytest.Session) -> None:
-    """End a session with the exit code of failed tests, unless it ends with another error."""
-    if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
 def _writing() -> int | None:
     """The descriptor of `WRITING`, which no child but the guardian inherits."""
     if (number := os.environ.pop(WRITING, None)) is None:
         return None
     os.set_inheritable(int(number), False)
     return int(number)
-
-
-def write_output(session: pytest.Session, flag: str, path: Path, text: str) -> str:
-    """Write a file that an option asked for; the line for the summary. If it cannot be written, the session fails."""
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        fail(session)
-        return f"{flag}: cannot write {path}: {error.strerror or error}"
-    return f"{flag}: wrote {path}"
 
 
 class SummaryHooks(ABC):
@@ -173,6 +157,20 @@ class GpuSession:
         self._device: Device | None = None
         self._announced: float | None = None  # when the last line about a wait was printed, on the monotonic clock
         self._waits = True  # False once a wait for the GPU reached its limit
+
+    def collected(self, items: Sequence[pytest.Item]) -> None:
+        """Take the tests that are about to run."""
+        self.names = Names(item.nodeid for item in items)
+        self.tests = frozenset(key_of(item.nodeid, "") for item in items)
+        self.open_ledger(items)
+
+    def lacks(self, missing: Iterable[Omission]) -> None:
+        """Take what this session did not judge."""
+        self.missing.extend(missing)
+
+    def remark(self, *lines: str) -> None:
+        """Add lines to the summary."""
+        self.remarks.extend(lines)
 
     def output(self, name: str) -> Path | None:
         """The file that an option names, relative to where pytest was called; None if the option is not set.
@@ -341,7 +339,7 @@ class GpuSession:
                 if self._device.was_reset():
                     self._gone.append(self.watch)
                     self.lost_in, self.watch = nodeid, None
-                    self.remarks.append(f"{printable(nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run")
+                    self.remark(f"{printable(nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run")
                     return
                 self._device.streams.synchronize()
             except ContextLost as error:
@@ -349,6 +347,17 @@ class GpuSession:
                 raise ContextLost(f"at the test's end: {error}") from None
             finally:
                 self.rest()
+
+    def guard(self, guardian: Guardian) -> None:
+        """Have a guardian watch over this process."""
+        self.guardian = guardian
+        self.ranges.entered = guardian.enter
+
+    def unguard(self) -> None:
+        """End the guardian; a second call does nothing."""
+        guardian, self.guardian = self.guardian, None
+        if guardian is not None:
+            guardian.close()
 
     def limit(self, what: str, more: float = 0.0, *, waits: bool = False) -> None:
         """Have the guardian end this process unless it gets to the next call of this or of `rest` in time.
@@ -363,6 +372,11 @@ class GpuSession:
         """End the limit."""
         if self.guardian is not None:
             self.guardian.rest()
+
+    def between_tests(self) -> None:
+        """End the limit of a test that has ended, and its own time-out."""
+        self.rest()
+        self.timeout = self.settings.timeout
 
     def close(self) -> None:
         """Close the device; a second call does nothing. The next use opens it again."""
@@ -442,6 +456,10 @@ class GpuSession:
             return {}
         start, now = self.provenance.controls, self._controls(latency=False)
         return changed(start, now) if start is not None and now is not None else {}
+
+    def drifted_elsewhere(self, drifts: Iterable[Sequence[str]]) -> None:
+        """Take the controls that changed for a worker."""
+        self.drifts += [(kind, message) for kind, message in drifts]
 
     @property
     def drifted(self) -> list[str]:

@@ -22,7 +22,8 @@ from pytest_gpumem.judging.screen import allowed, compared
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
-from pytest_gpumem.plugin.state import GpuSession, SummaryHooks, fail
+from pytest_gpumem.plugin.reported import exit_code
+from pytest_gpumem.plugin.state import GpuSession, SummaryHooks
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import ACCEPTED, Row
 from pytest_gpumem.reporting.columns import wrapped
@@ -60,6 +61,7 @@ class TerminalHooks(SummaryHooks):
     def __init__(self, session: GpuSession) -> None:
         self._session = session
         self._notes: list[str] = []
+        self._progress: ProgressHooks | None = None
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         if (benchmarks := getattr(session.config, "_benchmarksession", None)) is not None:
@@ -69,7 +71,8 @@ class TerminalHooks(SummaryHooks):
         if reporter is not None and self._session.settings.baseline_of is not None and (note := self._session.baseline.note) is not None:
             reporter.write_line(f"gpumem: nothing to compare with: {note}")
         if reporter is not None and reporter.verbosity >= 0 and not session.config.option.collectonly:
-            session.config.pluginmanager.register(ProgressHooks(self._session, reporter), "gpumem-progress")
+            self._progress = ProgressHooks(self._session, reporter)
+            session.config.pluginmanager.register(self._progress, "gpumem-progress")
 
     def pytest_report_header(self, config: pytest.Config) -> list[str]:
         session = self._session
@@ -128,35 +131,48 @@ class TerminalHooks(SummaryHooks):
             return spent
         return f"{spent}: a measurement ends the samples it has begun, and takes its least ones and its checks however short its share"
 
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        gpu = self._session
+    def end_progress(self) -> None:
+        """Show no line of progress any longer."""
+        if self._progress is not None:
+            self._progress.end()
+
+    def save(self, *, complete: bool) -> bool:
+        """Save what is to be saved, and note it for the summary; False if something cannot be saved.
+        `complete`: the session ran all that it was asked for.
+        """
+        gpu, saved = self._session, True
         if gpu.baseline.dated_ahead is not None:
             self._notes.append(f"baseline: {gpu.baseline.dated_ahead}")
         self._notes += [*gpu.drifted, *missing_lines(gpu.missing), *gpu.remarks]
         if len(gpu.rows) or gpu.missing:
-            path = self._guarded(session, partial(replay.write_json, gpu.config))
+            path, saved = self._tried(partial(replay.write_json, gpu.config))
             if path is not None:
                 self._notes.append(f"wrote {path} (pytest-benchmark's own statistics are off or empty)")
         if gpu.settings.save:
             try:
-                self._notes += [f"--gpumem-save: {line}" for line in self._save(exitstatus)]
+                self._notes += [f"--gpumem-save: {line}" for line in self._save(complete=complete)]
             except BaselineError as error:
                 self._notes.append(f"--gpumem-save: {error}")
-                fail(session)
+                saved = False
+        return saved
 
-    def _guarded(self, session: pytest.Session, save: Callable[[], Path | None]) -> Path | None:
-        """Save the results of pytest-benchmark. An error, such as a full disk, fails the session; the summary and other files follow."""
+    def _tried(self, save: Callable[[], Path | None]) -> tuple[Path | None, bool]:
+        """Save the results of pytest-benchmark; False if it cannot, as with a full disk. The summary and other files follow."""
         try:
-            return save()
+            return save(), True
         except OSError as error:
             self._notes.append(f"pytest-benchmark cannot save its results: {error.strerror or error}")
-            fail(session)
-            return None
+            return None, False
 
-    def _save(self, exitstatus: int) -> Iterator[str]:
+    def _guarded(self, session: pytest.Session, save: Callable[[], None]) -> None:
+        """In place of the method of pytest-benchmark."""
+        _, saved = self._tried(save)
+        session.exitstatus = exit_code(session.exitstatus, failed=not saved)
+
+    def _save(self, *, complete: bool) -> Iterator[str]:
         """Store the saved rows; lines about stored and refused rows."""
         gpu = self._session
-        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+        if not complete:
             yield "the session was interrupted, nothing is stored"
             return
         if not (rows := self._measured()):
@@ -289,8 +305,8 @@ class ProgressHooks:
         self._draw()
         return shown
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
+    def end(self) -> None:
+        """Show nothing any longer."""
         self._clear()
         self._live = False  # whatever is reported later is of no test that runs
         self._progress.expect(())

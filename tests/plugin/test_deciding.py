@@ -205,6 +205,26 @@ def test_a_row_that_stays_undecided_fails_a_strict_run_alone(
     assert (suite.get("tests"), len(suite.findall("testcase/failure"))) == ("1", len(how))
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(pytest.exit.Exception("enough"), pytest.ExitCode.INTERRUPTED), (ValueError("a bug"), pytest.ExitCode.INTERNAL_ERROR)],
+    ids=["exit", "error"],
+)
+def test_whatever_ends_the_further_processes_the_results_are_written(
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: pytest.ExitCode
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(repeating, "repeat", broken)
+    result = run("--junitxml=junit.xml", "--gpumem-save", LIMIT="0.8%")
+    assert result.ret == code
+    assert verdict(pytester.path) == ("UNDECIDED", "noisy", 1)
+    properties = {one.get("name"): one.get("value") for one in ElementTree.parse(pytester.path / "junit.xml").iter("property")}
+    assert "gpumem_verdict" in properties
+    result.stdout.fnmatch_lines(["--gpumem-save: the session was interrupted, nothing is stored"])
+
+
 def test_a_failure_in_a_further_process_is_the_tests(pytester: pytest.Pytester, run: Run) -> None:
     result = run("--gpumem-save", LIMIT="0.8%", BROKEN="1")
     result.assert_outcomes(passed=1, failed=1)

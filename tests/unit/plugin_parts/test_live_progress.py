@@ -54,7 +54,7 @@ def test_what_pytest_writes_never_meets_the_line() -> None:
     report: Any = SimpleNamespace(when="teardown", nodeid="t.py::a")
     run(hooks.pytest_runtest_logreport(report), file, "<report>")
     run(hooks.pytest_runtest_logfinish(), file, "<finish>")
-    hooks.pytest_sessionfinish()
+    hooks.end()
     file.write("<end>")
     shown = file.getvalue()
     wiped = f"{terminal._SAVE}{terminal._BELOW}{terminal._RESTORE}"
