@@ -170,6 +170,8 @@ class Session:
     def send(self, signals: Sequence[int]) -> None:
         """Send signals once the test is about to hang."""
         assert self._hangs.wait(60)
+        while self._status().get("State", "S (sleeping)")[0] == "R":  # not yet in what it hangs in, where Python would take the signals
+            os.sched_yield()
         for number in signals:
             self._process.send_signal(number)
             while self._pending() >> (number - 1) & 1:  # a second signal of a number would be none while the first one waits
@@ -177,11 +179,15 @@ class Session:
 
     def _pending(self) -> int:
         """The signals that wait for the process, as a mask."""
+        return int(self._status().get("ShdPnd", "0"), 16)
+
+    def _status(self) -> dict[str, str]:
+        """What Linux tells of the process and its main thread; nothing once it has ended."""
         try:
-            status = Path(f"/proc/{self._process.pid}/status").read_text()
+            lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
         except OSError:
-            return 0
-        return int(next(line for line in status.splitlines() if line.startswith("ShdPnd:")).split()[1], 16)
+            return {}
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
     def wait(self) -> int:
         """The exit code."""
