@@ -31,6 +31,9 @@ DEFAULT_BUDGET = 1.0  # default budget of a measurement, in seconds
 DEFAULT_TIMEOUT = 120.0  # default time-out, in seconds
 COMMAND_VARIABLES = ("GPUMEM_NCU", "GPUMEM_NSYS")  # environment variables that start with GPUMEM and are no options
 
+WORKERS_RUN = "PYTEST_XDIST_TESTRUNUID"
+"""Set by pytest-xdist in its workers, the same in all of a run; those of one GPU take turns."""
+
 # Variables that a command or a run sets for its own processes. Their names start with _GPUMEM: another version of the plugin, which base
 # of a duet may have, refuses unknown variables that start with GPUMEM.
 FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"

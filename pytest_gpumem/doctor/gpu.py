@@ -180,7 +180,7 @@ def _compute_mode(card: Card) -> Check:
         return Check("compute mode", Status.FAILURE, "prohibited: no process may use the GPU", "sudo nvidia-smi -c 0")
     if card.compute_mode == "exclusive process":
         detail = "exclusive process: while one process has the GPU, others of a test run fail"
-        return Check("compute mode", Status.WARNING, detail, "sudo nvidia-smi -c 0 where tests start processes, as under xdist")
+        return Check("compute mode", Status.WARNING, detail, "sudo nvidia-smi -c 0 where tests start processes, as with pytest -n")
     return Check("compute mode", Status.OK, card.compute_mode or _UNKNOWN)
 
 

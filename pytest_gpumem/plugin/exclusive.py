@@ -1,4 +1,4 @@
-"""One measuring test at a time on each GPU: workers of xdist, or two sessions, would time each other's kernels.
+"""One measuring test at a time on each GPU: workers, or two sessions, would time each other's kernels.
 
 The lock lies in a folder of the user's own. In a folder that others can write to, they could put a link in its place, or keep it locked.
 """
@@ -21,11 +21,11 @@ from platformdirs import user_runtime_path
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.settings import WORKERS_RUN
 
 PATIENCE = 3.0  # seconds of waiting for a GPU after which a message names the process and the test that use it
 REPEAT = 60.0  # seconds between two such messages
 LIMIT = 600.0  # seconds of waiting for one test of another process, after which the wait ends with an error
-_RUN = "PYTEST_XDIST_TESTRUNUID"  # set by pytest-xdist: the same in all workers of a run, which take turns
 _POLL = 0.5  # seconds between two looks at who holds the GPU
 
 
@@ -58,7 +58,7 @@ def exclusive(
     lock, holder = FileLock(path), path.with_suffix(".json")
     try:
         _acquire(lock, holder, f"{printable(facts.name)} ({facts.uuid})", tell, LIMIT if limit is None else limit)
-        holder.write_text(json.dumps({"pid": os.getpid(), "test": test, "run": os.environ.get(_RUN)}))
+        holder.write_text(json.dumps({"pid": os.getpid(), "test": test, "run": os.environ.get(WORKERS_RUN)}))
     except OSError as error:
         lock.release()
         raise LockUnusable(f"the lock {path} cannot be used: {error.strerror or error}") from None
@@ -100,19 +100,19 @@ def lock_file(uuid: str) -> Path:
     folder = Path()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where XDG_RUNTIME_DIR is not set, platformdirs takes another folder and warns
+            warnings.simplefilter("ignore")  # where XDGWORKERS_RUNTIME_DIR is not set, platformdirs takes another folder and warns
             folder = user_runtime_path("gpumem", appauthor=False)
         for one in (folder.parent, folder):
             one.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (why := _not_ours(folder)) is not None:
-            raise LockUnusable(f"the folder of the GPU's lock, {folder}, {why}; set XDG_RUNTIME_DIR to a folder of your own")
+            raise LockUnusable(f"the folder of the GPU's lock, {folder}, {why}; set XDGWORKERS_RUNTIME_DIR to a folder of your own")
         folder.chmod(0o700)
         path = folder / f"{re.sub('[^A-Za-z0-9.-]', '_', uuid)}.lock"
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
     except OSError as error:
         where = error.filename or folder
         raise LockUnusable(
-            f"the GPU's lock, {where}, cannot be used: {error.strerror or error}; set XDG_RUNTIME_DIR to a folder of your own"
+            f"the GPU's lock, {where}, cannot be used: {error.strerror or error}; set XDGWORKERS_RUNTIME_DIR to a folder of your own"
         ) from None
     return path
 
@@ -146,6 +146,6 @@ def _named(content: str) -> tuple[str, bool]:
     try:
         written = json.loads(content)
         test = f" ({written['test']})" if written["test"] else ""
-        return printable(f"process {written['pid']}{test}"), _RUN in os.environ and written.get("run") == os.environ[_RUN]
+        return printable(f"process {written['pid']}{test}"), WORKERS_RUN in os.environ and written.get("run") == os.environ[WORKERS_RUN]
     except (ValueError, TypeError, KeyError):
         return "another process", False

@@ -29,7 +29,7 @@ from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.reported import FAILED, PASSED
 from pytest_gpumem.plugin.state import GpuSession
-from pytest_gpumem.plugin.workers import is_worker, send, sent
+from pytest_gpumem.plugin.workers import given, is_part
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import ACCEPTED, ALLOWED, LOST, ROW, TEST, Omission, selects
 from pytest_gpumem.records.schema import from_plain, to_plain
@@ -44,8 +44,7 @@ from pytest_gpumem.settings import (
     merge_limits,
 )
 
-COLLECTED = "gpumem_collected"  # key of xdist's `workeroutput`: what a worker collected
-IN_BASE = "gpumem_base"  # key of xdist's `workerinput`: what BASE selects
+IN_BASE = "base"  # what a part is given: what BASE selects
 _DESELECTED_BY = {"deselect_by_keyword": "-k", "deselect_by_mark": "-m"}  # by pytest's function, the option
 _SHORT = ("-k", "-m")  # options whose value may follow at once: "-kname"
 
@@ -97,19 +96,9 @@ class ExpectationHooks:
         if session.config.option.collectonly and self._writes is not None:
             self._no_verdict.update(item.nodeid for item in session.items if _has_no_verdict(item))
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput[IN_BASE] = None if self._session.base is None else to_plain(self._session.base)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
-        self._selected.update(ids)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        found: CollectedTests | None = sent(node, COLLECTED)
-        if found is not None:  # all workers collect the same
-            self.take(found)
+    def select(self, nodeids: Iterable[str]) -> None:
+        """Take the tests that are to run, where another process collects them."""
+        self._selected.update(nodeids)
 
     @property
     def collected(self) -> CollectedTests:
@@ -117,14 +106,10 @@ class ExpectationHooks:
         return self._seen
 
     def take(self, collected: CollectedTests) -> None:
-        """Take what another process collected for this one."""
+        """Take what another process collected for this one; each collects the same."""
         self._seen = collected
 
     # What became of it
-
-    def send(self) -> None:
-        """In a worker, at its end."""
-        send(self._session.config, COLLECTED, self._seen)
 
     def write_selection(self) -> None:
         """Write what this session selects, if somebody asked for it."""
@@ -228,8 +213,8 @@ class ExpectationHooks:
 
 def base_of_gate(config: pytest.Config) -> Selection | None:
     """What BASE selects, in the screen of a gate and in its workers; None in other sessions, such as one that a test of a gate starts."""
-    if is_worker(config):
-        plain = getattr(config, "workerinput", {}).get(IN_BASE)
+    if is_part(config):
+        plain = given(config, IN_BASE)
     else:
         file = os.environ.pop(BASE_SELECTION, None)
         plain = None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))

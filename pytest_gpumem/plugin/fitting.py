@@ -14,7 +14,7 @@ from pytest_gpumem.devices.shortage import asked_for, shortage
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.plugin.footprints import WATCHED
 from pytest_gpumem.plugin.state import GpuSession
-from pytest_gpumem.plugin.workers import is_worker, worker_count
+from pytest_gpumem.plugin.workers import is_part, worker_count
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.footprints import site_lines
 from pytest_gpumem.settings import Settings
@@ -31,7 +31,7 @@ def check(config: pytest.Config, settings: Settings, chosen: DeviceChoice) -> No
     """Refuse a limit that cannot be kept, before anything is opened.
     Raises `pytest.UsageError`: the card has less memory, or workers share the card.
     """
-    if settings.memory_limit is None or is_worker(config):  # the controller of xdist has checked it
+    if settings.memory_limit is None or is_part(config):  # the process that hands out the tests has checked it
         return
     origin, limit = settings.origins["memory_limit"], format_bytes(settings.memory_limit)
     if settings.memory_limit > chosen.facts.memory_bytes and chosen.fallback_reason is None:
@@ -55,12 +55,12 @@ class FittingHooks:
     def pytest_runtest_protocol(self) -> None:
         """Limit the memory before any test or fixture allocates, and leave all of it to the test."""
         self._session.shed()
-        if not self._session.is_worker:
+        if not self._session.is_part:
             self._limit(pytest.UsageError)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        if self._session.is_worker:  # one that a usage error ends dies without a word to the user
+        if self._session.is_part:  # one that a usage error ends dies without a word to the user
             self._limit(partial(pytest.fail.Exception, pytrace=False))
 
     def _limit(self, error_of: Callable[[str], BaseException]) -> None:
@@ -91,7 +91,7 @@ class FittingHooks:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Repeat the sentences at the session's end; reports of workers reach the controller."""
-        if report.failed and not self._session.is_worker:
+        if report.failed and not self._session.is_part:
             texts = [text.partition("\n")[0] for title, text in report.sections if title == SECTION]
             self._session.remark(*(f"{report.nodeid}: {text}" for text in texts))
 

@@ -60,7 +60,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
             early_config.known_args_namespace = parser.parse_known_args(args, namespace=copy(early_config.option))
 
 
-@pytest.hookimpl(wrapper=True)  # before xdist reads its options
+@pytest.hookimpl(wrapper=True)  # before other plugins read their options
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
     settings = _settings(config)  # pytest_configure reads them again: plugins change options until then
     if settings.enabled and settings.isolate:
@@ -88,10 +88,10 @@ def pytest_configure(config: pytest.Config) -> None:
                 check_ini_file(config)
                 start(config, settings, answer)
             except pytest.UsageError as error:
-                from pytest_gpumem.plugin.workers import Refusal, is_worker
+                from pytest_gpumem.plugin.workers import Refusal, is_part
 
                 refused = pytest.UsageError(printable(str(error)))  # it names files, which may be called anything
-                if not is_worker(config):
+                if not is_part(config):
                     raise refused from None
                 config.pluginmanager.register(Refusal(config, refused), "gpumem-refusal")
         return
@@ -162,12 +162,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             elif item.nodeid in seen:
                 mistakes[item.nodeid] = "it is collected twice, and the second measurement would replace the first; collect it once"
             seen.add(item.nodeid)
-    if mistakes and hasattr(config, "workerinput"):
-        # An xdist worker that raises here dies without a word to the user.
-        config.pluginmanager.register(_MarkerMistakes(mistakes))
-    elif mistakes:
+    if mistakes:
+        from pytest_gpumem.plugin.workers import is_part
         from pytest_gpumem.printable import printable
 
+        if is_part(config):  # a worker that raises here dies without a word to the user
+            config.pluginmanager.register(_MarkerMistakes(mistakes))
+            return
         nodeid, mistake = next(iter(mistakes.items()))
         more = f" (tests with such a mistake: {len(mistakes)})" if len(mistakes) > 1 else ""
         raise pytest.UsageError(printable(f"gpumem: {nodeid}: {mistake}{more}"))

@@ -11,16 +11,15 @@ import tempfile
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_gpumem.plugin.guardian import left
 from pytest_gpumem.plugin.hangs import failed, interrupts
 from pytest_gpumem.plugin.state import GpuSession
-from pytest_gpumem.plugin.workers import is_worker
+from pytest_gpumem.plugin.workers import Channel, is_part
 
-FOLDER = "gpumem_last_reports"  # key of xdist's `workerinput`: the controller's folder
+FOLDER = "last_reports"  # what a worker is given: the controller's folder
 _ALIVE = "alive"  # a named pipe in that folder: the controller holds it open until it needs no worker any longer
 
 
@@ -28,7 +27,7 @@ def isolate(config: pytest.Config) -> None:
     """Have xdist run the tests in one worker, replaced however often, unless the user asked for workers.
     Raises `pytest.UsageError`: pytest-xdist is not installed, or is switched off.
     """
-    if is_worker(config):
+    if is_part(config):
         return
     if not config.pluginmanager.hasplugin("xdist"):
         raise pytest.UsageError("gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist")
@@ -82,17 +81,14 @@ class WorkerHooks:
 class ControllerHooks:
     """In the controller: gives the reports that workers left, and ends workers that hang when the session is interrupted."""
 
-    def __init__(self, session: GpuSession) -> None:
+    def __init__(self, session: GpuSession, channel: Channel) -> None:
         self._session = session
+        # A worker on another machine has a folder of its own, which nobody reads.
+        channel.give(FOLDER, lambda here: self._folder.name if here else None)
         self._folder = tempfile.TemporaryDirectory(prefix="gpumem-")
         alive = Path(self._folder.name, _ALIVE)
         os.mkfifo(alive, 0o600)
         self._alive: int | None = os.open(alive, os.O_RDWR | os.O_NONBLOCK)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        if node.gateway.spec.popen:  # a worker on another machine has a folder of its own, which nobody reads
-            node.workerinput[FOLDER] = self._folder.name
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:

@@ -304,7 +304,7 @@ class DecideHooks:
         setattr(failed, BY_LIMITS_ATTRIBUTE, by_limits)
         self._failed = True
         vars(failed).pop(ROWS_ATTRIBUTE, None)  # as a worker measured them; they were judged again since
-        if nodeid in gpu.replays:  # in an xdist worker, pytest-benchmark's statistics are off
+        if nodeid in gpu.replays:  # in a worker, pytest-benchmark's statistics are off
             gpu.replays[nodeid].excuse()
         self._entries.report(failed)
 

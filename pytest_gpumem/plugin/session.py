@@ -26,7 +26,7 @@ from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
-from pytest_gpumem.plugin.expecting import ExpectationHooks, base_of_gate
+from pytest_gpumem.plugin.expecting import IN_BASE, ExpectationHooks, base_of_gate
 from pytest_gpumem.plugin.footprints import FootprintHooks
 from pytest_gpumem.plugin.gpus import VISIBLE
 from pytest_gpumem.plugin.guardian import RESUMES
@@ -38,18 +38,18 @@ from pytest_gpumem.plugin.reported import COMPLETE, ROWS_ATTRIBUTE, exit_code
 from pytest_gpumem.plugin.running import LeftoverHooks, RunningHooks
 from pytest_gpumem.plugin.state import SESSION, GpuSession
 from pytest_gpumem.plugin.workers import (
+    Channel,
     Controller,
     baseline_of_session,
     check_worker,
-    is_controller,
-    is_worker,
+    given,
+    hands_out,
+    is_part,
     own_in_turn,
     prepare,
-    send,
-    sent,
 )
 from pytest_gpumem.records.device import SIMULATED
-from pytest_gpumem.records.schema import device_to_json, document, row_from_json
+from pytest_gpumem.records.schema import device_to_json, document, row_from_json, to_plain
 from pytest_gpumem.reporting.exports import figures, properties
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
 from pytest_gpumem.settings import ACCEPTS, Settings, switched_off
@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from pytest_gpumem.plugin.outputs import OutputHooks
     from pytest_gpumem.plugin.repeating import DecideHooks, RepeatHooks
     from pytest_gpumem.plugin.terminal import TerminalHooks
-
-DRIFTED = "gpumem_drifted"  # what a worker sends: how the device changed while it measured
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
 """Facts that go into pytest-benchmark's `machine_info`."""
@@ -113,15 +111,17 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         raise pytest.UsageError(f"gpumem: {error}") from None
     except RevisionError as error:
         raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
-    if settings.save and not config.option.collectonly and not is_worker(config) and (why := store.unwritable()) is not None:
+    if settings.save and not config.option.collectonly and not is_part(config) and (why := store.unwritable()) is not None:
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
     base = resumed.base if resumed is not None else base_of_gate(config)
     session = GpuSession(config, settings, chosen, store, baseline, accepted, added, base)
     config.stash[SESSION] = session
     expectations, leftovers, entries = ExpectationHooks(session), LeftoverHooks(session), JUnit(config)
     repeats = None if resumed is not None else _repeats(session, entries)  # a session that has ended measures nothing again
-    results = None if session.is_worker else _results(session)
-    config.pluginmanager.register(Session(session, expectations, leftovers, entries, repeats, results), SESSION_PLUGIN)
+    results = None if session.is_part else _results(session)
+    channel = _channel(session, expectations, results)
+    config.pluginmanager.register(Session(session, expectations, leftovers, entries, repeats, results, channel), SESSION_PLUGIN)
+    config.pluginmanager.register(channel, "gpumem-workers")
     config.pluginmanager.register(RunningHooks(session), "gpumem-running")
     config.pluginmanager.register(leftovers, "gpumem-leftovers")
     if settings.footprint != "off":
@@ -130,13 +130,13 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     if resumed is not None:
         config.pluginmanager.register(ResumeHooks(session, resumed, expectations), "gpumem-resume")
     else:
-        _register_guardian(config, session, expectations)
+        _register_guardian(config, session, expectations, channel)
     if settings.memory_limit is not None:
         config.pluginmanager.register(fitting.FittingHooks(session), "gpumem-fitting")
     if repeats is not None:
         config.pluginmanager.register(repeats, "gpumem-repeats")
     if results is not None:
-        config.pluginmanager.register(Controller(settings, chosen, place), "gpumem-workers")
+        config.pluginmanager.register(Controller(settings, chosen, place, channel), "gpumem-gpus")
         config.pluginmanager.register(results[0], "gpumem-outputs")
         config.pluginmanager.register(results[1], "gpumem-terminal")
 
@@ -147,11 +147,23 @@ def _repeats(session: GpuSession, entries: JUnit) -> DecideHooks | RepeatHooks |
         from pytest_gpumem.plugin.repeating import RepeatHooks
 
         return RepeatHooks(session)
-    if session.decides and not session.is_worker:
+    if session.decides and not session.is_part:
         from pytest_gpumem.plugin.repeating import DecideHooks
 
         return DecideHooks(session, entries)
     return None
+
+
+def _channel(session: GpuSession, expectations: ExpectationHooks, results: tuple[OutputHooks, TerminalHooks] | None) -> Channel:
+    """What the processes of a session tell each other."""
+    channel = Channel(session.config)
+    channel.give(IN_BASE, lambda _: None if session.base is None else to_plain(session.base))
+    channel.carry("collected", lambda: expectations.collected, expectations.take)
+    channel.carry("drifts", lambda: session.drifts, session.drifted_elsewhere)
+    channel.collect(expectations.select)
+    if results is not None:
+        channel.collect(results[1].expect)
+    return channel
 
 
 def _results(session: GpuSession) -> tuple[OutputHooks, TerminalHooks]:
@@ -195,12 +207,12 @@ def _leave(session: pytest.Session) -> None:
     os._exit(int(session.exitstatus))
 
 
-def _register_guardian(config: pytest.Config, session: GpuSession, expectations: ExpectationHooks) -> None:
+def _register_guardian(config: pytest.Config, session: GpuSession, expectations: ExpectationHooks, channel: Channel) -> None:
     if sys.platform != "linux":
         return
     part = "processes" in switched_off(os.environ)
-    if is_worker(config):
-        folder = getattr(config, "workerinput", {}).get(FOLDER)
+    if is_part(config):
+        folder = given(config, FOLDER)
         if folder is None:  # on another machine
             own = tempfile.TemporaryDirectory(prefix="gpumem-")
             config.add_cleanup(own.cleanup)
@@ -210,8 +222,8 @@ def _register_guardian(config: pytest.Config, session: GpuSession, expectations:
         hooks = GuardianHooks(session, expectations, part=True, leave=worker.folder, gone=worker.alive)
         config.pluginmanager.register(hooks, "gpumem-guardian")
         return
-    if is_controller(config):  # the tests run in workers
-        config.pluginmanager.register(ControllerHooks(session), "gpumem-isolation")
+    if hands_out(config):  # the tests run in workers
+        config.pluginmanager.register(ControllerHooks(session, channel), "gpumem-isolation")
     else:
         config.pluginmanager.register(GuardianHooks(session, expectations, part=part), "gpumem-guardian")
     if not part:
@@ -300,6 +312,7 @@ class Session:
         entries: JUnit,
         repeats: DecideHooks | RepeatHooks | None,
         results: tuple[OutputHooks, TerminalHooks] | None,
+        channel: Channel,
     ) -> None:
         """`repeats`: None if nothing is measured again. `results`: None in a worker, whose rows another process has."""
         self._session = session
@@ -308,6 +321,7 @@ class Session:
         self._entries = entries
         self._repeats = repeats
         self._results = results
+        self._channel = channel
         self._left_out: str | None = None  # the other GPU of a saved run that pytest-benchmark compares with
         self._interrupted = False
 
@@ -326,7 +340,7 @@ class Session:
     @pytest.hookimpl(tryfirst=True)  # before anyone looks at the rows
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         rows = getattr(report, ROWS_ATTRIBUTE, None)
-        if rows is not None and not self._session.is_worker:
+        if rows is not None and not self._session.is_part:
             self._session.rows.add(report.nodeid, [row_from_json(row) for row in rows])
         self._session.rows.report(report)
         if report.when in ("call", "teardown"):  # JUnit takes the properties of the last report
@@ -359,8 +373,7 @@ class Session:
             if session.exitstatus in COMPLETE and not gpu.is_further:  # the main process has a further one's rows
                 gpu.check_controls()
         if self._results is None:
-            send(gpu.config, DRIFTED, gpu.drifts)
-            self._expectations.send()
+            self._channel.send()
             return
         complete = session.exitstatus in COMPLETE
         outputs, terminal = self._results
@@ -377,15 +390,11 @@ class Session:
     def _leave_if_lost(self, session: pytest.Session) -> None:
         """End the process with the session, if its context was lost. A program that called pytest goes on with its own."""
         gpu = self._session
-        if gpu.lost_in is not None and not gpu.facts.simulated and (gpu.is_worker or _is_the_program()):
+        if gpu.lost_in is not None and not gpu.facts.simulated and (gpu.is_part or _is_the_program()):
             # Cython prints an error of a destructor by the one, and reports it by the other, which pytest puts back once it has collected
             # its garbage.
             sys.excepthook, sys.unraisablehook = (lambda *_: None), (lambda _: None)
             atexit.register(_leave, session)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        self._session.drifted_elsewhere(sent(node, DRIFTED) or [])
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self._interrupted = interrupts(excinfo)
@@ -441,7 +450,7 @@ def check_ini_file(config: pytest.Config) -> None:
     """That the ini file in use is that of the tests, and no option stands in `[tool.gpumem]`, which pytest does not read.
     Raises `pytest.UsageError`: a value of an option led pytest away from the ini file, or a key of `[tool.gpumem]` cannot be used.
     """
-    if is_worker(config):  # its controller has checked
+    if is_part(config):  # its controller has checked
         return
     if (config.rootpath / "pyproject.toml").exists():
         from pytest_gpumem.kernels.declared import BadDeclaration, project  # here: it imports the reader of TOML

@@ -47,7 +47,7 @@ from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
 from pytest_gpumem.plugin.result import Extra
-from pytest_gpumem.plugin.workers import is_controller, is_worker
+from pytest_gpumem.plugin.workers import hands_out, is_part
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
@@ -100,7 +100,7 @@ class SummaryHooks(ABC):
 
 
 class GpuSession:
-    """The state of a whole session. The device is opened at its first use, so never in an xdist controller."""
+    """The state of a whole session. The device is opened at its first use, so never in a process that hands out the tests."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class GpuSession:
         self.missing: list[Omission] = []
         """Measurements that the baseline holds and the session lacks; filled at its end."""
         self.remarks: list[str] = []  # lines for the summary
-        self.is_worker = is_worker(config)
-        self.measures = not is_controller(config)  # False where workers measure
+        self.is_part = is_part(config)  # another process has the results
+        self.measures = not hands_out(config)  # False where workers measure
         self._pid = os.getpid()
         self.ranges = Ranges()
         self.names = Names()
@@ -145,7 +145,7 @@ class GpuSession:
         """True in a further process, whose rows the main process judges; not in a session that a test of it starts."""
         self.begun = datetime.now(timezone.utc)
         self.drifts: list[tuple[str, str]] = []
-        """Controls that changed since the session's start, each with a message; from this process and from xdist workers."""
+        """Controls that changed since the session's start, each with a message; from this process and from workers."""
         self.watch: L2Watch | None = None  # of persisting L2, while the device is open
         self.lost_in: str | None = None  # the node id of the test that lost the device's context
         self._gone: list[object] = []
@@ -189,8 +189,8 @@ class GpuSession:
 
     @property
     def reports_elsewhere(self) -> bool:
-        """True in a worker of xdist and in a forked child: another process has the rows, and only reports reach it."""
-        return self.is_worker or os.getpid() != self._pid
+        """True in a worker and in a forked child: another process has the rows, and only reports reach it."""
+        return self.is_part or os.getpid() != self._pid
 
     @property
     def decides(self) -> bool:
@@ -452,7 +452,7 @@ class GpuSession:
 
     def changes(self) -> dict[str, float]:
         """Read the controls once more: by kind, the log-ratio to the start, positive if slower. Empty if they are not read."""
-        if "provenance" not in self.__dict__:  # the controller of xdist measured nothing
+        if "provenance" not in self.__dict__:  # a process that hands out the tests measured nothing
             return {}
         start, now = self.provenance.controls, self._controls(latency=False)
         return changed(start, now) if start is not None and now is not None else {}
@@ -502,7 +502,7 @@ class GpuSession:
                 continue
             try:
                 most = of_test(self.settings, marker_keywords(marks_of(item))).budget or DEFAULT_BUDGET
-            except SettingsError:  # in a worker of xdist: the test fails by it, and measures nothing
+            except SettingsError:  # in a worker: the test fails by it, and measures nothing
                 continue
             measured = known.get(item.nodeid, {})
             expected[item.nodeid] = {label: need(measurement, self.facts, most) for label, measurement in measured.items()}

@@ -131,6 +131,11 @@ class TerminalHooks(SummaryHooks):
             return spent
         return f"{spent}: a measurement ends the samples it has begun, and takes its least ones and its checks however short its share"
 
+    def expect(self, nodeids: Iterable[str]) -> None:
+        """Show the progress of tests that other processes collect."""
+        if self._progress is not None:
+            self._progress.expect(nodeids)
+
     def end_progress(self) -> None:
         """Show no line of progress any longer."""
         if self._progress is not None:
@@ -275,10 +280,9 @@ class ProgressHooks:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._progress.expect(item.nodeid for item in session.items if uses(item, BENCHMARK_FIXTURE))
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: Any, ids: Iterable[str]) -> None:
-        # The controller collects nothing itself, and ids do not say which tests measure.
-        self._progress.expect(ids)
+    def expect(self, nodeids: Iterable[str]) -> None:
+        """Take the tests that are to run, of which ids do not say which measure."""
+        self._progress.expect(nodeids)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logstart(self, nodeid: str) -> Generator[None, object, object]:

@@ -1,11 +1,14 @@
-"""pytest-xdist: which process of a session this is, what its processes tell each other, and the GPU of each worker."""
+"""pytest-xdist: which process of a session this is, what its processes tell each other, and the GPU of each worker.
+
+Other modules know no more of it than this: a session may have parts, whose results the process that hands out the tests has.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, NoReturn
 
@@ -18,35 +21,35 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.settings import Settings
 
-SESSION = "gpumem_session"  # key of xdist's `workerinput`: device and baseline of the controller, which stores the rows of all workers
-REFUSED = "gpumem_refused"  # key of xdist's `workeroutput`: why the worker cannot take part
+SESSION = "session"  # what a part is given: device and baseline of the whole, which stores the rows of all parts
+REFUSED = "refused"  # what a part sends: why it cannot take part
 TURN = "_GPUMEM_TURN"  # variable of a worker on another machine: its number among the workers of that machine, from 0 on
 
 
-def is_worker(config: pytest.Config) -> bool:
-    """True in a worker, which runs the tests that the controller hands it."""
+def is_part(config: pytest.Config) -> bool:
+    """True in a worker, which runs the tests that are handed to it: another process has its results."""
     return hasattr(config, "workerinput")
 
 
-def is_controller(config: pytest.Config) -> bool:
-    """True in the process that hands the tests to workers, and runs none itself."""
-    return not is_worker(config) and getattr(config.option, "dist", "no") != "no"
+def hands_out(config: pytest.Config) -> bool:
+    """True in the controller, which hands the tests to workers, and runs none itself."""
+    return not is_part(config) and getattr(config.option, "dist", "no") != "no"
 
 
-def under_xdist(config: pytest.Config) -> bool:
+def in_parts(config: pytest.Config) -> bool:
     """True in both."""
-    return is_worker(config) or is_controller(config)
+    return is_part(config) or hands_out(config)
 
 
 def refuse_workers(config: pytest.Config, what: str) -> None:
     """Raises `pytest.UsageError`: the session has workers; `what` says what one process does."""
-    if under_xdist(config):
+    if in_parts(config):
         raise pytest.UsageError(f"gpumem: {what}, not under xdist; leave out -n")
 
 
 def worker_count(config: pytest.Config) -> int:
     """Processes that run tests: the controller's workers, or 1."""
-    if not is_controller(config):
+    if not hands_out(config):
         return 1
     return sum(int(count) if times else 1 for count, times, _ in (spec.partition("*") for spec in config.option.tx))
 
@@ -55,23 +58,68 @@ def prepare(config: pytest.Config, *, off: bool = False) -> None:
     """With workers or `off`, switch pytest-benchmark off as its option does: left to itself it says that nothing is measured.
     `--dist` without workers distributes nothing, and pytest-benchmark is to know it."""
     option = config.option
-    if is_controller(config) and not option.tx:
+    if hands_out(config) and not option.tx:
         option.dist = "no"
-    if off or under_xdist(config):
+    if off or in_parts(config):
         option.benchmark_disable, option.benchmark_enable = True, False
 
 
-# What a worker tells the controller at its end
+# What the processes of a session tell each other: plain values, by a key
 
 
-def send(config: pytest.Config, key: str, value: object) -> None:
-    """In a worker: leave a plain value for the controller, which gets it when the worker has ended well."""
-    config.workeroutput[key] = value  # type: ignore[attr-defined]
+def given(config: pytest.Config, key: str) -> Any:
+    """In a part: what it was given; None if nothing."""
+    return getattr(config, "workerinput", {}).get(f"gpumem_{key}")
 
 
-def sent(node: Any, key: str) -> Any:
-    """In the controller: what a worker has left; None if it left nothing, as one that crashed. `node`: of `pytest_testnodedown`."""
-    return getattr(node, "workeroutput", {}).get(key)
+class Channel:
+    """Both ends of what the processes of a session tell each other. Silent in a session of one process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._sends: dict[str, Callable[[], object]] = {}
+        self._receives: dict[str, Callable[[Any], None]] = {}
+        self._gives: dict[str, Callable[[bool], object]] = {}
+        self._collected: list[Callable[[Iterable[str]], None]] = []
+
+    def give(self, key: str, value: Callable[[bool], object]) -> None:
+        """Give every part a value before it starts. `value`: of a part, by whether it is on this machine; None gives nothing."""
+        self._gives[key] = value
+
+    def carry(self, key: str, send: Callable[[], object], receive: Callable[[Any], None]) -> None:
+        """Carry a value of a part, as it is at the part's end, to the process that has the results; not from one that crashed."""
+        self._sends[key], self._receives[key] = send, receive
+
+    def collect(self, take: Callable[[Iterable[str]], None]) -> None:
+        """Take the node ids of the tests that the parts are to run: the process that hands them out collects nothing itself."""
+        self._collected.append(take)
+
+    def send(self) -> None:
+        """In a part, at its end."""
+        for key, value in self._sends.items():
+            self._config.workeroutput[f"gpumem_{key}"] = value()  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        here = bool(node.gateway.spec.popen)
+        for key, value in self._gives.items():
+            node.workerinput[f"gpumem_{key}"] = value(here)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Iterable[str]) -> None:
+        for take in self._collected:
+            take(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        sent = getattr(node, "workeroutput", {})
+        if (why := sent.get(f"gpumem_{REFUSED}")) is not None:
+            spec = node.gateway.spec
+            machine = "" if spec.popen else f" ({spec.ssh or spec.socket})"
+            raise pytest.UsageError(printable(f"gpumem: worker {node.gateway.id}{machine}: {why.removeprefix('gpumem: ')}"))
+        for key, receive in self._receives.items():
+            if (value := sent.get(f"gpumem_{key}")) is not None:
+                receive(value)
 
 
 class Refusal:
@@ -80,12 +128,13 @@ class Refusal:
     """
 
     def __init__(self, config: pytest.Config, error: pytest.UsageError) -> None:
-        self._config = config
         self._why = str(error)
+        self._channel = Channel(config)
+        self._channel.carry(REFUSED, lambda: self._why, lambda _: None)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> NoReturn:
-        send(self._config, REFUSED, self._why)
+        self._channel.send()
         raise pytest.exit.Exception(self._why, returncode=pytest.ExitCode.USAGE_ERROR)
 
 
@@ -95,21 +144,21 @@ class Refusal:
 def baseline_of_session(config: pytest.Config) -> Storage | None:
     """In a worker, the place of the baseline, as the controller found it: a worker may run in another folder. One on the controller's
     machine reads the copy that the controller brought up to date."""
-    given = getattr(config, "workerinput", {}).get(SESSION)
-    return None if given is None else storage(given["baseline"], offline=given["offline"])
+    session = given(config, SESSION)
+    return None if session is None else storage(session["baseline"], offline=session["offline"])
 
 
 def check_worker(config: pytest.Config, facts: DeviceFacts, place: Storage) -> None:
     """Raises `pytest.UsageError`: in a worker, whose GPU is of another model than the session's, or which has not its baseline."""
-    given: Mapping[str, Any] | None = getattr(config, "workerinput", {}).get(SESSION)
-    if given is None:
+    whole: Mapping[str, Any] | None = given(config, SESSION)
+    if whole is None:
         return
-    if facts.key != given["key"]:
+    if facts.key != whole["key"]:
         raise pytest.UsageError(
-            f"gpumem: its device is {facts.name} ({facts.key}), the session's is {given['name']} ({given['key']}); accepted are workers "
+            f"gpumem: its device is {facts.name} ({facts.key}), the session's is {whole['name']} ({whole['key']}); accepted are workers "
             "with GPUs of one model: run each model in a session of its own"
         )
-    if given["exists"] and not place.folder.exists() and not isinstance(place, RemoteStorage):
+    if whole["exists"] and not place.folder.exists() and not isinstance(place, RemoteStorage):
         raise pytest.UsageError(
             f"gpumem: the baseline {place} is a folder of the machine that started this worker, which {platform.node()} does not have; "
             "accepted for workers on other machines is a URL, or a folder that all of them share"
@@ -125,13 +174,14 @@ def own_in_turn(environment: Mapping[str, str], settings: Settings, chosen: Devi
 
 
 class Controller:
-    """In the controller: gives each worker a GPU of its own, and tells it what it must have; ends the session if a worker has not.
+    """In the controller: gives each worker a GPU of its own, and tells it what it must have.
 
     With more workers than GPUs, some share one and take turns. Every worker sees all GPUs, its own as device 0, so that code which names
     no device, or device 0, runs there. The GPU stands in the worker's specification: the worker that replaces a crashed one has the same.
     """
 
-    def __init__(self, settings: Settings, chosen: DeviceChoice, baseline: Storage) -> None:
+    def __init__(self, settings: Settings, chosen: DeviceChoice, baseline: Storage, channel: Channel) -> None:
+        channel.give(SESSION, self._session)
         several = ":" not in settings.device and not chosen.facts.simulated  # "cuda:1" names one GPU for all
         self._orders = orders(chosen.gpus, chosen.alike, os.environ.get(VISIBLE)) if several else []
         self._facts = chosen.facts
@@ -154,16 +204,8 @@ class Controller:
             spec.env.setdefault(TURN, str(machines[machine]))
             machines[machine] += 1
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        place, here = self._baseline, bool(node.gateway.spec.popen)
+    def _session(self, here: bool) -> dict[str, object]:
+        place = self._baseline
         offline = isinstance(place, RemoteStorage) and (here or place.offline)
         baseline = {"baseline": place.location, "offline": offline, "exists": place.folder.exists()}
-        node.workerinput[SESSION] = {"key": self._facts.key, "name": self._facts.name, **baseline}
-
-    @pytest.hookimpl(optionalhook=True, tryfirst=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        if (why := sent(node, REFUSED)) is not None:
-            spec = node.gateway.spec
-            machine = "" if spec.popen else f" ({spec.ssh or spec.socket})"
-            raise pytest.UsageError(printable(f"gpumem: worker {node.gateway.id}{machine}: {why.removeprefix('gpumem: ')}"))
+        return {"key": self._facts.key, "name": self._facts.name, **baseline}

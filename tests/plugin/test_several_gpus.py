@@ -377,7 +377,7 @@ def test_a_worker_without_the_folder_of_the_baseline_is_refused(tmp_path: Path) 
 
     def check(folder: Path, *, exists: bool) -> None:
         given = {"key": facts.key, "name": facts.name, "baseline": str(folder), "offline": False, "exists": exists}
-        config: Any = SimpleNamespace(workerinput={workers.SESSION: given})
+        config: Any = SimpleNamespace(workerinput={f"gpumem_{workers.SESSION}": given})
         workers.check_worker(config, facts, Storage(folder))
 
     with pytest.raises(pytest.UsageError, match="is a folder of the machine that started this worker"):

@@ -13,11 +13,10 @@ import pynvml
 
 from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.settings import FURTHER_PROCESS
+from pytest_gpumem.settings import FURTHER_PROCESS, WORKERS_RUN
 
 LISTED = 0.05
 """Seconds for which a list of processes counts. To ask for it takes 0.4 ms while kernels run, seven times as long as all else."""
-XDIST_WORKER = "PYTEST_XDIST_WORKER"  # set by pytest-xdist in its workers. Those of one GPU take turns.
 
 T = TypeVar("T")
 
@@ -102,7 +101,7 @@ class ConditionReader:
         if running is None:
             return None
         pids = {p.pid for p in running}
-        if FURTHER_PROCESS in os.environ or XDIST_WORKER in os.environ:
+        if FURTHER_PROCESS in os.environ or WORKERS_RUN in os.environ:
             # The process that waits for this one, and those that wait for their turn, may have contexts, and do nothing with them.
             pids -= {pid for pid in pids if os.getppid() in (pid, _parent(pid)) and pid != os.getpid()}
         return other_processes(pids, os.getpid())

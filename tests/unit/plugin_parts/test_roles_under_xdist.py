@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.plugin.workers import is_controller, is_worker, prepare, refuse_workers, sent, under_xdist, worker_count
+from pytest_gpumem.plugin.workers import Channel, given, hands_out, in_parts, is_part, prepare, refuse_workers, worker_count
 
 
 def config(*tx: str, worker: bool = False, **options: Any) -> Any:
@@ -34,7 +34,7 @@ WORKER_OF_CONTROLLER = config("2*popen", dist="load", worker=True)
     ],
 )
 def test_a_process_is_a_worker_or_the_controller_or_alone(one: Any, worker: bool, controller: bool) -> None:
-    assert (is_worker(one), is_controller(one), under_xdist(one)) == (worker, controller, worker or controller)
+    assert (is_part(one), hands_out(one), in_parts(one)) == (worker, controller, worker or controller)
     if worker or controller:
         with pytest.raises(pytest.UsageError, match=r"^gpumem: a sweep is of one process, not under xdist; leave out -n$"):
             refuse_workers(one, "a sweep is of one process")
@@ -61,5 +61,17 @@ def test_workers_do_not_benchmark_and_dist_without_workers_distributes_nothing()
 
 
 def test_a_worker_that_crashed_has_sent_nothing() -> None:
-    assert sent(SimpleNamespace(), "key") is sent(SimpleNamespace(workeroutput={}), "key") is None
-    assert sent(SimpleNamespace(workeroutput={"key": 3}), "key") == 3
+    worker, received = config(worker=True), list[object]()
+    worker.workeroutput = {}
+    channel = Channel(worker)
+    channel.carry("figure", lambda: 3, received.append)
+    channel.give("place", lambda here: "folder" if here else None)
+    channel.pytest_testnodedown(SimpleNamespace())
+    channel.pytest_testnodedown(SimpleNamespace(workeroutput={}))
+    assert received == []
+    channel.send()
+    channel.pytest_testnodedown(SimpleNamespace(workeroutput=worker.workeroutput))
+    assert received == [3]
+    node = SimpleNamespace(workerinput=worker.workerinput, gateway=SimpleNamespace(spec=SimpleNamespace(popen=True)))
+    channel.pytest_configure_node(node)
+    assert (given(worker, "place"), given(worker, "other"), given(ALONE, "place")) == ("folder", None, None)

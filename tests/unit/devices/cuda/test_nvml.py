@@ -202,7 +202,7 @@ def test_a_list_without_us_says_nothing() -> None:
     assert other_processes([], own=17) is None
 
 
-@pytest.mark.parametrize(("variable", "expected"), [(None, 3), ("PYTEST_XDIST_WORKER", 1), ("_GPUMEM_FURTHER_PROCESS", 1)])
+@pytest.mark.parametrize(("variable", "expected"), [(None, 3), ("PYTEST_XDIST_TESTRUNUID", 1), ("_GPUMEM_FURTHER_PROCESS", 1)])
 def test_processes_that_wait_for_this_one_do_not_count(
     nvml: None, monkeypatch: pytest.MonkeyPatch, variable: str | None, expected: int
 ) -> None:
@@ -211,7 +211,7 @@ def test_processes_that_wait_for_this_one_do_not_count(
     pids = [os.getpid(), os.getppid(), sibling, 1]
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda gpu: [SimpleNamespace(pid=pid) for pid in pids])
     monkeypatch.setattr("pytest_gpumem.devices.cuda.nvml._parent", lambda pid: os.getppid() if pid == sibling else 0)
-    for name in ("PYTEST_XDIST_WORKER", "_GPUMEM_FURTHER_PROCESS"):
+    for name in ("PYTEST_XDIST_TESTRUNUID", "_GPUMEM_FURTHER_PROCESS"):
         monkeypatch.delenv(name, raising=False)
     if variable is not None:
         monkeypatch.setenv(variable, "gw0")
