@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, Literal
 
-from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan
+from pytest_gpumem.records import arguments
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, ran_the_same
 from pytest_gpumem.units import short_bytes, sizes
 
 MOST = 12  # differences that are listed
@@ -26,7 +27,7 @@ _WORDS = {
     "memory": "memory",
     "window": "access-policy window",
 }
-_COMPARED = tuple(name for name in Step.__struct_fields__ if name not in ("kind", "name"))
+_COMPARED = tuple(name for name in Step.__struct_fields__ if name not in ("kind", "name", "arguments"))
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Divergence:
     change: Literal["added", "removed", "changed"]
     what: str  # the value of a `StepKind`, "call", "state", or "order" where only the order differs
     name: str  # kernel, direction of a copy, runtime function, or part of the state; empty for what has no name
-    field: str = ""  # of a change: the field of `Step` or, of calls, "count"
+    field: str = ""  # of a change: the field of `Step`, "argument 3" or "argument 3, byte 8" or, of calls, "count"
     was: str | None = None  # the value on the first side, in words; of what was removed, its properties
     now: str | None = None  # the value on the second side, in words; of what was added, its properties
     times: int = 1  # steps of the launch that differ so
@@ -56,7 +57,7 @@ class Divergence:
         return f"{subject} {self.change}" + (f" ({properties})" if properties else "")
 
 
-SAME = "ran the same: machine code, launches, copies and waits"
+SAME = "ran the same: machine code, arguments, launches, copies and waits"
 
 
 def compared(base: WhatRan | None, head: WhatRan | None) -> tuple[Divergence, ...] | None:
@@ -82,7 +83,7 @@ def differences(base: WhatRan, head: WhatRan) -> tuple[Divergence, ...]:
     Steps are matched in their order: kernels by name, copies by direction, the others by kind. A kernel under a new name with the same
     machine code is no difference. What was not watched on one side may be missing: see `WhatRan.not_watched`.
     """
-    if base.digest is not None and base.digest == head.digest:
+    if ran_the_same(head, [base]):
         return ()
     found: Counter[Divergence] = Counter(_of_steps(base.launch, head.launch))
     steps = [Divergence(one.change, one.what, one.name, one.field, one.was, one.now, times) for one, times in found.items()]
@@ -121,6 +122,25 @@ def _of_pair(was: Step, now: Step) -> Iterator[Divergence]:
             of_bytes = field in _BYTES and None not in (before, after)
             was_text, now_text = sizes(before, after) if of_bytes else (_value(field, before), _value(field, after))
             yield Divergence("changed", now.kind.value, now.name, field, was_text, now_text)
+    if was.arguments is not None and now.arguments is not None:
+        for field, before, after in _of_arguments(was.arguments, now.arguments):
+            yield Divergence("changed", now.kind.value, now.name, field, before, after)
+
+
+def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Each word of the arguments that differs: its name, and both values in words. Bytes that the base leaves out are not compared."""
+    if len(was) != len(now):
+        yield "number of arguments", str(len(was)), str(len(now))
+        return
+    for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
+        first, second = (arguments.tokens(text) for text in (before, arguments.under(after, before)))
+        if len(first) != len(second):
+            yield f"size of argument {number}", f"{len(first)} words", f"{len(second)} words"
+            continue
+        for index, (one, other) in enumerate(zip(first, second, strict=True)):
+            if one != other:
+                word = f", byte {arguments.WORD * index}" if len(first) > 1 else ""
+                yield f"argument {number}{word}", arguments.in_words(one), arguments.in_words(other)
 
 
 def _of_calls(base: Mapping[str, int], head: Mapping[str, int]) -> Iterator[Divergence]:

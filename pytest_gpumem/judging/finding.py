@@ -33,7 +33,7 @@ SENTENCES: Mapping[str, str] = {
     "within": "{seen}: within {limit}, catches {catches}",
     "too few runs": "{seen}: too few runs to pass {limit}; {doubt}",
     "noisy": "{seen}: {limit} lies within the interval; {doubt}",
-    "same code": "{seen}: passes {limit}, as the same machine code ran in the same way",
+    "same code": "{seen}: passes {limit}, as the same machine code ran in the same way{but}",
     "crept": "{seen}: crept beyond {limit}; gpumem compare shows the runs between",
     "looks crept": "{seen}: looks crept beyond {limit}; {doubt}",
     "faster": "{seen}: faster than {limit}; the baseline is stale, and a slow-down back to it would pass: accept the gain into it",

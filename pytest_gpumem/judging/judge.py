@@ -18,6 +18,7 @@ from pytest_gpumem.judging.spread import Difference, difference
 from pytest_gpumem.judging.traffic import size
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat
 from pytest_gpumem.records.row import ENOUGH, Comparison, Row, Verdict
@@ -111,7 +112,7 @@ class _Against:
                     comparison, p_value=since_first.p_value, since_first=since_first.delta, since_first_low=since_first.low
                 )
         if in_doubt and self._only_noise(comparison, delta):
-            finding = find(Outcome.PASS, "same code", Code.SAME_CODE, limit=name, seen=against(comparison))
+            finding = find(Outcome.PASS, "same code", Code.SAME_CODE, limit=name, seen=against(comparison), but=_left_out(self.alike))
         return self._final("max_regression", finding, beyond, 1), comparison
 
     def _only_noise(self, comparison: Comparison, delta: float) -> bool:
@@ -144,19 +145,24 @@ SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)
 CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree: one step of 15 MHz is less
 
 
-def ran_the_same(one: Measurement, other: Measurement) -> bool:
-    """True if two measurements ran the same machine code in the same way. Never for rows by the host's clock: what the host does between
-    its calls was not watched.
+def ran_the_same(one: Measurement, *past: Measurement) -> bool:
+    """True if a measurement ran the same machine code in the same way as each past one (`what_ran.ran_the_same`). Never for rows by the
+    host's clock: what the host does between its calls was not watched.
     """
-    if one.what_ran is None or other.what_ran is None or one.what_ran.digest is None:
-        return False
-    watched = {one.sampler, other.sampler}.isdisjoint(("host", "plain"))
-    return watched and one.what_ran.digest == other.what_ran.digest
+    ran, ran_then = one.what_ran, [other.what_ran for other in past if other.what_ran is not None]
+    watched = all(each.sampler not in ("host", "plain") for each in (one, *past))
+    return watched and ran is not None and len(ran_then) == len(past) and what_ran.ran_the_same(ran, ran_then)
 
 
 def same_code(measurement: Measurement, alike: Sequence[Measurement]) -> bool:
     """True if a row and every saved run that it is compared with ran the same machine code in the same way, at the same clocks."""
-    return all(ran_the_same(measurement, past) and _same_clocks(measurement, past) for past in alike)
+    return all(_same_clocks(measurement, past) for past in alike) and ran_the_same(measurement, *alike)
+
+
+def _left_out(alike: Sequence[Measurement]) -> str:
+    """The bytes of arguments that were not compared, as the end of a sentence; empty if there are none."""
+    count = max((one.what_ran.left_out for one in alike if one.what_ran is not None), default=0)
+    return f", but for {counted(count, 'byte')} of arguments that vary between unchanged launches" if count else ""
 
 
 def _same_clocks(measurement: Measurement, past: Measurement) -> bool:
@@ -402,8 +408,9 @@ def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Ro
     ways = Counter(fit.values())
     first = next((index for index, way in fit.items() if ways[way] == max(ways.values())), 0)
     own = every[first] or measurement
-    if own.what_ran is None:
-        own = replace(own, what_ran=measurement.what_ran)  # one process records it for all
+    own = replace(
+        own, what_ran=_ran_in_all([one for index, one in enumerate(every) if one is not None and index in fit]) or measurement.what_ran
+    )
     counted, left_out = list[Repeat](), list[str]()
     for index, other in enumerate(every):
         if index == first:
@@ -413,6 +420,15 @@ def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Ro
         elif other is not None:
             counted.append(other.repeat)
     return replace(own, further=tuple(counted), notes=(*own.notes, *left_out))
+
+
+def _ran_in_all(processes: Sequence[Measurement]) -> what_ran.WhatRan | None:
+    """What the processes of a run ran, without the bytes of arguments that differ between them; None if no process recorded it."""
+    found = [one.what_ran for one in processes if one.what_ran is not None and one.what_ran.digest is not None]
+    if not found:
+        return None
+    together = what_ran.together(found)
+    return together or replace(found[0], digest=None, not_watched="processes of the same run did not run the same")
 
 
 def _unlike(measurement: Measurement, other: Measurement | None) -> str | None:

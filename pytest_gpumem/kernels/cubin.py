@@ -29,7 +29,11 @@ _STO_ENTRY = 0x10  # bit of a symbol's `st_other`: the function is a kernel
 # Items of `.nv.info`: one byte of format, one of attribute, and two of value or, in the last format, of the size of what follows.
 _EIFMT_SVAL = 4
 _EIATTR_FRAME_SIZE = 0x11
+_EIATTR_KPARAM_INFO = 0x17
+_EIATTR_CBANK_PARAM_SIZE = 0x19
 _EIATTR_REGCOUNT = 0x2F
+_EIATTR_KPARAM_INFO_V2 = 0x45  # of kernels whose parameters together take more than 4 KiB
+_PARAMETER = struct.Struct("<4xHHI")  # ordinal, offset and, with flags, size
 
 
 class NotACubin(ValueError):
@@ -53,6 +57,8 @@ class MachineCode:
     registers: int | None  # registers of a thread
     local_bytes: int | None  # stack frame of a thread in local memory: spilled registers, and arrays that are indexed at run time
     shared_bytes: int  # static shared memory of a block
+    parameters: tuple[tuple[int, int], ...] | None
+    """Offset and bytes of each C parameter, in their order, in the block of parameters; None if the cubin does not say."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,22 @@ class Cubin:
             registers=resources.get(_EIATTR_REGCOUNT),
             local_bytes=resources.get(_EIATTR_FRAME_SIZE),
             shared_bytes=0 if shared is None else max(0, shared.size - reserved),
+            parameters=self._parameters(name),
         )
+
+    def _parameters(self, name: str) -> tuple[tuple[int, int], ...] | None:
+        """As `MachineCode.parameters`."""
+        if f".nv.info.{name}" not in self._by_name:
+            return None
+        found, has_some = dict[int, tuple[int, int]](), False
+        for attribute, value in _items(self._bytes(self._by_name[f".nv.info.{name}"])):
+            if attribute == _EIATTR_CBANK_PARAM_SIZE:
+                has_some = True
+            elif attribute in (_EIATTR_KPARAM_INFO, _EIATTR_KPARAM_INFO_V2) and len(value) == _PARAMETER.size:
+                ordinal, offset, size = _PARAMETER.unpack(value)
+                found[ordinal] = offset, size >> 18 if attribute == _EIATTR_KPARAM_INFO else size & 0xFFFF
+        whole = sorted(found) == list(range(len(found))) and bool(found) is has_some
+        return tuple(found[ordinal] for ordinal in sorted(found)) if whole else None
 
     def _digest(self, name: str) -> str:
         digest = hashlib.sha256(self._shared_digest)
@@ -232,8 +253,8 @@ def _items(content: bytes) -> Iterator[tuple[int, bytes]]:
     while at + 4 <= len(content):
         form, attribute, size = struct.unpack_from("<BBH", content, at)
         at += 4
+        yield attribute, content[at : at + size] if form == _EIFMT_SVAL else b""
         if form == _EIFMT_SVAL:
-            yield attribute, content[at : at + size]
             at += size
 
 

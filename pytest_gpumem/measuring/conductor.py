@@ -41,6 +41,7 @@ class Passes(NamedTuple):
     causes: Callable[[Measurement], bool] | None = None
     """Given what was measured so far, True to take the passes from which causes of a slow-down follow: kernels, copies and memsets of a
     launch, with their times; and the counts of `pages` where a buffer is managed."""
+    varying: tuple[int, ...] = ()  # numbers of the kernels' arguments that vary on purpose, as for `what_ran.declared`
 
 
 NO_PASSES = Passes()
@@ -161,7 +162,8 @@ class Conductor:
                 migrations = count_migrations(device, target, profiled=profiled)
         if passes.ran:
             with self._ranges.range(phase(name, "watch")):
-                ran = find_what_ran(device, target, arena.managed, min(sampling.medians, default=0.0), profiled=profiled)
+                latency = min(sampling.medians, default=0.0)
+                ran = find_what_ran(device, target, arena.managed, latency, profiled=profiled, varying=passes.varying)
         # A function that waits for its own work, as one of JAX has to, leaves no work to be seen.
         works = sampling.work_seen or (ran is not None and any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)))
         measured = Measurement(

@@ -194,7 +194,12 @@ class GpuBenchmark:
                     arena=test.arena,
                     label=label,
                     name=test.range_name,
-                    passes=Passes(pages=self._counts(count_pages, limits), ran=ran, causes=partial(self._needs_causes, limits)),
+                    passes=Passes(
+                        pages=self._counts(count_pages, limits),
+                        ran=ran,
+                        varying=test.varying_arguments,
+                        causes=partial(self._needs_causes, limits),
+                    ),
                 )
             except WrongResult as error:
                 test.wrong = test.wrong or str(error)

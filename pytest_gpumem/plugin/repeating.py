@@ -65,6 +65,7 @@ def repetitions(
         (),
         environment,
         ahead=AHEAD,
+        evidence=session.evidence,  # bytes of arguments that differ between processes are told apart by it
         everything=True,
         titles=lambda turn: f"process {turn.round} of {count} of --gpumem-processes",
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from typing import Annotated
 
 import msgspec
-from msgspec import field
+from msgspec import Meta, field
 from msgspec.structs import replace
 
+from pytest_gpumem.records import arguments as texts
 from pytest_gpumem.records.record import Bytes, Count, Record
 
 
@@ -47,6 +49,11 @@ class StepKind(str, Enum):
     JOIN = "join"  # A stream waits for an event; the host does not
 
 
+Argument = Annotated[str, Meta(pattern=texts.PATTERN, max_length=2**17)]
+"""An argument of a kernel by aligned words of eight bytes: hexadecimal, `??` for a byte that varies between unchanged launches, `p256` for
+an address and its alignment, `h` for one of plain host memory. `varies` if the test says that it does."""
+
+
 class Step(Record, frozen=True, omit_defaults=True):
     """One step of a launch. A figure that its kind does not have, or that is unknown, is None."""
 
@@ -60,6 +67,7 @@ class Step(Record, frozen=True, omit_defaults=True):
     cluster: tuple[int, int, int] | None = None  # Blocks of a cluster in x, y and z; None for a kernel without clusters
     shared: Bytes | None = None  # Static shared memory of a block
     dynamic_shared: Bytes | None = None  # Dynamic shared memory of a block
+    arguments: tuple[Argument, ...] | None = None  # Arguments of a kernel, in order; None where the device does not tell them
     registers: Count | None = None  # Registers of a thread
     local: Bytes | None = None  # Local memory of a thread: spilled registers and stack
     source: str | None = None  # Memory that a copy reads, one of `uses.MEMORY_KINDS`
@@ -96,6 +104,11 @@ class WhatRan(Record, frozen=True):
     def of(self, *kinds: StepKind) -> Iterator[Step]:
         """The steps of some kinds, in order."""
         return (step for step in self.launch if step.kind in kinds)
+
+    @property
+    def left_out(self) -> int:
+        """Bytes of arguments that vary between unchanged launches, which `digest` leaves out."""
+        return sum(texts.unknown_bytes(text) for step in self.steps for text in step.arguments or ())
 
     # Exact figures of the launch, for limits and comparisons; of no meaning if `order` is empty.
 
@@ -149,7 +162,70 @@ def what_ran(
     calls = dict(sorted(calls.items()))
     if not_watched is not None:
         return WhatRan(None, steps, tuple(order), calls, state, not_watched)
-    # The name of a kernel changes nothing that the device does.
-    unnamed = [replace(step, name="") if step.code is not None else step for step in steps]
+    unnamed = _unnamed(steps)
     content = msgspec.json.encode(([unnamed[index] for index in order], calls, state))
     return WhatRan(hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest(), steps, tuple(order), calls, state)
+
+
+def together(records: Sequence[WhatRan]) -> WhatRan | None:
+    """One record of launches that should run the same: bytes of arguments in which they differ are left out. None if they differ otherwise,
+    or if one has no digest."""
+    first = records[0]
+    if any(one.digest is None or _without_arguments(one) != _without_arguments(first) for one in records):
+        return None
+    if len({one.digest for one in records}) == 1:
+        return first
+    launch = list(first.launch)
+    for other in records[1:]:
+        launch = [_with(mine, theirs, texts.masked) for mine, theirs in zip(launch, other.launch, strict=True)]
+    return what_ran(launch, first.calls, first.state)
+
+
+def ran_the_same(one: WhatRan, past: Sequence[WhatRan]) -> bool:
+    """True if a launch ran the same as all past ones. Bytes of arguments that a past record leaves out are not compared: those of unchanged
+    code vary. Bytes that only `one` leaves out count as a change."""
+    if one.digest is None or any(other.digest is None for other in past):
+        return False
+    if all(other.digest == one.digest for other in past):
+        return True
+    if any(_without_arguments(other) != _without_arguments(one) for other in past):
+        return False
+    launches = [list(each.launch) for each in (one, *past)]
+    for hidden in launches[1:]:
+        launches = [[_with(step, mask, texts.under) for step, mask in zip(launch, hidden, strict=True)] for launch in launches]
+    return all([step.arguments for step in launch] == [step.arguments for step in launches[0]] for launch in launches)
+
+
+def declared(found: WhatRan, varying: Iterable[int]) -> WhatRan:
+    """The record without arguments that vary on purpose.
+    `varying`: their numbers, from 1 on; those of all kernels.
+    """
+    numbers = set(varying)
+    if not numbers or found.digest is None:
+        return found
+
+    def of(step: Step) -> Step:
+        if step.arguments is None:
+            return step
+        return replace(step, arguments=tuple(texts.VARIES if at in numbers else text for at, text in enumerate(step.arguments, 1)))
+
+    return what_ran([of(step) for step in found.launch], found.calls, found.state)
+
+
+def _with(step: Step, other: Step, change: Callable[[str, str], str]) -> Step:
+    """A step with its arguments changed by those of another."""
+    if step.arguments == other.arguments or step.arguments is None or other.arguments is None:
+        return step
+    return replace(step, arguments=tuple(map(change, step.arguments, other.arguments)))
+
+
+def _unnamed(steps: Iterable[Step]) -> list[Step]:
+    """Steps without the names of kernels, which change nothing that the device does."""
+    return [replace(step, name="") if step.code is not None else step for step in steps]
+
+
+def _without_arguments(found: WhatRan) -> object:
+    """What a record has beside the content of arguments: their number and sizes count."""
+    sizes = [None if step.arguments is None else [len(texts.tokens(text)) for text in step.arguments] for step in found.steps]
+    steps = list(zip((replace(step, arguments=None) for step in _unnamed(found.steps)), sizes, strict=True))
+    return [steps[index] for index in found.order], found.calls, found.state

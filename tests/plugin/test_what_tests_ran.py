@@ -66,6 +66,36 @@ def test_other_work_is_not_settled(pytester: pytest.Pytester, run: Run, monkeypa
     assert rows(pytester.path)["test_copy"]["verdict"]["code"] != "same code"
 
 
+def test_a_kernel_that_is_slower_by_a_scalar_argument_is_not_the_same_code(
+    pytester: pytest.Pytester, session: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makepyfile(
+        test_a="""
+        import os
+        import pytest
+
+        MARK = {"varying_arguments": 3} if "VARYING" in os.environ else {}
+
+        @pytest.mark.gpumem(max_regression="5%", **MARK)
+        def test_chase(gpu_benchmark, gpu_kernels, device_buffer):
+            nodes, out = device_buffer("4 MiB", dtype="i4"), device_buffer("4 B", dtype="i4")
+            gpu_benchmark(gpu_kernels.chase, nodes, out, steps=int(os.environ.get("STEPS", "1000")))
+        """
+    )
+    here = (*SIMULATED, "--benchmark-json=out.json", "--gpumem-processes=1")
+
+    def code() -> Any:
+        assert session(*here).ret == 0
+        return rows(pytester.path)["test_chase"]["verdict"]["code"]
+
+    assert session(*here, "--gpumem-save").ret == 0
+    assert code() == "same code"
+    monkeypatch.setenv("STEPS", "1030")
+    assert code() != "same code"
+    monkeypatch.setenv("VARYING", "1")
+    assert code() != "same code"  # its baseline does not say that it varies
+
+
 def test_a_failure_begins_with_what_ran_differently(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         assert run("--gpumem-save").ret == 0

@@ -1,4 +1,5 @@
-"""The machine code of the kernels that this process launches, from CUPTI's callbacks, through `cupti-python` (the extra `cupti13`).
+"""The machine code and the arguments of the kernels that this process launches, from CUPTI's callbacks, through `cupti-python` (the extra
+`cupti13`).
 
 CUPTI hands out the cubin of each module when it is loaded. A kernel's name alone does not tell its module: two modules may hold the same
 name. So the calls that load modules and look kernels up are followed too, and launches while `launches` collects them. Such calls are rare,
@@ -14,14 +15,18 @@ from __future__ import annotations
 import atexit
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
+from pytest_gpumem.devices.cuda import graph_nodes
+from pytest_gpumem.devices.cuda.arguments import block_of, live_memory
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, imported, words
+from pytest_gpumem.devices.cuda.graph_nodes import GraphNodes, NodeKernel
 from pytest_gpumem.devices.protocol import NotCounted
-from pytest_gpumem.kernels.cubin import Cubin, NotACubin, NotInCubin
+from pytest_gpumem.kernels.cubin import Cubin, MachineCode, NotACubin, NotInCubin
+from pytest_gpumem.records.arguments import Addresses, texts
 
 _LOADS = (
     *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary"),
@@ -31,9 +36,15 @@ _LOADS = (
 _LOOKS_UP = ("cuModuleGetFunction", "cuLibraryGetKernel", "cuKernelGetFunction", "cuLibraryGetModule")
 """Calls whose first parameter is the address of a handle, and whose second the handle of what holds it."""
 _BY_NAME = ("cuModuleGetFunction", "cuLibraryGetKernel")  # those whose third parameter is the name of a kernel
-_LAUNCHES = tuple(
-    f"{name}{suffix}" for name in ("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel") for suffix in ("", "_ptsz")
-)
+_LAUNCHES = {
+    f"{name}{suffix}": places
+    for name, places in {"cuLaunchKernel": (0, 6, 7), "cuLaunchKernelEx": (1, 2, 3), "cuLaunchCooperativeKernel": (0, 6, None)}.items()
+    for suffix in ("", "_ptsz")
+}
+"""Calls that launch a kernel, with the words of their parameters that hold the function, `kernelParams` and `extra`."""
+
+
+_GRAPH_LAUNCHES = ("cuGraphLaunch", "cuGraphLaunch_ptsz")  # calls whose first parameter is an executable graph
 
 
 class LaunchFunction(NamedTuple):
@@ -42,10 +53,20 @@ class LaunchFunction(NamedTuple):
     correlation: int  # CUPTI's number of the call
     name: str  # mangled name of the kernel
     function: int  # CUfunction or CUkernel
+    arguments: tuple[str, ...] | None = None  # As `Step.arguments`; None where they are not known
 
 
 class UnknownCode(Exception):
     """The machine code of a kernel is not known; one line with the reason."""
+
+
+class Launches:
+    """Calls that launch, in their order."""
+
+    def __init__(self) -> None:
+        self.kernels: list[LaunchFunction] = []
+        self.graphs: list[Sequence[NodeKernel] | None] = []  # the kernels of each graph; None where they are not known
+        self.addresses = Addresses(live_memory)
 
 
 class Modules:
@@ -62,18 +83,19 @@ class Modules:
         self._unplaced: list[int] = []  # modules whose handle is unknown
         self._names: dict[int, set[str]] = {}  # names of the kernels that were looked up in each module or library
         self._local = threading.local()
-        self._collecting: list[LaunchFunction] | None = None
+        self._collecting: Launches | None = None
         self.failed: Exception | None = None  # what went wrong in a callback: from then on no code is known
         self._ends = [CALLBACKS.add("RESOURCE", ("MODULE_LOADED", "MODULE_UNLOAD_STARTING"), partial(self._receive, self._module))]
         self._ends.append(CALLBACKS.add("DRIVER_API", (*_LOADS, *_LOOKS_UP), partial(self._receive, self._call)))
+        self._graphs = GraphNodes(self.parameters)
+        self._ends.append(CALLBACKS.add("DRIVER_API", graph_nodes.CALLS, partial(self._receive, self._graph)))
         self._cupti: Any = imported()
 
     @contextmanager
-    def launches(self) -> Iterator[list[LaunchFunction]]:
-        """Collect the launches of all threads inside the block, in the order of the calls."""
-        found = list[LaunchFunction]()
-        self._collecting = found
-        end = CALLBACKS.add("DRIVER_API", _LAUNCHES, partial(self._receive, self._call))
+    def launches(self) -> Iterator[Launches]:
+        """Collect the launches of all threads inside the block."""
+        found = self._collecting = Launches()
+        end = CALLBACKS.add("DRIVER_API", (*_LAUNCHES, *_GRAPH_LAUNCHES), partial(self._receive, self._call))
         try:
             yield found
         finally:
@@ -88,13 +110,21 @@ class Modules:
         """
         if self.failed is not None:
             raise UnknownCode(f"a callback of CUPTI failed: {self.failed}")
-        modules = list(self._cubins) if function is None else self._modules_of(function)
-        digests = {digest for module in modules if (digest := self._digest(module, name)) is not None}
+        digests = {code.digest for code in self._codes(name, function)}
         if not digests:
             raise UnknownCode(f"the machine code of {name} is not known: its module was loaded before the session watched")
         if len(digests) > 1:
             raise UnknownCode(f"the machine code of {name} is ambiguous: {len(digests)} modules hold different kernels of that name")
         return digests.pop()
+
+    def parameters(self, name: str, function: int | None) -> tuple[tuple[int, int], ...] | None:
+        """As `MachineCode.parameters`, of a kernel as for `code`; None also where several modules may be meant whose parameters differ."""
+        found = {code.parameters for code in self._codes(name, function)}
+        return found.pop() if len(found) == 1 else None
+
+    def _codes(self, name: str, function: int | None) -> list[MachineCode]:
+        modules = list(self._cubins) if function is None else self._modules_of(function)
+        return [code for module in modules if (code := self._code(module, name)) is not None]
 
     def close(self) -> None:
         """Follow no longer."""
@@ -111,16 +141,16 @@ class Modules:
 
     def _fits(self, module: int, handle: int) -> bool:
         """True if a module holds all kernels that were looked up by a handle."""
-        return all(self._digest(module, name) is not None for name in self._names[handle])
+        return all(self._code(module, name) is not None for name in self._names[handle])
 
-    def _digest(self, module: int, name: str) -> str | None:
+    def _code(self, module: int, name: str) -> MachineCode | None:
         found = self._cubins.get(module)
         if found is None:
             return None
         try:
             if isinstance(found, bytes):
                 found = self._cubins[module] = Cubin(found)
-            return found.kernel(name).digest
+            return found.kernel(name)
         except (NotACubin, NotInCubin):
             return None
 
@@ -161,19 +191,21 @@ class Modules:
         name, plain = self._cupti.driver_api_trace_cbid(number).name, data._data
         if int(plain["callback_site"].item()) == int(self._cupti.ApiCallbackSite.API_ENTER):
             self._calls.append([])
-            if name in _LAUNCHES and self._collecting is not None:
-                at = 1 if name.startswith("cuLaunchKernelEx") else 0
-                function = words(int(plain["function_params"].item()), at + 1)[at]
-                self._collecting.append(LaunchFunction(int(plain["correlation_id"].item()), str(data.symbol_name), function))
             return
         loaded = self._calls.pop() if self._calls else []
-        first, second, *others = words(int(plain["function_params"].item()), 3 if name in _BY_NAME else 2)
-        if name in _LAUNCHES:
-            self._place(second if name.startswith("cuLaunchKernelEx") else first, loaded)
+        address, result = int(plain["function_params"].item()), int(plain["function_return_value"].item())
+        failed = bool(result and ctypes.c_int.from_address(result).value)
+        if (places := _LAUNCHES.get(name)) is not None:
+            # At the end of the call: the module that it loaded tells how the arguments lie, and they still lie there.
+            self._launched(places, address, int(plain["correlation_id"].item()), str(data.symbol_name), loaded, failed=failed)
             return
-        result = int(plain["function_return_value"].item())
-        if not first or (result and ctypes.c_int.from_address(result).value):
-            return  # it failed, and gave no handle
+        first, second, *others = words(address, 3 if name in _BY_NAME else 2)
+        if name in _GRAPH_LAUNCHES:
+            if self._collecting is not None and not failed:
+                self._collecting.graphs.append(self._graphs.kernels(first))
+            return
+        if not first or failed:
+            return  # it gave no handle
         (handle,) = words(first, 1)
         # What had this handle before is gone.
         self._holder.pop(handle, None)
@@ -186,6 +218,28 @@ class Modules:
         if name in _BY_NAME:
             self._names.setdefault(second, set()).add(ctypes.string_at(others[0]).decode(errors="replace"))
         self._place(second, loaded)
+
+    def _graph(self, number: int, data: Any) -> None:
+        name, plain = self._cupti.driver_api_trace_cbid(number).name, data._data
+        address, result = int(plain["function_params"].item()), int(plain["function_return_value"].item())
+        if int(plain["callback_site"].item()) == int(self._cupti.ApiCallbackSite.API_ENTER):
+            self._graphs.begins(name, address)
+        elif not (result and ctypes.c_int.from_address(result).value):
+            self._graphs.ended(name, address)
+
+    def _launched(
+        self, places: tuple[int, int, int | None], address: int, number: int, name: str, loaded: list[int], *, failed: bool
+    ) -> None:
+        """A call has launched a kernel. `places`: as in `_LAUNCHES`; `address`: of the call's parameters."""
+        given = words(address, max(place for place in places if place is not None) + 1)
+        function, parameters, extra = (0 if place is None else given[place] for place in places)
+        self._place(function, loaded)
+        if self._collecting is None or failed:
+            return
+        layout = self.parameters(name, function)
+        block = None if layout is None else block_of(layout, parameters, extra)
+        found = None if block is None or layout is None else texts(block, layout, self._collecting.addresses.token)
+        self._collecting.kernels.append(LaunchFunction(number, name, function, found))
 
     def _place(self, handle: int, loaded: list[int]) -> None:
         """Note modules that a call loaded, by the module or library of the handle that the call was about."""

@@ -10,13 +10,14 @@ import ctypes
 import re
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda.cupti import copy_use, memory_kind, memset_use
-from pytest_gpumem.devices.cuda.modules import LaunchFunction, UnknownCode
+from pytest_gpumem.devices.cuda.graph_nodes import NodeKernel
+from pytest_gpumem.devices.cuda.modules import Launches, LaunchFunction, UnknownCode
 from pytest_gpumem.devices.protocol import AccessProperty, Undelivered, WindowSpec
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
@@ -73,9 +74,9 @@ class PassRecords:
         else:
             self.steps.append((_place(record), memory_step(cupti, kind, record), False))
 
-    def what_ran(self, launches: Sequence[LaunchFunction], begin: int, end: int, codes: _Codes) -> WhatRan:
+    def what_ran(self, launches: Launches, begin: int, end: int, codes: _Codes) -> WhatRan:
         """The record of the launch.
-        `launches`: calls that launch a kernel, in their order.
+        `launches`: calls that launch a kernel or a graph.
         `begin`, `end`: nanoseconds on CUPTI's clock. Calls and waits outside are not the launch's.
         `codes`: tells machine code.
         Raises `Undelivered`: CUPTI delivered another number of kernels than were launched.
@@ -84,34 +85,58 @@ class PassRecords:
         waits = [((number, 0, 0), step, False) for start, number, step in self.waits if begin <= start <= end]
         ordered = sorted((*self.steps, *waits), key=lambda one: one[0])
         own = [place[0] for place, _, called in ordered if called]
-        if len(own) != len(launches):
-            raise Undelivered(f"CUPTI delivered {len(own)} of {len(launches)} kernels")
+        if len(own) != len(launches.kernels):
+            raise Undelivered(f"CUPTI delivered {len(own)} of {len(launches.kernels)} kernels")
         if any("GraphLaunch" in name for name in calls) and not any(
             step.kind is StepKind.KERNEL and not called for _, step, called in ordered
         ):
             raise Undelivered("CUPTI delivered no kernel of the graph that was launched")
-        functions = iter(_functions(own, [step.name for _, step, called in ordered if called], launches))
+        called_by = iter(_launches(own, [step.name for _, step, called in ordered if called], launches.kernels))
+        of_graphs = [(place[0], step.name) for place, step, called in ordered if step.kind is StepKind.KERNEL and not called]
+        in_graphs = iter(_arguments_in_graphs(of_graphs, launches.graphs))
         steps, unknown = [], dict[str, None]()
         for _, step, called in ordered:
             changes: dict[str, Any] = {}
             if step.stream in self.priorities and step.stream is not None:
                 changes["priority"] = self.priorities[step.stream]
             if step.kind is StepKind.KERNEL:
+                launch = next(called_by) if called else None
                 try:
-                    changes["code"] = codes.code(step.name, next(functions) if called else None)
+                    changes["code"] = codes.code(step.name, None if launch is None else launch.function)
+                    changes["arguments"] = next(in_graphs) if not called else None if launch is None else launch.arguments
+                    if changes["arguments"] is None:
+                        unknown[f"the arguments of {step.name} cannot be read, so they are not in the digest"] = None
                 except UnknownCode as why:
                     unknown[str(why)] = None
             steps.append(replace(step, **changes))
         return what_ran(steps, calls, not_watched="; ".join(unknown) or None)
 
 
-def _functions(numbers: Sequence[int], names: Sequence[str], launches: Sequence[LaunchFunction]) -> list[int | None]:
-    """The function of each kernel: by CUPTI's number of the call, or where runtime and driver number it differently, by the order."""
+def _launches(numbers: Sequence[int], names: Sequence[str], launches: Sequence[LaunchFunction]) -> list[LaunchFunction | None]:
+    """The call that launched each kernel: by CUPTI's number of it, or where runtime and driver number it differently, by the order."""
     by_number = {launch.correlation: launch for launch in launches}
     found = [by_number.get(number) for number in numbers]
     if any(launch is None or launch.name != name for launch, name in zip(found, names, strict=True)):
         found = list(launches)
-    return [None if launch is None or launch.name != name else launch.function for launch, name in zip(found, names, strict=True)]
+    return [None if launch is None or launch.name != name else launch for launch, name in zip(found, names, strict=True)]
+
+
+def _arguments_in_graphs(kernels: Sequence[tuple[int, str]], graphs: Sequence[Sequence[NodeKernel] | None]) -> list[tuple[str, ...] | None]:
+    """The arguments of each kernel of a graph: the launches of graphs follow each other as their calls do, and kernels of one name as the
+    nodes do.
+    `kernels`: number of the call, and name.
+    `graphs`: the kernels of each graph that was launched.
+    """
+    numbers = list(dict.fromkeys(number for number, _ in kernels))
+    launched = [graph for graph in graphs if graph is None or graph]  # others have no kernel
+    if len(numbers) != len(launched):
+        return [None] * len(kernels)
+    ran, left = Counter(kernels), dict[tuple[int, str], Iterator[NodeKernel]]()
+    for number, graph in zip(numbers, launched, strict=True):
+        for name in {name for of, name in ran if of == number}:
+            nodes = [node for node in graph or () if node.name == name]
+            left[number, name] = iter(nodes if len(nodes) == ran[number, name] else [NodeKernel(name, None)] * ran[number, name])
+    return [next(left[kernel]).arguments for kernel in kernels]
 
 
 def call_name(cupti: Any, kind: str, number: int) -> str:

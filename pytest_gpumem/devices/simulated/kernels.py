@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from types import CodeType
 from typing import NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.checks import check_live, check_window, copied_by
@@ -23,6 +24,7 @@ from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, QueueStep, Ti
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
 from pytest_gpumem.records import what_ran
+from pytest_gpumem.records.arguments import WORD, Addresses, Interval, texts
 from pytest_gpumem.records.what_ran import StepKind
 
 
@@ -90,7 +92,7 @@ class SimulatedKernels(Facet):
             kernel.on_chip_loads(call) if kernel.on_chip_loads is not None else 0.0,
         )
         code = f"{_source(kernel.source or '')} {kernel.entry} {_element(launch)} {launch.shape.vectors}"
-        return _ReadyLaunch(computation(launch), work, _kernel_step(kernel.name, launch.shape, code))
+        return _ReadyLaunch(computation(launch), work, replace(_kernel_step(kernel.name, launch.shape, code), arguments=_arguments(launch)))
 
     def current_stream(self, stream: Stream) -> AbstractContextManager[None]:
         return nullcontext()
@@ -118,6 +120,24 @@ def _kernel_step(name: str, shape: LaunchShape, code: str) -> what_ran.Step:
     digest = hashlib.sha256(code.encode()).hexdigest()
     grid, block = (shape.blocks, 1, 1), (shape.threads, 1, 1)
     return what_ran.Step(StepKind.KERNEL, name, code=digest, grid=grid, block=block, dynamic_shared=shape.shared_bytes)
+
+
+def _arguments(launch: Launch) -> tuple[str, ...]:
+    """The arguments that a GPU would get: addresses, 64-bit integers, and scalars in the element type of the first array."""
+    call, element = launch.call, np.dtype(_element(launch)).type
+    defaults = {parameter.name: parameter.default for parameter in launch.kernel.parameters}
+    memory = [Interval(one.address, one.address + one.nbytes) for one in launch.arrays.values()]
+    packed = [
+        np.int64(item)
+        if not isinstance(item, str)
+        else np.uint64(launch.arrays[item].address)
+        if item in launch.arrays
+        else element(call.scalars.get(item, defaults[item]))
+        for item in launch.kernel.arguments_of(call)
+    ]
+    block = b"".join(value.tobytes().ljust(WORD, b"\0") for value in packed)
+    places = [(WORD * index, value.nbytes) for index, value in enumerate(packed)]
+    return texts(block, places, Addresses(lambda at: next((one for one in memory if one.begin <= at < one.end), None)).token)
 
 
 @lru_cache

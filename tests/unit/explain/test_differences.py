@@ -41,6 +41,19 @@ def test_a_changed_kernel(change: dict[str, Any], field: str, text: str) -> None
     assert (one.change, one.what, one.name, one.field, one.text) == ("changed", "kernel", "triad", field, text)
 
 
+def test_changed_arguments() -> None:
+    def found(base: tuple[str, ...], head: tuple[str, ...]) -> list[str]:
+        return [one.text for one in of([replace(KERNEL, arguments=base)], [replace(KERNEL, arguments=head)])]
+
+    assert found(("p256", "100000"), ("p256", "107ae1")) == ["kernel triad: argument 2 0x100000 → 0x107ae1"]
+    assert found(("p256",), ("p4",)) == ["kernel triad: argument 1 an address aligned to 256 bytes → an address aligned to 4 bytes"]
+    assert found(("p256 1*3",), ("p256 1 2 1",)) == ["kernel triad: argument 1, byte 16 0x1 → 0x2"]
+    assert found(("1",), ("1", "2")) == ["kernel triad: number of arguments 1 → 2"]
+    assert found(("5", "12??"), ("5", "1234")) == []
+    assert found(("5", "12??"), ("5", "1334")) == ["kernel triad: argument 2 0x12?? → 0x13??"]
+    assert found(("5",), ("varies",)) == ["kernel triad: argument 1 0x5 → varies"]
+
+
 def test_a_copy_that_became_pageable_and_one_more_copy() -> None:
     pageable = replace(COPY, source="pageable")
     changed, added = of([COPY, KERNEL], [pageable, KERNEL, COPY])

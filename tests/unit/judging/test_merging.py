@@ -10,7 +10,7 @@ from pytest_gpumem.judging.judge import merged
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
 from pytest_gpumem.records.row import Row, Verdict
-from pytest_gpumem.records.what_ran import what_ran
+from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
 
 def rows(measurement: Measurement | None) -> dict[str, Row]:
@@ -63,3 +63,18 @@ def test_the_way_in_which_most_processes_measured_is_the_rows(bench: Any) -> Non
     assert (result.sampler, result.further, result.what_ran) == (most.sampler, (most.repeat,), ran)
     assert result.notes == ("process 1 of 3 is left out: it measured triad, host, clean-cold",)
     assert merged(own, "t.py::test_a", [rows(most)]).sampler == "host"
+
+
+def test_bytes_of_arguments_that_differ_between_processes_are_left_out(bench: Any) -> None:
+    def process(*arguments: str, code: str = "a") -> Measurement:
+        plain: Measurement = bench.measurement()
+        return replace(plain, what_ran=what_ran([Step(StepKind.KERNEL, "k", code=code, arguments=arguments)], {}))
+
+    def ran(*others: Measurement) -> Any:
+        return merged(process("p256", "7f12"), "t.py::test_a", [rows(other) for other in others]).what_ran
+
+    assert ran(process("p256", "7f12")) == process("p256", "7f12").what_ran
+    assert ran(replace(bench.measurement(), what_ran=None)) == process("p256", "7f12").what_ran
+    assert ran(process("p256", "7f13")).steps[0].arguments == ("p256", "7f??")
+    several = ran(process("p256", "7f12", code="b"))
+    assert (several.digest, several.not_watched) == (None, "processes of the same run did not run the same")

@@ -12,7 +12,7 @@ from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
-from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, together, what_ran
 
 RAN = what_ran([Step(StepKind.KERNEL, "triad", code="c0de", block=(256, 1, 1), stream=0)], {})
 OTHER = what_ran([Step(StepKind.KERNEL, "triad", code="0ther", block=(256, 1, 1), stream=0)], {})
@@ -79,6 +79,28 @@ def test_other_code_and_other_clocks_leave_the_doubt(change: dict[str, Any], ben
     now, past = noisy(bench, **change)
     verdict = judge(now, LIMITS, endless, past, strict=False)
     assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.NOISY)
+
+
+def launch(count: str) -> WhatRan:
+    return what_ran([Step(StepKind.KERNEL, "axpy", code="c0de", arguments=("p256", count))], {})
+
+
+def test_another_scalar_argument_is_other_code(bench: Any, endless: DeviceFacts) -> None:
+    """An axpy with 3 % more elements runs the same machine code."""
+    now, past = noisy(bench, what_ran=launch("100000"))
+    past = [replace(one, what_ran=launch("100000")) for one in past]
+    assert judge(now, LIMITS, endless, past, strict=False).code is Code.SAME_CODE
+    assert judge(replace(now, what_ran=launch("107ae1")), LIMITS, endless, past, strict=False).code is Code.NOISY
+
+
+def test_bytes_that_vary_between_unchanged_launches_are_not_compared_and_the_verdict_says_so(bench: Any, endless: DeviceFacts) -> None:
+    now, past = noisy(bench, what_ran=launch("177"))
+    varying = together([launch("100"), launch("1aa")])
+    past = [replace(one, what_ran=varying) for one in past]
+    verdict = judge(now, LIMITS, endless, past, strict=False)
+    assert verdict.code is Code.SAME_CODE
+    assert "but for 1 byte of arguments that vary between unchanged launches" in verdict.reason
+    assert judge(replace(now, what_ran=launch("277")), LIMITS, endless, past, strict=False).code is Code.NOISY
 
 
 def test_one_run_of_other_code_in_the_baseline_leaves_the_doubt(bench: Any, endless: DeviceFacts) -> None:

@@ -141,6 +141,24 @@ def test_digest_tells_variables_apart_that_only_relocations_name() -> None:
     assert digests(source % "used[64], other[128]") != digests(source % "used[128], other[64]")
 
 
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
+def test_where_the_parameters_of_a_kernel_lie(arch: str) -> None:
+    assert arch in architectures()
+    source = """
+        struct mixed { char c; double d; int i; };
+        template <int n> struct table { int value[n]; };
+        extern "C" __global__ void none() {}
+        extern "C" __global__ void several(float* p, int n, char c, mixed m, long long k) { p[n] = c + m.d + k; }
+        extern "C" __global__ void four_kib(table<1020> t, float* p, char c) { p[0] = t.value[c]; }
+        extern "C" __global__ void more(table<8000> t, float* p) { p[0] = t.value[threadIdx.x]; }
+    """
+    cubin = Cubin(compiled(source, arch=arch)[0])
+    assert cubin.kernel("none").parameters == ()
+    assert cubin.kernel("several").parameters == ((0, 8), (8, 4), (12, 1), (16, 24), (40, 8))
+    assert cubin.kernel("four_kib").parameters == ((0, 4080), (4080, 8), (4088, 1))
+    assert cubin.kernel("more").parameters == ((0, 32000), (32000, 8))
+
+
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
 def test_a_file_that_is_cut_off_is_refused_or_read_whole(arch: str) -> None:
     assert arch in architectures()

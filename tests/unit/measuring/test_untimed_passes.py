@@ -184,6 +184,18 @@ def test_two_processes_agree_and_each_change_shows() -> None:
     assert found(triad(Bench()).what_ran).digest == digests[0]
 
 
+def test_a_scalar_argument_is_part_of_it_and_an_address_is_not(bench: Bench) -> None:
+    def ran(scalar: float, nbytes: int = N) -> WhatRan:
+        buffers = [bench.memory.device(nbytes, "f4") for _ in range(3)]
+        taken: WhatRan = found(bench.take(bench.target(bench.kernels.triad.with_grid(32), *buffers, scalar), passes=RAN).what_ran)
+        return taken
+
+    plain = ran(3.0)
+    assert plain.launch[0].arguments == ("p256", "p256", "p256", "40400000", f"{N // 4:x}")
+    assert plain.digest == ran(3.0).digest != ran(3.5).digest
+    assert ran(3.0, N + N // 32).digest != plain.digest
+
+
 @pytest.mark.parametrize("where", ["module", "function"])
 def test_a_value_that_a_case_finds_outside_is_part_of_it(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as whether its launch waits for the device, which the simulated device does not run."""
@@ -232,6 +244,29 @@ def test_the_pass_takes_no_virtual_time_and_changes_nothing_that_is_measured() -
     assert samples(NO_PASSES) == pytest.approx(samples(RAN))
 
 
+@pytest.mark.parametrize(
+    ("launches", "declared", "expected"),
+    [
+        (["1234", "1234"], (), "1234"),
+        (["1234", "1256"], (), "12??"),
+        (["lost", "1234", "lost"], (), None),
+        (["1234", "1256"], (1,), "varies"),
+    ],
+)
+def test_bytes_of_arguments_that_differ_between_two_launches_are_left_out(
+    bench: Bench, launches: list[str], declared: tuple[int, ...], expected: str | None
+) -> None:
+    def answer(work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
+        if (given := launches.pop(0)) == "lost":
+            raise Undelivered("CUPTI delivered nothing")
+        return what_ran([Step(StepKind.KERNEL, "k", code="a", arguments=(given,))], {})
+
+    replaced(bench.device.counters, what_ran=answer)
+    seen = case(bench, RAN._replace(varying=declared))
+    assert (seen.launch[0].arguments == (expected,), seen.digest is not None) == (expected is not None,) * 2
+    assert expected is not None or seen.not_watched == "CUPTI delivered nothing"
+
+
 def answers(*digests: str | None) -> Callable[..., WhatRan]:
     left = list(digests)
 
@@ -243,8 +278,8 @@ def answers(*digests: str | None) -> Callable[..., WhatRan]:
     return answer
 
 
-def case(bench: Bench) -> Any:
-    taken = bench.case(lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(N)]), passes=RAN)
+def case(bench: Bench, passes: Passes = RAN) -> Any:
+    taken = bench.case(lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(N)]), passes=passes)
     return found(taken.what_ran)
 
 

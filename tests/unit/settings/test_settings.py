@@ -214,7 +214,7 @@ def test_the_marker_is_strict() -> None:
         *("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_registers", "max_spill", "same_kernels"),
         *("max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
         *("mode", "sampler", "placements", "precision", "budget", "timeout"),
-        *("gpus", "oversubscribe"),
+        *("gpus", "oversubscribe", "varying_arguments"),
     }
 
 
@@ -233,6 +233,13 @@ def test_every_limit_is_an_option_but_those_about_one_test() -> None:
 )
 def test_limits_on_what_a_launch_does_hold_for_a_whole_run(name: str, written: object, kept: str) -> None:
     assert settled(ini={f"gpumem_{name}": written}).limits[name] == kept
+
+
+def test_arguments_that_vary_are_told_by_their_numbers() -> None:
+    assert [of_marker({"varying_arguments": one}, "varying_arguments") for one in (None, 3, (3, 5), [1])] == [None, (3,), (3, 5), (1,)]
+    for wrong in (0, True, "3", (), (3, -1), 1.5):
+        with pytest.raises(SettingsError, match=r"marker: varying_arguments: .* names no argument; accepted is the number of an argument"):
+            of_marker({"varying_arguments": wrong}, "varying_arguments")
 
 
 def test_more_managed_memory_than_is_free_is_asked_for_by_the_test() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,14 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_gpumem.devices.cuda import modules
-from pytest_gpumem.devices.cuda.modules import Modules, UnknownCode
-from pytest_gpumem.kernels.cubin import NotInCubin
+driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings has no wheel for this machine")
 
-NAMES = (*modules._LOADS, *modules._LOOKS_UP, *modules._LAUNCHES)
+from pytest_gpumem.devices.cuda import graph_nodes, modules  # noqa: E402
+from pytest_gpumem.devices.cuda.modules import Modules, UnknownCode  # noqa: E402
+from pytest_gpumem.kernels.cubin import NotInCubin  # noqa: E402
+from pytest_gpumem.records.arguments import Interval  # noqa: E402
+
+NAMES = (*modules._LOADS, *modules._LOOKS_UP, *modules._LAUNCHES, *modules._GRAPH_LAUNCHES, *graph_nodes.CALLS)
 Cbid = IntEnum("Cbid", NAMES)  # type: ignore[misc]
 Resource = IntEnum("Resource", ["MODULE_LOADED", "MODULE_UNLOAD_STARTING"])
 Site = IntEnum("Site", ["API_ENTER", "API_EXIT"], start=0)
+
+
+PARAMETERS = ((0, 8), (8, 4), (16, 16))  # of every kernel: an address, an int, and a struct of an address and an int
+LIVE = Interval(0x7F00_0000_0000, 0x7F00_0001_0000)
 
 
 class FakeCubin:
@@ -32,7 +40,7 @@ class FakeCubin:
     def kernel(self, name: str) -> Any:
         if name not in self._digests:
             raise NotInCubin(name)
-        return SimpleNamespace(digest=self._digests[name])
+        return SimpleNamespace(digest=self._digests[name], parameters=PARAMETERS)
 
 
 class Process:
@@ -49,6 +57,8 @@ class Process:
         monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=fake))
         monkeypatch.setattr(modules, "CALLBACKS", self)
         monkeypatch.setattr(modules, "Cubin", FakeCubin)
+        for one in (modules, graph_nodes):
+            monkeypatch.setattr(one, "live_memory", lambda address: LIVE if LIVE.begin <= address < LIVE.end else None)
         self.modules = Modules()
 
     def add(self, domain: str, names: tuple[str, ...], receive: Callable[[int, Any], None]) -> Callable[[], None]:
@@ -82,7 +92,7 @@ class Process:
         pointer, code = ctypes.c_uint64(0), ctypes.c_int(result)
         named = ctypes.create_string_buffer(text.encode())
         given = [ctypes.addressof(pointer)] if out is not None else []
-        words = (ctypes.c_uint64 * 4)(*(*given, *parameters, *([ctypes.addressof(named)] if text else [])))
+        words = (ctypes.c_uint64 * 8)(*(*given, *parameters, *([ctypes.addressof(named)] if text and "Launch" not in name else [])))
         self._kept += [pointer, code, named, words]
         self._correlation += 1
         plain = {
@@ -116,6 +126,14 @@ class Process:
     def kernel(self, handle: int, library: int, name: str) -> None:
         with self.call("cuLibraryGetKernel", library, out=handle, text=name):
             pass
+
+    def given(self, *values: int) -> int:
+        """The address of `kernelParams`: addresses of the arguments of `PARAMETERS`."""
+        memory = [ctypes.create_string_buffer(struct.pack(layout, *values[at:end])) for layout, at, end in (("<Q", 0, 1), ("<i", 1, 2))]
+        memory.append(ctypes.create_string_buffer(struct.pack("<Qi", *values[2:]) + b"\0" * 4))
+        pointers = (ctypes.c_uint64 * 3)(*map(ctypes.addressof, memory))
+        self._kept += [*memory, pointers]
+        return ctypes.addressof(pointers)
 
     def code(self, name: str, function: int | None) -> str:
         assert self.modules.failed is None, repr(self.modules.failed)
@@ -162,11 +180,113 @@ def test_launches_that_are_followed_place_the_library_that_they_load(process: Pr
             process.loaded("scale=a")
         with process.call("cuLaunchKernelEx", 5, 21, text="scale"):
             process.loaded("scale=b")
-    assert [(one.name, one.function) for one in launches] == [("scale", 11), ("scale", 21)]
+    assert [(one.name, one.function) for one in launches.kernels] == [("scale", 11), ("scale", 21)]
     assert (process.code("scale", 11), process.code("scale", 21)) == ("a", "b")
     with process.call("cuLaunchKernel", 11, text="scale"):
         pass  # followed no longer
-    assert len(launches) == 2
+    assert len(launches.kernels) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "before"),
+    [("cuLaunchKernel", (11, *[0] * 5)), ("cuLaunchKernelEx_ptsz", (5, 11)), ("cuLaunchCooperativeKernel", (11, *[0] * 5))],
+)
+def test_arguments_are_read_once_the_call_has_loaded_the_module(process: Process, call: str, before: tuple[int, ...]) -> None:
+    process.library(10)
+    process.kernel(11, 10, "scale")
+    with process.modules.launches() as launches:
+        with process.call(call, *before, process.given(LIVE.begin + 256, -1, LIVE.begin + 4, 3), text="scale"):
+            process.loaded("scale=a")
+        with process.call(call, *before, 0, text="scale"):
+            pass
+        with process.call(call, *before, process.given(1, 2, 3, 4), text="scale", result=1):
+            pass
+    assert process.modules.failed is None
+    assert [one.arguments for one in launches.kernels] == [("p256", "ffffffff", "p4 3"), None]
+
+
+def test_arguments_in_one_buffer(process: Process) -> None:
+    process.module(10, "scale=a")
+    process.function(11, 10, "scale")
+    block = struct.pack("<Qi4sQi4x", LIVE.begin, 7, b"junk", 2**40, 9)
+    buffer, size = ctypes.create_string_buffer(block, len(block)), ctypes.c_uint64(len(block))
+    extra = (ctypes.c_uint64 * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
+    with process.modules.launches() as launches, process.call("cuLaunchKernel", 11, *[0] * 6, ctypes.addressof(extra), text="scale"):
+        pass
+    with process.modules.launches() as short:
+        size.value = 16
+        with process.call("cuLaunchKernel", 11, *[0] * 6, ctypes.addressof(extra), text="scale"):
+            pass
+    assert [one.arguments for one in (*launches.kernels, *short.kernels)] == [("p256", "7", f"{2**40:x} 9"), None]
+
+
+class Graph:
+    """The driver's answers about one graph of kernels named "scale"; `arguments` are those of its nodes."""
+
+    CUgraphNodeType = driver.CUgraphNodeType
+
+    def __init__(self, process: Process, handle: int, *arguments: int) -> None:
+        self.process, self.handle, self.alive = process, handle, True
+        self.arguments = dict(enumerate(arguments, 100))
+
+    def cuGraphGetNodes(self, graph: int, count: int = 0) -> Any:  # noqa: N802
+        assert (graph, self.alive) == (self.handle, True)
+        return 0, list(self.arguments)[:count], len(self.arguments)
+
+    def cuGraphNodeGetType(self, node: int) -> Any:  # noqa: N802
+        return 0, driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+
+    def cuGraphKernelNodeGetParams(self, node: int) -> Any:  # noqa: N802
+        given = self.process.given(LIVE.begin, self.arguments[node], 0, 0)
+        return 0, SimpleNamespace(func=11, kern=0, kernelParams=given, extra=0)
+
+    def cuFuncGetName(self, function: int) -> Any:  # noqa: N802
+        return 0, b"scale"
+
+
+def launched(process: Process, executable: int) -> Any:
+    with process.modules.launches() as launches, process.call("cuGraphLaunch", executable, 0):
+        pass
+    assert process.modules.failed is None
+    (found,) = launches.graphs
+    return None if found is None else [(kernel.arguments or ("",))[-2] for kernel in found]
+
+
+def test_the_nodes_of_a_graph_as_it_was_made_executable(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    process.module(10, "scale=a")
+    process.function(11, 10, "scale")
+    graph = Graph(process, 70, 5, 6)
+    monkeypatch.setattr(graph_nodes, "D", graph)
+    with process.call("cuGraphInstantiateWithFlags", 70, 0, out=80):
+        pass
+    assert launched(process, 80) == ["5", "6"]
+    with process.call("cuGraphInstantiate_v2", 70, 0, 0, 0, out=81):
+        pass
+    with process.call("cuGraphKernelNodeSetParams_v2", 100, 0):
+        graph.arguments[100] = 9  # of the template alone
+    assert launched(process, 81) == ["5", "6"]
+    words = (ctypes.c_uint64 * 8)(11, 0, 0, 0, 0, process.given(LIVE.begin, 17, 0, 0), 0, 0)
+    with process.call("cuGraphExecKernelNodeSetParams_v2", 81, 101, ctypes.addressof(words)):
+        pass
+    assert (launched(process, 81), launched(process, 80)) == (["5", "11"], ["5", "6"])
+    with process.call("cuGraphExecUpdate_v2", 81, 70, 0):
+        pass
+    with process.call("cuGraphDestroy", 70):
+        pass
+    graph.alive = False
+    assert launched(process, 81) == ["9", "6"]
+    with process.call("cuGraphExecDestroy", 81):
+        pass
+    assert launched(process, 81) is None
+
+
+def test_a_driver_that_does_not_tell_the_nodes(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph(process, 70, 5)
+    monkeypatch.setattr(graph_nodes, "_known", lambda answer: (_ for _ in ()).throw(RuntimeError("too old")))
+    monkeypatch.setattr(graph_nodes, "D", graph)
+    with process.call("cuGraphInstantiateWithFlags", 70, 0, out=80):
+        pass
+    assert launched(process, 80) is None
 
 
 def test_functions_of_a_librarys_kernel_and_module(process: Process) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.cuda.modules import LaunchFunction, UnknownCode
+pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings has no wheel for this machine")
+
+from pytest_gpumem.devices.cuda.graph_nodes import NodeKernel
+from pytest_gpumem.devices.cuda.modules import Launches, LaunchFunction, UnknownCode
 from pytest_gpumem.devices.cuda.what_ran import PassRecords, call_name, window
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
@@ -66,16 +70,23 @@ def call(kind: str, name: str, start: int) -> Any:
     return record(kind, cbid=names[name], start=start)
 
 
-def ran(*records: Any, launches: list[LaunchFunction] | None = None, begin: int = 0, end: int = 1000) -> WhatRan:
-    seen = PassRecords()
+def ran(
+    *records: Any,
+    launches: list[LaunchFunction] | None = None,
+    graphs: Sequence[Sequence[NodeKernel] | None] = (),
+    begin: int = 0,
+    end: int = 1000,
+) -> WhatRan:
+    seen, collected = PassRecords(), Launches()
     for one in records:
         seen.receive(CUPTI, one)
     called = [
-        LaunchFunction(one.correlation_id, one.name, one.correlation_id)
+        LaunchFunction(one.correlation_id, one.name, one.correlation_id, (f"{one.correlation_id:x}",))
         for one in records
         if hasattr(one, "grid_x") and not one.graph_node_id
     ]
-    return seen.what_ran(called if launches is None else launches, begin, end, Codes())
+    collected.kernels, collected.graphs = called if launches is None else launches, list(graphs)
+    return seen.what_ran(collected, begin, end, Codes())
 
 
 def test_steps_stand_in_the_order_of_their_calls() -> None:
@@ -149,6 +160,22 @@ def test_a_kernel_without_known_code_leaves_no_digest() -> None:
     found = ran(kernel(0), kernel(1))
     assert (found.digest, found.not_watched) == (None, "the machine code of scale is not known")
     assert [step.code for step in found.launch] == [None, "code 1"]
+
+
+def test_a_kernel_has_the_arguments_of_its_launch_or_of_its_node() -> None:
+    records = [kernel(1, "a"), kernel(4, "b", graph_node_id=8), kernel(4, "a", graph_node_id=7), kernel(4, "a", graph_node_id=9)]
+    nodes = [NodeKernel("a", ("5",)), NodeKernel("a", ("6",)), NodeKernel("b", ("7", "p256"))]
+    found = ran(*records, graphs=[[], nodes])
+    assert [step.arguments for step in found.launch] == [("1",), ("5",), ("7", "p256"), ("6",)]
+    assert found.digest is not None
+
+
+@pytest.mark.parametrize("graphs", [[], [None], [[NodeKernel("a", None)]], [[NodeKernel("b", ("1",))]], [[NodeKernel("a", ("1",))] * 2]])
+def test_arguments_that_are_not_known_leave_no_digest(graphs: list[Sequence[NodeKernel] | None]) -> None:
+    found = ran(kernel(4, "a", graph_node_id=7), graphs=graphs)
+    assert (found.digest, found.not_watched) == (None, "the arguments of a cannot be read, so they are not in the digest")
+    unread = ran(kernel(1, "a"), launches=[LaunchFunction(1, "a", 1)])
+    assert (unread.digest, unread.launch[0].code) == (None, "code 1")
 
 
 def test_a_streams_priority_and_a_cluster() -> None:
