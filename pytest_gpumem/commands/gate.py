@@ -101,6 +101,8 @@ def gate(
     pair of processes. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the
     job's summary and annotations.
     """
+    from pytest_gpumem.reporting.columns import wrapped
+    from pytest_gpumem.reporting.concerns import ending
     from pytest_gpumem.runs.decision import if_meant, loosened_lines, without_effect
 
     _check_arguments(pytest_arguments, output)
@@ -132,14 +134,19 @@ def gate(
         for one in without_effect(decision, changes, added)
     ]
     *remarks, result = decision.remarks
-    lines = (*not_counted, *idle, *loosened_lines(changes, added), *remarks, *if_meant(decision), result)
+    lines = (*not_counted, *idle, *loosened_lines(changes, added), *remarks, result)
     decision = replace(decision, remarks=lines)
+    meant = if_meant(decision)
     if screened.document is not None:
-        _tell(output, base, screened.document, decision)
+        _tell(output, base, screened.document, replace(decision, remarks=(*lines, *meant)))
     if written := [name for name in FILES if (output / name).exists()]:
         _say(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}", err=True)
     for remark in decision.remarks:
         _say(remark)
+    if decision.code == Exit.FAILED and screened.document is not None:
+        # A line with a command is never broken, so that it can be copied.
+        for line in printable([*ending(decision.rows, base), *meant, f"report: {output / OUTPUT_FILES['report']}"]):
+            click.echo(line if ": gpumem " in line else "\n".join(wrapped(line, terminal()[0], indent="    ")))
     return decision.code
 
 

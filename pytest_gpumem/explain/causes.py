@@ -21,10 +21,10 @@ from pytest_gpumem.judging.paired import SHOWN, Paired
 from pytest_gpumem.judging.screen import mean_latency
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import UNEXPLAINED
 
 RULES = (*rules_memory.WINDOW_RULES, *rules_link.RULES, *rules_memory.RULES)  # all rules, in the order in which they are applied
 
-UNEXPLAINED = "unexplained"  # name of the part without a cause
 LEAST = 0.01  # share of the slow-down below which a cause is left out, and by which estimates may be scaled without "up to"
 LARGE = 0.5  # share of the slow-down above which the unexplained part gets a note
 SMALL = 0.1  # share of the slow-down below which the kernels count as not slower

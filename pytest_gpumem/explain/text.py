@@ -9,11 +9,11 @@ from dataclasses import asdict
 from typing import Any
 
 from pytest_gpumem.explain import what_ran
-from pytest_gpumem.explain.causes import UNEXPLAINED, Cause, Explanation, Note
+from pytest_gpumem.explain.causes import Cause, Explanation, Note
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.judging.traffic import size
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import UNEXPLAINED, Row
 from pytest_gpumem.reporting.columns import hanging
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
 

@@ -112,6 +112,9 @@ NOT_RUN: Final = "not run"
 UNJUDGED: Final = "undecided"
 
 
+UNEXPLAINED: Final = "unexplained"  # name of the part of a slow-down without a cause, in `Row.why`
+
+
 class Omission(Record, frozen=True):
     """What somebody relies on being judged, and this run did not judge: a measurement of the baseline, a limit, or a test of BASE."""
 

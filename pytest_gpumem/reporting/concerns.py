@@ -1,9 +1,11 @@
-"""Rows that need a look, for CI services: annotations and job summary of GitHub, code quality of GitLab."""
+"""Rows that need a look: the end of a gate, annotations and job summary of GitHub, code quality of GitLab."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 from pytest_gpumem.files import append_whole
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import UNEXPLAINED, Row
 from pytest_gpumem.reporting.groups import FAILING, attention
 from pytest_gpumem.reporting.row_facts import verdict_text
 
@@ -45,6 +47,49 @@ def sentence(row: Row) -> str:
     return " ".join(f"{verdict_text(row)} {row.key}: {row.verdict.reason}".split())
 
 
+def in_words(row: Row) -> str:
+    """For an annotation, which shows a line or two: a row that fails in brief, of any other its sentence."""
+    return "; ".join(line.strip() for line in in_brief(row)) if fails(row) else sentence(row)
+
+
+CAUSE = re.compile(r"\s+(?P<share>\S+ %)\s+\S+ \S+\s+(?P<cause>.+)")  # a line of `Row.why`: share, time, cause
+RAN = "ran differently: "
+WORDS = 25  # of a reason in few words
+EXPLAINED = 5  # rows whose causes the end of a gate has
+
+
+def in_brief(row: Row) -> list[str]:
+    """A row that fails in two lines at most: its first reason, and its first cause. The results have all."""
+    worst = row.verdict.limits[0].reason if row.verdict.limits else row.verdict.reason
+    words = worst.removeprefix("the duet: FAIL, ").partition("; ")[0].split()
+    reason = " ".join([*words[:WORDS], "..."] if len(words) > WORDS else words)
+    lines = [f"{verdict_text(row)} {row.key}: {reason}"]
+    return [*lines, f"  why: {why}"] if (why := _cause(row)) is not None else lines
+
+
+def _cause(row: Row) -> str | None:
+    """The first cause in words; what ran differently where no share is explained; None if neither is known."""
+    causes = [found for line in row.why if (found := CAUSE.fullmatch(line))]
+    named = [found for found in causes if found["cause"] != UNEXPLAINED]
+    if named:
+        return f"{named[0]['cause']} ({named[0]['share']} of the change)"
+    return next((line.strip().removeprefix(RAN) for line in row.why if line.strip().startswith(RAN)), None)
+
+
+def ending(rows: Iterable[Row], base: str) -> list[str]:
+    """The lines after the result of a red gate: each row that fails, why, and how to repeat it.
+    `base`: the revision that the gate was given.
+    """
+    lines, failing = list[str](), [row for row in concerns(rows) if fails(row)]
+    for row in failing[:EXPLAINED]:
+        lines += in_brief(row)
+        if any(one.limit == "max_regression" for one in row.verdict.limits):
+            lines.append(f"  repeat: gpumem duet {shlex.quote(base)} --test {shlex.quote(row.nodeid)}")
+    if (left := len(failing) - EXPLAINED) > 0:
+        lines.append(f"{left} more: the report names them")
+    return lines
+
+
 def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[str]:
     """GitHub's annotations: a line for each concern, worst first; a test without a place, by node id, is annotated on no line.
     Where there are more than GitHub shows, the last line of a level counts the rest.
@@ -56,7 +101,7 @@ def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[
         for row in shown:
             place = places.get(row.nodeid)
             where = f"file={_property(place.file)},line={place.line}," if place is not None else ""
-            lines.append(f"::{level} {where}title={_property(f'gpumem: {verdict_text(row)}')}::{_message(sentence(row))}")
+            lines.append(f"::{level} {where}title={_property(f'gpumem: {verdict_text(row)}')}::{_message(in_words(row))}")
         if left := len(of_level) - len(shown):
             lines.append(f"::{level} title=gpumem::{left} further ones are in the summary of the run")
     return lines

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.concerns import concerns, fails, sentence
+from pytest_gpumem.reporting.concerns import concerns, fails, in_brief
 from pytest_gpumem.reporting.row_facts import RowFacts, row_facts, shown_headings
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import counts_text, remedies
@@ -37,7 +37,7 @@ def page(run: Run) -> str:
     if found:
         shown = found[:MOST]
         parts.append(table(of_row[id(row)] for row in shown))
-        failures = [line for row in shown if fails(row) for line in (sentence(row), *(f"why: {one.strip()}" for one in row.why))]
+        failures = [line.strip() for row in shown if fails(row) for line in in_brief(row)]
         parts.append(preformatted([*failures, *remedies(rows)], _REASONS))
         if left := len(found) - len(shown):
             parts.append(f"{left} further rows need a look.")

@@ -221,7 +221,9 @@ def if_meant(decision: Decision) -> list[str]:
     tests += [one.nodeid for one in decision.missing if one.status == LOST]
     named = list(dict.fromkeys(tests))
     more = f" (and {len(named) - SHOWN} more)" if len(named) > SHOWN else ""
-    return [f"if it is meant: gpumem accept {shlex.join(named[:SHOWN])} --reason '...'{more}"] if named else []
+    return (
+        [f"if it is meant: gpumem accept {shlex.join(named[:SHOWN])} --reason '...'{more}; commit the file that it writes"] if named else []
+    )
 
 
 def with_accepted(decision: Decision, tests: Mapping[str, Sequence[str]]) -> Decision:

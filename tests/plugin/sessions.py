@@ -36,6 +36,11 @@ def test_triad(gpu_benchmark, device_buffer, gpu_kernels):
 """A test that measures once."""
 
 
+def gate_result(text: str) -> str:
+    """The result of a gate: the last line that begins with its name. What fails and what to do follows."""
+    return next((line for line in reversed(text.splitlines()) if line.startswith("gpumem gate: ")), "")
+
+
 def results_in(folder: Path, name: str = "out.json") -> dict[str, Any]:
     """What `--benchmark-json` wrote of this plugin."""
     found: dict[str, Any] = json.loads((folder / name).read_text())["gpumem"]

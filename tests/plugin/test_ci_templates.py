@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from ci_project import BRANCH, SIMULATED, TESTS, Project, make_three
+from sessions import gate_result
 
 ROOT = Path(__file__).parents[2]
 GITHUB, GITLAB = (yaml.safe_load((ROOT / "ci" / kind / "gpumem.yml").read_text()) for kind in ("github", "gitlab"))
@@ -251,7 +252,7 @@ def test_save_then_green_then_a_planted_regression_turns_it_red(project: Project
     actions = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_WORKSPACE": str(project.folder)}
     red = project.run(*step("gate", "Gate"), **SIMULATED, GATE_OPTIONS="--screen-only", **actions)
     assert red.returncode == 1, red.stdout + red.stderr
-    assert red.stdout.splitlines()[-1] == "gpumem gate: red (simulated): 1 of 1 row fails"
+    assert gate_result(red.stdout) == "gpumem gate: red (simulated): 1 of 1 row fails"
     (error,) = (line for line in red.stdout.splitlines() if line.startswith("::"))
     assert error.startswith("::error file=test_it.py,line=5,title=gpumem%3A FAIL (simulated)::FAIL (simulated) test_it.py::test_copy: ")
     assert summary.read_text() == (project.folder / "gpumem-results" / "summary.md").read_text() + "\n"
@@ -272,7 +273,7 @@ def test_a_change_accepts_its_slow_down_and_the_next_saved_run_takes_it_over(pro
     for gate in gates:
         done = gate(**SIMULATED, GATE_OPTIONS="--screen-only")
         assert done.returncode == 0, done.stdout + done.stderr
-        assert re.fullmatch(r"gpumem gate: ACCEPTED \(simulated\): 1 test \+1\d\.\d % by this change", done.stdout.splitlines()[-1])
+        assert re.fullmatch(r"gpumem gate: ACCEPTED \(simulated\): 1 test \+1\d\.\d % by this change", gate_result(done.stdout))
     saved = project.run(*step("save", "Save"), **SIMULATED)
     assert saved.returncode == 0, saved.stdout
     assert "--gpumem-save: a change of test_it.py::test_copy was accepted (" in saved.stdout

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from forked import COMMAND
-from sessions import PROCESSES, Repository
+from sessions import PROCESSES, Repository, gate_result
 
 from pytest_gpumem.judging.finding import counted
 
@@ -308,7 +308,7 @@ def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(proje
     found = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())["verdicts"]
     (same,) = (one["sentence"] for one in found if one["key"] == "test_it.py::test_same")
     assert same.endswith("both sides are measured as base is, mode clean-cold and sampler blocked")
-    assert done.stdout.splitlines()[-1] == "gpumem gate: red (simulated): 2 of 3 rows fail"
+    assert gate_result(done.stdout) == "gpumem gate: red (simulated): 2 of 3 rows fail"
     source = (project.folder / "test_it.py").read_text().splitlines()
     lines_of = {line.partition("(")[0].removeprefix("def "): number for number, line in enumerate(source, 1)}
     errors = {line.partition(",title")[0] for line in done.stdout.splitlines() if line.startswith("::error ")}

@@ -12,6 +12,7 @@ import pytest
 from ci_project import SIMULATED, Project, make_three
 from click.testing import CliRunner, Result
 from committing import git
+from sessions import gate_result
 
 from pytest_gpumem.baselines.accepted import FOLDER, acceptances
 from pytest_gpumem.cli import main
@@ -53,11 +54,11 @@ class Gates:
             self.project.write(name, text)
 
     def gate(self, words: str = TIME, options: Iterable[str] = ("--screen-only", "--accept-from-change")) -> tuple[int, str, str]:
-        """Exit code, last line and all lines."""
+        """Exit code, result and all lines."""
         done = CliRunner().invoke(main, ["gate", *options, *words.split()])
         return (
             done.exit_code,
-            (done.stdout.splitlines() or [""])[-1].removeprefix("gpumem gate: ").replace(" (simulated)", "", 1),
+            gate_result(done.stdout).removeprefix("gpumem gate: ").replace(" (simulated)", "", 1),
             done.output,
         )
 

@@ -12,6 +12,7 @@ import pytest
 from ci_project import SIMULATED, Project, make_three
 from click.testing import CliRunner
 from committing import git
+from sessions import gate_result
 
 from pytest_gpumem.cli import main
 
@@ -162,7 +163,7 @@ def test_what_base_selects_and_the_change_does_not_run_is_lost(gate: Gate, chang
     code, text = gate(change)
     assert code == 1, text
     assert f"gpumem gate: lost: test_it.py::test_{lost}: {why}" in text
-    assert "gpumem gate: red (simulated): " in text.splitlines()[-1]
+    assert "gpumem gate: red (simulated): " in gate_result(text)
 
 
 @pytest.mark.parametrize(
@@ -228,10 +229,10 @@ GROWN = {"kern.py": "NBYTES = 80 << 20\n"}
 def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate, options: str) -> None:
     code, text = gate({}, f"{options}origin/exact")
     assert code == 0, text
-    assert text.splitlines()[-1] == "gpumem gate: green (simulated): 3 rows"
+    assert gate_result(text) == "gpumem gate: green (simulated): 3 rows"
     code, text = gate(GROWN, f"{options}origin/exact")
     assert code == 1, text
-    assert text.splitlines()[-1] == "gpumem gate: red (simulated): 2 of 3 rows fail"
+    assert gate_result(text) == "gpumem gate: red (simulated): 2 of 3 rows fail"
     summary = Path("gpumem-results", "code-quality.json").read_text()
     assert "a peak of 80 MiB against 64 MiB of origin/exact (+16 MiB, +25.0 %), above max_peak_regression 0 B" in summary
     assert "does not hold against origin/exact: no longer copy" in summary
@@ -360,9 +361,9 @@ def test_a_simulated_device_takes_the_place_of_a_gpu_by_the_words_alone(gate: Ga
     shutil.copytree(simulated, simulated.with_name("NVIDIA-H100"))
     code, text = gate({})
     assert code == 6, text
-    assert "no verdict (simulated): the device is simulated, and the baseline is of NVIDIA-H100; " in text.splitlines()[-1]
+    assert "no verdict (simulated): the device is simulated, and the baseline is of NVIDIA-H100; " in gate_result(text)
     code, text = gate({}, f"{GPU} --gpumem-device sim")
-    assert (code, text.splitlines()[-1]) == (0, "gpumem gate: green (simulated): 4 rows")
+    assert (code, gate_result(text)) == (0, "gpumem gate: green (simulated): 4 rows")
 
 
 SLOW = {"kern.py": "NBYTES = 96 << 20\n"}

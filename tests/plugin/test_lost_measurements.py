@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from committing import git
-from sessions import Run
+from sessions import Run, gate_result
 
 from pytest_gpumem.cli import main
 
@@ -183,7 +183,7 @@ def test_a_gate_is_red_by_it(pytester: pytest.Pytester, gpumem: Run, monkeypatch
 
     monkeypatch.setenv("EARLY", "return")
     red = gate()
-    assert (red.exit_code, red.stdout.splitlines()[-1]) == (1, "gpumem gate: red (simulated): 1 measurement of the baseline lost")
+    assert (red.exit_code, gate_result(red.stdout)) == (1, "gpumem gate: red (simulated): 1 measurement of the baseline lost")
     allowed = gate(words=("--gpumem-allow-lost", "test_a.py::test_two[y]"))
     assert allowed.exit_code == 0
     assert "lost, as allowed: test_a.py::test_two[y]: its test passed without it" in allowed.stdout

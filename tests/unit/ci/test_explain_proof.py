@@ -13,7 +13,8 @@ import explain_proof
 import pytest
 from explain_proof import COUNTED, WATCHED, judged, rows, verdict
 
-from pytest_gpumem.explain.causes import RULES, UNEXPLAINED
+from pytest_gpumem.explain.causes import RULES
+from pytest_gpumem.records.row import UNEXPLAINED
 
 
 def explanation(name: str, first: str | None, *causes: str) -> dict[str, Any]:

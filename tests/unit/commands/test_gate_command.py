@@ -133,7 +133,7 @@ def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, mo
     result = run("--output", "out", rows=(row(Code.LOOKS_SLOWER),), duet={"t.py::a": "FAIL"})
     assert result.exit_code == 1
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("::"))
-    assert line.startswith("::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: the duet: FAIL, so the duet; the screen: ")
+    assert line.startswith("::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: so the duet")
     (finding,) = json.loads((tmp_path / "out" / "code-quality.json").read_text())
     assert (finding["severity"], finding["location"]) == ("major", {"path": "sub/t.py", "lines": {"begin": 7}})
     assert (tmp_path / "steps.md").read_text() == (tmp_path / "out" / "summary.md").read_text() + "\n"
@@ -223,8 +223,14 @@ def test_nothing_flagged_needs_no_duet_and_screen_only_has_none(run: Run) -> Non
 def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
     broken = row(Code.SLOWER, max_latency="1 us")
     alone = run(rows=(broken, row(name="b")))
-    meant = "gpumem gate: if it is meant: gpumem accept t.py::a --reason '...'"
-    assert (alone.exit_code, alone.stdout.splitlines()) == (1, [meant, "gpumem gate: red: 1 of 2 rows fails"])
+    end = [
+        "gpumem gate: red: 1 of 2 rows fails",
+        "FAIL t.py::a: said by the screen of a",
+        "  repeat: gpumem duet main --test t.py::a",
+        "if it is meant: gpumem accept t.py::a --reason '...'; commit the file that it writes",
+        "report: gpumem-results/report.html",
+    ]
+    assert (alone.exit_code, alone.stdout.splitlines()) == (1, end)
     assert [line.partition(": ")[2] for line in alone.stderr.splitlines()[:3]] == [
         "step 1 of 3: collect the tests of the merge base with main",
         "step 2 of 3: measure the tests, and compare them with the history shared with main",
@@ -232,7 +238,7 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
     ]
     beside = run(rows=(broken, row(Code.SLOWER, "b")), duet={"t.py::b": "PASS"})
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::b"]
-    assert beside.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::b", meant, "gpumem gate: red: 1 of 2 rows fails"]
+    assert beside.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::b", *end]
     assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever its verdict" in beside.stderr
 
 

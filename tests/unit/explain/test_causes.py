@@ -8,11 +8,12 @@ import pytest
 from causes_evidence import KERNEL, MIB, copies, counted, measurement, pages, side, why, window
 from msgspec.structs import replace
 
-from pytest_gpumem.explain.causes import RULES, UNEXPLAINED, Note, share_out, slow_down
+from pytest_gpumem.explain.causes import RULES, Note, share_out, slow_down
 from pytest_gpumem.explain.evidence import SideFigures
 from pytest_gpumem.explain.model import Estimate
 from pytest_gpumem.explain.text import SENTENCES, not_looked_at, note_text, sentence, text, to_json
 from pytest_gpumem.records.measurement import Conditions, MovedBytes, Repeat
+from pytest_gpumem.records.row import UNEXPLAINED
 from pytest_gpumem.records.uses import CopyUse
 
 LINK = MovedBytes(64 * MIB, 64 * MIB, link=True)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.commands.explain import explanations
-from pytest_gpumem.explain.causes import UNEXPLAINED, Explanation, Note
+from pytest_gpumem.explain.causes import Explanation, Note
 from pytest_gpumem.explain.evidence import load
 from pytest_gpumem.explain.text import note_text, sentence
+from pytest_gpumem.records.row import UNEXPLAINED
 
 KEPT = Path(__file__).parents[2] / "data" / "explain"
 LARGEST = 200 * 1024

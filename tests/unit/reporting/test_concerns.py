@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.row import Comparison, Row
-from pytest_gpumem.reporting.concerns import MOST, Place, code_quality, concerns, fails, sentence, workflow_commands
+from pytest_gpumem.records.row import Comparison, LimitResult, Row
+from pytest_gpumem.reporting.concerns import MOST, Place, code_quality, concerns, ending, fails, in_brief, sentence, workflow_commands
 
 Make = Callable[..., Row]
 
@@ -48,6 +48,40 @@ def test_a_sentence_says_what_else_failed_and_what_is_simulated(make_row: Make) 
         sentence(replace(make_row("t.py::t", reason="within\nits limits"), failed=True)) == "PASS, test failed t.py::t: within its limits"
     )
     assert sentence(make_row("t.py::t", Outcome.FAIL, simulated=True)).startswith("FAIL (simulated) t.py::t: ")
+
+
+HEAD, RAN = "14.79 us → 16.16 us, +9.25 %", "  ran differently: kernel triad: grid 1024 → 1152"
+MORE = "for 2 further causes, which need more counts: gpumem explain --base main t.py::t"
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ((), None),
+        ((HEAD, RAN, "    97.6 %  776.1 us  sectors per request 4 → 16", MORE), "sectors per request 4 → 16 (97.6 % of the change)"),
+        ((HEAD, RAN, "    100 %  1.368 us  unexplained", MORE), "kernel triad: grid 1024 → 1152"),
+        (("ran differently: kernel copy: grid 64 → 8",), "kernel copy: grid 64 → 8"),
+        ((HEAD, "    100 %  1.368 us  unexplained", MORE), None),
+        ((MORE,), None),
+    ],
+)
+def test_a_failure_in_brief_has_one_reason_and_one_cause_or_none(make_row: Make, why: tuple[str, ...], said: str | None) -> None:
+    """Where no share is explained, what ran differently is the cause. That nothing did is none."""
+    results = (
+        LimitResult("max_regression", Outcome.FAIL, None, "the duet: FAIL, +9.25 % over 11 pairs: slower; its traffic has changed"),
+        LimitResult("max_peak", Outcome.FAIL, None, "a peak of 80 MiB"),
+    )
+    row = make_row("t.py::t", Outcome.FAIL, reason="all of it")
+    row = replace(row, verdict=replace(row.verdict, limits=results), why=why)
+    assert in_brief(row) == ["FAIL t.py::t: +9.25 % over 11 pairs: slower", *([f"  why: {said}"] if said else [])]
+
+
+def test_a_gate_ends_with_its_worst_five_failures_and_how_to_repeat_them(make_row: Make) -> None:
+    rows = [make_row(f"t.py::t{n}", Outcome.FAIL, reason="slow " * 30, comparison=slower(n / 100)) for n in range(7)]
+    rows[6] = replace(rows[6], verdict=replace(rows[6].verdict, limits=(LimitResult("max_regression", Outcome.FAIL, None, "slow"),)))
+    lines = ending([make_row("t.py::fine"), *rows], "origin/main")
+    assert lines[:2] == ["FAIL t.py::t6: slow", "  repeat: gpumem duet origin/main --test t.py::t6"]
+    assert lines[2:] == [*(f"FAIL t.py::t{n}: {'slow ' * 25}..." for n in (5, 4, 3, 2)), "2 more: the report names them"]
 
 
 # GitHub's annotations

@@ -76,7 +76,7 @@ def test_code_can_be_read_back() -> None:
 
 
 def test_a_page_fits_into_a_comment(make_row: Make, facts: DeviceFacts) -> None:
-    rows = [make_row(f"t.py::test_{n}[{'x' * 80}]", Outcome.FAIL, reason="slower " * 90) for n in range(400)]
+    rows = [make_row(f"t.py::test_{n}[{'x' * 400}]", Outcome.FAIL, reason="slower " * 90) for n in range(400)]
     text = page(Run(rows, facts, {}))
     assert len(text) < LIMIT
     assert f"{400 - MOST} further rows need a look." in text

@@ -456,9 +456,11 @@ def test_what_a_test_fails_by_itself_is_never_accepted() -> None:
 
 def test_a_red_gate_names_the_command_that_accepts_it() -> None:
     red = decide(1, 1, [slower(), row(Outcome.FAIL, "b")], H100, {}, None, strict=False)
-    assert if_meant(red) == ["if it is meant: gpumem accept t.py::a --reason '...'"]
+    assert if_meant(red) == ["if it is meant: gpumem accept t.py::a --reason '...'; commit the file that it writes"]
     lost = with_missing(red, [Omission(f"t.py::{name}", "", "lost", "gone") for name in ("a", "b [c]", "d", "e")])
-    assert if_meant(lost) == ["if it is meant: gpumem accept t.py::a 't.py::b [c]' t.py::d --reason '...' (and 1 more)"]
+    assert if_meant(lost) == [
+        "if it is meant: gpumem accept t.py::a 't.py::b [c]' t.py::d --reason '...' (and 1 more); commit the file that it writes"
+    ]
     for one in (replace(slower(), test_error=True), row(Outcome.FAIL)):
         assert if_meant(decide(1, 1, [one], H100, {}, None, strict=False)) == []
     assert if_meant(decided(row())) == []
