@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 
 WATCHED = (
-    ("plugin.footprints", "FootprintHooks", "_begin"),
-    ("plugin.footprints", "FootprintHooks", "_end"),
-    ("plugin.running", "LeftoverHooks", "_settle"),
+    ("plugin.footprints", "FootprintFeature", "_begin"),
+    ("plugin.footprints", "FootprintFeature", "_end"),
+    ("plugin.leftovers", "LeftoverFeature", "_settle"),
     ("plugin.guarding", "Guardian", "_send"),
     ("devices.footprints", "Footprints", "look"),
     ("devices.footprints", "_Watch", "read"),

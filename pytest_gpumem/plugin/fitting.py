@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.devices.shortage import asked_for, shortage
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.plugin.footprints import WATCHED
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import is_part, worker_count
 from pytest_gpumem.printable import printable
@@ -44,24 +46,26 @@ def check(config: pytest.Config, settings: Settings, chosen: DeviceChoice) -> No
         raise pytest.UsageError(f"gpumem: {origin}: the limit is of a process that has a GPU for itself: {shared}")
 
 
-class FittingHooks:
-    """Registered only with `--gpumem-memory-limit`."""
+class FitFeature(Feature):
+    """Only with `--gpumem-memory-limit`."""
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
         self._before: int | None = None  # bytes in use before the first test: the context, and what libraries took for themselves
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self) -> None:
+    @contextmanager
+    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         """Limit the memory before any test or fixture allocates, and leave all of it to the test."""
         self._session.shed()
         if not self._session.is_part:
             self._limit(pytest.UsageError)
+        yield
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
+    @contextmanager
+    def setup(self, item: pytest.Item) -> Iterator[None]:
         if self._session.is_part:  # one that a usage error ends dies without a word to the user
             self._limit(partial(pytest.fail.Exception, pytrace=False))
+        yield
 
     def _limit(self, error_of: Callable[[str], BaseException]) -> None:
         try:
@@ -70,15 +74,11 @@ class FittingHooks:
         except DeviceError as error:
             raise error_of(f"gpumem: {error}") from None
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
+    def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         # The test's frames live as long as its exception, and with them what it had allocated.
         error = None if call.excinfo is None or not report.failed else shortage(call.excinfo.value)
         if error is None or self._session.lost_in is not None:
-            return report
+            return
         limit = self._session.settings.memory_limit
         assert limit is not None
         in_use, asked = self._session.device.memory.in_use(), asked_for(error)
@@ -87,7 +87,6 @@ class FittingHooks:
         lines = site_lines(watched.so_far()) if watched is not None else []
         report.sections.append((SECTION, "\n".join([text, *printable(lines)])))
         item.user_properties.append((PROPERTY, json.dumps({"limit": limit, "in_use": in_use, "asked": asked})))
-        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Repeat the sentences at the session's end; reports of workers reach the controller."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.plugin.marks import MEMORY_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.reported import broken_limits, failure_texts
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import ROWS, SESSION, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts, traced
 from pytest_gpumem.records.footprint import Footprint, Phase
@@ -161,8 +162,8 @@ def _let_go(item: pytest.Item) -> None:
             del arguments[name]
 
 
-class FootprintHooks:
-    """Watches tests; registered only with `--gpumem`, and unless `--gpumem-footprint=off`. Its hooks are outside all others."""
+class FootprintFeature(Feature):
+    """Watches tests; not with `--gpumem-footprint=off`."""
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
@@ -189,48 +190,42 @@ class FootprintHooks:
             self._session.device.footprints.start(driver=level[0], stacks=level[1])
             self._level = level
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+    @contextmanager
+    def setup(self, item: pytest.Item) -> Iterator[None]:
         item.stash[WATCHED] = watched = self._begin(item)
-        if watched is None:
-            return (yield)
-        with watched.phase("setup"):
-            return (yield)
+        with nullcontext() if watched is None else watched.phase("setup"):
+            yield
 
-    @pytest.hookimpl(wrapper=True, trylast=True)  # inside the judging of the body
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+    def call(self, item: pytest.Item) -> AbstractContextManager[None]:
+        watched = item.stash.get(WATCHED, None)
+        return nullcontext() if watched is None else watched.phase("call")
+
+    @contextmanager
+    def teardown(self, item: pytest.Item) -> Iterator[None]:
         watched = item.stash.get(WATCHED, None)
         if watched is None:
-            return (yield)
-        with watched.phase("call"):
-            return (yield)
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
-        watched = item.stash.get(WATCHED, None)
-        if watched is None:
-            return (yield)
+            yield
+            return
         try:
             with watched.phase("teardown"):
-                result = yield
+                yield
         except BaseException:
             self._end(item, watched)
             raise
         if failing := self._end(item, watched):
             raise broken_limits(failing, [*failure_texts(failing, self._session.facts), *memory_texts(failing, self._session)])
-        return result
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+    @contextmanager
+    def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
         """Memory of a fixture of a wider scope than one test belongs to no test."""
         if self._level is None or fixturedef.scope == "function" or self._session.lost_in is not None:
-            return (yield)
+            yield
+            return
         footprints = self._session.device.footprints
         with footprints.ours() as growth:
-            result = yield
+            yield
         if growth:
             fixturedef.addfinalizer(lambda: footprints.released(growth))
-        return result
 
     def _begin(self, item: pytest.Item) -> WatchedTest | None:
         """Begin to watch a test; None if it is not to be watched, or cannot be."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 import signal
 import time
-from collections.abc import Generator, Iterable
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pytest_gpumem.plugin.guarding import Guardian, Termination, terminate
 from pytest_gpumem.plugin.judging import unmeasured
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import ROWS_ATTRIBUTE
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, row_to_json, to_plain
@@ -27,8 +28,8 @@ CLOCKS = ("_session_start", "_sessionstarttime", "suite_start", "suite_start_tim
 """Attributes in which pytest's own plugins keep when the session began."""
 
 
-class GuardianHooks:
-    """Starts the guardian before the first test, and tells it of tests and reports; registered only with `--gpumem`."""
+class GuardianFeature(Feature):
+    """Starts the guardian before the first test, and tells it of tests and reports."""
 
     def __init__(
         self, session: GpuSession, expectations: ExpectationHooks, *, part: bool, leave: Path | None = None, gone: int | None = None
@@ -39,7 +40,6 @@ class GuardianHooks:
         self._part = part
         self._leave = leave
         self._gone = gone
-        self._items: dict[str, pytest.Item] = {}
         self._collected: list[Report] = []  # reports of what was not collected
         self._deselected: list[str] = []
         self._rows: tuple[Row, ...] = ()  # of the last report
@@ -54,7 +54,6 @@ class GuardianHooks:
     @pytest.hookimpl(wrapper=True, trylast=True)  # after the further processes that come first
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         gpu, config = self._session, session.config
-        self._items = {item.nodeid: item for item in session.items}
         if config.option.collectonly or not session.items or gpu.ranges.tool_attached():  # profilers follow other processes
             return (yield)
         arguments = None if self._part else [str(one) for one in config.invocation_params.args]
@@ -72,26 +71,27 @@ class GuardianHooks:
             if gpu.guardian is not None:  # no debugger ended it
                 gpu.guardian.outlived()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
-        item = self._items.get(nodeid)
-        if self._session.guardian is not None and item is not None:
+    @contextmanager
+    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        if self._session.guardian is not None:
             self._session.guardian.renew()
             measures = BENCHMARK_FIXTURE in getattr(item, "fixturenames", ())
-            test = {"nodeid": nodeid, "location": location, "keywords": [*item.keywords]}
-            self._tell("start", test | {"range": self._session.names.unique(nodeid) if measures else None})
+            test = {"nodeid": item.nodeid, "location": item.location, "keywords": [*item.keywords]}
+            self._tell("start", test | {"range": self._session.names.unique(item.nodeid) if measures else None})
+        yield
+        self._tell("finish", item.nodeid, item.location)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
+    def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         self._tell("phase", "setup", time.time())
+        return nullcontext()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self) -> None:
+    def call(self, item: pytest.Item) -> AbstractContextManager[None]:
         self._tell("phase", "call", time.time())
+        return nullcontext()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_teardown(self) -> None:
+    def teardown(self, item: pytest.Item) -> AbstractContextManager[None]:
         self._tell("phase", "teardown", time.time())
+        return nullcontext()
 
     @pytest.hookimpl(trylast=True)  # once others have changed the report
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -103,10 +103,6 @@ class GuardianHooks:
             data[ROWS_ATTRIBUTE] = [row_to_json(row) for row in rows]
         self._rows = rows
         self._tell("report", pickle.dumps(data))
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logfinish(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
-        self._tell("finish", nodeid, location)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_enter_pdb(self) -> None:

@@ -8,14 +8,15 @@ import json
 import os
 import pickle
 import tempfile
-from collections.abc import Generator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from pytest_gpumem.plugin.guardian import left
 from pytest_gpumem.plugin.hangs import failed, interrupts
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import Channel, is_part
 
@@ -37,7 +38,7 @@ def isolate(config: pytest.Config) -> None:
         option.dist = "load" if option.dist == "no" else option.dist
 
 
-class WorkerHooks:
+class IsolationFeature(Feature):
     """In a worker: leaves after a test that lost the context; skips a test whose last report was left."""
 
     def __init__(self, session: GpuSession, folder: Path) -> None:
@@ -54,10 +55,10 @@ class WorkerHooks:
         # Some schedulers of xdist give the test that ended a worker to the next one.
         return True if os.path.exists(left(self.folder, item.nodeid)) else None
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+    @contextmanager
+    def teardown(self, item: pytest.Item) -> Iterator[None]:
         try:
-            return (yield)
+            yield
         finally:
             if self._session.lost_in is not None:
                 with suppress(Exception):  # of what the lost context held

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import shutil
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
@@ -16,14 +18,22 @@ from pytest_gpumem.baselines.history import SavedRow, changes
 from pytest_gpumem.judging.judge import comparable, is_failure, merged, repeatable
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.judging.spread import difference
+from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.footprints import WATCHED, with_footprints
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
+from pytest_gpumem.plugin.replay import attach_timer
+from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, Attempts, broken_limits, failure_texts, short_texts
+from pytest_gpumem.plugin.running import ENDS, Feature
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
+from pytest_gpumem.plugin.tracing import memory_texts
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row, Verdict, key_of
+from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.reporting.columns import wrapped
-from pytest_gpumem.reporting.exports import figures
+from pytest_gpumem.reporting.exports import PROPERTY, figures
+from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 
 def in_context(row: Row, source: str | None, session: GpuSession) -> Row:
@@ -219,3 +229,94 @@ def _first_line(error: BaseException) -> str:
     named = "" if isinstance(error, pytest.fail.Exception) else type(error).__name__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join(part for part in (named, lines[0] if lines else "") if part) or "no message"
+
+
+ATTEMPTS: pytest.StashKey[Attempts] = pytest.StashKey()  # on `item.stash`
+
+
+class VerdictFeature(Feature):
+    """Judges each test, and gives its rows to its report."""
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+
+    @contextmanager
+    def setup(self, item: pytest.Item) -> Iterator[None]:
+        # A rerun of the test starts anew, but for what has failed.
+        item.stash.setdefault(ATTEMPTS, Attempts()).begin(item.stash.setdefault(ROWS, []))
+        item.user_properties[:] = [p for p in item.user_properties if not p[0].startswith(PROPERTY)]
+        item.stash[ROWS] = []
+        if uses(item, BENCHMARK_FIXTURE):
+            attach_timer(item)
+        yield
+
+    @contextmanager
+    def call(self, item: pytest.Item) -> Iterator[None]:
+        try:
+            yield
+        except ENDS:
+            test = item.stash.get(TEST, None)
+            if test is not None and test.replay is not None:  # no report follows; a warning that is an error would cost the summary
+                test.replay.excuse()
+            raise
+
+    def judge(self, item: pytest.Item, error: BaseException | None) -> None:
+        if (error is None or isinstance(error, pytest.skip.Exception)) and (caught := _caught(item)) is not None:
+            judge_test(item, self._session, caught)
+            raise caught
+        failing = judge_test(item, self._session, error)
+        if failing and not self._session.is_further:
+            failing = [explained(row, self._session) for row in failing]
+            by_key = {row.key: row for row in failing}
+            item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
+            # A gate's screen is not final, and its duet is about to decide.
+            final = ANNOUNCE not in switched_off(os.environ)
+            texts = [*failure_texts(failing, self._session.facts), *memory_texts(failing, self._session)] if final else short_texts(failing)
+            raise broken_limits(failing, [*texts, *filter(None, map(why_text, failing))])
+
+    def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+        with_end = call.when == "teardown" and any(row.footprint is not None for row in item.stash.get(ROWS, []))
+        if call.excinfo is not None and hasattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE):
+            if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
+                crash.message = getattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE)  # pytest's begins with "Failed: "
+            setattr(report, BY_LIMITS_ATTRIBUTE, True)
+        ours = uses(item, TEST_FIXTURE) or item.stash.get(TEST, None) is not None
+        if ours and report.skipped and not hasattr(report, "wasxfail") and self._session.settings.strict:
+            report.outcome = "failed"
+            report.longrepr = f"gpumem: --gpumem-strict fails a skip: {call.excinfo.value if call.excinfo else ''}"
+        test = item.stash.get(TEST, None)
+        if report.when == "call" and test is not None and not test.judged:
+            # The report of a subtest: the body goes on.
+            test.subtest_failed = test.subtest_failed or report.failed
+            return
+        ended = report.when == "call" or (report.when == "setup" and not report.passed)
+        if ended and not report.failed and (why := self._session.failure_elsewhere(item.nodeid)) is not None:
+            report.outcome, report.longrepr = "failed", why
+            vars(report).pop("wasxfail", None)
+        if ended:
+            item.stash[ROWS], failing = item.stash.setdefault(ATTEMPTS, Attempts()).judged(item.stash.setdefault(ROWS, []))
+            if failing and not report.failed:
+                report.outcome, report.longrepr = "failed", "\n\n".join(failure_texts(failing, self._session.facts))
+                setattr(report, BY_LIMITS_ATTRIBUTE, True)
+                vars(report).pop("wasxfail", None)
+        if test is not None and test.replay is not None:
+            raised = report.when == "call" and test.replay.called and not test.measurements
+            if raised or not report.passed or hasattr(report, "wasxfail"):
+                test.replay.excuse()
+        if report.when == "setup" and report.failed and uses(item, BENCHMARK_FIXTURE):
+            error = call.excinfo.value if call.excinfo is not None else None
+            item.stash[ROWS] = [unmeasured(item.nodeid, self._session.names.unique(item.nodeid), self._session, error)]
+        if ended or with_end:
+            rows = item.stash.get(ROWS, [])
+            if self._session.reports_elsewhere:
+                setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
+            else:
+                self._session.rows.add(item.nodeid, rows)
+
+
+def _caught(item: pytest.Item) -> WrongResult | None:
+    """The failure of a test that caught the error of a wrong result; None if no result was wrong, or a subtest has failed by it."""
+    test = item.stash.get(TEST, None)
+    if test is None or test.wrong is None or test.subtest_failed:
+        return None
+    return WrongResult(f"{test.wrong} (the test caught this error)")

@@ -27,15 +27,17 @@ from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.expecting import IN_BASE, ExpectationHooks, base_of_gate
-from pytest_gpumem.plugin.footprints import FootprintHooks
+from pytest_gpumem.plugin.footprints import FootprintFeature
 from pytest_gpumem.plugin.gpus import VISIBLE
 from pytest_gpumem.plugin.guardian import RESUMES
-from pytest_gpumem.plugin.hangs import EndHooks, GuardianHooks, interrupts
-from pytest_gpumem.plugin.isolation import FOLDER, ControllerHooks, WorkerHooks
+from pytest_gpumem.plugin.hangs import EndHooks, GuardianFeature, interrupts
+from pytest_gpumem.plugin.isolation import FOLDER, ControllerHooks, IsolationFeature
+from pytest_gpumem.plugin.judging import VerdictFeature
 from pytest_gpumem.plugin.junit import JUnit
+from pytest_gpumem.plugin.leftovers import LeftoverFeature, WorkFeature
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.reported import COMPLETE, ROWS_ATTRIBUTE, exit_code
-from pytest_gpumem.plugin.running import LeftoverHooks, RunningHooks
+from pytest_gpumem.plugin.running import Feature, RunningHooks
 from pytest_gpumem.plugin.state import SESSION, GpuSession
 from pytest_gpumem.plugin.workers import (
     Channel,
@@ -116,23 +118,28 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     base = resumed.base if resumed is not None else base_of_gate(config)
     session = GpuSession(config, settings, chosen, store, baseline, accepted, added, base)
     config.stash[SESSION] = session
-    expectations, leftovers, entries = ExpectationHooks(session), LeftoverHooks(session), JUnit(config)
+    expectations, leftovers, entries = ExpectationHooks(session), LeftoverFeature(session), JUnit(config)
     repeats = None if resumed is not None else _repeats(session, entries)  # a session that has ended measures nothing again
     results = None if session.is_part else _results(session)
     channel = _channel(session, expectations, results)
     config.pluginmanager.register(Session(session, expectations, leftovers, entries, repeats, results, channel), SESSION_PLUGIN)
     config.pluginmanager.register(channel, "gpumem-workers")
-    config.pluginmanager.register(RunningHooks(session), "gpumem-running")
-    config.pluginmanager.register(leftovers, "gpumem-leftovers")
-    if settings.footprint != "off":
-        config.pluginmanager.register(FootprintHooks(session), "gpumem-footprints")  # after the others, so that it is outside them
     config.pluginmanager.register(expectations, "gpumem-expectations")
+    # In this order they enter the phases of a test; in the other one they leave them.
+    features: list[Feature] = []
     if resumed is not None:
         config.pluginmanager.register(ResumeHooks(session, resumed, expectations), "gpumem-resume")
     else:
-        _register_guardian(config, session, expectations, channel)
+        features += _guards(config, session, expectations, channel)
+    features.append(VerdictFeature(session))
+    if settings.footprint != "off":
+        features.append(FootprintFeature(session))
+    features += [leftovers, WorkFeature(session)]
     if settings.memory_limit is not None:
-        config.pluginmanager.register(fitting.FittingHooks(session), "gpumem-fitting")
+        features.append(fitting.FitFeature(session))
+    config.pluginmanager.register(RunningHooks(features), "gpumem-running")
+    for feature in features:
+        config.pluginmanager.register(feature)
     if repeats is not None:
         config.pluginmanager.register(repeats, "gpumem-repeats")
     if results is not None:
@@ -207,9 +214,10 @@ def _leave(session: pytest.Session) -> None:
     os._exit(int(session.exitstatus))
 
 
-def _register_guardian(config: pytest.Config, session: GpuSession, expectations: ExpectationHooks, channel: Channel) -> None:
+def _guards(config: pytest.Config, session: GpuSession, expectations: ExpectationHooks, channel: Channel) -> list[Feature]:
+    """The features that look after hangs and crashes."""
     if sys.platform != "linux":
-        return
+        return []
     part = "processes" in switched_off(os.environ)
     if is_part(config):
         folder = given(config, FOLDER)
@@ -217,17 +225,14 @@ def _register_guardian(config: pytest.Config, session: GpuSession, expectations:
             own = tempfile.TemporaryDirectory(prefix="gpumem-")
             config.add_cleanup(own.cleanup)
             folder = own.name
-        worker = WorkerHooks(session, Path(folder))
-        config.pluginmanager.register(worker, "gpumem-isolation")
-        hooks = GuardianHooks(session, expectations, part=True, leave=worker.folder, gone=worker.alive)
-        config.pluginmanager.register(hooks, "gpumem-guardian")
-        return
-    if hands_out(config):  # the tests run in workers
-        config.pluginmanager.register(ControllerHooks(session, channel), "gpumem-isolation")
-    else:
-        config.pluginmanager.register(GuardianHooks(session, expectations, part=part), "gpumem-guardian")
+        worker = IsolationFeature(session, Path(folder))
+        return [worker, GuardianFeature(session, expectations, part=True, leave=worker.folder, gone=worker.alive)]
     if not part:
         config.pluginmanager.register(EndHooks(), "gpumem-end")
+    if hands_out(config):  # the tests run in workers
+        config.pluginmanager.register(ControllerHooks(session, channel), "gpumem-isolation")
+        return []
+    return [GuardianFeature(session, expectations, part=part)]
 
 
 def _choose(settings: Settings, place: Storage, asked: DriverAnswer = None) -> DeviceChoice:
@@ -308,7 +313,7 @@ class Session:
         self,
         session: GpuSession,
         expectations: ExpectationHooks,
-        leftovers: LeftoverHooks,
+        leftovers: LeftoverFeature,
         entries: JUnit,
         repeats: DecideHooks | RepeatHooks | None,
         results: tuple[OutputHooks, TerminalHooks] | None,
