@@ -429,12 +429,12 @@ def test_memory_of_wider_fixtures_belongs_to_no_test(pytester: pytest.Pytester, 
         import time
 
         import pytest
-        from pytest_gpumem.devices.memory_events import Allocated
+        from pytest_gpumem.devices.memory_events import AllocationEvent
         from pytest_gpumem.plugin.state import SESSION
 
         def library_takes(request, address, nbytes):
             log = request.config.stash[SESSION].device.footprints._log
-            log.emit(Allocated(time.perf_counter(), ("CuPy", "device"), "use", address, nbytes))
+            log.emit(AllocationEvent(time.perf_counter(), ("CuPy", "device"), "use", address, nbytes))
 
         @pytest.fixture(scope="module")
         def wide(request):
