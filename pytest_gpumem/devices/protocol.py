@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import Accounts, AllocationEvent, Growth
@@ -166,6 +166,9 @@ class Hold(Protocol):
 
     def release(self) -> None:
         """Let the stream go on. Raises `HoldExpired` later, from `synchronize`, if it had timed out before."""
+
+    def clock(self) -> float | None:
+        """Hertz of the SM clock while the stream was held, once it is synchronized; None where the hold was too short to tell."""
 
 
 ALLOCATORS = ("cudaMalloc", "cudaMallocAsync", "cudaMallocAsync, kept", "CuPy pool", "cudaHostAlloc", "cudaHostRegister")
@@ -433,6 +436,15 @@ class Managed(Protocol):
         Oversubscription can hang a GPU. Raises `OutOfMemory` before asking the driver."""
 
 
+class Span(NamedTuple):
+    """When a kernel, copy or memset ran: seconds on a clock that all spans of a pass share."""
+
+    name: str  # a kernel's name as CUDA reports it; empty for a copy or a memset
+    grid: int  # blocks; 0 for a copy or a memset
+    start: float
+    end: float
+
+
 class Counters(Protocol):
     """Counts of page faults, migrations, kernels and copies, from CUPTI or the model."""
 
@@ -443,6 +455,9 @@ class Counters(Protocol):
     def activity(self, work: Callable[[], None]) -> Activity:
         """Record kernels, copies and memsets of this process while `work` runs. `work` waits for the work that it queues. Recording slows
         `work` down. It is off before and after. Raises `NotCounted` with the reason, before `work` runs or after it."""
+
+    def spans(self, work: Callable[[], None]) -> list[Span]:
+        """As `activity`, each kernel, copy and memset by itself, in any order and without holds."""
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         """Record each step of this process's work while `work` runs, with the machine code of its kernels.
@@ -545,6 +560,9 @@ class Device(Protocol):
     def now(self) -> float:
         """Seconds on the host's clock, or on the simulated device's virtual one: for the *host* sampler and for budgets."""
 
+    def pause(self, seconds: float) -> None:
+        """Let the host and the device rest."""
+
     def entropy(self, seed: int) -> int:
         """A seed for placements and other choices that differ from process to process. The simulated device returns `seed`."""
 
@@ -556,6 +574,9 @@ class Device(Protocol):
 
     def elsewhere(self) -> int | None:
         """CUDA's number of the GPU that is current instead of this one; None if this one is."""
+
+    def launches_wait(self) -> bool:
+        """True if the environment makes every launch wait for the device (`CUDA_LAUNCH_BLOCKING`): nothing can be queued behind a hold."""
 
     def was_reset(self) -> bool:
         """True if the context that was opened is gone with all its handles: a test reset the device (`cudaDeviceReset`)."""

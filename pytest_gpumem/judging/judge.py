@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from pytest_gpumem.judging import drift, screen
@@ -139,6 +140,7 @@ class _Against:
         return of_limit(limit, _same_work(self.measurement, self.alike[-1], finding))
 
 
+BUSY = 0.25  # share of the looks at which other work may keep the device busy: medians of samples do not notice as much
 WIDEST = 0.5  # half of the 95 % interval over placements, as a share of the latency, above which a row passes nothing, whatever its limits
 SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)
 """Codes of a doubt that the same machine code settles, as it does that of a PASS which depends on the device's drift."""
@@ -284,6 +286,12 @@ def unreliable(measurement: Measurement) -> Iterator[str]:
     seen = (*measurement.conditions, *((measurement.during,) if measurement.during else ()))
     if others := max((c.other_processes or 0 for c in seen), default=0):
         yield f"{counted(others, 'other process')} on the device"
+    if measurement.launches_wait is True:
+        yield "CUDA_LAUNCH_BLOCKING is set, so that every launch waits for the device"
+    if measurement.busy is not UNSET and measurement.busy > BUSY:
+        yield f"other work kept the device busy at {format_share(measurement.busy)} of the looks between the samples"
+    if measurement.outside is not UNSET:
+        yield f"{format_time(measurement.outside)} of its work run on a stream that the timed one does not wait for"
     if measurement.work_seen is False:
         yield "no work was seen on the timed stream, on a default one or on the device: the time may be the host's alone"
     if measurement.latency <= NOTHING_RAN * measurement.floor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import PLENTY, Device, Stream
+from pytest_gpumem.devices.protocol import PLENTY, Device, HoldExpired, NotCounted, Stream
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
 from pytest_gpumem.measuring.samplers import BATCHES
@@ -19,7 +20,7 @@ from pytest_gpumem.measuring.target import NotChecked, Target, declared_bytes
 from pytest_gpumem.measuring.target_callable import callable_target
 from pytest_gpumem.measuring.target_case import Case, CasePlacements
 from pytest_gpumem.measuring.target_kernel import KernelLaunches
-from pytest_gpumem.measuring.untimed import count_migrations, find_what_ran, watch_launch
+from pytest_gpumem.measuring.untimed import OUTSIDE, count_migrations, find_outside, find_what_ran, watch_launch
 from pytest_gpumem.measuring.work import InTurn, StagedCopy, Together, Work, bound_of
 from pytest_gpumem.measuring.works import work_target
 from pytest_gpumem.memory.buffers import Arena, on_its_device
@@ -42,6 +43,8 @@ class Passes(NamedTuple):
     """Given what was measured so far, True to take the passes from which causes of a slow-down follow: kernels, copies and memsets of a
     launch, with their times; and the counts of `pages` where a buffer is managed."""
     varying: tuple[int, ...] = ()  # numbers of the kernels' arguments that vary on purpose, as for `what_ran.declared`
+
+    streams: bool = True  # finds work of a foreign launch outside of the timed interval
 
 
 NO_PASSES = Passes()
@@ -151,9 +154,13 @@ class Conductor:
             device.l2.reset_persisting()  # a read flush does not evict lines that were left persisting
         harness.wake()
         floors = harness.floors()
-        before = device.conditions()
         sampling = Sampling(harness, target, plan, arena.seed, name)
+        sampling.wait_out()
+        before = device.conditions()
         sampling.sample()
+        outside: float | str | None = None
+        if target.foreign and sampling.choice.sampler in ("blocked", "batched"):
+            sampling, outside = self._whole(sampling, name, look=passes.streams)
         after = device.conditions()
         target, sampler = sampling.target, sampling.choice.sampler
         migrations = ran = None
@@ -191,16 +198,46 @@ class Conductor:
             kernel_source=target.kernel_source,
             managed=bool(target.managed),
             work_seen=UNSET if works else False,
+            outside=outside if isinstance(outside, float) else UNSET,
+            launches_wait=True if device.launches_wait() else UNSET,
+            busy=statistics.fmean(sampling.looks) if any(sampling.looks) else UNSET,
+            host_time=UNSET if sampling.host_time is None else sampling.host_time,
+            ran_at_hz=UNSET if sampling.sm_clock_hz is None else sampling.sm_clock_hz,
         )
+        if any(sampling.looks):
+            harness.forget_floors()
         if explains := passes.causes is not None and passes.causes(measured):
             measured = self._with_causes(measured, target, name)
-        if passes.pages or explains or (passes.ran and not self._watched and not device.facts.simulated):
+        looked = passes.ran or (target.foreign and passes.streams)
+        if passes.pages or explains or (looked and not self._watched and not device.facts.simulated):
             # What CUPTI leaves in a process once it has looked may change what a launch costs there.
             harness.forget_floors()
             self._watched = True
         unchecked = self._check(target, name) or unchecked
-        notes = dict.fromkeys((*target.notes, *sampling.notes, *([unchecked] if unchecked else [])))
+        said = [one for one in (unchecked, outside) if isinstance(one, str)]
+        notes = dict.fromkeys((*target.notes, *sampling.notes, *said))
         return replace(measured, checked=target.check is not None and unchecked is None, notes=tuple(notes))
+
+    def _whole(self, sampling: Sampling, name: str, *, look: bool) -> tuple[Sampling, float | str | None]:
+        """The sampling, or one by the host's clock if a part of the work runs outside of the timed interval; and the seconds of that part
+        where the user asked for this sampler, or a note if nothing looked for it."""
+        if sampling.alone:
+            return sampling, None
+        if not look:
+            return sampling, "own streams not checked"
+        medians = sampling.medians
+        try:
+            with self._ranges.range(phase(name, "watch")):
+                seconds = find_outside(self.device, sampling.target, self._harness.idle())
+        except (NotCounted, HoldExpired) as reason:
+            return sampling, f"own streams not checked: {reason}"
+        if not medians or seconds <= OUTSIDE * statistics.fmean(medians):
+            return sampling, None
+        if not sampling.choice.fallback:
+            return sampling, seconds
+        again = sampling.by_host(f"{format_time(seconds)} of its work run on a stream that the timed one does not wait for")
+        again.sample()
+        return again, None
 
     def _with_causes(self, measured: Measurement, target: Target, name: str) -> Measurement:
         """The measurement with the passes from which causes of a slow-down follow."""

@@ -59,6 +59,10 @@ STREAMS = 4
 """Streams that take turns: what a launch adds to a reading differs between streams by 30 ns and between processes by 60 ns (standard
 deviations on an H200); more than four streams average no better."""
 FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on each stream
+BUSY = 2.0
+"""Reading of an idle launch over the one that is usual, above which other work keeps the device busy. A reading varies by some 2 %."""
+SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy, however long the usual one took
+WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
 WAKE_SECONDS = 0.3
 """Seconds of work that raise the clocks of an idle GPU, which takes tens of milliseconds: longer than a warm-up by samples would notice."""
@@ -85,6 +89,8 @@ class Harness:
         self._streams: tuple[Stream, ...] = ()
         self._floors: Floors | None = None
         self._awake = False
+        self._arena = Arena(device, seed=0)
+        self._idle: Launch | None = None
 
     def streams(self) -> tuple[Stream, ...]:
         """The streams that take turns for a target that runs on any stream."""
@@ -127,20 +133,34 @@ class Harness:
     def floors(self) -> Floors:
         """What readings contain besides the timed work; measured at the first call and after `forget_floors`."""
         if self._floors is None:
-            arena = Arena(self.device, seed=0)
-            try:
-                memory = arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE)
-                streams, hold = self.streams(), not self.profiled
-                empty = readings(self.device, streams, [], FLOOR_SAMPLES, hold=hold)
-                idle = idle_launch(self.device.facts, memory)
-                # The first launch loads the kernel, which waits for the device: never behind a held stream.
-                self.device.kernels.launch(idle, streams[0])
-                self.device.streams.synchronize()
-                launch = readings(self.device, streams, [idle], FLOOR_SAMPLES, hold=hold)
-                self._floors = Floors(statistics.median(empty), middle_mean(launch))
-            finally:
-                arena.close()
+            streams, hold = self.streams(), not (self.profiled or self.device.launches_wait())
+            empty = readings(self.device, streams, [], FLOOR_SAMPLES, hold=hold)
+            launch = readings(self.device, streams, [self.idle()], FLOOR_SAMPLES, hold=hold)
+            self._floors = Floors(statistics.median(empty), middle_mean(launch))
         return self._floors
+
+    def idle(self) -> Launch:
+        """A launch that does nothing, loaded."""
+        if self._idle is None:
+            self._idle = idle_launch(self.device.facts, self._arena.allocate(VECTOR_BYTES, MemoryKind.DEVICE))
+            # The first launch loads the kernel, which waits for the device: never behind a held stream.
+            self.device.kernels.launch(self._idle, self.streams()[0])
+            self.device.streams.synchronize()
+        return self._idle
+
+    def busy(self) -> bool:
+        """True if other work keeps the device busy, of another thread or another process: an idle launch has to wait for room then."""
+        if self.device.launches_wait():
+            return False
+        (reading,) = readings(self.device, self.streams()[:1], [self.idle()], 2)
+        return reading > min(BUSY * self.floors().launch, SURELY_BUSY)
+
+    def wait_out(self, most: float) -> float:
+        """Wait while the device is throttled or busy with other work, for `most` seconds at most; gives the seconds."""
+        begun = self.device.now()
+        while (waited := self.device.now() - begun) < most and (self.device.conditions().throttle_reasons or self.busy()):
+            self.device.pause(min(WAIT, most - waited))
+        return waited
 
     def forget_floors(self) -> None:
         """Measure the floors anew before the next measurement."""
@@ -151,3 +171,4 @@ class Harness:
         for flush in self._flushes.values():
             flush.close()
         self._flushes.clear()
+        self._arena.close()

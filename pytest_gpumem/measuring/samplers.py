@@ -12,7 +12,7 @@ from types import TracebackType
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Device, DeviceError, Graph, Stream
+from pytest_gpumem.devices.protocol import Device, DeviceError, Graph, Hold, Stream
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.ranges import LAUNCH, MEASURE, Ranges, phase
@@ -32,6 +32,8 @@ class Shot:
     random: np.random.Generator = field(default_factory=np.random.default_rng)  # order of the placements within a round
     untimed: int = 0
     """Launches before the interval, on the placement that is timed: it is hot then, although other placements were launched meanwhile."""
+    host_times: list[float] = field(default_factory=list)  # seconds that the host took to queue a launch, of each sample
+    clocks: list[float] = field(default_factory=list)  # hertz of the SM clock that ran, of each sample where it is known
 
     @property
     def stream(self) -> Stream:
@@ -63,6 +65,13 @@ class Shot:
     def launch(self, place: int, stream: Stream) -> None:
         """Queue what is timed."""
         self.target.launch(place, stream)
+
+    def timed(self, place: int, stream: Stream, count: int = 1) -> None:
+        """Queue what is timed `count` times, and note how long the host takes for one."""
+        begun = self.device.now()
+        for _ in range(count):
+            self.launch(place, stream)
+        self.host_times.append((self.device.now() - begun) / count)
 
     def rounds(self, count: int) -> Iterator[int]:
         """Every placement `count` times, each round in a random order: a drift must not look like a difference between placements."""
@@ -100,8 +109,9 @@ class held:  # noqa: N801 - a context manager; not a generator, which takes long
     def __init__(self, device: Device, stream: Stream, timeout: float = HOLD_TIMEOUT) -> None:
         self._device, self._stream, self._timeout = device, stream, timeout
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Hold:
         self._hold = self._device.streams.hold(self._stream, self._timeout)
+        return self._hold
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._hold.release()
@@ -128,12 +138,14 @@ class BlockedSampler(Sampler):
         if shot.restores:
             shot.restore(stream)
             device.streams.synchronize()
-        with held(device, stream):
+        with held(device, stream) as hold:
             shot.state(place, stream)
             device.streams.record(self._start, stream)
-            shot.launch(place, stream)
+            shot.timed(place, stream)
             device.streams.record(self._end, stream)
         device.streams.synchronize(stream)
+        if (clock := hold.clock()) is not None:
+            shot.clocks.append(clock)
         return device.streams.elapsed(self._start, self._end)
 
 
@@ -183,8 +195,7 @@ class BatchedSampler(Sampler):
         for _ in range(untimed_of(self._batch, self._shot.target.places)):
             self._shot.launch(place, stream)
         device.streams.record(self._start, stream)
-        for _ in range(self._batch):
-            self._shot.launch(place, stream)
+        self._shot.timed(place, stream, self._batch)
         device.streams.record(self._end, stream)
 
     def _one(self, place: int) -> float:
@@ -196,9 +207,13 @@ class BatchedSampler(Sampler):
 
     def _queue(self, place: int) -> None:
         """Queue a batch."""
-        self._device.streams.synchronize(self._shot.stream)
-        with held(self._device, self._shot.stream):
+        device, stream = self._device, self._shot.stream
+        device.streams.synchronize(stream)
+        with held(device, stream) as hold:
             self._body(place)
+        device.streams.synchronize(stream)
+        if (clock := hold.clock()) is not None:
+            self._shot.clocks.append(clock)
 
 
 class GraphSampler(BatchedSampler):
@@ -210,6 +225,7 @@ class GraphSampler(BatchedSampler):
         super().__init__(shot, batch)
         captured = partial(shot.device.graphs.capture, shot.stream)
         self._graphs: list[Graph] = [captured(partial(self._body, place)) for place in range(shot.target.places)]
+        shot.host_times.clear()  # of the captures
 
     def _queue(self, place: int) -> None:
         self._device.graphs.replay(self._graphs[place], self._shot.stream)
@@ -224,7 +240,7 @@ class HostSampler(Sampler):
         shot.state(place, shot.stream)
         device.streams.synchronize()
         start = device.now()
-        shot.launch(place, shot.stream)
+        shot.timed(place, shot.stream)
         device.streams.synchronize()
         return device.now() - start
 
@@ -270,9 +286,10 @@ def in_batches(why: str = "") -> Choice:
 _ONE_AT_A_TIME = "each launch is queued while the stream is blocked"
 
 
-def choose(requested: str, target: Target, mode: str, *, profiled: bool) -> Choice:
+def choose(requested: str, target: Target, mode: str, *, profiled: bool, launches_wait: bool = False) -> Choice:
     """Choose a sampler.
     `requested`: "auto" or a sampler's name.
+    `launches_wait`: every launch waits for the device (`Device.launches_wait`).
     Raises `BadCall`: the requested sampler cannot measure the target in this mode.
     """
     pages_move = bool(target.managed)
@@ -285,6 +302,8 @@ def choose(requested: str, target: Target, mode: str, *, profiled: bool) -> Choi
             what = "put managed pages back" if pages_move else "restore its input"
             raise BadCall(f'sampler "{requested}" cannot {what} before every launch; "blocked" can')
         return Choice(requested, "asked for", fallback=False)
+    if launches_wait:
+        return Choice("host", "CUDA_LAUNCH_BLOCKING is set: every launch waits for the device", fallback=False)
     if target.waits:
         return Choice("host", "the host takes part (a copy of pageable memory): wall-clock time, launch latency included", fallback=False)
     if pages_move:

@@ -39,6 +39,8 @@ from pytest_gpumem.units import format_share, format_time
 MANAGED, LINK, L2, DRAM = "managed", "link", "L2", "DRAM"
 WARM_UP_SHARE = 0.25  # share of the budget that a warm-up may use
 PROFILED_SAMPLES = 5  # samples under a profiler, which measures each of them in its own way
+WAIT_SHARE = 0.3  # share of the budget for which a measurement waits while the device is throttled or busy
+LOOKS = 3  # looks for other work before the samples, and after them; between them there is one for each reading of the clocks
 CHUNK_SECONDS = 0.025  # seconds of samples between two readings of clocks and throttle reasons
 
 
@@ -73,7 +75,13 @@ class Sampling:
         self.notes: list[str] = []
         self.discarded = 0  # samples taken under throttling
         self.work_seen = True  # False if the device did nothing in a launch of a foreign callable
-        self.choice: Choice = choose(plan.sampler, target, plan.mode, profiled=harness.profiled)
+        self.looks: list[bool] = []  # of each look before, between and after the samples, whether other work kept the device busy
+        self._host_times: list[float] = []
+        self._clocks: list[float] = []
+        self.alone = False  # a look for the stream of long work has shown that nothing of it runs elsewhere
+        self._alone: list[float] = []  # that look, as the first sample of work too slow for the budget
+        self._waited = 0.0  # seconds of waiting while the device was throttled or busy
+        self.choice: Choice = choose(plan.sampler, target, plan.mode, profiled=harness.profiled, launches_wait=self._device.launches_wait())
 
     @property
     def batch(self) -> int:
@@ -90,6 +98,23 @@ class Sampling:
         """Half of the 95 % interval of the latency over placements, in seconds."""
         return stopping.half_width(self._counting(self.medians))
 
+    @property
+    def host_time(self) -> float | None:
+        """Median of the seconds that the host takes to queue one launch; None where no launch was queued by itself."""
+        return statistics.median(self._host_times) if self._host_times else None
+
+    @property
+    def sm_clock_hz(self) -> float | None:
+        """Median of the SM clock that ran before the samples, in hertz; None where it is unknown."""
+        return statistics.median(self._clocks) if self._clocks else None
+
+    def by_host(self, reason: str) -> Sampling:
+        """The sampling of the same target anew, by the host's clock. Raises `BadCall`: the user asked for this sampler."""
+        again = Sampling(self._harness, self.target, self._plan, 0, self._name)
+        again._random, again.choice = self._random, self.choice
+        again._to_host(reason)
+        return again
+
     def _has_modes(self, medians: Sequence[float]) -> bool:
         """True if placements under a window are in several modes: the more of them, the surer which one counts."""
         return self.target.window is not None and max(modes_of(medians), default=0) > 0
@@ -103,14 +128,17 @@ class Sampling:
         if self._harness.profiled:
             self._profile()
             return
-        begun = self._device.now()
+        begun = self._device.now() - self._waited
+        self._look(LOOKS)
         with self._ranges.range(phase(self._name, "warm-up")):
             cost = self._warm_up()
+        self._host_times.clear()
+        self._clocks.clear()
         fixed = self.target.move is None
         wanted = 1 if fixed else self._plan.placements
         most = 1 if fixed else stopping.MOST_PLACEMENTS_FACTOR * wanted
         budget = max(self._plan.budget - (self._device.now() - begun), 0.1 * self._plan.budget)
-        begun = self._device.now()
+        begun = self._device.now() - sum(self._alone)
         with self._ranges.range(phase(self._name, MEASURE)):
             while True:
                 begun_already = bool(self.placements or self._throttled)
@@ -125,6 +153,7 @@ class Sampling:
                     self._counting(seen), wanted=self._plan.precision, placements=wanted, most=most, spent=spent, budget=budget
                 ):
                     break
+        self._look(LOOKS)
         if not self.placements:
             # Everything was throttled: the samples stay visible, and its conditions leave the row UNDECIDED.
             self.placements = list(self._throttled)
@@ -132,6 +161,15 @@ class Sampling:
         if self._expired == 1:
             self.notes.append("a launch waited for the device once, until its hold expired: it was tried again")
         self._note_precision(wanted)
+
+    def wait_out(self) -> None:
+        """Wait while the device is throttled or busy, as nvbench does, within a share of the budget for the whole measurement."""
+        if not self._harness.profiled:
+            self._waited += self._harness.wait_out(WAIT_SHARE * self._plan.budget - self._waited)
+
+    def _look(self, times: int = 1) -> None:
+        """Look whether other work keeps the device busy."""
+        self.looks += [self._harness.busy() for _ in range(times)]
 
     def _profile(self) -> None:
         self._sampler = self._make()
@@ -145,15 +183,18 @@ class Sampling:
     def _warm_up(self) -> float:
         """Sample until steady; gives the seconds that one sample costs."""
         # The first launch compiles and loads; nothing may hold the stream meanwhile.
+        begun = self._device.now()
         self._launch_once()
+        first = self._device.now() - begun
         self._device.memory.settle()
         if self.target.foreign and self.choice.sampler != "host":
-            self._find_stream()
+            self._find_stream(first)
         limit = WARM_UP_SHARE * self._plan.budget
         if self._latency is not None and self._latency > max(limit, LONG):
             # The look for its stream was its warm-up.
             self._sampler = self._make()
             return self._latency
+        self._alone = []
         self._sampler = self._make()
         begun, already = self._device.now(), self._expired
         if self.choice.sampler in BATCHES:
@@ -190,16 +231,16 @@ class Sampling:
         target.launch(0, target.stream)
         self._device.streams.synchronize()
 
-    def _find_stream(self) -> None:
+    def _find_stream(self, first: float) -> None:
         """Time a foreign callable where it works; by the host's clock where no stream shows it."""
         target = self.target
         restore, floor = self._shot().restore, self._harness.floors().empty
         try:
             with uncollected():
-                found = find_stream(self._device, restore, partial(target.launch, 0), target.stream, floor)
+                found = find_stream(self._device, restore, partial(target.launch, 0), target.stream, floor, first)
         except HoldExpired as expired:
             if self._again():
-                self._find_stream()
+                self._find_stream(first)
             else:
                 self._to_host(str(expired))
         except Elsewhere as reason:
@@ -207,6 +248,8 @@ class Sampling:
             self.work_seen = not isinstance(reason, NoWork)
         else:
             self._latency = found.seconds
+            self._alone = [] if found.sample is None else [found.sample]
+            self.alone = bool(self._alone)
             if found.stream is not target.stream and target.run_on is not None:
                 self.target = target.run_on(found.stream)
             if found.name is not None:
@@ -252,12 +295,16 @@ class Sampling:
         while True:
             count = len(self._kept[0]) + len(self._lost[0])
             left = stopping.rounds_left(count, self.target.places) if together else quota - count
-            samples = self._take(min(chunk, left))
+            samples = [(0, seconds) for seconds in self._alone] or self._take(min(chunk, left))
+            self._alone = []
             now = self._device.conditions()
             self.seen.append(now)
             into = self._lost if now.throttle_reasons else self._kept
             for place, seconds in samples:
                 into[place].append(seconds)
+            self._look()
+            if now.throttle_reasons:
+                self.wait_out()
             both = [kept + lost for kept, lost in zip(self._kept, self._lost, strict=True)]
             spent = self._device.now() - begun
             if (
@@ -342,6 +389,8 @@ class Sampling:
             name=self._name,
             category=category_of(target, mode, self._device.facts.l2_bytes),
             random=self._random,
+            host_times=self._host_times,
+            clocks=self._clocks,
             # Launches of one placement follow each other by themselves; those of several evict each other's data.
             untimed=UNTIMED if mode == "hot" and target.places > 1 else 0,
         )

@@ -128,6 +128,7 @@ LOOKS = 2
 time."""
 LONG = 0.025  # seconds of work from which delays by other streams, of microseconds, do not matter
 LONG_SHARE = 0.1  # share of the whole time for which a stream must be busy with long work
+ALONE = 0.99  # the same for work of which one launch is enough: nothing of it runs elsewhere for longer than a hundredth of the time
 FILLED = 0.9  # share of the whole time for which a stream is busy with long work that is timed there without a look at other streams
 BESIDE = 20e-6
 """Seconds for which the device may be busy after the timed stream is done, beyond the cost of asking; above, something runs beside it."""
@@ -159,21 +160,26 @@ class TimingSite:
     stream: Stream
     name: str | None  # of the stream; None for the current stream of the launch
     seconds: float  # from a launch until the device is idle
+    sample: float | None = None  # of long work that is alone on the current stream: the seconds of the launch that showed it
 
 
-def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float) -> TimingSite:
+def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, floor: float, first: float = 0.0) -> TimingSite:
     """The stream on which the work can be timed.
 
-    The search launches short work some seven times, and holds and times each stream that the work may go to. Long work is launched twice.
+    The search launches short work some seven times, and holds and times each stream that the work may go to. Long work is launched twice;
+    once, if it is alone on the current stream.
     `prepare`: restores the work's inputs.
     `launch`: queues the work once; it ran before, so that nothing is compiled now.
     `own`: the current stream of the launch.
     `floor`: seconds of an empty interval.
+    `first`: seconds of the first launch, with what it compiled.
     Raises `HoldExpired`: the work waits for the device.
     Raises `Elsewhere`: it runs on streams of its own; `NoWork` if it runs nowhere.
     """
     defaults = device.streams.defaults()
     watch = _LaunchWatch(device, prepare, launch, floor)
+    if first > LONG and (sample := watch.alone(own, first)) is not None:
+        return TimingSite(own, None, sample, sample)
     busy = [own] if watch.fills(own) else [s for s in (own, *defaults) if watch.busy(own, s)]
     if defaults and own in busy and defaults[0] in busy:
         # Some of it follows the current stream and some does not: with the default stream as the current one, all of it runs there.
@@ -205,6 +211,13 @@ class _LaunchWatch:
         self._whole: float | None = None
         self._beside = 0.0  # seconds for which the device was busy after the stream `_first` at the first look
         self._first: Stream | None = None
+
+    def alone(self, own: Stream, first: float) -> float | None:
+        """Seconds of one launch, if it is long and `own`, as the current stream, is busy with it for the whole time; else None."""
+        begun = self._device.now()
+        interval = self._interval(own, own, first)
+        whole = self._device.now() - begun
+        return interval if interval > max(LONG, ALONE * whole) else None
 
     def fills(self, own: Stream) -> bool:
         """True if `own`, as the current stream, is busy with long work for nearly the whole time. Work beside it that ends sooner costs

@@ -8,7 +8,8 @@ from functools import partial
 from msgspec.structs import replace
 
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.devices.protocol import Device, NotCounted, Undelivered
+from pytest_gpumem.devices.protocol import Device, Launch, NotCounted, Undelivered
+from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.managed import ManagedBuffer
@@ -50,6 +51,39 @@ def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
     except NotCounted as reason:
         return replace(known, not_counted=str(reason))
     return replace(seen, arguments=known.arguments, set_aside=known.set_aside)
+
+
+OUTSIDE = 0.01  # share of the latency up to which work outside of the timed interval does not matter
+
+
+def find_outside(device: Device, target: Target, idle: Launch) -> float:
+    """Seconds of one launch's work that run outside of the interval in which samples are timed, such as on a stream of its own.
+
+    The launch is queued behind a hold, as for a sample, between two idle launches on the timed stream: what does not run between these two
+    is outside. Two parts that run at once count twice.
+    `idle`: the idle launch.
+    Raises `NotCounted`: with the reason.
+    Raises `HoldExpired`: the launch waits for the device.
+    """
+    stream = target.stream
+
+    def queue() -> None:
+        with held(device, stream):
+            device.kernels.launch(idle, stream)
+            target.launch(0, stream)
+            device.kernels.launch(idle, stream)
+        device.streams.synchronize()
+
+    put_back(device, target)
+    with uncollected():
+        spans = device.counters.spans(queue)
+    name = idle.kernel.entry.partition("<")[0]
+    marks = [span for span in spans if span.grid == idle.shape.blocks and name in span.name]
+    if len(marks) < 2:
+        raise Undelivered("CUPTI did not deliver all kernels")
+    first, last = min(marks, key=lambda span: span.start), max(marks, key=lambda span: span.end)
+    others = [span for span in spans if span not in (first, last)]
+    return sum(max(0.0, min(one.end, first.start) - one.start) + max(0.0, one.end - max(one.start, last.end)) for one in others)
 
 
 def find_what_ran(

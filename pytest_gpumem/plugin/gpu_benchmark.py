@@ -199,6 +199,7 @@ class GpuBenchmark:
                         ran=ran,
                         varying=test.varying_arguments,
                         causes=partial(self._needs_causes, limits),
+                        streams=session.watches_streams,
                     ),
                 )
             except WrongResult as error:

@@ -209,6 +209,11 @@ class GpuSession:
         return not self.settings.no_what_ran and EVIDENCE not in switched_off(os.environ) and not self.ranges.tool_attached()
 
     @property
+    def watches_streams(self) -> bool:
+        """True if each row of foreign code is watched for work on streams of its own, in further processes too."""
+        return not self.settings.no_what_ran and not self.ranges.tool_attached()
+
+    @property
     def explains(self) -> bool:
         """True in a process of `gpumem explain`: every measurement takes the passes from which causes follow."""
         return CAUSES in os.environ

@@ -238,6 +238,18 @@ class Measurement(Record, frozen=True, dict=True):
     work_seen: bool | UnsetType = UNSET
     """False if no work was seen on the timed stream, a default stream or elsewhere on the device: the time may be the host's alone. Written
     only then."""
+    outside: Seconds | UnsetType = UNSET
+    """Work of one launch that runs outside of the timed interval, such as on a stream of its own, in seconds: `latency` lacks it. Written
+    only where there is some."""
+    busy: Share | UnsetType = UNSET
+    """Share of the looks before, between and after the samples at which other work kept the device busy. Written only where one did."""
+    launches_wait: bool | UnsetType = UNSET
+    """True if the environment made every launch wait for the device (`CUDA_LAUNCH_BLOCKING`). Written only then."""
+    host_time: Seconds | UnsetType = UNSET
+    """Seconds that the host takes to queue one launch: the median of the samples. Not written where no launch is queued by itself."""
+    ran_at_hz: NotNegative | UnsetType = UNSET
+    """SM clock that really ran just before the samples, in hertz, by the device's own timer: the median. Not written where it is
+    unknown."""
 
     @property
     def controls(self) -> Controls | None:

@@ -6,6 +6,7 @@ Sources: CUPTI, CUpti_ActivityUnifiedMemoryCounter3 and cuptiActivityConfigureUn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -15,7 +16,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda import modules, what_ran
 from pytest_gpumem.devices.cuda.cupti import PASSES, USE_KINDS, imported, together, use_of
-from pytest_gpumem.devices.protocol import Counters, NotCounted, Undelivered
+from pytest_gpumem.devices.cuda.own_kernels import HOLD
+from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered
 from pytest_gpumem.records.migrations import (
     BETWEEN_DEVICES,
     CPU_FAULT,
@@ -113,6 +115,21 @@ class CudaCounters:
             if seen:
                 return replace(together(seen), at_once=round(at_once(kernels)))
         raise NotCounted(f"CUPTI told of no kernel, copy or memset in {PASSES} passes")
+
+    def spans(self, work: Callable[[], None]) -> list[Span]:
+        """As `activity`, each kernel, copy and memset by itself, but holds. Raises `NotCounted`: as `watch`."""
+        found: list[tuple[str, int, int, int]] = []
+
+        def receive(cupti: Any, record: Any) -> None:
+            use = use_of(cupti, record)
+            name, blocks = (use.name, math.prod(use.grid)) if isinstance(use, KernelUse) else ("", 0)
+            if name != HOLD:
+                found.append((name, blocks, int(record.start), int(record.end)))
+
+        self.watch(USE_KINDS, receive, work)
+        # Nanoseconds since 1970 as seconds would lose a quarter of a microsecond.
+        first = min((start for _, _, start, _ in found), default=0)
+        return [Span(name, blocks, (start - first) * 1e-9, (end - first) * 1e-9) for name, blocks, start, end in found]
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         """Record each step of `work`, which queues; `wait` waits for it, and is no part of it.

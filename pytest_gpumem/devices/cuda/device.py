@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -116,8 +117,14 @@ class CudaDevice:
     def now(self) -> float:
         return time.perf_counter()
 
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     def entropy(self, seed: int) -> int:
         return secrets.randbits(64)
+
+    def launches_wait(self) -> bool:
+        return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
 
     def was_reset(self) -> bool:
         return identity(self._index) != self._context

@@ -28,13 +28,16 @@ from pytest_gpumem.kernels.kernel import LaunchShape
 _SLOT_WORDS = 32  # 128 bytes: no two holds share a cache line
 _SLOTS = 64
 _EXPIRED = 2
+_CLOCK_SECONDS = 10e-6  # shortest hold that tells the clock: the device's timer ticks every 32 ns on an H200
 
 
 @dataclass(eq=False)
 class CudaHold:
     """One waiting stream."""
 
-    words: Any  # the slot's two words: written by the host to release, by the kernel to say how it ended
+    words: Any
+    """The slot's words of 4 bytes: written by the host to release; by the kernel to say how it ended, and (8 bytes each) how many cycles
+    and nanoseconds it held."""
     slot: int
     stream: CudaStream
     timeout: float
@@ -42,6 +45,10 @@ class CudaHold:
     def release(self) -> None:
         """Let the stream go on. If it had timed out before, `synchronize` raises `HoldExpired`."""
         self.words[0] = 1
+
+    def clock(self) -> float | None:
+        cycles, nanoseconds = (int(word) for word in self.words[2:6].view("u8"))
+        return cycles / nanoseconds * 1e9 if nanoseconds >= _CLOCK_SECONDS * 1e9 else None
 
 
 class Holds:
@@ -64,7 +71,7 @@ class Holds:
             raise DeviceError(f"{_SLOTS} holds wait already: synchronize before asking for more")
         slot = self._free.pop()
         words = self._words[slot]
-        words[:2] = 0
+        words[:6] = 0
         hold = CudaHold(words, slot, stream, timeout)
         try:
             call = self._calls.get((slot, timeout))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from pytest_gpumem.devices.checks import check_managed, check_window, unsupported
 from pytest_gpumem.devices.footprints import SourceFootprints
-from pytest_gpumem.devices.protocol import Advice, Allocation, Stream, Unsupported, WindowSpec
+from pytest_gpumem.devices.protocol import Advice, Allocation, Span, Stream, Unsupported, WindowSpec
 from pytest_gpumem.devices.simulated.allocations import SimulatedMemory
 from pytest_gpumem.devices.simulated.content import SimulatedContent
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
@@ -32,7 +33,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, at_once, copies_together, kernels_together
-from pytest_gpumem.records.what_ran import WhatRan, what_ran
+from pytest_gpumem.records.what_ran import Step, WhatRan, what_ran
 
 
 class SimulatedL2(Facet):
@@ -128,17 +129,20 @@ class SimulatedCounters(Facet):
         self._timeline.run()
         return self._machine.timing.pages.take()
 
-    def activity(self, work: Callable[[], None]) -> Activity:
+    def _watched(self, work: Callable[[], None]) -> list[tuple[Step, float, float]]:
+        """Each kernel and copy of `work`, with its start and its seconds."""
         self._timeline.run()
-        self._machine.watching = []
+        seen = self._machine.watching = list[tuple[Step, float, float]]()
         try:
             work()
             self._timeline.run()
-            seen = self._machine.watching
         finally:
             self._machine.watching = None
+        return seen
+
+    def activity(self, work: Callable[[], None]) -> Activity:
         kernels, copies, times = list[KernelUse](), list[CopyUse](), list[tuple[float, float]]()
-        for ran, start, seconds in seen:
+        for ran, start, seconds in self._watched(work):
             nanoseconds = round(seconds * 1e9)
             if ran.grid is not None and ran.block is not None:
                 kernels.append(KernelUse(ran.name, ran.grid, ran.block, 1, nanoseconds, shared=ran.dynamic_shared))
@@ -147,6 +151,9 @@ class SimulatedCounters(Facet):
                 copies.append(CopyUse(ran.name, ran.source or "", ran.memory or "", 1, ran.nbytes or 0, nanoseconds))
         together = kernels_together(kernels), copies_together(copies)
         return Activity(kernels=together[0], copies=together[1], at_once=round(at_once(times)), source="the model")
+
+    def spans(self, work: Callable[[], None]) -> list[Span]:
+        return [Span(ran.name, math.prod(ran.grid or (0,)), start, start + seconds) for ran, start, seconds in self._watched(work)]
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         self._timeline.run()
@@ -189,6 +196,9 @@ class SimulatedDevice:
         self.timeline.host += CALL
         return self.timeline.host
 
+    def pause(self, seconds: float) -> None:
+        self.timeline.host += seconds
+
     def entropy(self, seed: int) -> int:
         return seed
 
@@ -206,6 +216,9 @@ class SimulatedDevice:
 
     def elsewhere(self) -> int | None:
         return None
+
+    def launches_wait(self) -> bool:
+        return False
 
     def was_reset(self) -> bool:
         return False

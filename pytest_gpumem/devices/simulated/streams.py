@@ -169,10 +169,14 @@ class Facet:
 class SimulatedHold:
     """A stream that waits."""
 
-    def __init__(self, timeline: Timeline, stream: SimulatedStream, item: HoldItem) -> None:
+    def __init__(self, timeline: Timeline, stream: SimulatedStream, item: HoldItem, clock: float | None) -> None:
         self._timeline = timeline
         self._stream = stream
         self._item = item
+        self._clock = clock
+
+    def clock(self) -> float | None:
+        return self._clock
 
     def release(self) -> None:
         timeline, item = self._timeline, self._item
@@ -241,7 +245,7 @@ class SimulatedStreams(Facet):
         self._timeline.forbid_capture("it holds the stream")
         own, item = own_stream(stream), HoldItem(timeout)
         self._timeline.queue(own, QueueStep(item), LAUNCH)
-        return SimulatedHold(self._timeline, own, item)
+        return SimulatedHold(self._timeline, own, item, self._machine.sheet.card().sm_clock_hz)
 
 
 class SimulatedGraphs(Facet):

@@ -20,7 +20,7 @@ from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.conductor import worst
-from pytest_gpumem.measuring.harness import FLOOR_SAMPLES, STREAMS
+from pytest_gpumem.measuring.harness import FLOOR_SAMPLES, STREAMS, Harness
 from pytest_gpumem.measuring.samplers import BlockedSampler, HostSampler
 from pytest_gpumem.measuring.sampling import PROFILED_SAMPLES, Sampling
 from pytest_gpumem.measuring.target import WrongResult
@@ -407,6 +407,7 @@ def throttling(bench: Bench, monkeypatch: pytest.MonkeyPatch, hot: Callable[[int
 
 def test_throttled_placements_are_discarded_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     throttling(bench, monkeypatch, lambda look: look in (3, 4))  # look 1 is before the first sample
+    monkeypatch.setattr("pytest_gpumem.measuring.sampling.WAIT_SHARE", 0.0)  # a wait looks too
     monkeypatch.setattr("pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 10.0)  # one look a placement
     x = bench.memory.device(2 * MiB)
     taken = bench.case(lambda memory: case(lambda: None, x), placements=5)
@@ -418,6 +419,7 @@ def test_throttled_placements_are_discarded_and_counted(bench: Bench, monkeypatc
 
 def test_throttled_samples_of_placements_side_by_side_are_discarded_and_counted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     throttling(bench, monkeypatch, lambda look: look in (3, 4))
+    monkeypatch.setattr("pytest_gpumem.measuring.sampling.WAIT_SHARE", 0.0)
     monkeypatch.setattr("pytest_gpumem.measuring.sampling.CHUNK_SECONDS", 1e-6)  # a look a round
     a, b = bench.buffers(2, 2 * MiB)
     own = (a.address, b.address)
@@ -470,7 +472,8 @@ def test_under_a_profiler_each_launch_is_alone_in_its_range(monkeypatch: pytest.
     assert "measured under a profiler: times are not comparable" in taken.notes
 
 
-def test_the_floor_is_measured_once(bench: Bench) -> None:
+def test_the_floor_is_measured_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Harness, "busy", lambda self: False)
     holds: list[Any] = []
     bench.device.before("streams.hold", lambda stream, timeout: holds.append(stream))
     one = triad(bench, nbytes=2 * MiB, sampler="host")  # so that only the floor holds a stream
@@ -482,7 +485,8 @@ def test_the_floor_is_measured_once(bench: Bench) -> None:
     assert 0 < one.floor < min(one.samples)
 
 
-def test_the_launch_overhead_is_measured_once_and_belongs_to_held_samples(bench: Bench) -> None:
+def test_the_launch_overhead_is_measured_once_and_belongs_to_held_samples(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Harness, "busy", lambda self: False)
     one, two = triad(bench, nbytes=2 * MiB), triad(bench, nbytes=8 * MiB)
     assert one.sampler == two.sampler == "blocked"
     assert one.overhead is not None

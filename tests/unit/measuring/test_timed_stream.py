@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 from bench import Bench
-from counted_device import CountedDevice, replaced
+from counted_device import CountedDevice, failing, replaced
 from msgspec import UNSET
 
-from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, Stream
+from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, NotCounted, Stream
 from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.conductor import Passes
 from pytest_gpumem.measuring.target_callable import LONG, Elsewhere, NoWork, find_stream
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.memory.l2 import persisting
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.units import GiB, MiB
 
@@ -295,7 +296,8 @@ def test_a_window_does_not_cover_what_runs_elsewhere(scene: Scene) -> None:
 @pytest.mark.parametrize("mode", ["clean-cold", "hot"])
 @pytest.mark.parametrize("case", [False, True])
 def test_slow_work_keeps_near_its_budget(scene: Scene, case: bool, mode: str) -> None:
-    """Half a second of work with a budget of one second: a first launch, two looks, and one sample at each of two placements."""
+    """Half a second of work with a budget of one second: a first launch, a look that is the first sample, and another sample; of a `Case`
+    a launch at its new placement before that."""
     long, launches = scene.launch_of(8 * GiB), list[Stream]()
 
     def work() -> None:
@@ -310,5 +312,46 @@ def test_slow_work_keeps_near_its_budget(scene: Scene, case: bool, mode: str) ->
         taken = scene.bench.take(scene.bench.target(work), placements=8, budget=1.0, mode=mode)
     assert taken.latency == pytest.approx(0.5, rel=0.2)
     assert len(taken.placements) == (2 if case else 1)
-    assert len(launches) <= (6 if case else 5)
+    assert len(launches) <= (4 if case else 3)
     assert scene.device.now() - begun < 3.5
+
+
+def test_work_on_an_own_stream_that_is_waited_for_is_not_left_out(scene: Scene) -> None:
+    """Nothing is left of it when the launch returns, so that no look at a stream sees it."""
+    big, small = scene.launch_of(32 * MiB), scene.launch_of(1 * MiB)
+
+    def waited(current: Stream) -> None:
+        scene.device.kernels.launch(big, scene.device.private)
+        scene.device.streams.synchronize(scene.device.private)
+        scene.device.kernels.launch(small, current)
+
+    def joined(current: Stream) -> None:
+        scene.device.streams.join(scene.device.private, current)
+        scene.device.kernels.launch(big, scene.device.private)
+        scene.device.streams.join(current, scene.device.private)
+        scene.device.kernels.launch(small, current)
+
+    def judged(measured: Any) -> Any:
+        return judge(measured, Limits(max_latency="1 s"), scene.device.facts, [], strict=False)
+
+    alone, whole = take(scene, scene.on(None, work=big)), take(scene, waited)
+    assert whole.sampler == "host"
+    assert re.match(r"[\d.]+ us of its work run on a stream that the timed one does not wait for: wall-clock time", whole.sampler_reason)
+    assert whole.latency > alone.latency
+    assert judged(whole).outcome is Outcome.PASS
+    inside = take(scene, joined)
+    assert inside.sampler == "blocked"
+    assert inside.latency > alone.latency
+    asked = take(scene, waited, sampler="blocked")
+    assert asked.latency < 0.3 * alone.latency
+    assert asked.outside == pytest.approx(alone.latency, rel=0.3)
+    assert (judged(asked).outcome, judged(asked).code) == (Outcome.UNDECIDED, Code.CONDITIONS)
+    assert "of its work run on a stream that the timed one does not wait for" in judged(asked).reason
+
+
+def test_a_row_says_that_nothing_looked_for_own_streams(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = scene.bench.target(lambda: scene.on(None)(scene.device.current_of_libraries))
+    assert "own streams not checked" in scene.bench.take(target, Passes(streams=False)).notes
+    monkeypatch.setattr(scene.device.counters, "spans", failing(error=NotCounted))
+    assert "own streams not checked: made to fail" in take(scene, scene.on(None)).notes
+    assert not any("own streams" in note for note in scene.bench.measure("copy", *scene.bench.buffers(2)).notes)

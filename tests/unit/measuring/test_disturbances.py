@@ -1,0 +1,110 @@
+"""Other work on the device, throttling, the SM clock that ran and the host's time of a launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from bench import Bench
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from pytest_gpumem.judging.judge import judge
+from pytest_gpumem.measuring.sampling import WAIT_SHARE
+from pytest_gpumem.measuring.target_case import Case
+from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.units import MiB
+
+
+def judged(bench: Bench, measured: Measurement) -> Any:
+    return judge(measured, Limits(max_latency="1 s"), bench.device.facts, [], strict=False)
+
+
+def triad(bench: Bench, **plan: Any) -> Measurement:
+    return bench.measure("triad", *bench.buffers(3, 2 * MiB), 3.0, **{"budget": 0.2, **plan})
+
+
+class Load:
+    """Work of somebody else, such as a thread that the test before has left: it keeps a stream of its own busy until `until`."""
+
+    def __init__(self, bench: Bench, until: float) -> None:
+        buffers, values = bench.kernels.copy.arguments(tuple(bench.buffers(2, 64 * MiB)), {})
+        work, stream = bench.kernels.copy.launch(buffers, values), bench.device.streams.create()
+
+        def queue(*_: Any) -> None:
+            for __ in range(4 if bench.device.now() < until else 0):
+                bench.device.kernels.launch(work, stream)
+
+        bench.device.before("streams.hold", queue)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_work_beside_the_samples_leaves_a_row_undecided(bench: Bench, known: bool) -> None:
+    """Also where it has begun before anything was measured, so that what is usual was read beside it."""
+    assert triad(Bench()).busy is UNSET
+    if known:
+        bench.conductor.floors()
+    Load(bench, until=1e9)
+    beside = triad(bench)
+    assert isinstance(beside.busy, float)
+    assert beside.busy > 0.5
+    verdict = judged(bench, beside)
+    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
+    assert "other work kept the device busy at " in verdict.reason
+
+
+def test_what_ends_soon_is_waited_for(bench: Bench) -> None:
+    alone = triad(bench)
+    Load(bench, until=bench.device.now() + 0.04)
+    after = triad(bench)
+    assert after.busy is UNSET
+    assert after.latency == pytest.approx(alone.latency, rel=0.02)
+    assert judged(bench, after).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(("seconds", "outcome"), [(0.5, Outcome.PASS), (50.0, Outcome.UNDECIDED)])
+def test_throttling_is_waited_out_within_the_budget(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float, outcome: Outcome
+) -> None:
+    bench.conductor.ready()
+    calm, begun = bench.device.conditions(), bench.device.now()
+
+    def conditions() -> Any:
+        hot = bench.device.now() - begun < WAIT_SHARE * seconds
+        return replace(calm, throttle_reasons=("sw_power_cap",)) if hot else calm
+
+    monkeypatch.setattr(bench.device, "conditions", conditions)
+    taken = triad(bench, budget=1.0)
+    assert judged(bench, taken).outcome is outcome
+    assert (taken.discarded == 0) is (outcome is Outcome.PASS)
+    assert bench.device.now() - begun < 1.5
+
+
+def test_the_sm_clock_that_ran_is_recorded(bench: Bench) -> None:
+    assert triad(bench).ran_at_hz == bench.device.conditions().sm_clock_hz
+    assert triad(bench, sampler="host").ran_at_hz is UNSET
+
+
+@pytest.mark.parametrize(("mode", "sampler"), [("clean-cold", "blocked"), ("hot", "batched"), ("clean-cold", "host")])
+def test_the_hosts_time_of_a_launch_is_a_figure_of_its_own(bench: Bench, mode: str, sampler: str) -> None:
+    def slow() -> None:
+        bench.device.pause(2e-3)
+
+    def build(memory: Any) -> Case:
+        return Case(launch=slow, reference=slow, reads=[memory.device(2 * MiB)])
+
+    taken = bench.case(build, mode=mode, sampler=sampler, placements=2, budget=1.0)
+    assert taken.host_time == pytest.approx(2e-3, rel=0.05)
+    assert (taken.latency > 1e-3) is (sampler == "host")
+    assert triad(bench, mode="hot").host_time is UNSET  # a graph queues all launches at once
+
+
+def test_a_row_whose_launches_all_wait_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.device, "launches_wait", lambda: True)
+    monkeypatch.setattr(bench.device.streams, "hold", lambda *_: pytest.fail("it would expire"))
+    taken = triad(bench)
+    assert (taken.sampler, taken.launches_wait) == ("host", True)
+    verdict = judged(bench, taken)
+    assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
+    assert "CUDA_LAUNCH_BLOCKING is set" in verdict.reason
