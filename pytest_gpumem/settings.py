@@ -51,6 +51,9 @@ WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
 
+EXISTING = ("adopt",)
+"""What the option `existing` takes: pytest-benchmark's `benchmark` measures the GPU."""
+
 _NO = ("0", "false", "no", "off")
 
 
@@ -84,6 +87,13 @@ def _footprint(value: object) -> str:
         raise units.QuantityError(
             f"{value!r} is not one of {', '.join(FOOTPRINTS)}; where tests follow, write --gpumem-footprint=on"
         ) from None
+
+
+def _existing(value: object) -> tuple[str, ...]:
+    words = [word.strip() for word in value.split(",")] if isinstance(value, str) else []
+    if not words or not set(words) <= set(EXISTING):
+        raise refused(value, "adopt", "does not say what is done with existing tests")
+    return tuple(word for word in EXISTING if word in words)
 
 
 def device_choice(value: object) -> str:
@@ -323,6 +333,14 @@ OPTIONS: tuple[Option, ...] = (
         bare="on",
     ),
     Option(
+        "existing",
+        OptionRole.MEASURING,
+        _existing,
+        "Tests that exist, unchanged: adopt, to measure the GPU where a test calls pytest-benchmark's benchmark. Default: none.",
+        "WORDS",
+        on_marker=True,
+    ),
+    Option(
         "no_what_ran",
         OptionRole.MEASURING,
         _flag,
@@ -398,9 +416,12 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
-_OF_ONE_TEST: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"gpus": _count, "oversubscribe": _flag, "varying_arguments": _numbers})
+_OF_ONE_TEST: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
+    {"gpus": _count, "oversubscribe": _flag, "varying_arguments": _numbers, "adopt": _flag}
+)
 """Keywords of a marker that are no options, with their parsers: how many GPUs the test has for itself, whether it may take more managed
-memory than its GPU has free, and the arguments of its kernels that vary on purpose."""
+memory than its GPU has free, the arguments of its kernels that vary on purpose, and whether its use of pytest-benchmark may be measured on
+the GPU."""
 _NO_SETTINGS = (*LIMITS, *_OF_ONE_TEST)  # keywords of a marker that are no fields of `Settings`
 MARKER_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *_NO_SETTINGS)))
 """Keywords of `@pytest.mark.gpumem`."""
@@ -434,6 +455,7 @@ class Settings(NamedTuple):
     pinned_share: float = 0.5  # share of the host's RAM
     count_pages: bool = False
     footprint: str = "auto"
+    existing: tuple[str, ...] = ()  # words of `EXISTING`
     no_what_ran: bool = False
     processes: int | None = None  # None: one, and more for undecided rows
     isolate: bool = False

@@ -22,7 +22,7 @@ from pytest_gpumem.records.footprint import MemoryPlace, Site
 MOST_SITES = 20  # sites that a footprint has by bytes at the peak, and again by bytes kept
 LONGEST_CODE = 120  # characters of a line of code that are shown
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+PACKAGE = str(Path(__file__).resolve().parent.parent)
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -47,7 +47,7 @@ def is_users(file: str) -> bool:
     """True for a file that is neither the standard library's, nor an installed package's, nor this package's."""
     if file.startswith("<"):
         return False
-    return not file.startswith((_PACKAGE, *_STANDARD)) and not any(part in _INSTALLED for part in _parts(file))
+    return not file.startswith((PACKAGE, *_STANDARD)) and not any(part in _INSTALLED for part in _parts(file))
 
 
 def users_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -55,7 +55,7 @@ def users_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     called = max((place for place, frame in enumerate(stack) if "_pytest" in _parts(frame[0])), default=-1)
     stack = stack[called + 1 :] or stack  # what started pytest leads to no allocation
     found = tuple(frame for frame in stack if is_users(frame[0]))
-    return found or tuple(frame for frame in stack if not frame[0].startswith(("<", _PACKAGE))) or tuple(stack)
+    return found or tuple(frame for frame in stack if not frame[0].startswith(("<", PACKAGE))) or tuple(stack)
 
 
 def sites(
@@ -100,7 +100,7 @@ class _Group:
             file=shown_path(file, root),
             line=line,
             function=function,
-            code=_code(file, line),
+            code=code_of(file, line),
             library=library,
             kind=kind,
             at_peak=_sum(self.at_peak),
@@ -112,7 +112,7 @@ class _Group:
         )
 
 
-def _code(file: str, line: int) -> str:
+def code_of(file: str, line: int) -> str:
     """The text of a line; empty if it cannot be read."""
     if not file:
         return ""
@@ -182,7 +182,7 @@ def _steps(level: list[_Way], begins: list[Any], seen: set[int]) -> Iterator[tup
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_PACKAGE)
+    return frame.f_code.co_filename.startswith(PACKAGE)
 
 
 def _named(holder: Any, way: _Way) -> str | None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.allocation_sites import python_stack, referrers_of
+from pytest_gpumem.devices.calls import CallSource, CallWindow, PlainCalls
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import (
     NOTHING,
@@ -100,10 +101,19 @@ class SourceFootprints:
     `driver`: source of the driver's allocations; None on a simulated device.
     `libraries`: sources of the libraries.
     `free_bytes`: memory of the device that would be free without that of fixtures and of the harness; None where it means nothing.
+    `calls`: reports calls.
     """
 
-    def __init__(self, driver: Source | None, libraries: Sequence[Source], free_bytes: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        driver: Source | None,
+        libraries: Sequence[Source],
+        free_bytes: Callable[[], int | None],
+        calls: CallSource | None = None,
+    ) -> None:
         self._driver, self._libraries, self._free_bytes = driver, libraries, free_bytes
+        self.calls = calls or PlainCalls(lambda log: None)
+        self._not_counted: str | None = "calls are counted with --gpumem-existing=watch"  # None while they are counted
         self._log = MemoryLog()
         self._wanted: tuple[Source, ...] | None = None
         """Sources that are watched as soon as their libraries are in use; None: nothing is watched."""
@@ -111,7 +121,7 @@ class SourceFootprints:
         self._reasons: dict[str, str] = {}
         """By source, why it reports no single allocations."""
         self._stacks = False
-        self._paused = False
+        self._paused = self._counts = False
         self._before: dict[Series, Figures] | None = None
         """What libraries counted when a block of `ours` began; None outside of such a block."""
         self._first = LogMark()  # what the log had reached then
@@ -123,8 +133,10 @@ class SourceFootprints:
         """High-water marks of libraries that rose in such a block."""
         self._numbers = itertools.count(1)
 
-    def start(self, *, driver: bool, stacks: bool = False) -> None:
+    def start(self, *, driver: bool, stacks: bool = False, calls: bool = False) -> None:
         self.stop()
+        if calls:
+            self._not_counted = self.calls.start()
         also = (self._driver,) if driver and self._driver is not None else ()
         self._wanted, self._stacks = (*also, *self._libraries), stacks
         self._reasons.clear()
@@ -137,6 +149,7 @@ class SourceFootprints:
             source.stop()
         self._running.clear()
         self._wanted = None
+        self.calls.stop()
 
     @property
     def driver_is_watched(self) -> bool:
@@ -161,6 +174,9 @@ class SourceFootprints:
 
     def _figures(self) -> dict[Series, Figures]:
         return {series: figures for source in self._running.values() for series, figures in source.figures().items()}
+
+    def counting(self) -> CallWindow | str:
+        return self.calls.log.open() if self._not_counted is None else self._not_counted
 
     def watch(self) -> MemoryWatch:
         if self._wanted is None:
@@ -214,6 +230,8 @@ class SourceFootprints:
             self._pause()
 
     def _pause(self) -> None:
+        self._counts = self.calls.running
+        self.calls.stop()
         for source in self._running.values():
             source.stop()
         self._paused = True
@@ -221,6 +239,8 @@ class SourceFootprints:
     def _resume(self) -> None:
         """Watch again, and book what was freed unseen."""
         self._paused = False
+        if self._counts:
+            self._not_counted = self.calls.start()
         for source in self._running.values():
             source.start(self._log, self._stacks)
         assert self._before is not None

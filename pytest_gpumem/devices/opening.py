@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
 from pytest_gpumem.collector import uncollected
+from pytest_gpumem.devices.calls import CallSource
 from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
@@ -40,6 +41,10 @@ class DeviceChoice:
     alike: tuple[str, ...] = ()  # those of them that have the same key: their rows belong to one baseline
     follow: Callable[[], object] = lambda: None
     """Follows the machine code that this process loads from now on, so that `Counters.what_ran` knows it; without a context."""
+    unfinished: Callable[[], bool] = lambda: False
+    """True if this process has a context, and work waits on its default streams or the current stream of a library. Waits for nothing."""
+    calls: Callable[[], CallSource | None] = lambda: None
+    """What reports the calls of this process, without a context; None where the open device has it."""
 
 
 def asked(choice: str) -> AbstractContextManager[DriverAnswer]:
@@ -101,6 +106,8 @@ def _cuda(index: int, asked: DriverAnswer) -> DeviceChoice:
         gpus=found.gpus,
         alike=found.alike,
         follow=_follow_modules,
+        unfinished=_cuda_unfinished,
+        calls=_cuda_calls,
     )
 
 
@@ -121,6 +128,18 @@ def _follow_modules() -> None:
         follow()
 
 
+def _cuda_unfinished() -> bool:
+    from pytest_gpumem.devices.cuda.unfinished import unfinished
+
+    return unfinished()
+
+
+def _cuda_calls() -> CallSource:
+    from pytest_gpumem.devices.cuda.calls import CALLS
+
+    return CALLS
+
+
 def _open_cuda(index: int, facts: DeviceFacts) -> Device:
     from pytest_gpumem.devices.cuda.own_kernels import compiled_meanwhile
     from pytest_gpumem.devices.cuda.primary import made_meanwhile
@@ -138,4 +157,16 @@ def _simulated(name: str, seed: int, fallback_reason: str | None) -> DeviceChoic
     if name not in DATASHEETS:
         raise NoDevice(f"no simulated device {name!r}; there are {', '.join(sorted(DATASHEETS))}")
     datasheet = DATASHEETS[name]
-    return DeviceChoice(datasheet.facts(), lambda: SimulatedDevice(datasheet, seed=seed), fallback_reason, card=datasheet.card)
+    opened: list[SimulatedDevice] = []
+
+    def open_() -> Device:
+        opened[:] = [SimulatedDevice(datasheet, seed=seed)]
+        return opened[0]
+
+    return DeviceChoice(
+        datasheet.facts(),
+        open_,
+        fallback_reason,
+        card=datasheet.card,
+        unfinished=lambda: any(device.timeline.unfinished() for device in opened),
+    )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
+from pytest_gpumem.devices.calls import CallSource, CallWindow
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import Accounts, AllocationEvent, Growth
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
@@ -133,6 +134,7 @@ class Foreign:
     """Does the work of `function` on the host views of the buffers. The simulated device runs this one."""
     accesses: tuple[Access, ...] = ()  # accesses of one run, for the simulated device's model of the time. Argument names do not matter.
     allocations: tuple[Allocation, ...] = ()  # memory that it touches, one for each access where known
+    on_simulated: bool = False  # it uses no other device than this one: the simulated device runs it where there is no reference
 
 
 class Stream(Protocol):
@@ -495,11 +497,18 @@ class MemoryWatch(Protocol):
 class Footprints(Protocol):
     """The memory that all libraries of this process take on this device, and the driver."""
 
-    def start(self, *, driver: bool, stacks: bool = False) -> None:
+    @property
+    def calls(self) -> CallSource: ...
+
+    def start(self, *, driver: bool, stacks: bool = False, calls: bool = False) -> None:
         """Have the sources report from now on. A second call changes what is watched.
         `driver`: watch the driver's allocations too, which takes some 3 us each.
         `stacks`: keep the Python stack of each allocation.
+        `calls`: count calls too.
         """
+
+    def counting(self) -> CallWindow | str:
+        """Count calls from now on; the reason if they are not counted. What runs inside `paused` does not count."""
 
     def stop(self) -> None:
         """Have the sources report no longer."""

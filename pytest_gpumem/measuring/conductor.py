@@ -70,6 +70,7 @@ class Conductor:
         arena: Arena,
         stream: PersistingStream | None = None,
         moved: int | str | None = None,
+        on_simulated: bool = False,
     ) -> Target:
         """Describe what the short form measures: a kernel of the catalogue, work or any callable, with its arguments.
         Raises `BadCall`: the arguments do not fit, `function` cannot be called, or `moved` is given for a kernel whose traffic is known.
@@ -97,7 +98,9 @@ class Conductor:
                 f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type {type(function).__name__}{remedy}"
             )
         self.device.memory.make_room(unless_free=PLENTY)
-        return callable_target(function, arguments, keywords, arena, queue, stream, declared_bytes("moved", moved))
+        return callable_target(
+            function, arguments, keywords, arena, queue, stream, declared_bytes("moved", moved), on_simulated=on_simulated
+        )
 
     @on_its_device
     def case(self, build: Callable[[Memory], Case], *, arena: Arena) -> Target:

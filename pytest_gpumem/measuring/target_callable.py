@@ -32,11 +32,14 @@ def callable_target(
     stream: Stream,
     window: PersistingStream | None = None,
     moved: int | None = None,
+    *,
+    on_simulated: bool = False,
 ) -> Target:
     """Describe a call of a function.
     `function`: launches work on the current stream.
     `window`: the persisting stream, if `stream` is one.
     `moved`: compulsory bytes of one call, as declared.
+    `on_simulated`: as `Foreign.on_simulated`.
     Raises `BadCall`: the window cannot be on launches that the function makes itself, or the function has no kernel that could carry it.
     Raises `CannotCapture`: the window is to lie on a graph's kernels, and the function cannot be captured.
     """
@@ -45,7 +48,7 @@ def callable_target(
         raise BadCall(f'where="launch" is for kernels of gpu_kernels: {name} makes its launches itself; "stream" and "graph" reach them')
     values = (*arguments, *keywords.values())
     movable = tuple(b for b in dict.fromkeys(v for v in values if isinstance(v, Buffer)) if arena.can_move(b))
-    calls = _Calls(name, Foreign(lambda: function(*arguments, **keywords)), movable, arena, stream, window)
+    calls = _Calls(name, Foreign(lambda: function(*arguments, **keywords), on_simulated=on_simulated), movable, arena, stream, window)
     notes = [] if movable else ["one placement: the callable's arrays are its own; a Case is built anew for each"]
     if moved is not None and (note := beyond_arguments(moved, _nbytes(values))):
         notes.append(note)

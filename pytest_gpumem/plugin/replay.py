@@ -25,6 +25,9 @@ from pytest_gpumem.result_files import revision_of
 DEFAULT_STORAGE = "file://./.benchmarks"  # pytest-benchmark's own default of `--benchmark-storage`
 
 
+TIMER_NAME = "gpumem_device_time"  # of our clock; pytest-benchmark writes it into "options"
+
+
 class NotOurTimer(RuntimeError):
     """The test uses pytest-benchmark's `benchmark` in a way that would store a wrong time."""
 
@@ -32,7 +35,7 @@ class NotOurTimer(RuntimeError):
 class ReplayTimer:
     """A clock that reads out durations which were measured before, in seconds."""
 
-    __name__ = "gpumem_device_time"  # pytest-benchmark writes it into "options"
+    __name__ = TIMER_NAME
 
     def __init__(self) -> None:
         self._ticks: deque[float] = deque()
@@ -68,14 +71,14 @@ def check_timer(item: pytest.Item, benchmark: object) -> None:
     """See that `benchmark` reads our timer.
     Raises `NotOurTimer`: it was set up before the test asked for `gpu_benchmark`, so that it would store host time.
     """
-    if _is_pytest_benchmarks(benchmark) and benchmark._timer is not item.stash.get(_TIMER, None):
+    if is_pytest_benchmarks(benchmark) and benchmark._timer is not item.stash.get(_TIMER, None):
         raise NotOurTimer(
             "gpu_benchmark was asked for by getfixturevalue after `benchmark` was set up with the host's clock; "
             "ask for gpu_benchmark first, or name it in the test's signature"
         )
 
 
-def _is_pytest_benchmarks(benchmark: object) -> TypeGuard[BenchmarkFixture]:
+def is_pytest_benchmarks(benchmark: object) -> TypeGuard[BenchmarkFixture]:
     """True for pytest-benchmark's own fixture. CodSpeed's claims its class, so `isinstance` takes one for the other."""
     return issubclass(type(benchmark), BenchmarkFixture)
 
@@ -86,7 +89,7 @@ class Replay:
     def __init__(self, item: pytest.Item, benchmark: object) -> None:
         self._timer = item.stash.get(_TIMER, None)
         # Another plugin's fixture of that name (CodSpeed's) is left alone: it would time an empty function.
-        self._fixture = benchmark if _is_pytest_benchmarks(benchmark) else None
+        self._fixture = benchmark if is_pytest_benchmarks(benchmark) else None
         self._unused: BenchmarkFixture | None = None
         self._fed: list[BenchmarkFixture] = []
         self.called = False

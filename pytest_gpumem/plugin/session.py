@@ -26,6 +26,7 @@ from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
+from pytest_gpumem.plugin.existing import ExistingFeature
 from pytest_gpumem.plugin.expecting import IN_BASE, ExpectationHooks, base_of_gate
 from pytest_gpumem.plugin.footprints import FootprintFeature
 from pytest_gpumem.plugin.gpus import VISIBLE
@@ -134,7 +135,8 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     features.append(VerdictFeature(session))
     if settings.footprint != "off":
         features.append(FootprintFeature(session))
-    features += [leftovers, WorkFeature(session)]
+    features += [leftovers, WorkFeature(session), existing := ExistingFeature(session)]
+    channel.carry("existing", existing.said, existing.take)
     if settings.memory_limit is not None:
         features.append(fitting.FitFeature(session))
     config.pluginmanager.register(RunningHooks(features), "gpumem-running")

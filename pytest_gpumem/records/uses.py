@@ -88,6 +88,12 @@ class Activity(Record, frozen=True):
     source: str = ""  # Source of the trace: "CUPTI" or "the model"
     not_counted: str | None = None  # Why kernels, copies and memsets were not traced; they are empty then
 
+    @property
+    def busy(self) -> float:
+        """Seconds of kernels, copies and memsets; kernels that run at once count once."""
+        kernels = sum(kernel.nanoseconds for kernel in self.kernels) - self.at_once
+        return (kernels + sum(copy.nanoseconds for copy in (*self.copies, *self.memsets))) * 1e-9
+
 
 _Use = TypeVar("_Use", KernelUse, CopyUse)
 

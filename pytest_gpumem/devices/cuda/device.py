@@ -15,6 +15,7 @@ from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda import links
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
+from pytest_gpumem.devices.cuda.calls import CALLS
 from pytest_gpumem.devices.cuda.code_cache import CodeCache
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
@@ -111,7 +112,7 @@ class CudaDevice:
         self._beacon = Beacon(index)
         self.counters = CudaCounters(index, self._beacon)
         libraries = (CupyMemory(index), TorchMemory(index), NumbaMemory(), RmmMemory(index), JaxMemory(index))
-        self.footprints = SourceFootprints(DriverMemory(index), libraries, self.memory.free_without_ours)
+        self.footprints = SourceFootprints(DriverMemory(index), libraries, self.memory.free_without_ours, CALLS)
         self.conditions = ConditionReader(facts).read
 
     def now(self) -> float:

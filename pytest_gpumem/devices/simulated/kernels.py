@@ -98,6 +98,9 @@ class SimulatedKernels(Facet):
         return nullcontext()
 
     def call(self, foreign: Foreign, stream: Stream) -> None:
+        if foreign.reference is None and foreign.on_simulated:
+            foreign.function()
+            return
         if foreign.reference is None:
             raise Unsupported("a function of the user's own cannot run on the simulated device unless its Case brings a reference")
         own = own_stream(stream)

@@ -214,7 +214,7 @@ def test_the_marker_is_strict() -> None:
         *("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_registers", "max_spill", "same_kernels"),
         *("max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
         *("mode", "sampler", "placements", "precision", "budget", "timeout"),
-        *("gpus", "oversubscribe", "varying_arguments"),
+        *("gpus", "oversubscribe", "varying_arguments", "existing", "adopt"),
     }
 
 

@@ -1,0 +1,192 @@
+"""Calls of this process, added up for the tests and their parts: both devices report each call at its end, and windows read the sums."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, python_stack, shown_path, users_frames
+from pytest_gpumem.devices.memory_events import Frame
+from pytest_gpumem.records.calls import Calls, Wait
+from pytest_gpumem.records.uses import CopyUse
+from pytest_gpumem.records.what_ran import Step, StepKind
+
+_WORDS = {StepKind.KERNEL: "kernels", StepKind.COPY: "copies", StepKind.MEMSET: "memsets"}
+
+
+class _Waited(NamedTuple):
+    """A line that waits by one call."""
+
+    file: str
+    line: int
+    function: str
+    call: str
+    of: str
+    sure: bool
+
+
+class CallLog:
+    """The calls since the process began to count them. Threads report at once; a lock keeps the sums whole."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory, which is a call
+        self.sums: Counter[object] = Counter()
+        """Counts by `Step` kind, by kind of copy and by line; bytes by ("bytes", kind of copy); seconds by ("seconds", line)."""
+        self.unknown: str | None = None  # why calls were not counted; what is counted from then on is less than there was
+
+    def ran(self, step: Step, *, count: int = 1, first: bool = False, on_default: bool = False) -> None:
+        """Work was queued. `first`: inside a first use. `on_default`: on the legacy default stream."""
+        word = _WORDS.get(step.kind)
+        if word is None:
+            return
+        with self._lock:
+            if first:
+                self.sums["first", word] += count
+                return
+            self.sums[word] += count
+            if on_default:
+                self.sums["default"] += count
+            if step.kind is StepKind.COPY:
+                key = ("copy", step.name, step.source or "unknown", step.memory or "unknown")
+                self.sums[key] += count
+                self.sums[("bytes", *key)] += step.nbytes or 0
+
+    def waited(self, call: str, of: str, seconds: float, *, sure: bool = True, first: bool = False) -> None:
+        """The host waited, or may have waited, in a call that ends now. `first`: inside a first use."""
+        if first:
+            self.used_first("waits")
+            return
+        file, line, function = _line(python_stack(1))
+        with self._lock:
+            key = _Waited(file, line, function, call, of, sure)
+            self.sums[key] += 1
+            self.sums["seconds", key] += seconds  # type: ignore[assignment]
+
+    def used_first(self, word: str) -> None:
+        """Something was used for the first time: "modules", or a call inside."""
+        with self._lock:
+            self.sums["first", word] += 1
+
+    def open(self) -> CallWindow:
+        """Count from now on."""
+        return CallWindow(self)
+
+    def now(self) -> Counter[object]:
+        """The sums so far."""
+        with self._lock:
+            return Counter(self.sums)
+
+
+class CallWindow:
+    """The calls from its begin on, until it is closed."""
+
+    def __init__(self, log: CallLog) -> None:
+        self._log = log
+        self._before = log.now()
+        self._after: Counter[object] | None = None
+
+    def close(self) -> None:
+        """Count no further."""
+        if self._after is None:
+            self._after = self._log.now()
+
+    def read(self, root: Path, allowed: Sequence[str] = (), *, strict: bool = False) -> Calls:
+        """What was called so far.
+        `root`: files are shown relative to it.
+        `allowed`: lines that may wait, such as "conftest.py:*".
+        `strict`: calls that may wait are waits.
+        """
+        after = self._log.now() if self._after is None else self._after
+        found = {key: count - self._before[key] for key, count in after.items() if count != self._before[key]}
+        copies = [key for key in found if isinstance(key, tuple) and key[0] == "copy"]
+        return Calls(
+            kernels=found.get("kernels", 0),
+            copies=tuple(CopyUse(key[1], key[2], key[3], found[key], found.get(("bytes", *key), 0), 0) for key in sorted(copies)),
+            memsets=found.get("memsets", 0),
+            default_stream=found.get("default", 0),
+            waiting=tuple(
+                _wait(key, count, max(0.0, found.get(("seconds", key), 0)), root, allowed)
+                for key, count in found.items()
+                if isinstance(key, _Waited)
+            ),
+            strict=strict,
+            first_use={str(key[1]): count for key, count in found.items() if isinstance(key, tuple) and key[0] == "first"},
+            not_counted=self._log.unknown,
+        )
+
+
+def _wait(key: _Waited, count: int, seconds: float, root: Path, allowed: Sequence[str]) -> Wait:
+    file = shown_path(key.file, root)
+    place = f"{file}:{key.line}"
+    named = any(fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}") for pattern in allowed)
+    code = code_of(key.file, key.line)
+    return Wait(file, key.line, key.function, code, key.call, key.of, count, seconds, key.sure, allowed=bool(file) and named)
+
+
+def _line(stack: Sequence[Frame]) -> tuple[str, int, str]:
+    """The user's line of a stack. A thread of C code, such as PyTorch's for gradients, has frames of this package alone."""
+    if all(file.startswith(PACKAGE) for file, _, _ in stack):
+        return "", 0, _name_of_thread()
+    return users_frames(stack)[-1]
+
+
+def _name_of_thread() -> str:
+    """The system's name of this thread, such as "pt_autograd_0"."""
+    try:
+        return Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return threading.current_thread().name
+
+
+class CallSource(Protocol):
+    """Reports the calls of this process into its log."""
+
+    @property
+    def log(self) -> CallLog: ...
+    @property
+    def running(self) -> bool: ...
+    def start(self) -> str | None:
+        """Report from now on; the reason if it cannot."""
+
+    def stop(self) -> None:
+        """Report no longer; a second call does nothing."""
+
+
+@contextmanager
+def counted(source: CallSource) -> Iterator[Callable[[], Calls]]:
+    """Count the calls inside the block; yields what tells them."""
+    running = source.running
+    why, window = None if running else source.start(), source.log.open()
+
+    def read() -> Calls:
+        return Calls(not_counted=why) if why is not None else window.read(Path())
+
+    try:
+        yield read
+    finally:
+        window.close()
+        if not running:
+            source.stop()
+
+
+class PlainCalls:
+    """A source whose log somebody else fills, as a simulated device. `report`: is given the log, or None."""
+
+    def __init__(self, report: Callable[[CallLog | None], None]) -> None:
+        self.log = CallLog()
+        self.running = False
+        self._report = report
+
+    def start(self) -> str | None:
+        self._report(self.log)
+        self.running = True
+        return None
+
+    def stop(self) -> None:
+        self._report(None)
+        self.running = False

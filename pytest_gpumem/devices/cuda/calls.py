@@ -1,0 +1,385 @@
+"""The calls of this process, from CUPTI's callbacks at their ends: kernels, copies, memsets, and the lines that wait.
+
+Records of activity would tell more, and cost 40 us each. Callbacks of the driver come also for calls of the runtime, which calls it; where
+one does not, the callback of the runtime counts. What a call means, `devices.waits` says.
+
+Sources: CUPTI, Callback API, CUpti_CallbackData and generated_cuda_meta.h for the order of the parameters; CUDA Driver API, CUDA_MEMCPY2D,
+CUDA_MEMCPY3D, CUlaunchConfig, Graph Management.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from cuda.bindings import driver as D  # noqa: N812
+
+from pytest_gpumem.devices.calls import CallLog
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, imported, words
+from pytest_gpumem.devices.protocol import NotCounted
+from pytest_gpumem.devices.waits import CALLS as WAITS
+from pytest_gpumem.devices.waits import Waits, base_name, copy_waits, memset_waits
+from pytest_gpumem.records.what_ran import Step, StepKind
+
+_DATA = struct.Struct("<i4x8xqq32xI")
+"""Of a CUpti_CallbackData: the site, the addresses of the parameters and of the result, and the correlation id."""
+_KERNELS = {"cuLaunchKernel": 5, "cuLaunchCooperativeKernel": 5, "cuLaunchKernelEx": None}
+"""Calls that launch a kernel: which parameter, of eight bytes each, holds the stream; None: it is in the structure of the first one."""
+_STREAM_OF_CONFIG = 4  # word of a CUlaunchConfig
+_COPY = re.compile(r"cuMemcpy(?:(HtoD|DtoH|DtoD|DtoA|AtoD|HtoA|AtoH|AtoA|2D|2DUnaligned|3D|Peer|3DPeer|Batch)?)(Async)?$")
+_BYTES_AT = {"HtoD": 2, "DtoH": 2, "DtoD": 2, None: 2, "Peer": 4, "DtoA": 3, "AtoD": 3, "HtoA": 3, "AtoH": 3, "AtoA": 4}
+"""By the kind of a copy, the parameter that holds its bytes."""
+_BOX = {
+    "2D": (16, 2, 9, (14, 15)),
+    "2DUnaligned": (16, 2, 9, (14, 15)),
+    "3D": (25, 4, 15, (22, 23, 24)),
+    "3DPeer": (25, 4, 15, (22, 23, 24)),
+}
+"""Of a copy's structure: words, those of the kinds of memory that is read and written, and those whose product is its bytes."""
+_MEMSET = re.compile(r"cuMemsetD(2D)?(8|16|32)(Async)?$")
+_FIRST = re.compile(r"cu(Module|Library)(Load|GetFunction)\w*|cuLibraryGet(Kernel|Module)|cuKernelGetFunction")
+"""Calls that load a module, or a part of it."""
+_UNREAD = re.compile(r"cuMemcpy(?!HostTo)\w+|cuLaunch(Grid(Async)?|CooperativeKernelMultiDevice)?")
+"""Calls that do work whose parameters are not read: after one of them the counts are not known."""
+_RUNTIME = re.compile(r"cuda(DeviceSynchronize|StreamSynchronize|EventSynchronize|Free|Memcpy|MemcpyAsync)(_pt[ds][sz])?_v\d+$")
+"""Calls of the runtime that are followed too."""
+_OF_RUNTIME = {
+    "cudaDeviceSynchronize": "cuCtxSynchronize",
+    "cudaStreamSynchronize": "cuStreamSynchronize",
+    "cudaEventSynchronize": "cuEventSynchronize",
+    "cudaFree": "cuMemFree",
+    "cudaMemcpy": "cuMemcpy",
+    "cudaMemcpyAsync": "cuMemcpyAsync",
+}
+"""The calls of the driver that have their meaning and their first parameters."""
+_READ = (_COPY, _MEMSET, _FIRST, _UNREAD)
+_TYPES = {1: "pinned", 2: "device", 3: "array", 4: "managed"}  # CUmemorytype
+_CREATES = re.compile(
+    rb"(cublas|cudnn|cusolver|cusparse|curand|cufft|nccl|cutensor|nvjpeg|cublasLt)\w*(Create|Init|MakePlan|Plan\dd|PlanMany)"
+)
+_POOLS = (b"/cupy/cuda/memory", b"libc10_cuda", b"librmm", b"/rmm/")
+"""Parts of the names of files whose code asks the driver for memory of a pool."""
+_DEEPEST = 64  # native frames that are looked at
+
+
+class _Entered(NamedTuple):
+    """A call that has begun."""
+
+    name: str
+    at: float  # seconds of the clock
+    waits: int  # waits of this thread before it
+
+
+class _Thread(threading.local):
+    """What a thread is doing."""
+
+    def __init__(self) -> None:
+        self.open: list[_Entered] = []
+        self.loading = 0  # calls of `_FIRST` that have begun
+        self.capturing = 0  # captures that this thread has begun
+        self.seen = 0  # copies and waits of the driver so far
+
+
+class CudaCalls:
+    """Reports the calls of the process into its log."""
+
+    def __init__(self) -> None:
+        self.log = CallLog()
+        self._thread = _Thread()
+        self._names: dict[int, str] = {}  # by CUPTI's number of a call of the driver
+        self._versions: dict[int, str] = {}  # the same with their versions
+        self._of_runtime: dict[int, str] = {}  # by CUPTI's number of a call of the runtime, the call of the driver that it stands for
+        self._graphs: dict[int, Counter[Step]] = {}  # by executable graph, its nodes
+        self._runtime_names: tuple[str, ...] = ()
+        self._exit = -1
+        self._ends: list[Callable[[], None]] = []
+
+    @property
+    def running(self) -> bool:
+        """True while calls are reported."""
+        return bool(self._ends)
+
+    def start(self) -> str | None:
+        if self._ends:
+            return None
+        try:
+            if not self._names:
+                self._number(imported())
+            self._ends.append(CALLBACKS.add("DRIVER_API", tuple(self._versions.values()), self._driver))
+            self._ends.append(CALLBACKS.add("RUNTIME_API", self._runtime_names, self._runtime))
+        except NotCounted as why:
+            self.stop()
+            return str(why)
+        return None
+
+    def stop(self) -> None:
+        ends, self._ends = self._ends, []
+        for end in ends:
+            end()
+
+    def _number(self, cupti: Any) -> None:
+        """Find the calls in the installed version. Old versions of a call, and those that run in a green context, are left out with it."""
+        members = {name: int(number) for name, number in cupti.driver_api_trace_cbid.__members__.items()}
+        self._exit = int(cupti.ApiCallbackSite.API_EXIT)
+        for name, number in members.items():
+            base = base_name(name)
+            if base in WAITS or base in _KERNELS or _is_graph(base) or any(one.fullmatch(base) for one in _READ):
+                self._names[number], self._versions[number] = base, name
+        runtime = {name: int(number) for name, number in cupti.runtime_api_trace_cbid.__members__.items() if _RUNTIME.match(name)}
+        self._of_runtime = {number: _OF_RUNTIME[name.partition("_")[0]] for name, number in runtime.items()}
+        self._runtime_names = tuple(runtime)
+
+    # Callbacks, in the thread of the call
+
+    def _driver(self, number: int, data: Any) -> None:
+        site, parameters, result, _ = _DATA.unpack_from(data._data.tobytes())
+        name, thread = self._names[number], self._thread
+        try:
+            if site != self._exit:
+                if name not in _KERNELS:
+                    thread.open.append(_Entered(name, time.perf_counter(), thread.seen))
+                    thread.loading += bool(_FIRST.fullmatch(name))
+                return
+            entered = None
+            if name not in _KERNELS:
+                entered = self._leave(name)
+                thread.loading -= bool(_FIRST.fullmatch(name)) and thread.loading > 0
+            if not ctypes.c_int.from_address(result).value:
+                self._ended(name, self._versions[number], parameters, entered)
+        except Exception as error:  # which CUPTI would lose
+            self.log.unknown = f"a call of the driver could not be read: {name}: {error}"
+
+    def _leave(self, name: str) -> _Entered | None:
+        """The begin of the call that ends; None if it began before it was followed."""
+        opened = self._thread.open
+        while opened:
+            found = opened.pop()
+            if found.name == name:
+                return found
+        return None
+
+    def _runtime(self, number: int, data: Any) -> None:
+        """Count a call of the runtime of which the driver told nothing."""
+        site, parameters, result, _ = _DATA.unpack_from(data._data.tobytes())
+        name, thread = self._of_runtime[number], self._thread
+        try:
+            if site != self._exit:
+                thread.open.append(_Entered(f"runtime {name}", time.perf_counter(), thread.seen))
+                return
+            entered = self._leave(f"runtime {name}")
+            if entered is not None and thread.seen == entered.waits and not ctypes.c_int.from_address(result).value:
+                self._ended(name, name, parameters, entered)
+        except Exception as error:
+            self.log.unknown = f"a call of the runtime could not be read: {name}: {error}"
+
+    def _ended(self, name: str, version: str, parameters: int, entered: _Entered | None) -> None:
+        thread = self._thread
+        if name == "cuStreamBeginCapture":
+            thread.capturing += 1
+        elif name == "cuStreamEndCapture":
+            thread.capturing = max(0, thread.capturing - 1)
+        elif name.startswith("cuGraphInstantiate"):
+            (executable,) = words(words(parameters, 1)[0], 1)
+            self._graphs[executable] = Counter(_nodes(words(parameters, 2)[1]))
+        elif name == "cuGraphLaunch":
+            executable, stream = words(parameters, 2)
+            self._launch_graph(executable, _on_legacy(stream, version))
+        elif _FIRST.fullmatch(name):
+            if "Load" in name:
+                self.log.used_first("modules")
+        elif name in _KERNELS:
+            self._work(Step(StepKind.KERNEL), _kernel_stream(name, parameters), version)
+        elif (copied := _COPY.match(name)) is not None:
+            thread.seen += 1
+            self._copied(name, version, copied, parameters, entered)
+        elif (filled := _MEMSET.match(name)) is not None:
+            self._filled(name, version, filled, parameters, entered)
+        elif name in WAITS:
+            thread.seen += 1
+            waits, of = WAITS[name]
+            if name != "cuMemFree" or words(parameters, 1)[0]:  # to free nothing does nothing
+                self._waited(name, of, waits, entered)
+        elif not thread.capturing:
+            self.log.unknown = f"{name} is not read"
+
+    def _work(self, step: Step, stream: int | None, version: str, count: int = 1) -> None:
+        if not self._thread.capturing:  # else it becomes a node of a graph
+            on_default = stream is not None and _on_legacy(stream, version)
+            self.log.ran(step, count=count, first=self._thread.loading > 0, on_default=on_default)
+
+    def _waited(self, name: str, of: str, waits: Waits, entered: _Entered | None) -> None:
+        if waits == "does not":
+            return
+        first = self._thread.loading > 0 or _first_use(allocates=of == "allocation")
+        seconds = 0.0 if entered is None else time.perf_counter() - entered.at
+        self.log.waited(name, of, seconds, sure=waits == "waits", first=first)
+
+    def _copied(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _Entered | None) -> None:
+        if self._thread.capturing:
+            return
+        ordered = found[2] is not None
+        for step, stream in _copies(found[1], parameters, ordered=ordered):
+            self._work(step, stream, version)
+            self._waited(name, "copy", copy_waits(step.source or "unknown", step.memory or "unknown", ordered=ordered), entered)
+
+    def _filled(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _Entered | None) -> None:
+        if self._thread.capturing:
+            return
+        ordered, at = found[3] is not None, 5 if found[1] else 3
+        values = words(parameters, at + ordered)
+        memory = _memory(values[0]) if not ordered else "device"
+        self._work(Step(StepKind.MEMSET), values[at] if ordered else 0, version)
+        self._waited(name, "memset", memset_waits(memory, ordered=ordered), entered)
+
+    def _launch_graph(self, executable: int, on_default: bool) -> None:
+        nodes = self._graphs.get(executable)
+        if nodes is None:
+            self.log.unknown = "a graph was launched that was made before calls were counted"
+            return
+        for step, count in nodes.items():
+            self.log.ran(step, count=count, on_default=on_default)
+
+
+def _is_graph(base: str) -> bool:
+    return base.startswith("cuGraphInstantiate") or base in ("cuGraphLaunch", "cuStreamBeginCapture", "cuStreamEndCapture")
+
+
+def _on_legacy(stream: int, version: str) -> bool:
+    """True for the legacy default stream, whose handle is 0 in calls that are not of the per-thread kind."""
+    return stream == 1 or (stream == 0 and not version.endswith(("_ptds", "_ptsz")))
+
+
+def _kernel_stream(name: str, parameters: int) -> int:
+    at = _KERNELS[name]
+    if at is not None:
+        return words(parameters, at + 1)[at]
+    return words(words(parameters, 1)[0], _STREAM_OF_CONFIG + 1)[_STREAM_OF_CONFIG]
+
+
+def _copies(kind: str | None, parameters: int, *, ordered: bool) -> Iterator[tuple[Step, int | None]]:
+    """Each copy of a call, with its stream where the call names one."""
+    if kind == "Batch":
+        to, of, sizes, count = words(parameters, 4)
+        for one in zip(words(of, count), words(to, count), words(sizes, count), strict=True):
+            yield _copy(_memory(one[0]), _memory(one[1]), one[2]), None
+        return
+    if kind in _BOX:
+        length, reads, writes, sides = _BOX[kind]
+        values = words(words(parameters, 1)[0], length)
+        nbytes = 1
+        for side in sides:
+            nbytes *= values[side]
+        # The address behind the kind of memory: of the host, then of the device.
+        source, destination = (_typed(values[at], values[at + 1], values[at + 2]) for at in (reads, writes))
+        yield _copy(source, destination, nbytes), words(parameters, 2)[1] if ordered else 0
+        return
+    at = _BYTES_AT[kind]
+    values = words(parameters, at + 1 + ordered)
+    to, of = values[0], values[2] if kind == "Peer" else values[1]
+    if kind in (None, "HtoD", "DtoH", "DtoD"):
+        source = "device" if kind in ("DtoH", "DtoD") else _memory(of)
+        destination = "device" if kind in ("HtoD", "DtoD") else _memory(to)
+    elif kind == "Peer":
+        source = destination = "device"
+    else:
+        source, destination = _side(kind[0], values[2]), _side(kind[3], values[0])
+    stream = None if kind == "Peer" else values[at + 1] if ordered else 0
+    yield _copy(source, destination, values[at]), stream
+
+
+def _side(letter: str, address: int) -> str:
+    return {"D": "device", "A": "array"}.get(letter) or _memory(address)
+
+
+def _copy(source: str, destination: str, nbytes: int) -> Step:
+    way = "2".join({"pageable": "H", "pinned": "H", "array": "A"}.get(kind, "D") for kind in (source, destination))
+    return Step(StepKind.COPY, way, source=source, memory=destination, nbytes=nbytes)
+
+
+def _typed(kind: int, host: int, device: int) -> str:
+    """The memory that a side of a structure names: CUmemorytype, and both addresses."""
+    known = _TYPES.get(kind & 0xFFFFFFFF, "unknown")
+    return _memory(host) if known == "pinned" else _memory(device) if known == "managed" else known
+
+
+_TYPE = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+_MANAGED = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
+
+
+def _memory(address: int) -> str:
+    """The kind of memory at an address, one of `uses.MEMORY_KINDS`."""
+    error, kind = D.cuPointerGetAttribute(_TYPE, address)
+    if int(error):
+        return "pageable"  # the driver knows nothing of it
+    error, managed = D.cuPointerGetAttribute(_MANAGED, address)
+    if not int(error) and int(managed):
+        return "managed"
+    return _TYPES.get(int(kind), "unknown")
+
+
+def _nodes(graph: int) -> Iterator[Step]:
+    """The work of a graph, node by node."""
+    _, _, count = _known(D.cuGraphGetNodes(graph))
+    if not count:
+        return
+    kinds = D.CUgraphNodeType
+    _, nodes, _ = _known(D.cuGraphGetNodes(graph, count))
+    for node in nodes:
+        kind = _known(D.cuGraphNodeGetType(node))[1]
+        if kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
+            yield Step(StepKind.KERNEL)
+        elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMSET:
+            yield Step(StepKind.MEMSET)
+        elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
+            box = _known(D.cuGraphMemcpyNodeGetParams(node))[1]
+            reads = _typed(int(box.srcMemoryType), int(box.srcHost or 0), int(box.srcDevice))
+            writes = _typed(int(box.dstMemoryType), int(box.dstHost or 0), int(box.dstDevice))
+            yield _copy(reads, writes, box.WidthInBytes * box.Height * box.Depth)
+        elif kind == kinds.CU_GRAPH_NODE_TYPE_GRAPH:
+            yield from _nodes(int(_known(D.cuGraphChildGraphNodeGetGraph(node))[1]))
+
+
+def _known(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    if int(answer[0]):
+        raise NotCounted(f"a graph cannot be read: {answer[0].name}")
+    return answer
+
+
+class _Symbol(ctypes.Structure):
+    """Dl_info of dladdr(3)."""
+
+    _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p))
+
+
+def _first_use(*, allocates: bool) -> bool:
+    """True in a call that a library makes to create a handle or a plan, or, if it `allocates`, to let its pool grow. The native frames of
+    this thread tell, by the names of their files and of the functions that these export."""
+    grows = _POOLS if allocates else ()
+    return any(_CREATES.match(name) or any(part in file for part in grows) for file, name in native_frames())
+
+
+def native_frames() -> Iterator[tuple[bytes, bytes]]:
+    """File and function of each native frame of this thread, the innermost first; names are empty where a file does not export them."""
+    frames = (ctypes.c_void_p * _DEEPEST)()
+    try:
+        count = ctypes.pythonapi.backtrace(frames, _DEEPEST)
+    except AttributeError:  # not glibc
+        return
+    yield from map(_symbol, frames[:count])
+
+
+@lru_cache(maxsize=4096)
+def _symbol(address: int | None) -> tuple[bytes, bytes]:
+    found = _Symbol()
+    ctypes.pythonapi.dladdr(ctypes.c_void_p(address), ctypes.byref(found))
+    return found.file or b"", found.name or b""
+
+
+CALLS = CudaCalls()  # the calls of this process

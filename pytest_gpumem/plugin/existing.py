@@ -1,0 +1,410 @@
+"""Benchmarks that exist: uses of pytest-benchmark's `benchmark`, measured on the GPU with `--gpumem-existing=adopt`, and warned about else.
+
+pytest-benchmark calls the function as ever, and its times of the host stay beside ours. A benchmark that queued work of the GPU meanwhile
+is measured as by `gpu_benchmark`, and its times take the place of the host's. Whatever hinders that leaves the benchmark as it was, with
+the reason: no test fails here that passes alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from pytest_gpumem.devices.calls import counted
+from pytest_gpumem.devices.kinds import MemoryKind
+from pytest_gpumem.devices.protocol import Allocation, ContextLost, Stream
+from pytest_gpumem.measuring.target import Target, nothing
+from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
+from pytest_gpumem.plugin.replay import TIMER_NAME, Replay, ReplayTimer, is_pytest_benchmarks
+from pytest_gpumem.plugin.result import Extra
+from pytest_gpumem.plugin.running import Feature
+from pytest_gpumem.plugin.state import GpuSession, GpuTest
+from pytest_gpumem.printable import printable
+from pytest_gpumem.records.calls import Calls
+from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.settings import SettingsError, marker_keywords, marker_limits, merge_limits, of_marker, of_test
+from pytest_gpumem.units import format_time
+
+ADOPT = "adopt"
+HOST_FIGURE = "host s"  # `Row.extra`: seconds of one call by pytest-benchmark's own clock
+CALLS = 6  # calls until two that follow each other run the same, and load no module
+SHOWN = 5  # benchmarks that a line names
+ARRAYS = 32  # arrays of a call that are looked at
+ENDS = 2**16  # bytes at both ends of an array that are compared
+EARLY = "return before the GPU is done; if GPU time is meant: --gpumem-existing=adopt"
+DRIFTING = "change their own arguments, so that no two calls start alike (not repeatable); pedantic's setup= makes them anew"
+
+Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # arguments of a call
+
+
+class Refused(Exception):
+    """A benchmark that is left as it is; the message is the reason."""
+
+
+class ExistingFeature(Feature):
+    """Follows the calls of `benchmark`, from where the fixture is set up on."""
+
+    def __init__(self, session: GpuSession) -> None:
+        self._session = session
+        self._item: pytest.Item | None = None  # the test that runs
+        self._said: dict[str, dict[str, None]] = {}
+        """By what is said of them: the benchmarks."""
+        self._lines: dict[str, str] = {}  # the lines of it in the session's remarks
+
+    @contextmanager
+    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        self._item = item
+        try:
+            yield
+        finally:
+            self._item = None
+
+    @contextmanager
+    def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+        yield
+        item = self._item
+        if fixturedef.argname == "benchmark" and item is not None and fixturedef.cached_result and not uses(item, BENCHMARK_FIXTURE):
+            self._follow(item, fixturedef.cached_result[0])
+
+    def said(self) -> dict[str, list[str]]:
+        """What this process says of its benchmarks, for the process that has the results."""
+        return {what: list(nodeids) for what, nodeids in self._said.items()}
+
+    def take(self, said: Mapping[str, Sequence[str]]) -> None:
+        """Take what another process says."""
+        for what, nodeids in said.items():
+            for nodeid in nodeids:
+                self._say(what, nodeid)
+
+    def _say(self, what: str, nodeid: str) -> None:
+        """Say something of a benchmark in the summary, where one line names all of which it holds."""
+        nodeids = self._said.setdefault(what, {})
+        nodeids[nodeid] = None
+        remarks = self._session.remarks
+        if (before := self._lines.get(what)) in remarks:
+            remarks.remove(before)
+        shown = ", ".join(list(nodeids)[:SHOWN]) + (f" and {len(nodeids) - SHOWN} more" if len(nodeids) > SHOWN else "")
+        line = f"{len(nodeids)} benchmarks {what}: {shown}" if len(nodeids) > 1 else f"1 benchmark {_of_one(what)}: {shown}"
+        remarks.append(self._lines.setdefault(what, line) if before is None else line)
+        self._lines[what] = line
+
+    def _follow(self, item: pytest.Item, fixture: Any) -> None:
+        try:
+            keywords = marker_keywords(marks_of(item))
+            adopts, may = ADOPT in of_test(self._session.settings, keywords).existing, of_marker(keywords, ADOPT)
+        except SettingsError:  # reported where the marker is read
+            return
+        if may is False or self._session.ranges.tool_attached():
+            return
+        if not is_pytest_benchmarks(fixture):
+            if adopts:
+                self._say("NOT RUN: another plugin, such as CodSpeed, has the fixture", item.nodeid)
+            return
+        run = _Adopting(item, fixture, self._session, self._say).run if adopts else partial(self._look, item, fixture)
+        fixture._raw = partial(run, fixture._raw, _call)
+        fixture._raw_pedantic = partial(run, fixture._raw_pedantic, _pedantic_call)
+
+    def _look(self, item: pytest.Item, fixture: Any, original: Callable[..., Any], _: object, *args: Any, **kwargs: Any) -> Any:
+        """Call, and note whether the GPU is still at work."""
+        result = original(*args, **kwargs)
+        if self._session.chosen.unfinished():
+            self._say(EARLY, item.nodeid)
+        _refuse_other_clock(fixture, self._session)
+        return result
+
+
+def _of_one(what: str) -> str:
+    """What is said of several benchmarks, of one."""
+    for plural, singular in (("return ", "returns "), ("are ", "is "), ("change their", "changes its")):
+        if what.startswith(plural):
+            return singular + what.removeprefix(plural)
+    return what
+
+
+class _Called:
+    """A function with its arguments, which a setup may make for each call."""
+
+    def __init__(
+        self, function: Callable[..., object], given: Given, setup: Callable[[], Given | None] | None = None, teardown: Any = None
+    ) -> None:
+        self.function, self.given = function, given
+        self.setup = setup
+        self._teardown = teardown
+        self._made = self._open = False
+        """Its arguments are made and not used yet; the teardown of the last call is still to come."""
+
+    def prepare(self, *_: object) -> None:
+        """End the last call, and make the arguments of the next, unless they are made."""
+        if self._made:
+            return
+        self.end()
+        if self.setup is not None:
+            self.given = self.setup() or self.given
+        self._made = self._open = True
+
+    def end(self) -> None:
+        """The teardown of the last call."""
+        if self._open and self._teardown is not None:
+            self._teardown(*self.given[0], **self.given[1])
+        self._made = self._open = False
+
+    def __call__(self) -> object:
+        self._made = False
+        args, kwargs = self.given
+        return self.function(*args, **kwargs)
+
+    @property
+    def restores(self) -> bool:
+        """True if something comes before or after each call."""
+        return self.setup is not None or self._teardown is not None
+
+
+def _call(function: Callable[..., object], *args: Any, **kwargs: Any) -> _Called:
+    return _Called(function, (args, kwargs))
+
+
+def _pedantic_call(
+    target: Callable[..., object], args: Any = (), kwargs: Any = None, setup: Any = None, teardown: Any = None, **_: object
+) -> _Called:
+    return _Called(target, (tuple(args), dict(kwargs or {})), setup, teardown)
+
+
+class _AdoptedReplay(Replay):
+    """pytest-benchmark's entry of an adopted benchmark, which has its times already when the test is judged."""
+
+    def __init__(self, item: pytest.Item, fixture: Any) -> None:
+        super().__init__(item, fixture)
+        self._adopted = fixture
+        self.called = True
+
+    def take(self, measured: Measurement, host: float, *, simulated: bool) -> None:
+        """Put the times of the GPU in the place of the host's."""
+        fixture, timer = self._adopted, ReplayTimer()
+        mode = fixture._mode
+        fixture._add_stats.__self__.remove(fixture.stats)
+        fixture._mode, fixture.stats, fixture._timer, fixture.cprofile = None, None, timer, False
+        fixture.extra_info[HOST_FIGURE] = host
+        if simulated:  # as `Replay.feed`
+            fixture.group = f"{fixture.group}, simulated" if fixture.group else "simulated"
+        del fixture._raw_pedantic
+        timer.load(measured.samples)
+        fixture.pedantic(nothing, rounds=len(measured.samples), iterations=1)
+        fixture._mode = mode
+
+    def feed(self, label: str, durations: Sequence[float], summary: Mapping[str, Any], *, failed: bool) -> None:
+        if label:
+            super().feed(label, durations, summary, failed=failed)
+            return
+        self._adopted.extra_info["gpumem"] = dict(summary)
+        self._adopted.has_error = self._adopted.has_error or failed
+
+
+class _Adopting:
+    """One test's use of `benchmark`, measured on the GPU."""
+
+    def __init__(self, item: pytest.Item, fixture: Any, session: GpuSession, say: Callable[[str, str], None]) -> None:
+        self._item, self._fixture, self._session = item, fixture, session
+        self._say = partial(self._said, say)
+
+    def _said(self, say: Callable[[str, str], None], what: str) -> None:
+        say(what, self._item.nodeid)
+
+    def run(self, original: Callable[..., Any], describe: Callable[..., _Called], *args: Any, **kwargs: Any) -> Any:
+        """Have pytest-benchmark measure; then measure the GPU, if it took part."""
+        session, chosen = self._session, self._session.chosen
+        source = chosen.calls() or session.device.footprints.calls
+        with counted(source) as read:
+            result = original(*args, **kwargs)
+            seen = read()
+        pending = chosen.unfinished()
+        if not (seen.kernels or seen.copies or seen.memsets or pending):
+            if seen.not_counted is not None:
+                self._say(f"are left to the host's clock: whether they use the GPU is not known: {seen.not_counted}")
+            return result
+        if self._fixture.disabled:
+            self._say("NOT RUN: pytest-benchmark is disabled, as it is under xdist and with --benchmark-disable")
+            return result
+        called = describe(*args, **kwargs)
+        try:
+            self._adopt(called)
+        except (ContextLost, KeyboardInterrupt):
+            raise
+        except Refused as reason:
+            self._say(f"are left to the host's clock: {reason}")
+        except Exception as error:
+            self._say(f"are left to the host's clock: {printable(type(error).__name__)}: {printable(str(error)).splitlines()[0]}")
+        finally:
+            called.end()
+        _refuse_other_clock(self._fixture, session)
+        return result
+
+    def _adopt(self, called: _Called) -> None:
+        item = self._item
+        request: pytest.FixtureRequest = item._request  # type: ignore[attr-defined]
+        test: GpuTest = request.getfixturevalue("_gpumem_test")
+        drifts = self._repeats(called, test)
+        replay = _AdoptedReplay(item, self._fixture)
+        before = len(test.measurements)
+        measured = _AdoptedBenchmark(test, replay).measure(called)
+        if measured.work_seen is False:
+            del test.measurements[before:]
+            raise Refused("no work of the GPU was seen in a call")
+        host = float(self._fixture.stats.stats.median)
+        notes = (*measured.notes, *self._notes(measured, host, drifts=drifts))
+        test.measurements[-1] = (replace(measured, notes=notes), test.measurements[-1][1])
+        test.extra[""] = Extra({HOST_FIGURE: host})
+        test.replay = replay
+        replay.take(measured, host, simulated=self._session.facts.simulated)
+        if drifts:
+            self._say(DRIFTING)
+
+    def _notes(self, measured: Measurement, host: float, *, drifts: bool) -> Iterator[str]:
+        yield f"adopted: pytest-benchmark's own time of a call is {format_time(host)}, by the host's clock"
+        if drifts:
+            yield "not repeatable: each call changes its own arguments, and starts from what the last one left"
+        if measured.sampler == "host":
+            busy = measured.activity.busy if measured.activity is not None else None
+            gpu = "not known" if not busy else format_time(busy)
+            yield f"wall time {format_time(measured.latency)} of a call until the GPU is done; GPU time of its kernels and copies {gpu}"
+
+    def _repeats(self, called: _Called, test: GpuTest) -> bool:
+        """Call until two calls that follow each other run the same; gives whether a call changes its arguments.
+        Raises `Refused`: no two calls do.
+        """
+        source = test.device.footprints.calls
+        last: Calls | None = None
+        drifts = False
+        for number in range(CALLS):
+            called.prepare()
+            test.device.streams.synchronize()
+            before = _content(called, test) if number == 0 else None
+            with counted(source) as read:
+                called()
+                seen = read()
+            test.device.streams.synchronize()
+            if before is not None:
+                drifts = called.setup is None and before != _content(called, test)
+            if seen.not_counted is not None:
+                return drifts
+            if last is not None and _work(seen) == _work(last) and not seen.first_use.get("modules"):
+                return drifts
+            last = seen
+        raise Refused("not repeatable: calls that follow each other run other work")
+
+
+def _work(calls: Calls) -> tuple[object, ...]:
+    return calls.kernels, calls.copies, calls.memsets
+
+
+class _AdoptedBenchmark(GpuBenchmark):
+    """Measures a call of pytest-benchmark's."""
+
+    def __init__(self, test: GpuTest, replay: Replay) -> None:
+        self._test, self._replay = test, replay
+
+    def measure(self, called: _Called) -> Measurement:
+        """Measure, hot unless the marker says otherwise."""
+        test = self._test
+        mode = marker_keywords(marks_of(test.item)).get("mode") or "hot"
+        target: Target = test.conductor.target(called, (), {}, arena=test.arena, on_simulated=True)
+        name = getattr(called.function, "__name__", type(called.function).__name__)
+        target = dataclasses.replace(target, name=name)
+        if called.restores:
+
+            def prepare(stream: Stream) -> None:
+                with test.device.kernels.current_stream(stream):
+                    called.prepare()
+
+            target = dataclasses.replace(target, prepare=prepare, restores=True)
+        limits = merge_limits(marker_limits({}, "call"), test.limits, test.session.settings)
+        self._measure(target, "", limits, mode, None)
+        return test.measurements[-1][0]
+
+    def _needs_causes(self, limits: Any, measured: Measurement) -> bool:
+        return measured.sampler == "host" or super()._needs_causes(limits, measured)
+
+
+def _content(called: _Called, test: GpuTest) -> list[bytes]:
+    """The first and the last bytes of each array that the call is given, or that its function holds."""
+    found = []
+    for allocation in list(_arrays(called))[:ARRAYS]:
+        for begin in {0, max(0, allocation.nbytes - ENDS)}:
+            part = test.device.memory.part(allocation, begin, min(ENDS, allocation.nbytes - begin))
+            content: np.ndarray[Any, Any] = test.device.content.to_host(part, "u1", part.nbytes)
+            found.append(content.tobytes())
+    return found
+
+
+def _arrays(called: _Called) -> Iterator[Allocation]:
+    cells = (cell.cell_contents for cell in getattr(called.function, "__closure__", None) or () if _holds(cell))
+    seen: set[int] = set()
+    for value in _values([*called.given[0], *called.given[1].values(), *cells, *(getattr(called.function, "__defaults__", None) or ())]):
+        allocation = value.allocation if isinstance(value, Buffer) else _of_library(value)
+        if allocation is not None and allocation.nbytes and allocation.address and allocation.address not in seen:
+            seen.add(allocation.address)
+            yield allocation
+
+
+def _holds(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # not set yet
+        return False
+
+
+def _values(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _values(value)
+        elif isinstance(value, dict):
+            yield from _values(list(value.values()))
+        else:
+            yield value
+
+
+def _of_library(value: Any) -> Allocation | None:
+    """The memory of another library's array; None for anything else, and for one with gaps."""
+    try:
+        interface = (value.detach() if hasattr(value, "detach") else value).__cuda_array_interface__
+        nbytes = int(np.prod(interface["shape"], dtype=np.int64)) * np.dtype(interface["typestr"]).itemsize
+        address = int(interface["data"][0])
+    except Exception:  # attributes of anybody's objects may raise anything
+        return None
+    if interface.get("strides") is not None:
+        return None
+    return Allocation(MemoryKind.DEVICE, nbytes, address, 0)
+
+
+def _benchmarks(config: Any) -> Any:
+    """pytest-benchmark's session."""
+    return config._benchmarksession
+
+
+def _refuse_other_clock(fixture: Any, session: GpuSession) -> None:
+    """Refuse to compare times of the GPU with a saved run's times of the host, and the other way round.
+    Raises `pytest.fail.Exception`: with `--benchmark-compare`.
+    """
+    runs: Mapping[str, Mapping[str, Any]] = _benchmarks(session.config).compared_mapping or {}
+    for path, benchmarks in runs.items():
+        saved = benchmarks.get(fixture.fullname)
+        if saved is None or fixture.stats is None:
+            continue
+        clock = str(saved.get("options", {}).get("timer"))
+        ours = fixture._timer.__class__ is ReplayTimer
+        if (clock == TIMER_NAME) is not ours:
+            there, here = ("GPU", "host") if clock == TIMER_NAME else ("host", "GPU")
+            fixture.has_error = True
+            pytest.fail(
+                f"gpumem: --benchmark-compare: {path} has times of the {there} for this benchmark (timer {clock}), this run has times "
+                f"of the {here}: they do not compare; save a run with the same --gpumem-existing",
+                pytrace=False,
+            )
