@@ -50,7 +50,7 @@ def test_the_texts_own_size(add, gpu_kernels, managed_buffer, prefetched_buffer)
     the GPU initialised (2.7.2)."""
     x, y = (managed_buffer(TEXTS, "f4", first_touch="none") for _ in range(2))
     for array in (x, y):
-        gpu_kernels.init_warp_per_page(array)
+        gpu_kernels.init(array)
     initialised = add("4 MiB, GPU first", x, y, max_gpu_page_faults=0)
     faulting = add("4 MiB, faulting", managed_buffer(TEXTS, "f4"), managed_buffer(TEXTS, "f4"))
     prefetched = add("4 MiB, prefetched", prefetched_buffer(TEXTS, "f4"), prefetched_buffer(TEXTS, "f4"), max_gpu_page_faults=0)

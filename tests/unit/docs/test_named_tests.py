@@ -26,5 +26,12 @@ def test_it_is_there(file: str, test: str | None) -> None:
     assert test is None or f"def {test}(" in path.read_text()
 
 
+def test_the_page_of_the_texts_names_tests_that_are_there() -> None:
+    everything = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    names = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "seeds-experiments.md").read_text()))
+    assert len(names) >= 20
+    assert [one for one in sorted(names) if f"def {one}(" not in everything] == []
+
+
 def test_each_page_names_some() -> None:
     assert all(len(named(page)) >= 5 for page in PAGES)
