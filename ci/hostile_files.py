@@ -277,7 +277,7 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
             past = baseline.history(one.key, partial(comparable, one.measurement))
             first = past.first_measurement
             limits = replace(one.limits, max_regression="1%")
-            judge(one.measurement, limits, facts, past.measurements, strict=True, no_history=past.reason, first=first)
+            judge(one.measurement, limits, facts, past.measurements, no_history=past.reason, first=first)
         harmless(table(run.rows, facts, width=100, colour=False))
         harmless(page(Run(run.rows, facts, {})))
     except BaselineError as error:
@@ -291,7 +291,8 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
 
 
 def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
-    from pytest_gpumem.baselines.accepted import Acceptances, in_words, read, remaining
+    from pytest_gpumem.baselines.accepted import Acceptances, in_words, read, without_accepted
+    from pytest_gpumem.judging.verdict import known, with_verdict
     from pytest_gpumem.result_files import FileError, load
 
     name, run = path.name, load(seeds / "results.json")
@@ -304,7 +305,8 @@ def read_acceptance(path: Path, seeds: Path, rng: random.Random) -> None:
             name = str(error).rpartition(" ")[2]
             continue
         for one in run.rows:
-            harmless("; ".join(in_words(replace(one, verdict=remaining(one, one.verdict, found.of(one.key))))))
+            left = without_accepted(one, known(one), found.of(one.key), comparison=one.verdict.comparison)
+            harmless("; ".join(in_words(with_verdict(one, left))))
             found.slow_down(one.key)
         return
 

@@ -39,6 +39,7 @@ from pytest_gpumem.baselines.history import Baseline, Process, SavedRow
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.screen import ALONE, ALPHA, LOOKS, Family
+from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, MovedBytes, Provenance, Repeat
 from pytest_gpumem.records.row import Row, Verdict
@@ -241,7 +242,9 @@ def judged(
     """The verdict on a run, repeated as long as more processes can decide; and what of the run was measured for it."""
     for look in case.looks:
         seen = structs.replace(run, further=run.further[: look - 1])
-        verdict = judge(seen, case.held_to, FACTS, history, strict=False, family=family, first=first)
+        found = judge(seen, case.held_to, FACTS, history, family=family, first=first)
+        row = Row("", case.held_to, OPEN, seen)
+        verdict = with_verdict(row, found.findings, comparison=found.comparison, simulated=FACTS.simulated).verdict
         if not repeatable(seen, case.held_to, verdict, history, first):
             break
     return verdict, seen

@@ -29,10 +29,12 @@ from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.paired import Paired, judge_pairs
 from pytest_gpumem.judging.screen import LOOKS, Family
 from pytest_gpumem.judging.spread import corrected_latencies, readings
+from pytest_gpumem.judging.verdict import OPEN as OPEN_ROW
+from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, MovedBytes, Provenance
-from pytest_gpumem.records.row import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.units import parse_share
 
@@ -209,7 +211,9 @@ def screened(
     limits = Limits(max_regression=limit)
     for look in (*(look for look in LOOKS if look < len(seen)), len(seen)):
         now = joined(seen[:look])
-        verdict = judge(now, limits, facts, history, strict=False, family=family)
+        found = judge(now, limits, facts, history, family=family)
+        row = Row("", limits, OPEN_ROW, now)
+        verdict = with_verdict(row, found.findings, comparison=found.comparison, simulated=facts.simulated).verdict
         if not repeatable(now, limits, verdict, history):
             break
     return verdict

@@ -28,18 +28,18 @@ from enum import Enum
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import slower_without_limit
 from pytest_gpumem.baselines.history import Baseline, Reset
 from pytest_gpumem.baselines.layout import digest
 from pytest_gpumem.files import write_whole
+from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.limits import COUNTS, kernels_text, relative
 from pytest_gpumem.limits import LIMITS, count_of
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import LimitResult, Row, Verdict, covers
+from pytest_gpumem.records.row import Comparison, LimitResult, Row, covers
 from pytest_gpumem.records.schema import SchemaError, from_plain
 from pytest_gpumem.result_files import FileError, content, parsed
 from pytest_gpumem.units import QuantityError, format_bytes, format_share, parse_bytes, parse_share, short_bytes
@@ -227,28 +227,31 @@ def write(root: Path, acceptance: Acceptance) -> Path:
 # What they cover
 
 
-def remaining(
-    row: Row, verdict: Verdict, accepted: Sequence[Acceptance], *, scopes: Collection[Scope] = OF_FIGURES, low: float | None = None
-) -> Verdict:
-    """What is left of the verdict on a row: ACCEPTED if each limit that does not hold is accepted up to the row's figures and no doubt
-    is left; else the worst of the others.
+def without_accepted(
+    row: Row,
+    findings: Iterable[Finding | LimitResult],
+    accepted: Sequence[Acceptance],
+    *,
+    comparison: Comparison | None,
+    scopes: Collection[Scope] = OF_FIGURES,
+    low: float | None = None,
+) -> list[LimitResult]:
+    """The findings about a row: of a limit that does not hold, and is accepted up to the row's figures, it is ACCEPTED.
 
     A FAIL that is of no limit stands: a failed assertion, a crash, a lost context.
-    `low`: the least slow-down that a duet proves, as a share, in place of that of the verdict.
+    `comparison`: the change of the row against its baseline.
+    `low`: the least slow-down that a duet proves, as a share, in place of that of the comparison.
     """
-    if verdict.outcome is not Outcome.FAIL:
-        return verdict
+    results = [one.result if isinstance(one, Finding) else one for one in findings]
     sizes = _sizes(row.key, accepted, scopes)
-    held = [result for result in verdict.limits if result.outcome is Outcome.FAIL and _within(result, row, verdict, sizes, low)]
+    held = [one for one in results if one.outcome is Outcome.FAIL and _within(one, row, comparison, sizes, low)]
     if not held:
-        return verdict
-    names = (*verdict.accepted, *dict.fromkeys(result.limit for result in held))
-    left = tuple(result for result in verdict.limits if result not in held)
+        return results
+    names = ", ".join(dict.fromkeys(one.limit for one in held))
     because = "; ".join(dict.fromkeys(f"{one.who}: {one.reason}" for one in accepted if one.of(row.key, scopes)))
-    reason = f"{', '.join(names)} accepted ({because}); {verdict.reason}"
-    if not left:
-        return replace(verdict, outcome=Outcome.ACCEPTED, reason=reason, limits=(), accepted=names)
-    return replace(verdict, outcome=left[0].outcome, code=left[0].code, reason=reason, limits=left, accepted=names)
+    first = "; ".join(text for text in (f"{names} accepted ({because})", held[0].reason) if text)
+    now = {one: LimitResult(one.limit, Outcome.ACCEPTED, one.code, first if one is held[0] else one.reason) for one in held}
+    return [now.get(one, one) for one in results]
 
 
 def _sizes(key: str, accepted: Iterable[Acceptance], scopes: Collection[Scope]) -> dict[tuple[Scope, str], list[str]]:
@@ -259,7 +262,9 @@ def _sizes(key: str, accepted: Iterable[Acceptance], scopes: Collection[Scope]) 
     return found
 
 
-def _within(result: LimitResult, row: Row, verdict: Verdict, sizes: Mapping[tuple[Scope, str], list[str]], low: float | None) -> bool:
+def _within(
+    result: LimitResult, row: Row, comparison: Comparison | None, sizes: Mapping[tuple[Scope, str], list[str]], low: float | None
+) -> bool:
     """True if the figure that breaks a limit is accepted. Of a time: if it is not beyond doubt more than what is accepted."""
     name, scope = result.limit, SCOPES.get(result.limit)
     if scope is None:
@@ -268,7 +273,7 @@ def _within(result: LimitResult, row: Row, verdict: Verdict, sizes: Mapping[tupl
     if not found:
         return False
     if scope is Scope.TIME:
-        return _time_within(result, verdict, [share_of(size) for size in found], low)
+        return _time_within(result, comparison, [share_of(size) for size in found], low)
     if scope is Scope.MEMORY:
         return row.footprint is not None and max(peaks_of(row.footprint)) <= max(map(parse_bytes, found))
     size = exact_size(name, row)
@@ -277,8 +282,7 @@ def _within(result: LimitResult, row: Row, verdict: Verdict, sizes: Mapping[tupl
     return name in relative(row.limits) and count_of(size) <= max(map(count_of, found))
 
 
-def _time_within(result: LimitResult, verdict: Verdict, shares: Sequence[float], low: float | None) -> bool:
-    comparison = verdict.comparison
+def _time_within(result: LimitResult, comparison: Comparison | None, shares: Sequence[float], low: float | None) -> bool:
     gain = 1 - math.prod(1 + share for share in shares if share < 0) + ROUNDING
     if result.limit == "fail_if_faster":
         return comparison is not None and 0 < -comparison.high <= gain

@@ -14,14 +14,14 @@ from pytest_gpumem.baselines.result_sets import FAILED, UNKNOWN_GPU, SideResults
 from pytest_gpumem.baselines.verdicts import judged
 from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.footprint import UNLIMITED
 from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.judging.screen import Family, base_latency, mean_latency
+from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import LOST, ROW, UNJUDGED, Omission, Row
+from pytest_gpumem.records.row import LOST, ROW, UNJUDGED, LimitResult, Omission, Row
 
 OPTION = "--max-regression"
 OF_THE_TEST = ("marker", "call")  # origins of a limit that no option replaces
@@ -104,10 +104,10 @@ def compare_sides(base: SideResults, head: SideResults, max_regression: str | No
     pairs = []
     for key, taken in rows.items():
         failed, limits = head.left_out.get(key) == FAILED, _limits(taken, max_regression)
-        verdict = replace(UNLIMITED, simulated=facts.simulated)
-        row = replace(taken, limits=limits, verdict=verdict, failed=failed, why=(), changed=())
+        row = replace(taken, limits=limits, failed=failed, why=(), changed=())
         if failed:
-            row = replace(row, verdict=replace(verdict, outcome=Outcome.FAIL, reason=f"{FAILED} in {head.name}"))
+            in_itself = LimitResult("", Outcome.FAIL, None, f"{FAILED} in {head.name}")
+            row = with_verdict(row, [in_itself], comparison=None, simulated=facts.simulated)
         else:
             of_test = siblings.get(row.nodeid, {})
             row, family = judged(row, baseline, facts, family, siblings=of_test, strict=False, evidence=head.evidence)
@@ -133,7 +133,8 @@ def _pair(row: Row, base: SideResults, baseline: Baseline, facts: DeviceFacts) -
     if not past and not footprints and (row.verdict.outcome.quiet or row.verdict.outcome is Outcome.NEW):
         absent = base.left_out.get(key)
         reason = f"not in {base.name}" + (f": {absent}" if absent else "")
-        row = replace(row, verdict=replace(row.verdict, outcome=Outcome.NEW, reason=reason, code=row.verdict.code or Code.NO_BASELINE))
+        limits = row.verdict.limits or (LimitResult("", Outcome.NEW),)
+        row = with_verdict(row, [LimitResult(one.limit, Outcome.NEW, one.code or Code.NO_BASELINE, reason) for one in limits])
     before = None
     if past or footprints:
         then = past[-1].measurement if past else None

@@ -15,8 +15,9 @@ from msgspec.structs import fields, replace
 from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import WINDOW, Baseline, Process, Reset, RunFile, SavedFootprint, SavedRow, assemble
 from pytest_gpumem.baselines.layout import read, refuse_twice
-from pytest_gpumem.judging.footprint import UNLIMITED, peaks_of
+from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import comparable, failing_in_themselves
+from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Provenance

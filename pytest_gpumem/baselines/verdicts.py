@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from msgspec.structs import replace
-
 from pytest_gpumem.baselines.history import Baseline
-from pytest_gpumem.judging.finding import Finding
-from pytest_gpumem.judging.footprint import AT_THE_END, RULES, PastFootprint, added, judge_footprint
+from pytest_gpumem.judging.finding import Finding, Judgement
+from pytest_gpumem.judging.footprint import AT_THE_END, RULES, PastFootprint, judge_footprint
 from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.judging.screen import Family
+from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.row import Comparison, LimitResult, Row
 
 
 def judged(
@@ -27,22 +26,21 @@ def judged(
     strict: bool,
     changes: Callable[[], Mapping[str, float]] = dict,
     evidence: bool = True,
-    left: Callable[[Row, Verdict], Verdict] = lambda row, verdict: verdict,
+    left: Callable[[Row, list[Finding], Comparison | None], Iterable[Finding | LimitResult]] = lambda row, findings, comparison: findings,
 ) -> tuple[Row, Family]:
     """The row with the verdict on its times, counts, machine code and memory; and the family of compared rows after it.
-    `row`: with its measurement, its footprint so far, and its limits; without a measurement its verdict is that of a row without limits.
-    `left`: what is left of a verdict without the changes that somebody accepted.
+    `row`: with its measurement, its footprint so far, and its limits.
+    `left`: the findings, without the changes that somebody accepted.
     The others as of `judge`.
     """
-    measurement, verdict = row.measurement, row.verdict
+    measurement, found = row.measurement, Judgement([])
     if measurement is not None:
         history = baseline.history(row.key, partial(comparable, measurement))
-        verdict = judge(
+        found = judge(
             measurement,
             row.limits,
             facts,
             history.measurements,
-            strict=strict,
             no_history=history.reason,
             siblings=siblings,
             first=history.first_measurement,
@@ -51,11 +49,13 @@ def judged(
             family=family,
         )
         if row.limits.max_regression is not None or row.limits.fail_if_faster is not None:
-            family = family.after(verdict)
+            family = family.after(found)
+    findings, comparison = found
     if row.footprint is not None:
         names = tuple(name for name in RULES if row.footprint.ended or name not in AT_THE_END)
-        verdict = added(verdict, memory_findings(row, baseline, names, simulated=facts.simulated), strict)
-    return replace(row, verdict=left(row, verdict)), family
+        findings = [*findings, *memory_findings(row, baseline, names, simulated=facts.simulated)]
+    left_over = left(row, findings, comparison)
+    return with_verdict(row, left_over, comparison=comparison, simulated=facts.simulated, strict=strict), family
 
 
 def memory_findings(row: Row, baseline: Baseline, names: Sequence[str], *, simulated: bool) -> list[Finding]:

@@ -8,14 +8,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 import click
-from msgspec import structs
 
 from pytest_gpumem.baselines.compare import compare_sides
 from pytest_gpumem.baselines.result_sets import side
 from pytest_gpumem.commands import examples, file_option, write_named
+from pytest_gpumem.judging.verdict import OPEN, known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ROW, Row, Verdict
+from pytest_gpumem.records.row import ROW, LimitResult, Row
 from pytest_gpumem.reporting.exports import as_bmf, as_csv, as_json
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.result_files import load_results
@@ -30,13 +30,17 @@ def _against(base: str, results: Path, run: Run) -> Run:
     other = side(base)
     compared = compare_sides(other, side(str(results)), None, force=False)
     judged = {row.key: row for row in compared.rows}
-    rows = [structs.replace(row, verdict=judged[row.key].verdict) if row.key in judged and not row.failed else row for row in run.rows]
+    rows = [_judged_as(row, judged[row.key]) if row.key in judged and not row.failed else row for row in run.rows]
     lost = []
     for one in (one for one in compared.missing if one.what == ROW):
-        verdict = Verdict(Outcome.UNDECIDED, one.reason, simulated=run.facts.simulated, code=Code.NOT_MEASURED)
-        lost.append(Row(one.nodeid, Limits(), verdict, label=one.label))
+        why = LimitResult("", Outcome.UNDECIDED, Code.NOT_MEASURED, one.reason)
+        lost.append(with_verdict(Row(one.nodeid, Limits(), OPEN, label=one.label), [why], simulated=run.facts.simulated))
     past = {row.key: other.baseline.past(row) for row in rows}
     return replace(run, rows=[*rows, *lost], past=past, footprints=other.baseline.newest_footprints)
+
+
+def _judged_as(row: Row, judged: Row) -> Row:
+    return with_verdict(row, known(judged), comparison=judged.verdict.comparison)
 
 
 @click.command(

@@ -17,13 +17,14 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.result_sets import merged, side
 from pytest_gpumem.explain.pairing import KernelGroup
+from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Window
 from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.profile import TestProfile
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.records.schema import SchemaError, document, document_from_json, profiles_from_json, profiles_to_json
 from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse
 
@@ -207,11 +208,12 @@ def _profiles(path: Path) -> tuple[TestProfile, ...]:
 
 def to_json(one: SideEvidence, keys: Sequence[str], *, utc: str) -> dict[str, Any]:
     """The file of some measurements of a side. `keys`: of the measurements."""
-    verdict = Verdict(Outcome.MEASURED, "evidence for an explanation: no limit was judged", simulated=one.facts.simulated)
+    unjudged = LimitResult("", Outcome.MEASURED, None, "evidence for an explanation: no limit was judged")
     rows = []
     for key in keys:
         nodeid, label = one.tests[key]
-        rows.append(Row(nodeid, Limits(), verdict, one.measured.get(key), label, footprint=one.footprints.get(key)))
+        row = Row(nodeid, Limits(), OPEN, one.measured.get(key), label, footprint=one.footprints.get(key))
+        rows.append(with_verdict(row, [unjudged], simulated=one.facts.simulated))
     profiles = [profiles[key] for profiles in (one.profiles, one.traces) for key in keys if key in profiles]
     return {
         "datetime": utc,

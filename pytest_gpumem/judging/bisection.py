@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
 from pytest_gpumem.judging.paired import Bet, Judge, Paired, centre, far_beyond
@@ -136,7 +136,7 @@ def of_proof(whole: float) -> Judge:
             # Also a gross change takes as many pairs as its interval needs.
             paired = _paired(None, values, whole / PARTS, whole)
             outcome = Outcome.FAIL if paired.alarm <= CONFIRM else Outcome.PASS if paired.miss <= CONFIRM else None
-            found[key] = replace(paired, outcome=outcome)
+            found[key] = _paired(outcome, values, whole / PARTS, whole)
         return found
 
     return judge

@@ -6,7 +6,7 @@ change. The limits of a call are known once it ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -14,11 +14,12 @@ from pytest_gpumem.judging.expectations import held
 from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.footprint import PastFootprint, judge_footprint
 from pytest_gpumem.judging.limits import EXACT, absolute, relative
+from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import LimitResult, Row, Verdict
+from pytest_gpumem.records.row import LimitResult, Row
 
 Allowed = Callable[[str, "str | None"], bool]
 """Whether a looser limit, by its name and new value, is accepted."""
@@ -39,8 +40,8 @@ def of_memory(row: Row) -> bool:
     return any(one.limit not in EXACT for one in open_results(row))
 
 
-def against_base(row: Row, base: Row, alone: Row | None, facts: DeviceFacts, name: str) -> Verdict:
-    """The verdict on a row with its exact figures judged against those of base's row.
+def against_base(row: Row, base: Row, alone: Row | None, facts: DeviceFacts, name: str) -> Row:
+    """The row with its exact figures judged against those of base's row.
     `alone`: the row in a process of the same tests as base's. A test takes more memory if no other called a library before it.
     `name`: of base, for the reasons.
     """
@@ -53,18 +54,7 @@ def against_base(row: Row, base: Row, alone: Row | None, facts: DeviceFacts, nam
         peaks = [limit for limit in names if limit not in EXACT]
         findings += judge_footprint(alone.footprint, row.limits, [PastFootprint(base.footprint, None)], peaks, of=name)
     judged = {finding.limit for finding in findings}
-    left = [one for one in row.verdict.limits if one.limit not in judged]
-    found = [finding.result for finding in findings if finding.outcome is not Outcome.PASS]
-    return of_results(row.verdict, [*found, *left], [finding.sentence for finding in findings])
-
-
-def of_results(verdict: Verdict, results: Iterable[LimitResult], passed: Sequence[str]) -> Verdict:
-    """The verdict with these results that are not PASS. `passed`: the reasons of a PASS, if there are none."""
-    ordered = tuple(sorted(results, key=lambda one: one.outcome.rank))
-    if not ordered:
-        return replace(verdict, outcome=Outcome.PASS, code=None, reason="; ".join(passed), limits=())
-    reason = "; ".join(one.reason for one in ordered if one.reason)
-    return replace(verdict, outcome=ordered[0].outcome, code=ordered[0].code, reason=reason or verdict.reason, limits=ordered)
+    return with_verdict(row, [*findings, *(one for one in known(row) if one.limit not in judged)])
 
 
 def held_to_base(row: Row, base: Row, facts: DeviceFacts, siblings: Mapping[str, Measurement], name: str, allowed: Allowed) -> Row:
@@ -83,10 +73,8 @@ def held_to_base(row: Row, base: Row, facts: DeviceFacts, siblings: Mapping[str,
         findings += absolute(row.measurement, limits, facts, siblings, names=[limit for limit in alone if limit not in OF_FOOTPRINT])
     if row.footprint is not None:
         findings += judge_footprint(row.footprint, limits, (), [limit for limit in alone if limit in OF_FOOTPRINT])
-    results = [one for one in row.verdict.limits if one.limit not in names]
-    results += [finding.result for finding in findings if finding.outcome is not Outcome.PASS]
-    results += [_not_yet(limit, limits) for limit in names if limit in open_]
-    return replace(row, limits=limits, verdict=of_results(row.verdict, results, [row.verdict.reason]))
+    before = [one for one in known(row) if one.limit not in names]
+    return with_verdict(replace(row, limits=limits), [*before, *findings, *(_not_yet(limit, limits) for limit in names if limit in open_)])
 
 
 def _not_yet(limit: str, limits: Limits) -> LimitResult:

@@ -5,8 +5,9 @@ A rule returns an outcome, a code and figures. `SENTENCES` is the only place tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement, Window
@@ -76,6 +77,23 @@ class Finding:
     def sentence(self) -> str:
         """The finding in words, without a full stop."""
         return SENTENCES[self.form].format(**self.figures)
+
+
+class Judgement(NamedTuple):
+    """What the judge of a measurement found."""
+
+    findings: list[Finding]  # one for each limit, and for each doubt about the whole measurement
+    comparison: Comparison | None = None  # the change against the baseline, where there is one
+
+    @property
+    def outcome(self) -> Outcome:
+        """That of the worst finding; MEASURED without any."""
+        return worst(self.findings)
+
+
+def worst(findings: Iterable[Finding | LimitResult]) -> Outcome:
+    """The outcome of the worst finding; MEASURED without any."""
+    return min((one.outcome for one in findings), key=lambda outcome: outcome.rank, default=Outcome.MEASURED)
 
 
 def find(outcome: Outcome, form: str, code: Code | None = None, **figures: str) -> Finding:

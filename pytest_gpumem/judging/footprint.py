@@ -16,7 +16,6 @@ from pytest_gpumem.judging.finding import Finding, against_most, counted, find, 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.units import format_bytes, format_share, parse_bytes, parse_growth, short_bytes
 
 
@@ -162,30 +161,6 @@ def _unseen(one: _FootprintCheck, name: str) -> str | None:
         if RULES[name](most).outcome is not Outcome.PASS:
             return f"the peak is at most {size(footprint.peak_bound)}; {'; '.join(footprint.not_watched)}"
     return None
-
-
-def added(verdict: Verdict, findings: Sequence[Finding], strict: bool) -> Verdict:
-    """A verdict with findings on the footprint: the worst outcome, with the sentences that belong to it."""
-    if not findings:
-        return verdict
-    worst = min(findings, key=lambda finding: finding.outcome.rank)
-    ends = "" if not strict or worst.outcome in (Outcome.PASS, Outcome.FAIL) else " (strict: this fails)"
-    if worst.outcome is Outcome.PASS and verdict.outcome.quiet:
-        first = [] if verdict.comparison is None and verdict.outcome is Outcome.MEASURED else [verdict.reason]
-        return replace(verdict, outcome=Outcome.PASS, reason="; ".join([*first, *(finding.sentence for finding in findings)]))
-    sentences = "; ".join(finding.sentence for finding in findings if finding.outcome is not Outcome.PASS)
-    if not sentences:
-        return verdict
-    own = (finding.result for finding in findings if finding.outcome is not Outcome.PASS)
-    results = tuple(sorted((*own, *verdict.limits), key=lambda result: result.outcome.rank))
-    # A FAIL by memory keeps its code beside a slow-down, which a duet may clear.
-    if worst.outcome.rank < verdict.outcome.rank or worst.outcome is Outcome.FAIL:
-        reason = sentences + ends + ("" if verdict.outcome.quiet else f"; {verdict.reason}")
-        return replace(verdict, outcome=worst.outcome, code=worst.code, reason=reason, limits=results)
-    return replace(verdict, reason=f"{verdict.reason}; {sentences}", limits=results)
-
-
-UNLIMITED = Verdict(Outcome.MEASURED, find(Outcome.MEASURED, "no limit").sentence)  # of a row without limits
 
 
 def size(nbytes: int) -> str:

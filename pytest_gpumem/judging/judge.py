@@ -1,4 +1,4 @@
-"""The judge: one measurement, its limits and its baseline give one verdict."""
+"""The judge: what follows from one measurement, its limits and its baseline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging import drift, screen
 from pytest_gpumem.judging.change import Evidence, decide_change
-from pytest_gpumem.judging.finding import Finding, against, basis, counted, find, of_limit, window_text
+from pytest_gpumem.judging.finding import Finding, Judgement, against, basis, counted, find, of_limit, window_text
 from pytest_gpumem.judging.limits import STEPS, absolute, physical, uncounted
 from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, allowed, compared, decidable, judge_change
 from pytest_gpumem.judging.spread import Difference, difference
@@ -22,7 +22,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat
-from pytest_gpumem.records.row import ENOUGH, Comparison, Row, Verdict
+from pytest_gpumem.records.row import ENOUGH, Comparison, LimitResult, Row, Verdict
 from pytest_gpumem.units import format_share, format_time, parse_share
 
 
@@ -32,18 +32,16 @@ def judge(
     facts: DeviceFacts,
     history: Sequence[Measurement],
     *,
-    strict: bool,
     no_history: str | None = None,
     siblings: Mapping[str, Measurement] | None = None,
     family: Family = ALONE,
     first: Measurement | None = None,
     changes: Callable[[], Mapping[str, float]] = dict,
     evidence: bool = True,
-) -> Verdict:
+) -> Judgement:
     """Judge one measurement.
     `history`: of the same test and label, one a run. Measurements of another mode are left out; if the others were taken differently, the
-    verdict is UNDECIDED.
-    `strict`: adds to the reason that a doubt fails; the outcome does not depend on it.
+    finding is UNDECIDED.
     `no_history`: why there is no history, for NEW.
     `siblings`: the other measurements of its test by label, for `faster_than`.
     `family`: the rows of the suite that are compared with a baseline.
@@ -55,7 +53,7 @@ def judge(
     """
     if doubts := list(unreliable(measurement)):
         doubt = find(Outcome.UNDECIDED, "unreliable", Code.CONDITIONS, doubts=", ".join(doubts))
-        return _verdict(_without_times(doubt, measurement, limits, facts, history), None, facts, strict)
+        return Judgement(_without_times(doubt, measurement, limits, facts, history))
     findings = [*physical(measurement, facts), *absolute(measurement, limits, facts, siblings, history)]
     if (noise := measurement.noise) is not None and noise > WIDEST and _judges_time(limits):
         findings.insert(0, find(Outcome.UNDECIDED, "too wide", Code.NOISY, noise=format_share(noise), basis=basis(measurement)))
@@ -65,10 +63,10 @@ def judge(
         if compares:
             written = f"{compares[0]} {getattr(limits, compares[0])} ({limits.origin.get(compares[0], 'limit')})"
             findings.append(of_limit(compares[0], _not_compared(measurement, history, written, no_history)))
-        return _verdict(findings, None, facts, strict)
+        return Judgement(findings)
     moved = drift.drift_of(measurement, alike, facts)
     if moved is not None and moved.too_large:
-        return _verdict(_without_times(moved.doubt("no limit was judged"), measurement, limits, facts, history), None, facts, strict)
+        return Judgement(_without_times(moved.doubt("no limit was judged"), measurement, limits, facts, history))
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
     same = evidence and not changed_work(alike[-1], measurement) and same_code(measurement, alike)
     comparison = replace(compared(found, delta), same_code=same)
@@ -78,7 +76,7 @@ def judge(
         findings.append(finding)
     if limits.fail_if_faster is not None:
         findings.append(against_runs.gain(limits.fail_if_faster))
-    return _verdict(findings, comparison, facts, strict)
+    return Judgement(findings, comparison)
 
 
 @dataclass(frozen=True)
@@ -261,7 +259,7 @@ def comparable(measurement: Measurement, past: Measurement) -> bool:
     return alike and drift.same_variant(measurement, past)
 
 
-def is_failure(judged: Verdict | Finding, strict: bool) -> bool:
+def is_failure(judged: Verdict | Finding | LimitResult, strict: bool) -> bool:
     """True if a test with this verdict fails: on FAIL, and under `strict` on every doubt."""
     return judged.outcome is Outcome.FAIL or (strict and not judged.outcome.quiet and judged.outcome is not Outcome.ACCEPTED)
 
@@ -384,24 +382,6 @@ def _same_work(measurement: Measurement, past: Measurement, found: Finding) -> F
     if found.outcome is Outcome.FAIL or _more_bytes(past, measurement):
         return find(found.outcome, "other work", found.code, changed=words, finding=found.sentence)
     return find(Outcome.UNDECIDED, "not the same work", Code.MEASURED_DIFFERENTLY, changed=words, seen=found.figures.get("seen", ""))
-
-
-def _verdict(findings: Sequence[Finding], comparison: Comparison | None, facts: DeviceFacts, strict: bool) -> Verdict:
-    """The worst finding's outcome and code, with the sentences of all findings that are not PASS; MEASURED without a finding."""
-    if not findings:
-        measured = find(Outcome.MEASURED, "no limit")
-        if comparison is not None:
-            measured = find(Outcome.MEASURED, "no limit, compared", seen=against(comparison), catches=format_share(comparison.catches))
-        return Verdict(measured.outcome, measured.sentence, comparison, simulated=facts.simulated)
-    ordered = sorted(findings, key=lambda f: f.outcome.rank)
-    worst = ordered[0]
-    reason = "; ".join(f.sentence for f in ordered if f.outcome is not Outcome.PASS or worst.outcome is Outcome.PASS)
-    if strict and worst.outcome not in (Outcome.PASS, Outcome.FAIL):
-        reason += " (strict: this fails)"
-    # A rule that passes has no code; one that evidence let pass has.
-    code = worst.code if worst.outcome is not Outcome.PASS else next((f.code for f in ordered if f.code is not None), None)
-    results = tuple(f.result for f in ordered if f.outcome is not Outcome.PASS)
-    return Verdict(worst.outcome, reason, comparison, simulated=facts.simulated, code=code, limits=results)
 
 
 def merged(measurement: Measurement, key: str, further: Sequence[Mapping[str, Row]]) -> Measurement:

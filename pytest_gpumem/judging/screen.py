@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_gpumem.judging.change import Evidence, decide_change
-from pytest_gpumem.judging.finding import Finding, against, basis, between, chance, change, counted, find
+from pytest_gpumem.judging.finding import Finding, Judgement, against, basis, between, chance, change, counted, find
 from pytest_gpumem.judging.spread import Difference, corrected_logs, difference, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
@@ -47,8 +47,8 @@ class Family:
         """The largest p-value that is a change now."""
         return ALPHA / max(self.size - self.rejected, 1)
 
-    def after(self, verdict: Verdict) -> Family:
-        """The family after this verdict of a compared row."""
+    def after(self, verdict: Judgement | Verdict) -> Family:
+        """The family after this judgement of a compared row."""
         failed = verdict.comparison is not None and verdict.outcome is Outcome.FAIL
         p_value = verdict.comparison.p_value if verdict.comparison is not None else None
         # A row that fails by another limit is not rejected.

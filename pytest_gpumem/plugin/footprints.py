@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from pytest_gpumem.baselines.verdicts import memory_findings
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
-from pytest_gpumem.judging.footprint import AT_THE_END, RULES, UNLIMITED, added
+from pytest_gpumem.judging.footprint import AT_THE_END, RULES
 from pytest_gpumem.judging.judge import is_failure
+from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.plugin.marks import MEMORY_FIXTURE, TEST_FIXTURE, uses
@@ -272,9 +273,10 @@ class FootprintFeature(Feature):
             names = tuple(RULES) if watched.row_at_end else AT_THE_END
             findings = memory_findings(row, session.baseline, names, simulated=session.facts.simulated)
             strict = session.settings.strict
-            verdict = session.without_accepted(row, added(row.verdict, findings, strict))
-            fails = is_failure(verdict, strict) and any(is_failure(finding, strict) for finding in findings)
-            rows.append(replace(row, verdict=verdict, failed=row.failed or fails))
+            left = session.without_accepted(row, [*known(row), *findings], row.verdict.comparison)
+            row = with_verdict(row, left, strict=strict)
+            fails = is_failure(row.verdict, strict) and any(is_failure(finding, strict) for finding in findings)
+            rows.append(replace(row, failed=row.failed or fails))
             # A test whose body failed is reported, and what a failure keeps is no finding of its own.
             if fails and not before.failed and not session.is_further:
                 failing.append(rows[-1])

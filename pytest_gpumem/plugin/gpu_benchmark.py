@@ -15,6 +15,7 @@ from msgspec import structs
 
 from pytest_gpumem.devices.protocol import Stream
 from pytest_gpumem.judging.limits import counts_steps, waits_for_counts
+from pytest_gpumem.judging.verdict import OPEN
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.conductor import Passes, overlap_note, overlap_of
@@ -23,7 +24,7 @@ from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.plugin.judging import OPEN, needs_causes
+from pytest_gpumem.plugin.judging import needs_causes
 from pytest_gpumem.plugin.replay import Replay, check_timer
 from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.state import GpuTest

@@ -18,6 +18,7 @@ from pytest_gpumem.baselines.history import SavedRow, changes
 from pytest_gpumem.judging.judge import comparable, is_failure, merged, repeatable
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.judging.spread import difference
+from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.footprints import WATCHED, with_footprints
@@ -29,7 +30,7 @@ from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import Row, Verdict, key_of
+from pytest_gpumem.records.row import LimitResult, Row, key_of
 from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.exports import PROPERTY, figures
@@ -37,15 +38,12 @@ from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 
 def in_context(row: Row, source: str | None, session: GpuSession) -> Row:
-    """Add the test's source to a row, and the changes since the baseline to its verdict's reason."""
+    """The row with the test's source, and with the changes since the baseline, which its verdict names."""
     measurement = row.measurement
     if measurement is None:
         return replace(row, test_source=source)
     changed = changes(measurement, session.facts, source, session.history(row).accepted)
-    verdict = row.verdict
-    if changed:
-        verdict = replace(verdict, reason=f"{verdict.reason}; changed since the baseline: {', '.join(changed)}")
-    return replace(row, verdict=verdict, test_source=source, changed=changed)
+    return replace(row, test_source=source, changed=changed)
 
 
 def source_of(item: pytest.Item) -> str | None:
@@ -130,23 +128,23 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
             for m, limits in test.measurements
         ]
     siblings = {measurement.label: measurement for measurement, _ in test.measurements}
+    source = source_of(item)
     rows = [
         Row(item.nodeid, limits, OPEN, measured, measured.label, range_name=test.range_name, extra=dict(test.extra.get(measured.label, {})))
         for measured, limits in test.measurements
     ]
+    rows = [in_context(row, source, session) for row in rows]
     if skipped:
         why = f"the test skipped after this measurement: {error}"
-        verdict = Verdict(Outcome.UNDECIDED, why, simulated=session.facts.simulated, code=Code.CONDITIONS)
-        rows = [replace(row, verdict=verdict) for row in rows]
+        skip = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
+        rows = [with_verdict(row, [skip], simulated=session.facts.simulated) for row in rows]
     else:
         rows = [judged(row, siblings, session) for row in with_footprints(item, rows, test.range_name, session)]
     failing = [row for row in rows if fails(row, session)]
     failed = (error is not None and not skipped) or test.subtest_failed or bool(failing)
     rows = [replace(row, failed=failed) for row in rows]
     if failed and not test.measurements and test.replay is not None:
-        rows = [unmeasured(item.nodeid, test.range_name, session, error)]
-    source = source_of(item)
-    rows = [in_context(row, source, session) for row in rows]
+        rows = [replace(unmeasured(item.nodeid, test.range_name, session, error), test_source=source)]
     item.stash[ROWS] = rows
     if test.replay is not None and session.decides:
         session.replays[item.nodeid] = test.replay
@@ -179,7 +177,6 @@ def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
     )
 
 
-OPEN = Verdict(Outcome.UNDECIDED, "")  # of a row that is about to be judged
 LIKELY = 0.975  # confidence that a row takes longer than its baseline, one-sided, from which it may have to be explained
 
 
@@ -220,8 +217,8 @@ def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | No
 def unmeasured(nodeid: str, range_name: str, session: GpuSession, error: BaseException | None) -> Row:
     """The row of a test that failed before anything was measured; by a subtest where there is no error."""
     reason = f"failed before anything was measured: {'a subtest failed' if error is None else _first_line(error)}"
-    verdict = Verdict(Outcome.FAIL, reason, simulated=session.facts.simulated)
-    return Row(nodeid, Limits(), verdict, failed=True, range_name=range_name)
+    row = Row(nodeid, Limits(), OPEN, failed=True, range_name=range_name)
+    return with_verdict(row, [LimitResult("", Outcome.FAIL, None, reason)], simulated=session.facts.simulated)
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import LimitResult, Row
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.row_facts import failure_text
 
@@ -78,8 +79,11 @@ class Attempts:
             now = found.get(key, before)
             if now is not before and now.verdict.outcome is Outcome.FAIL:
                 continue
-            reason = f"FAIL in attempt {attempt} of {self._count}: {before.verdict.reason}"
-            found[key] = replace(now, verdict=replace(before.verdict, reason=reason), failed=True, why=before.why)
+            which = f"FAIL in attempt {attempt} of {self._count}"
+            first, *further = known(before)
+            findings = [replace(first, reason=f"{which}: {first.reason}"), *further]
+            row = with_verdict(now, findings, comparison=before.verdict.comparison)
+            found[key] = replace(row, failed=True, why=before.why)
             by_earlier.append(found[key])
         failed = bool(by_earlier)
         return [replace(row, failed=row.failed or failed) for row in found.values()], by_earlier
@@ -171,9 +175,8 @@ def _reported(row: Row, end: str | None) -> Row:
         return row
     if end in (None, FAILED):
         return replace(row, failed=True)
-    verdict = row.verdict
-    if verdict.code is not Code.CONDITIONS:
-        judged = f" (FAIL: {verdict.reason})" if verdict.outcome is Outcome.FAIL else ""
-        reason = f"the test {end} after this measurement{judged}"
-        verdict = replace(verdict, outcome=Outcome.UNDECIDED, reason=reason, code=Code.CONDITIONS)
-    return replace(row, verdict=verdict, failed=False)
+    if row.verdict.code is not Code.CONDITIONS:
+        judged = f" (FAIL: {row.verdict.reason})" if row.verdict.outcome is Outcome.FAIL else ""
+        why = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, f"the test {end} after this measurement{judged}")
+        row = with_verdict(row, [why])
+    return replace(row, failed=False)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, remaining
+from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, without_accepted
 from pytest_gpumem.baselines.history import Baseline, History
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice
@@ -26,6 +26,7 @@ from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, Hol
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.judging.drift import control_of, since_start
 from pytest_gpumem.judging.expectations import Selection, held
+from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.limits import LIMITS
@@ -52,7 +53,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
-from pytest_gpumem.records.row import Omission, Row, Verdict, key_of
+from pytest_gpumem.records.row import Comparison, LimitResult, Omission, Row, key_of
 from pytest_gpumem.settings import (
     CAUSES,
     DEFAULT_BUDGET,
@@ -252,10 +253,13 @@ class GpuSession:
         """True if somebody accepted that a change loosens a limit of a test to this value; None is no limit."""
         return self.added.loosens(key_of(nodeid, ""), limit, value) is not None
 
-    def without_accepted(self, row: Row, verdict: Verdict) -> Verdict:
-        """What is left of a verdict without the changes that somebody accepted. Against a named history a gate decides about those of its
-        change."""
-        return remaining(row, verdict, self.accepted.of(row.key)) if self.settings.baseline_of is None else verdict
+    def without_accepted(
+        self, row: Row, findings: Iterable[Finding | LimitResult], comparison: Comparison | None
+    ) -> Iterable[Finding | LimitResult]:
+        """The findings without the changes that somebody accepted. Against a named history a gate decides about those of its change."""
+        if self.settings.baseline_of is not None:
+            return findings
+        return without_accepted(row, findings, self.accepted.of(row.key), comparison=comparison)
 
     def removed(self, key: str) -> Acceptance | None:
         """The acceptance of a measurement's removal; None without one."""

@@ -14,14 +14,15 @@ from typing import NamedTuple
 from msgspec import structs
 
 from pytest_gpumem.baselines.accepted import EXACT as OF_COUNTS
-from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, changes_of, in_words, remaining
+from pytest_gpumem.baselines.accepted import OF_FIGURES, Acceptance, Acceptances, Scope, changes_of, in_words, without_accepted
 from pytest_gpumem.judging import expectations
-from pytest_gpumem.judging.exact import against_base, held_to_base, of_results, open_results
+from pytest_gpumem.judging.exact import against_base, held_to_base, open_results
 from pytest_gpumem.judging.expectations import LooserLimit, looser
-from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.footprint import RULES, added, judge_footprint
+from pytest_gpumem.judging.finding import counted, worst
+from pytest_gpumem.judging.footprint import RULES, judge_footprint
 from pytest_gpumem.judging.judge import SETTLED, failing_in_themselves, is_failure, judge
 from pytest_gpumem.judging.limits import relative
+from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.limits import LIMITS, OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -157,16 +158,17 @@ def with_missing(decision: Decision, missing: Sequence[Omission]) -> Decision:
     if decision.code == Exit.USAGE or not missing:
         return decision
     *remarks, result = decision.remarks
-    found = Counter(standing_of_missing(one) for one in missing)
-    worst = _worst(EFFECTS[one].exit for one in found)
-    if worst == Exit.FAILED:
-        also = f"; {result.removeprefix('red: ')}" if decision.code == Exit.FAILED else ""
+    found, code = Counter(standing_of_missing(one) for one in missing), decision.code
+    worst_exit = _worst(EFFECTS[one].exit for one in found)
+    if worst_exit == Exit.FAILED:
+        also = f"; {result.removeprefix('red: ')}" if code == Exit.FAILED else ""
         lost = [one for one in missing if standing_of_missing(one) is Standing.LOST]
-        decision, result = replace(decision, code=worst), f"red: {_counted(lost)} lost{also}"
-    elif worst == Exit.NO_VERDICT and decision.code == Exit.FINE:
+        code, result = worst_exit, f"red: {_counted(lost)} lost{also}"
+    elif worst_exit == Exit.NO_VERDICT and code == Exit.FINE:
         unjudged = counted(found[Standing.UNJUDGED], "limit")
-        decision, result = replace(decision, code=worst), f"no verdict: {unjudged} judged by nothing"
-    return replace(decision, remarks=(*remarks, *missing_lines(missing), result), missing=tuple(missing))
+        code, result = worst_exit, f"no verdict: {unjudged} judged by nothing"
+    remarks = [*remarks, *missing_lines(missing), result]
+    return Decision(code, decision.rows, tuple(remarks), tuple(missing), decision.loosened)
 
 
 def loosened_lines(changes: Sequence[LooserLimit], added: Acceptances) -> list[str]:
@@ -259,9 +261,9 @@ def _flagged(verdict: Verdict) -> bool:
     return not verdict.outcome.quiet and verdict.outcome is not Outcome.ACCEPTED and verdict.code is not Code.NOT_READ
 
 
-def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Verdict | None:
-    """The verdict of a row without its limit on slow-downs, if no other limit fails by its figures; else None. A failed assertion of the
-    test is no figure: a test that fails in itself has no verdict in a duet, which clears nothing."""
+def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> list[LimitResult] | None:
+    """The findings about a row without its limit on slow-downs, if no other limit fails by its figures; else None. A failed assertion of
+    the test is no figure: a test that fails in itself has no verdict in a duet, which clears nothing."""
     measurement = row.measurement
     if measurement is None or not flagged([row]):
         return None
@@ -272,14 +274,12 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> Ver
     left = [one for one in row.verdict.limits if one.limit in compared]
     if row.verdict.code is Code.CONDITIONS and not left and all(getattr(others, name) is None for name in LIMITS):
         # The conditions of the screen are none of the duet's, and nothing else was to be judged by them.
-        return structs.replace(row.verdict, outcome=Outcome.PASS, code=None, limits=())
-    verdict = judge(measurement, others, facts, (), strict=False, siblings=siblings)
+        return []
+    findings = judge(measurement, others, facts, (), siblings=siblings).findings
     if row.footprint is not None:
-        findings = judge_footprint(row.footprint, others, (), tuple(RULES), fixtures_alone=facts.simulated and not row.label)
-        verdict = added(verdict, list(findings), strict=False)
-    if left:
-        verdict = of_results(verdict, [*verdict.limits, *left], ())
-    return None if is_failure(verdict, strict=False) else verdict
+        findings += judge_footprint(row.footprint, others, (), tuple(RULES), fixtures_alone=facts.simulated and not row.label)
+    results = [*(finding.result for finding in findings), *left]
+    return None if worst(results) is Outcome.FAIL else results
 
 
 def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool) -> list[Row]:
@@ -288,7 +288,7 @@ def open_to_a_duet(rows: Sequence[Row], facts: DeviceFacts, *, strict: bool) -> 
     found = []
     for row in flagged(rows):
         rest = without_regression(row, rows, facts)
-        lost = is_failure(row.verdict, strict) and (rest is None or is_failure(rest, strict))
+        lost = is_failure(row.verdict, strict) and (rest is None or any(is_failure(one, strict) for one in rest))
         if row.nodeid not in failing and not lost:
             found.append(row)
     return found
@@ -355,7 +355,7 @@ def by_base(rows: Sequence[Row], facts: DeviceFacts, base: OfBase, *, strict: bo
         if row.key not in base.figures or row.nodeid in failing:
             return row
         if open_results(row):
-            row = structs.replace(row, verdict=against_base(row, base.figures[row.key], base.alone.get(row.key), facts, base.name))
+            row = against_base(row, base.figures[row.key], base.alone.get(row.key), facts, base.name)
         return structs.replace(row, failed=row.failed or is_failure(row.verdict, strict))
 
     return _with_failures([judged(row) for row in held_by_base(rows, facts, base, strict=strict)], failing, strict)
@@ -364,12 +364,7 @@ def by_base(rows: Sequence[Row], facts: DeviceFacts, base: OfBase, *, strict: bo
 def without_exact(rows: Sequence[Row], added: Acceptances, *, strict: bool) -> tuple[Row, ...]:
     """The rows without what the change accepts of their exact figures. Arguments as for `settled`."""
     failing = failing_in_themselves(rows, strict)
-    left = [
-        row
-        if row.nodeid in failing
-        else structs.replace(row, verdict=remaining(row, row.verdict, added.of(row.key, OF_COUNTS), scopes=OF_COUNTS))
-        for row in rows
-    ]
+    left = [row if row.nodeid in failing else _accept(row, added.of(row.key, OF_COUNTS), OF_COUNTS) for row in rows]
     return _with_failures(left, failing, strict)
 
 
@@ -401,32 +396,33 @@ def _without_accepted(row: Row, judged: DuetVerdict | None, added: Acceptances) 
     if judged is not None and judged.outcome is Outcome.FAIL:
         # Of a test that fails in head, or measures in another way, no slow-down is known.
         low = judged.paired.least if judged.paired is not None else math.inf
-    verdict = remaining(row, row.verdict, added.of(row.key), low=low)
-    if verdict.accepted and verdict.outcome is Outcome.PASS:
-        verdict = structs.replace(verdict, outcome=Outcome.ACCEPTED)
-    return row if verdict is row.verdict else structs.replace(row, verdict=verdict)
+    return _accept(row, added.of(row.key), OF_FIGURES, low)
+
+
+def _accept(row: Row, accepted: Sequence[Acceptance], scopes: Collection[Scope], low: float | None = None) -> Row:
+    """The row without what is accepted of its verdict. Arguments as of `without_accepted`."""
+    before = list(known(row))
+    left = without_accepted(row, before, accepted, comparison=row.verdict.comparison, scopes=scopes, low=low)
+    return row if left == before else with_verdict(row, left)
 
 
 def _settled(row: Row, rows: Sequence[Row], facts: DeviceFacts, judged: DuetVerdict | None) -> Row:
     if judged is None or row not in flagged(rows):
         return row
-    old = row.verdict
-    screen = f"the screen: {old.outcome.value}, {old.reason}"
+    before = known(row)
+    screen = f"the screen: {row.verdict.outcome.value}, {row.verdict.reason}"
     verdict = f"the duet: {judged.outcome.value if judged.outcome is not None else 'no verdict'}, {judged.sentence}"
     if judged.outcome is Outcome.FAIL:
-        others = (one for one in old.limits if one.limit not in _TIME)
-        results = (LimitResult("max_regression", Outcome.FAIL, Code.SLOWER, verdict), *others)
-        failed = structs.replace(old, outcome=Outcome.FAIL, code=Code.SLOWER, reason=f"{verdict}; {screen}", limits=results)
-        return structs.replace(row, failed=True, verdict=failed)
+        others = (structs.replace(one, reason="") for one in before if one.limit not in _TIME)  # the screen's reason has theirs
+        slower = LimitResult("max_regression", Outcome.FAIL, Code.SLOWER, verdict)
+        return structs.replace(with_verdict(row, [slower, *others], remarks=[screen]), failed=True)
     rest = without_regression(row, rows, facts) if judged.outcome is Outcome.PASS else None
     if rest is None:
-        return structs.replace(row, verdict=structs.replace(old, reason=f"{old.reason}; {verdict}"))
-    outcome = Outcome.PASS if rest.outcome.quiet else rest.outcome  # the duet has judged its one limit
-    besides = "" if rest.outcome.quiet else f"; {rest.reason}"
+        return with_verdict(row, before, remarks=[verdict])
     same_code = judged.paired is not None and judged.paired.same_code
-    code = Code.SAME_CODE if same_code and outcome is Outcome.PASS else rest.code
-    cleared = structs.replace(old, outcome=outcome, code=code, reason=f"{verdict}{besides}; {screen}", limits=rest.limits)
-    return structs.replace(row, failed=False, verdict=cleared)
+    passed = LimitResult("max_regression", Outcome.PASS, Code.SAME_CODE if same_code else None, verdict)
+    accepted = (one for one in before if one.outcome is Outcome.ACCEPTED)
+    return structs.replace(with_verdict(row, [passed, *rest, *accepted], remarks=[screen]), failed=False)
 
 
 def decide(

@@ -24,15 +24,16 @@ from pytest_gpumem.baselines.accepted import (
     changes_of,
     own_limits,
     read,
-    remaining,
     share_of,
     share_text,
     text,
+    without_accepted,
     write,
 )
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.baselines.layout import digest
 from pytest_gpumem.judging.limits import kernels_text
+from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -91,7 +92,8 @@ def failing(
 
 
 def left(row: Row, *accepted: Acceptance, **how: Any) -> Verdict:
-    return remaining(row, row.verdict, accepted, **how)
+    findings = without_accepted(row, known(row), accepted, comparison=row.verdict.comparison, **how)
+    return with_verdict(row, findings).verdict
 
 
 OTHERS = (LimitResult("max_latency", FAIL), LimitResult("", UNDECIDED, Code.CONDITIONS))
@@ -228,7 +230,7 @@ def test_a_limit_is_accepted_up_to_a_size(result: LimitResult, accepted: Accepta
         assert verdict == row.verdict
         return
     assert (verdict.outcome, verdict.code, verdict.accepted, verdict.limits) == (Outcome.ACCEPTED, result.code, (result.limit,), ())
-    assert verdict.reason == f"{result.limit} accepted (ada: checks bounds); because"
+    assert verdict.reason == f"{result.limit} accepted (ada: checks bounds)"
 
 
 def test_a_gain_is_accepted_up_to_a_size() -> None:
@@ -255,7 +257,7 @@ def test_what_is_not_accepted_is_what_is_left() -> None:
     # In two steps, as in a gate.
     first = left(failing(KERNELS, SLOWER), GRID, time("8.4%"), scopes=(Scope.KERNELS,))
     assert first.limits == (SLOWER,)
-    second = remaining(failing(KERNELS), first, [GRID, time("8.4%")])
+    second = left(replace(failing(KERNELS), verdict=first), GRID, time("8.4%"))
     assert (second.outcome, second.accepted) == (Outcome.ACCEPTED, ("same_kernels", "max_regression"))
 
 
@@ -273,11 +275,10 @@ def test_several_that_no_run_followed_add_up() -> None:
     assert left(failing(SLOWER, low=0.22), time("10%"), time("10%")).outcome is FAIL
 
 
-@pytest.mark.parametrize("outcome", [Outcome.PASS, Outcome.NEW, UNDECIDED])
+@pytest.mark.parametrize("outcome", [Outcome.NEW, UNDECIDED])
 def test_what_does_not_fail_stays(outcome: Outcome) -> None:
-    row = failing(SLOWER)
-    verdict = replace(row.verdict, outcome=outcome)
-    assert remaining(row, verdict, [time("900%")]) == verdict
+    row = failing(replace(SLOWER, outcome=outcome))
+    assert left(row, time("900%")) == row.verdict
 
 
 NEVER = {"max_latency", ""}
@@ -286,7 +287,7 @@ NEVER = {"max_latency", ""}
 @given(st.lists(st.sampled_from(RESULTS), min_size=1, unique=True), st.lists(st.sampled_from(ALL), unique=True), st.booleans())
 def test_nothing_but_what_is_accepted_goes(results: Sequence[LimitResult], accepted: Sequence[Acceptance], gain: bool) -> None:
     row = failing(*results, low=-0.2, high=-0.1) if gain else failing(*results)
-    verdict = remaining(row, row.verdict, accepted)
+    verdict = left(row, *accepted)
     gone = [one for one in row.verdict.limits if one not in verdict.limits]
     scopes = {change.scope for one in accepted for change in one.changes}
     assert all(one.outcome is FAIL and one.limit not in NEVER for one in gone)
@@ -296,7 +297,7 @@ def test_nothing_but_what_is_accepted_goes(results: Sequence[LimitResult], accep
     if verdict.limits:
         assert verdict.outcome is (row.verdict.outcome if not gone else verdict.limits[0].outcome)
     # What is left is not less by more acceptances.
-    assert set(remaining(row, row.verdict, ALL).limits) <= set(verdict.limits)
+    assert set(left(row, *ALL).limits) <= set(verdict.limits)
 
 
 @given(st.floats(-0.99, 100))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from verdicts_alone import judge
 
-from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement

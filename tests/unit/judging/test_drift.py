@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from measurements import controlled
 from msgspec.structs import replace
+from verdicts_alone import judge
 
 from pytest_gpumem.judging.drift import between, control_of, drift_of, same_variant, since_start
-from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.judging.footprint import RULES, UNLIMITED, PastFootprint, added, judge_footprint, size
+from pytest_gpumem.judging.footprint import RULES, PastFootprint, judge_footprint, size
+from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.units import GiB, MiB
 
 
@@ -130,15 +131,11 @@ FINE = UNLIMITED
 )
 def test_a_verdict_has_the_worst_of_time_and_memory(verdict: Verdict, peak: int, expected: tuple[Outcome, Code | None]) -> None:
     limits = Limits(max_peak="2 B", origin={"max_peak": "marker"})
-    both = added(verdict, list(judge_footprint(footprint(peak), limits, (), ("max_peak",))), strict=False)
+    row = Row("t.py::test_a", limits, verdict)
+    both = with_verdict(row, [*known(row), *judge_footprint(footprint(peak), limits, (), ("max_peak",))]).verdict
     assert (both.outcome, both.code) == expected
     assert ("max_peak" in both.reason) is (peak == 3 or verdict is FINE)
     assert (verdict.reason in both.reason) is (verdict is not FINE)
-
-
-@pytest.mark.parametrize("verdict", [FINE, NOISY, SLOWER])
-def test_without_limits_on_memory_a_verdict_stays_as_it_is(verdict: Verdict) -> None:
-    assert added(verdict, [], strict=True) == verdict
 
 
 def test_sizes_are_rounded_beside_their_bytes() -> None:

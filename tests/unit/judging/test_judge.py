@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from verdicts_alone import judge
 
 from pytest_gpumem.judging.drift import control_of
-from pytest_gpumem.judging.judge import is_failure, judge
+from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, MovedBytes, NoShare

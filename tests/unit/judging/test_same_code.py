@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from measurements import controlled
 from msgspec.structs import replace
+from verdicts_alone import judge
 
-from pytest_gpumem.judging.judge import judge, repeatable
+from pytest_gpumem.judging.judge import repeatable
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement

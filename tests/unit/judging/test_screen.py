@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from verdicts_alone import judge
 
 from pytest_gpumem.judging.finding import Finding
-from pytest_gpumem.judging.judge import judge, repeatable
+from pytest_gpumem.judging.judge import repeatable
 from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, base_latency, compared, decidable, judge_change, mean_latency
 from pytest_gpumem.judging.spread import Difference, difference
 from pytest_gpumem.outcomes import Code, Outcome

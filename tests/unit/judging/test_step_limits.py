@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from verdicts_alone import judge
 
-from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.judging.limits import waits_for_counts
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome

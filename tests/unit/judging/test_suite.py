@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from verdicts_alone import judge
 
-from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.judging.screen import ALONE, ALPHA, Family
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts

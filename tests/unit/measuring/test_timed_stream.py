@@ -11,9 +11,9 @@ import pytest
 from bench import Bench
 from counted_device import CountedDevice, failing, replaced
 from msgspec import UNSET
+from verdicts_alone import judge
 
 from pytest_gpumem.devices.protocol import Foreign, HoldExpired, Launch, NotCounted, Stream
-from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.conductor import Passes
 from pytest_gpumem.measuring.target_callable import LONG, Elsewhere, NoWork, find_stream
