@@ -80,8 +80,8 @@ class Footprint(Record, frozen=True):
     peak: Bytes  # Most bytes of device memory in use at once, over all libraries, above those before the test
     uses: tuple[MemoryUse, ...] = ()  # By library and kind; what was not touched is missing
     driver_peak: Bytes | None = None
-    """Most bytes of device memory that the driver gave out at once, pools' reserves included, above those before the test: what the GPU
-    must have free. None where the driver was not watched."""
+    """Most bytes of device memory that the driver gave out at once, in whole pages of 2 MiB, pools' reserves included, above those before
+    the test: what the GPU must have free. None where the driver was not watched."""
     peak_bound: Bytes | None = None  # The most that the peak can be, where that of a library is not known
     bound: Bytes | None = None
     """Where the driver was not watched: bytes by which the free memory of the GPU shrank from begin to end, beyond what is known. Whole
