@@ -11,17 +11,28 @@ from typing import Any
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Foreign, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import Allocation, Foreign, OutOfMemory, Stream
 from pytest_gpumem.devices.shortage import out_of_memory
 from pytest_gpumem.judging.traffic import two_declarations
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.measuring.target import Target, WrongResult, declared_bytes, nothing, padding, refuse_window, window_notes
+from pytest_gpumem.measuring.target import (
+    SMALL_BYTES,
+    Target,
+    WrongResult,
+    declared_bytes,
+    nothing,
+    padding,
+    refuse_window,
+    window_notes,
+)
 from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.memory.spaces import Memory, address_of
 from pytest_gpumem.records.measurement import MovedBytes
+
+SPARE_PARTS = 4  # the free memory over what the placements of a case may take at once: the user's code needs room too
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,8 @@ class CasePlacements:
         self._build, self._arena, self._device = build, arena, arena.device
         self._stream = stream
         self._window = ExitStack()  # closes the window that is open
+        self._sets: list[list[Allocation]] | None = None
+        """Memory of the buffers of the placements to come, at random places of one region; None before the first move."""
         self._addresses: list[tuple[int, ...]] = []  # of the arrays that are no buffers of ours, at each placement
         self._built = self._make()
         self._name = self._built.case.name or getattr(build, "__name__", "case")
@@ -74,18 +87,42 @@ class CasePlacements:
             self._built.arena.close()
             raise
 
-    def _make(self) -> _Built:
+    def _make(self, places: Sequence[Allocation] = ()) -> _Built:
         try:
-            return self._build_once()
+            return self._build_once(places)
         except Exception as error:
-            if not out_of_memory(error) or not (self._device.memory.make_room() or self._arena.keeps):
+            if not out_of_memory(error) or not (self._release_sets() or self._device.memory.make_room() or self._arena.keeps):
                 raise
         self._arena.close_kept()  # of earlier cases of the test
         return self._build_once()
 
-    def _build_once(self) -> _Built:
+    def _scattered(self, wanted: int, most: int, random: np.random.Generator) -> list[list[Allocation]]:
+        """Memory for the buffers of all placements that may come; none where they are large. An address that the driver gives is often one
+        that it gave before: of 32 placements of three buffers of 2 MiB, 21 were distinct (H100)."""
+        sizes = self._built.arena.scattered_sizes
+        nbytes = min(SMALL_BYTES, self._device.memory.free_bytes(MemoryKind.DEVICE) // SPARE_PARTS)
+        count = min(most, nbytes // sum(sizes)) if sizes else 0
+        if count < wanted:
+            return []
+        try:
+            made = self._arena.scatter(sizes * count, int(random.integers(2**32)))
+        except OutOfMemory:
+            return []
+        return [made[first : first + len(sizes)] for first in range(0, len(made), len(sizes))]
+
+    def _release_sets(self) -> bool:
+        """Free the memory of placements to come; False if there is none."""
+        if self._sets is None:
+            return False
+        sets, self._sets = self._sets, []
+        for allocation in (one for each in sets for one in each):
+            self._arena.release(allocation)
+        return bool(sets)
+
+    def _build_once(self, places: Sequence[Allocation] = ()) -> _Built:
         # The same seed for every placement: the same content at other addresses.
         arena = Arena(self._device, self._arena.seed, self._arena.pinned, oversubscribes=self._arena.oversubscribes)
+        arena.offer(places, self._arena)
         try:
             case = self._build(Memory(arena, self._stream))
             if not isinstance(case, Case):
@@ -143,7 +180,11 @@ class CasePlacements:
         return lambda _, stream: self._device.kernels.call(foreign, stream)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
-        self._arena.pad(padding(random))
+        if self._sets is None:
+            self._sets = self._scattered(wanted, most, random)
+        places = self._sets.pop() if self._sets else []
+        if not places:
+            self._arena.pad(padding(random))
         # Both placements live for a moment, so that the new one cannot get the old addresses.
         old = self._built
         if self._device.memory.free_bytes(MemoryKind.DEVICE) < (self.target.footprint or 0):
@@ -151,7 +192,7 @@ class CasePlacements:
         if self._device.memory.free_bytes(MemoryKind.DEVICE) < (self.target.footprint or 0):
             raise OutOfMemory("two placements of the case do not fit at once")
         try:
-            self._built = self._make()
+            self._built = self._make(places)
         except OutOfMemory:
             raise
         except Exception as error:
@@ -203,6 +244,7 @@ class CasePlacements:
 
     def close(self) -> None:
         """Close the window. The memory lives until the test ends: the test may look at the arrays of the last placement."""
+        self._release_sets()
         self._arena.keep(self._built.arena)
         self._window.close()
 

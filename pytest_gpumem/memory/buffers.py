@@ -238,6 +238,7 @@ class Arena:
         self._managed: list[Buffer] = []
         self._made = 0
         self._padding: list[Allocation] = []
+        self._offered: list[Allocation] = []
         self._kept: list[Arena] = []
         """Of cases that were measured: they live until the test ends, or until their memory is needed."""
 
@@ -276,6 +277,8 @@ class Arena:
         if kind.locked:
             self.pinned.check(self.device, nbytes)
         flags = {"mapped": mapped, "write_combined": write_combined, "portable": portable}
+        if make is None:
+            make = self._offer(nbytes, kind)
         allocate = partial(self.device.memory.allocate, nbytes, kind, **flags) if make is None else partial(make, nbytes)
         # The driver takes the pages of page-locked memory, and so decides where they lie, while it allocates.
         with self.device.memory.near_host(numa) if kind.on_host else nullcontext():
@@ -292,6 +295,26 @@ class Arena:
         if populate:
             self.populate(buffer)
         return buffer
+
+    def _offer(self, nbytes: int, kind: MemoryKind) -> Callable[[int], Allocation] | None:
+        """What gives memory that was offered, where there is some of this size."""
+        offered = next((one for one in self._offered if (one.nbytes, one.kind) == (nbytes, kind)), None)
+        if offered is None:
+            return None
+        self._offered.remove(offered)
+        return lambda _: offered
+
+    def offer(self, allocations: Sequence[Allocation], owner: Arena) -> None:
+        """Take allocations over from another arena, for the next buffers of their sizes."""
+        for allocation in allocations:
+            owner._allocations.pop(id(allocation))
+            self._allocations[id(allocation)] = allocation
+        self._offered += allocations
+
+    @property
+    def scattered_sizes(self) -> list[int]:
+        """Bytes of each buffer that `scatter` can replace, in the order in which they were made."""
+        return [one.nbytes for one in self._allocations.values() if one.kind.traits.scattered]
 
     @_ours
     def populate(self, buffer: Buffer, *, content: bool = True) -> None:

@@ -366,7 +366,7 @@ def test_a_librarys_lack_of_memory_ends_placements_with_a_note(bench: Bench, err
 
     def build(memory: Memory) -> Case:
         built.append(memory)
-        if len(built) == 2:
+        if len(built) > 1:
             raise error
         x = memory.device(1 * MiB)
         return Case(lambda: None, reference=lambda: None, reads=[x])
@@ -436,3 +436,45 @@ def test_a_kernel_has_its_placements_beside_an_earlier_case(bench: Bench) -> Non
     taken = bench.measure("copy", *bench.buffers(2, 1 * GiB), placements=8)
     assert len(taken.placements) >= 8
     assert bench.leftovers() == 0
+
+
+def test_placements_of_a_small_case_lie_at_random_places_of_one_region(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver gives addresses again that it gave before."""
+    seen, scatter, scattered = list[tuple[int, ...]](), bench.device.memory.scatter, list[int]()
+
+    def counted(sizes: Any, seed: int) -> Any:
+        scattered.append(len(sizes))
+        return scatter(sizes, seed)
+
+    def build(memory: Memory) -> Case:
+        case = scaling(memory)
+        seen.append(tuple(buffer.address for buffer in (*case.reads, *case.writes)))
+        return case
+
+    monkeypatch.setattr(bench.device.memory, "scatter", counted)
+    taken = bench.case(build, placements=8, precision=1e-9, budget=1.0)
+    assert len(taken.placements) == len(seen) == 32
+    assert len(set(seen)) == len(seen)
+    assert scattered == [2 * 32]
+    assert bench.leftovers() == 0
+
+
+def test_a_case_that_needs_the_memory_of_placements_to_come_gets_it(bench: Bench) -> None:
+    built = list[int]()
+
+    def build(memory: Memory) -> Case:
+        built.append(1)
+        if len(built) == 3:
+            raise MemoryError("CUDA out of memory")
+        return scaling(memory)
+
+    taken = bench.case(build, placements=4)
+    assert len(taken.placements) >= 4
+    assert bench.leftovers() == 0
+
+
+def test_placements_of_a_large_case_are_not_made_at_once(bench: Bench) -> None:
+    scattered = list[int]()
+    bench.device.before("memory.scatter", lambda sizes, seed: scattered.append(len(sizes)))
+    bench.case(lambda memory: Case(lambda: None, reference=lambda: None, reads=[memory.device(4 * GiB)]), placements=8, budget=1.0)
+    assert scattered == []
