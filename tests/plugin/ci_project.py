@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from committing import git
@@ -53,7 +55,16 @@ class Project:
         git(self.folder, *arguments)
 
     def write(self, name: str, text: str) -> None:
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / name).write_text(text)
+
+    def copied(self, folder: Path) -> Project:
+        """A copy of it and of its origin, in which a test can change anything."""
+        shutil.copytree(self.folder.parent, folder / "all", symlinks=True)
+        project = object.__new__(Project)
+        project.folder = folder / "all" / "clone"
+        project.git("remote", "set-url", "origin", str(folder / "all" / "upstream"))
+        return project
 
     def change(self, nbytes: str) -> None:
         (self.folder / "kern.py").write_text(f"NBYTES = {nbytes}\n")
@@ -66,6 +77,25 @@ class Project:
         return subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", script], cwd=self.folder, env=environment, capture_output=True, text=True
         )
+
+
+def saved_project(folder: Path, programs: Path, files: Mapping[str, str] | None = None) -> Project:
+    """A project with these files in its base, whose baseline has three runs of it."""
+    project = Project(folder, programs)
+    upstream = folder / "upstream"
+    git(upstream, "config", "receive.denyCurrentBranch", "ignore")
+    for name, text in (files or {}).items():
+        (upstream / name).parent.mkdir(parents=True, exist_ok=True)
+        (upstream / name).write_text(text)
+    git(upstream, "add", ".")
+    git(upstream, "commit", "-q", "--allow-empty", "-m", "tests")
+    project.git("pull", "-q")
+    done = project.run(
+        ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save", {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
+    return project
 
 
 def make_three(baseline: Path) -> None:

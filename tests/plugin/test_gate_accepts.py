@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ci_project import SIMULATED, Project, make_three
+from ci_project import SIMULATED, Project, saved_project
 from click.testing import CliRunner, Result
-from committing import git
 from sessions import gate_result
 
 from pytest_gpumem.baselines.accepted import FOLDER, acceptances
@@ -77,31 +76,13 @@ class Gates:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
-    """A project whose baseline has three runs of its base."""
-    project = Project(tmp_path_factory.mktemp("saved"), programs)
-    upstream = project.folder.parent / "upstream"
-    (upstream / "test_it.py").write_text(TESTS)
-    (upstream / "kern.py").write_text(KERN)
-    (upstream / ".gitignore").write_text(".gpumem-baseline\n__pycache__\n.venv\ngpumem-results\n")
-    git(upstream, "config", "receive.denyCurrentBranch", "ignore")
-    git(upstream, "commit", "-qam", "tests")
-    project.git("pull", "-q")
-    done = project.run(
-        ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save", {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
-    return project
+    ignored = ".gpumem-baseline\n__pycache__\n.venv\ngpumem-results\n"
+    return saved_project(tmp_path_factory.mktemp("saved"), programs, {"test_it.py": TESTS, "kern.py": KERN, ".gitignore": ignored})
 
 
 @pytest.fixture
 def gates(saved: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gates:
-    """A copy of the project and of its origin, in which a test can change anything."""
-    shutil.copytree(saved.folder.parent, tmp_path / "all", symlinks=True)
-    project = object.__new__(Project)
-    project.folder = tmp_path / "all" / "clone"
-    project.git("remote", "set-url", "origin", str(tmp_path / "all" / "upstream"))
-    return Gates(project, monkeypatch)
+    return Gates(saved.copied(tmp_path), monkeypatch)
 
 
 SLOWER = {"kern.py": KERN.replace("64", "80")}

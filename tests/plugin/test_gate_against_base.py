@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ci_project import SIMULATED, Project, make_three
+from ci_project import SIMULATED, Project, saved_project
 from click.testing import CliRunner
-from committing import git
 from sessions import gate_result
 
 from pytest_gpumem.cli import main
@@ -80,28 +79,12 @@ Gate = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
-    """A project whose baseline has three processes of its base."""
-    project = Project(tmp_path_factory.mktemp("saved"), programs)
-    upstream = project.folder.parent / "upstream"
-    (upstream / "test_it.py").write_text(TESTS)
-    (upstream / "pytest.ini").write_text(INI)
-    git(upstream, "commit", "-qam", "tests")
-    project.git("pull", "-q")
-    done = project.run(
-        ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save", {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
-    return project
+    return saved_project(tmp_path_factory.mktemp("saved"), programs, {"test_it.py": TESTS, "pytest.ini": INI})
 
 
 @pytest.fixture
 def project(saved: Project, tmp_path: Path) -> Project:
-    """A copy of it, in which a test can change anything."""
-    shutil.copytree(saved.folder, tmp_path / "clone", symlinks=True)
-    copied = object.__new__(Project)
-    copied.folder = tmp_path / "clone"
-    return copied
+    return saved.copied(tmp_path)
 
 
 @pytest.fixture
@@ -110,7 +93,6 @@ def gate(project: Project, monkeypatch: pytest.MonkeyPatch) -> Gate:
 
     def run(change: Change, words: str = GPU) -> tuple[int, str]:
         for name, text in change.items():
-            (project.folder / name).parent.mkdir(exist_ok=True)
             project.write(name, text)
         for name, value in {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}.items():
             monkeypatch.setenv(name, value)

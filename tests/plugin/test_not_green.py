@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ci_project import SIMULATED, TESTS, Project, make_three
+from ci_project import SIMULATED, TESTS, Project, saved_project
 from click.testing import CliRunner
 
 from pytest_gpumem.baselines.layout import digest
@@ -30,23 +30,12 @@ pytest_gpumem.baselines.verdicts.judge = crash
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
-    """A project whose baseline has three processes."""
-    project = Project(tmp_path_factory.mktemp("saved"), programs)
-    done = project.run(
-        ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save", {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))
-    return project
+    return saved_project(tmp_path_factory.mktemp("saved"), programs)
 
 
 @pytest.fixture
 def project(saved: Project, tmp_path: Path) -> Project:
-    """A copy of it, in which a test can change anything."""
-    shutil.copytree(saved.folder, tmp_path / "clone", symlinks=True)
-    copied = object.__new__(Project)
-    copied.folder = tmp_path / "clone"
-    return copied
+    return saved.copied(tmp_path)
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
-"""Whole sessions, drawn at random, with a planted regression or a lost measurement: none is green without a word, none unchanged is red.
+"""Whole sessions and gates, drawn at random, with a planted regression, a lost measurement or a looser limit: none is green without a word,
+none unchanged is red.
 
-    DRAWS=300 python -m pytest tests/plugin/test_planted_faults.py -n auto         # more of them; 40 by default
+    DRAWS=300 python -m pytest tests/plugin/test_planted_faults.py -n auto         # more of them; 40 by default, and a fifth as many gates
 
 A draw is a kind of limit, where it is written, what happened to the test, how it was left out, whether there is a baseline, and how pytest
-runs. The seed of a draw is its number.
+runs; of a gate also what its change accepts. The seed of a draw is its number.
 """
 
 from __future__ import annotations
@@ -16,9 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sessions import SIMULATED, Run
+from ci_project import SIMULATED as DEVICE
+from ci_project import Project, saved_project
+from click.testing import CliRunner
+from sessions import SIMULATED, Run, gate_result
+
+from pytest_gpumem.cli import main
 
 DRAWS = int(os.environ.get("DRAWS", "40"))
+GATES = DRAWS // 5
 
 TIME, LATENCY, PEAK, KERNELS = "max_regression", "max_latency", "max_peak_regression", "same_kernels"
 WRITTEN = {TIME: '"20%"', LATENCY: '"25 us"', PEAK: '"0 B"', KERNELS: "True"}
@@ -27,6 +34,8 @@ ORIGINS = {TIME: ("marker", "call", "option", "ini"), LATENCY: ("marker", "call"
 ORIGINS[KERNELS] = ("marker", "call")
 
 WORSE = "worse"
+LOOSER = "worse within a looser limit"
+LOOSENED = {TIME: "900%", LATENCY: "1 s", PEAK: "1 GiB", KERNELS: "none"}
 LEFT_OUT = {  # by how a test is left out: True if words of the command line do it
     "deleted": False,
     "renamed": False,
@@ -53,6 +62,7 @@ def {name}(gpu_benchmark, device_buffer, gpu_kernels):
     {last}
 
 @pytest.mark.gpu
+@pytest.mark.gpumem(max_latency="1 s")
 def test_other(gpu_benchmark, device_buffer, gpu_kernels):
     gpu_benchmark(gpu_kernels.copy, device_buffer(16 << 20), device_buffer(16 << 20))
 """
@@ -83,8 +93,10 @@ class Draw:
 
     def test(self, planted: str | None) -> str:
         """The text of the test file."""
-        worse = planted == WORSE
+        worse = planted in (WORSE, LOOSER)
         limit = f"{self.kind}={WRITTEN[self.kind]}"
+        if planted == LOOSER:
+            limit = "" if LOOSENED[self.kind] == "none" else f'{self.kind}="{LOOSENED[self.kind]}"'
         return BODY.format(
             above='pytest.importorskip("no_such_library")' if planted == "import" else "",
             mark=f"@pytest.mark.gpumem({limit})" if self.origin == "marker" else "",
@@ -166,3 +178,128 @@ def test_a_planted_fault_is_never_green_in_silence(pytester: pytest.Pytester, se
         assert said or draw.planted == "unmarked", draw
         if strict and draw.planted != "unmarked":
             assert (result.ret == 0) == words or result.ret == pytest.ExitCode.NO_TESTS_COLLECTED, draw
+
+
+# Gates
+
+
+@dataclass(frozen=True)
+class GateDraw:
+    """One gate of a change, by its screen alone."""
+
+    draw: Draw
+    accepts: str  # what its change accepts: nothing, what is planted, less than that, something else, or it is not counted
+
+    @staticmethod
+    def of(seed: int) -> GateDraw:
+        draw = random.Random(f"gate {seed}")
+        kind = draw.choice(list(WRITTEN))
+        origin = draw.choice([one for one in ORIGINS[kind] if one in ("marker", "call")])
+        left_out = [one for one in LEFT_OUT if one != "outside of testpaths"]  # a gate names its tests
+        planted = draw.choice([None, WORSE, WORSE, WORSE, LOOSER, LOOSER, draw.choice(left_out), draw.choice(left_out)])
+        words = () if planted == "another test is named" else draw.choice([(), ("-m", "gpu"), ("-k", "test_")])
+        if planted == "deselected by the ini file" and "-k" in words:
+            words = ()
+        accepts = draw.choice(["nothing", "it", "it", "less", "another scope", "uncounted"])
+        return GateDraw(Draw(kind, origin, planted, True, "plain", words), accepts)
+
+    @property
+    def folder(self) -> str:
+        return f"{self.draw.kind}_{self.draw.origin}"
+
+    def words(self) -> list[str]:
+        own = {"deselected by -k": ("-k", "other")}.get(self.draw.planted or "", self.draw.words)
+        test = "/test_a.py::test_other" if self.draw.planted == "another test is named" else ""
+        return [f"{self.folder}{test}", *own]
+
+    def write(self, project: Project) -> None:
+        """Write the change."""
+        for name, text in self.draw.files(self.draw.planted).items():
+            if name == "pytest.ini":
+                project.write(name, in_gate(text))
+            else:
+                project.write(f"{self.folder}/{name}", text)
+
+    def fault(self) -> bool:
+        """True if the change does something that a gate is to find."""
+        planted, words = self.draw.planted, self.draw.words
+        return planted is not None and not LEFT_OUT.get(planted, False) and (planted != "unmarked" or words == ("-m", "gpu"))
+
+    def nothing_left(self) -> bool:
+        """True if no test is left that the gate selects."""
+        return self.draw.planted in ("import", "ignored by a conftest")
+
+    def acceptance(self) -> list[str]:
+        """Arguments of `gpumem accept`; empty for what the last gate found."""
+        kind, less = self.draw.kind, self.accepts == "less"
+        if self.accepts == "another scope":
+            return ["--scope", "memory", "--size", "1 GiB"] if kind != PEAK else ["--scope", "time", "--size", "900%"]
+        if self.draw.planted == LOOSER:
+            return ["--scope", "limit", "--size", f"{kind}={WRITTEN[kind].strip(chr(34)) if less else LOOSENED[kind]}"]
+        if self.draw.planted in LEFT_OUT:
+            return ["--scope", "time", "--size", "900%"] if less else ["--scope", "removed"]
+        if kind == KERNELS:
+            return ["--scope", "time", "--size", "900%"] if less else []
+        if kind == PEAK:
+            return ["--scope", "memory", "--size", "64 MiB" if less else "1 GiB"]
+        return ["--scope", "time", "--size", "10%" if less else "900%"]
+
+    def accepted(self) -> bool:
+        """True if what is planted is accepted. An absolute limit that is broken is not: to accept it is to accept a looser one."""
+        return self.accepts == "it" and not (self.draw.planted == WORSE and self.draw.kind == LATENCY)
+
+
+GATE_INI = (
+    "[pytest]\ngpumem_budget = 5 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest --import-mode=importlib\n"
+)
+
+
+def in_gate(ini: str) -> str:
+    """The ini file of a session for a gate; it has one line of `addopts`."""
+    own = 'addopts = -k "not target"\n'
+    return ini.replace(own, "").replace("[pytest]\n", GATE_INI[:-1] + (' -k "not target"\n' if own in ini else "\n"))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
+    """A project with a folder for each kind of limit and each place where it is written."""
+    files = {"pytest.ini": in_gate(INI)}
+    for kind, origins in ORIGINS.items():
+        for origin in ("marker", "call"):
+            if origin in origins:
+                files[f"{kind}_{origin}/test_a.py"] = Draw(kind, origin, None, True, "plain", ()).test(None)
+    return saved_project(tmp_path_factory.mktemp("saved"), programs, files)
+
+
+@pytest.mark.parametrize("seed", range(GATES))
+def test_a_gate_is_green_of_what_is_accepted_or_unchanged_alone(
+    saved: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    one = GateDraw.of(seed)
+    project = saved.copied(tmp_path)
+    for name, value in {"GPUMEM_BASELINE": ".gpumem-baseline", **DEVICE}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(project.folder)
+
+    def gate() -> tuple[int, str, str]:
+        counted = [] if one.accepts == "uncounted" else ["--accept-from-change"]
+        done = CliRunner().invoke(main, ["gate", "--screen-only", *counted, "origin/main", "--", *one.words()])
+        return done.exit_code, gate_result(done.stdout).removeprefix("gpumem gate: ").split()[0].rstrip(":"), done.output
+
+    one.write(project)
+    if one.accepts != "nothing" and one.fault():
+        arguments = one.acceptance()
+        if not arguments:
+            assert gate()[0] == 1, one
+        test = f"{one.folder}/test_a.py" + ("" if one.nothing_left() else "::test_target")
+        done = CliRunner().invoke(main, ["accept", "--reason", "checks bounds", test, *arguments])
+        assert done.exit_code == 0, done.output
+    code, result, text = gate()
+    if not one.fault():
+        assert (code, result) == (0, "green"), f"{one}\n{text}"
+    elif one.accepted():
+        assert (code, result) == ((6, "no") if one.nothing_left() else (0, "ACCEPTED")), f"{one}\n{text}"
+    else:
+        # By the limit of base's call nothing is compared: that takes the duet.
+        unjudged = (one.draw.planted, one.draw.kind, one.draw.origin) == (LOOSER, TIME, "call")
+        assert (code, result) == ((6, "no") if unjudged else (1, "red")), f"{one}\n{text}"
