@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
@@ -26,8 +26,10 @@ from pytest_gpumem.judging.expectations import (
     of_base,
 )
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
+from pytest_gpumem.plugin import running
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.reported import FAILED, PASSED
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import given, is_part
 from pytest_gpumem.records.measurement import Limits
@@ -59,7 +61,7 @@ class CollectedTests(TypedDict):
     modules: dict[str, str]  # by node id of a module or package: why its collection failed or skipped
 
 
-class ExpectationHooks:
+class ExpectationFeature(Feature):
     """Knows what is to be judged, and finds at the session's end what was not. What is open then fails a strict session."""
 
     def __init__(self, session: GpuSession) -> None:
@@ -80,18 +82,18 @@ class ExpectationHooks:
             with suppress(OSError):  # a test of no file
                 self._seen["files"][file] = hashlib.sha256(item.path.read_bytes()).hexdigest()
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+    def collected(self, report: pytest.CollectReport) -> None:
         if report.passed or not report.nodeid:
             return
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "its collection failed"
         self._seen["modules"][report.nodeid] = f"{report.nodeid} {report.outcome} ({reason.removeprefix('Skipped: ')})"
 
-    def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
+    def deselected(self, items: Sequence[pytest.Item]) -> None:
         by = _deselecting()
         for item in items:
             self._seen["left_out"][item.nodeid] = list(by)
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
+    def selected(self, session: pytest.Session) -> None:
         self._selected.update(item.nodeid for item in session.items)
         if session.config.option.collectonly and self._writes is not None:
             self._no_verdict.update(item.nodeid for item in session.items if _has_no_verdict(item))
@@ -101,7 +103,7 @@ class ExpectationHooks:
         self._selected.update(nodeids)
 
     @property
-    def collected(self) -> CollectedTests:
+    def seen(self) -> CollectedTests:
         """What this process has collected so far."""
         return self._seen
 
@@ -256,7 +258,7 @@ def _deselecting() -> tuple[str, str]:
     while frame.f_back is not None:
         frame = frame.f_back
         file = Path(frame.f_code.co_filename)
-        if file.parent.name == "pluggy" or file == Path(__file__):
+        if file.parent.name == "pluggy" or str(file) in (__file__, running.__file__):
             continue
         if (option := _DESELECTED_BY.get(frame.f_code.co_name)) is not None:
             return option, option

@@ -88,11 +88,13 @@ class FitFeature(Feature):
         report.sections.append((SECTION, "\n".join([text, *printable(lines)])))
         item.user_properties.append((PROPERTY, json.dumps({"limit": limit, "in_use": in_use, "asked": asked})))
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    @contextmanager
+    def logged(self, report: pytest.TestReport) -> Iterator[None]:
         """Repeat the sentences at the session's end; reports of workers reach the controller."""
         if report.failed and not self._session.is_part:
             texts = [text.partition("\n")[0] for title, text in report.sections if title == SECTION]
             self._session.remark(*(f"{report.nodeid}: {text}" for text in texts))
+        yield
 
 
 def out_of_memory_text(limit: int, before: int, in_use: int, asked: int | None) -> str:

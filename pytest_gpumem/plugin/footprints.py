@@ -178,13 +178,14 @@ class FootprintFeature(Feature):
             verb = "limits" if len(limited) == 1 else "limit"
             session.remarks.append(f"{written} {verb} only tests with fixtures of this plugin: {NO_FIXTURE_SIMULATED}")
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
+    @contextmanager
+    def tests(self, session: pytest.Session) -> Iterator[None]:
         """Open the device before the first test where every test is watched, so that the first one does not take longer."""
         gpu, config = self._session, session.config
         if gpu.settings.footprint in ("on", "trace") and not config.option.collectonly and gpu.measures:
             with suppress(*TROUBLE):  # the first test finds it
                 self._start((True, gpu.settings.footprint == "trace"))
+        yield
 
     def _start(self, level: tuple[bool, bool]) -> None:
         if level != self._level:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pickle
 import signal
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_gpumem.plugin.expecting import ExpectationHooks
+from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.guardian import TERMINATED, of_tests, why
 from pytest_gpumem.plugin.guarding import Guardian, Termination, terminate
 from pytest_gpumem.plugin.judging import unmeasured
@@ -32,7 +32,7 @@ class GuardianFeature(Feature):
     """Starts the guardian before the first test, and tells it of tests and reports."""
 
     def __init__(
-        self, session: GpuSession, expectations: ExpectationHooks, *, part: bool, leave: Path | None = None, gone: int | None = None
+        self, session: GpuSession, expectations: ExpectationFeature, *, part: bool, leave: Path | None = None, gone: int | None = None
     ) -> None:
         """`part`: another process has the results of this one, and sees its death. `leave`, `gone`: as for `Guardian`."""
         self._session = session
@@ -44,18 +44,19 @@ class GuardianFeature(Feature):
         self._deselected: list[str] = []
         self._rows: tuple[Row, ...] = ()  # of the last report
 
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+    def collected(self, report: pytest.CollectReport) -> None:
         if not report.passed and not self._part:
             self._collected.append(self._plain(report))
 
-    def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
+    def deselected(self, items: Sequence[pytest.Item]) -> None:
         self._deselected += [item.nodeid for item in items]
 
-    @pytest.hookimpl(wrapper=True, trylast=True)  # after the further processes that come first
-    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+    @contextmanager
+    def tests(self, session: pytest.Session) -> Iterator[None]:
         gpu, config = self._session, session.config
         if config.option.collectonly or not session.items or gpu.ranges.tool_attached():  # profilers follow other processes
-            return (yield)
+            yield
+            return
         arguments = None if self._part else [str(one) for one in config.invocation_params.args]
         gpu.guard(Guardian(config.invocation_params.dir, arguments, leave=self._leave, gone=self._gone, writing=gpu.writing))
         if not self._part:
@@ -63,10 +64,10 @@ class GuardianFeature(Feature):
             clocks = [(type(one).__name__, vars(one)) for one in config.pluginmanager.get_plugins() if hasattr(one, "__dict__")]
             begun = {(kind, name): found[name] for kind, found in clocks for name in CLOCKS if name in found}
             base = None if gpu.base is None else to_plain(gpu.base)
-            more = pickle.dumps((begun, self._collected, base, self._expectations.collected))
+            more = pickle.dumps((begun, self._collected, base, self._expectations.seen))
             self._tell("session", device_to_json(gpu.facts), tests, self._deselected, more)
         try:
-            return (yield)
+            yield
         finally:
             if gpu.guardian is not None:  # no debugger ended it
                 gpu.guardian.outlived()
@@ -93,8 +94,9 @@ class GuardianFeature(Feature):
         self._tell("phase", "teardown", time.time())
         return nullcontext()
 
-    @pytest.hookimpl(trylast=True)  # once others have changed the report
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    @contextmanager
+    def logged(self, report: pytest.TestReport) -> Iterator[None]:
+        yield  # others change the report
         if self._session.guardian is None or self._part:
             return
         rows = self._session.rows.of(report.nodeid)
@@ -104,18 +106,12 @@ class GuardianFeature(Feature):
         self._rows = rows
         self._tell("report", pickle.dumps(data))
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_enter_pdb(self) -> None:
         self._session.unguard()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if self._session.guardian is not None and interrupts(excinfo):
             self._session.guardian.handled(signal.SIGINT)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_unconfigure(self) -> None:
-        self._session.unguard()
 
     def _tell(self, kind: str, *values: object) -> None:
         if self._session.guardian is not None:
@@ -161,30 +157,28 @@ def failed(end: dict[str, Any], session: GpuSession) -> pytest.TestReport:
     return report
 
 
-class EndHooks:
+class EndFeature(Feature):
     """How SIGTERM and `pytest.exit` end a session. Not in a process whose end another one looks after."""
 
-    def __init__(self) -> None:
-        self._own = False  # the handler of SIGTERM
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtestloop(self) -> Generator[None, object, object]:
+    @contextmanager
+    def tests(self, session: pytest.Session) -> Iterator[None]:
+        own = False  # the handler of SIGTERM
         with suppress(ValueError):  # not in the main thread
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, terminate)
-                self._own = True
+                own = True
+                session.config.add_cleanup(_terminate_as_before)
         try:
-            return (yield)
+            yield
         except Termination as error:
             raise pytest.exit.Exception("gpumem: SIGTERM", TERMINATED).with_traceback(error.__traceback__) from None
         except pytest.exit.Exception as error:
             error.returncode = error.returncode or pytest.ExitCode.INTERRUPTED  # tests have not run
             raise
         finally:
-            if self._own:  # from here on the results are written, and nothing else follows
+            if own:  # from here on the results are written, and nothing else follows
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self) -> None:
-        if self._own:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+def _terminate_as_before() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

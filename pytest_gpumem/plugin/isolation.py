@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -64,10 +65,14 @@ class IsolationFeature(Feature):
                 with suppress(Exception):  # of what the lost context held
                     item.session._setupstate.teardown_exact(None)
 
-    @pytest.hookimpl(tryfirst=True)  # before xdist sends it
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "teardown" or self._session.lost_in is None:
-            return
+    @contextmanager
+    def logged(self, report: pytest.TestReport) -> Iterator[None]:
+        if report.when == "teardown" and self._session.lost_in is not None:
+            self._leave(report)  # before xdist sends it
+        yield
+
+    def _leave(self, report: pytest.TestReport) -> NoReturn:
+        """End the worker, and leave the last report of its test."""
         config = self._session.config
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
         file = Path(left(self.folder, report.nodeid))
@@ -79,7 +84,7 @@ class IsolationFeature(Feature):
         os._exit(pytest.ExitCode.TESTS_FAILED)
 
 
-class ControllerHooks:
+class ReplacementFeature(Feature):
     """In the controller: gives the reports that workers left, and ends workers that hang when the session is interrupted."""
 
     def __init__(self, session: GpuSession, channel: Channel) -> None:
@@ -87,6 +92,8 @@ class ControllerHooks:
         # A worker on another machine has a folder of its own, which nobody reads.
         channel.give(FOLDER, lambda here: self._folder.name if here else None)
         self._folder = tempfile.TemporaryDirectory(prefix="gpumem-")
+        session.config.add_cleanup(self._folder.cleanup)
+        session.config.add_cleanup(self._close)
         alive = Path(self._folder.name, _ALIVE)
         os.mkfifo(alive, 0o600)
         self._alive: int | None = os.open(alive, os.O_RDWR | os.O_NONBLOCK)
@@ -103,15 +110,9 @@ class ControllerHooks:
             last = config.hook.pytest_report_from_serializable(config=config, data=pickle.loads(words))
         vars(report).update(vars(last))
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if interrupts(excinfo):
             self._close()
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self) -> None:
-        self._close()
-        self._folder.cleanup()
 
     def _close(self) -> None:
         alive, self._alive = self._alive, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ import pytest
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin import replay
-from pytest_gpumem.plugin.state import GpuSession, SummaryHooks
+from pytest_gpumem.plugin.running import Feature
+from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.concerns import VARIABLE, Place, summarise, workflow_commands
 from pytest_gpumem.reporting.outputs import OUTPUTS
@@ -26,7 +28,7 @@ CHECKOUTS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
 """Variables with the folder of the checked-out repository, to which paths of GitHub and GitLab are relative."""
 
 
-class OutputHooks(SummaryHooks):
+class OutputFeature(Feature):
     """Writes at the session's end, and reports what it wrote.
     Raises `pytest.UsageError`: a file cannot be written; raised before anything is measured.
     """
@@ -41,9 +43,10 @@ class OutputHooks(SummaryHooks):
         if isinstance(results := session.config.option.benchmark_json, (str, os.PathLike)):
             session.writable("--benchmark-json", Path(results))
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
         file, line, _ = report.location
         self._locations[report.nodeid] = file, (line or 0) + 1
+        return nullcontext()
 
     def places(self) -> dict[str, Place]:
         """Where the tests that were reported are defined, by node id."""
@@ -103,6 +106,7 @@ class OutputHooks(SummaryHooks):
         )
 
     def summarise(self, writer: pytest.TerminalReporter) -> None:
+        """Print which files were written, and the annotations."""
         for note in self._notes:
             writer.write_line(printable(note))
         if os.environ.get("GITHUB_ACTIONS") == "true" and self._announces:

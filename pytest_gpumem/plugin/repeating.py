@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from pytest_gpumem.plugin.judging import explained, fails, judged, undecided, wh
 from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, may_measure, uses
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, COMPLETE, PASSED, ROWS_ATTRIBUTE, failure_texts
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.plugin.workers import refuse_workers
@@ -87,7 +89,7 @@ def repeat(
     return process
 
 
-class RepeatHooks:
+class RepeatFeature(Feature):
     """Runs the further processes before the tests of this one; registered only with more than one process."""
 
     def __init__(self, session: GpuSession) -> None:
@@ -98,8 +100,8 @@ class RepeatHooks:
         self._tests = 0  # that measure, or may
         self._begun = self._shown = 0.0  # when the first process began, and when the last line was written
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+    @contextmanager
+    def tests(self, session: pytest.Session) -> Iterator[None]:
         gpu = self._session
         self._tests = sum(map(may_measure, session.items))
         if not gpu.config.option.collectonly and not session.testsfailed and self._tests:
@@ -114,7 +116,7 @@ class RepeatHooks:
                         announce(gpu, self._line())
             except RunError as failed:
                 raise pytest.exit.Exception(f"gpumem: {failed}", returncode=pytest.ExitCode.TESTS_FAILED) from None
-        return (yield)
+        yield
 
     def _line(self, finished: int = 0) -> str:
         """`finished`: tests that the present process has finished."""
@@ -125,8 +127,9 @@ class RepeatHooks:
             self._shown = time.monotonic()
             announce(self._session, self._line(finished))
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
         self._reported.add(report.nodeid)
+        return nullcontext()
 
     def waits(self, nodeid: str) -> bool:
         """False: a test has its last verdict when it ends."""
@@ -143,7 +146,7 @@ class RepeatHooks:
         return failed
 
 
-class DecideHooks:
+class DecideFeature(Feature):
     """Measures undecided rows again once all tests have ended, in further fresh processes, until `max_regression` decides them.
 
     Registered with `--gpumem-processes auto`, in the process that has the rows. Rows are judged at the numbers of processes that `LOOKS`
@@ -166,13 +169,13 @@ class DecideHooks:
         self._ready: dict[str | None, Experiment] = {}
         """By the UUID of their GPU, processes that got ready while tests ran."""
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
+    def tests(self, session: pytest.Session) -> AbstractContextManager[None]:
         gpu = self._session
         self._environment = dict(os.environ)
         # If the test modules open the GPU, a process that waits would have a context there, as this one has by now.
         if AHEAD and gpu.baseline.processes and gpu.measures and gpu.chosen.conditions().other_processes is None:
             self._coming = [item.nodeid for item in session.items if uses(item, BENCHMARK_FIXTURE)]
+        return nullcontext()
 
     def waits(self, nodeid: str) -> bool:
         """True if the last verdict on a test, as it ended, is still to come."""
@@ -195,9 +198,13 @@ class DecideHooks:
                 experiment.processes.close()
         return self._failed
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Have processes get ready once a row is undecided: to import its libraries takes longer than to measure it."""
+    @contextmanager
+    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        yield
+        self._get_ready(item.nodeid)
+
+    def _get_ready(self, nodeid: str) -> None:
+        """Have processes get ready once a row of a test is undecided: to import its libraries takes longer than to measure it."""
         gpu = self._session
         if not self._coming or self._ready or gpu.rows.end(nodeid) != PASSED:
             return

@@ -18,7 +18,7 @@ from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.plugin.expecting import ExpectationHooks
+from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.guardian import TERMINATED, records
 from pytest_gpumem.plugin.hangs import failed
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE
@@ -58,7 +58,7 @@ class _Test(pytest.Item):
 class ResumeHooks:
     """Collects and runs what the journal tells; registered in that pytest alone."""
 
-    def __init__(self, session: GpuSession, resumed: SessionRemains, expectations: ExpectationHooks) -> None:
+    def __init__(self, session: GpuSession, resumed: SessionRemains, expectations: ExpectationFeature) -> None:
         self._session = session
         self._resumed = resumed
         self._expectations = expectations

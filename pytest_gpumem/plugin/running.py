@@ -1,4 +1,4 @@
-"""The hooks of pytest around one test. What a session does in them beside running the test are its features: a list, in one order.
+"""The hooks of pytest around tests. What a session does in them beside running the tests are its features: a list, in one order.
 
 Errors that are made for the user lose the traceback through this package on their way.
 """
@@ -6,7 +6,7 @@ Errors that are made for the user lose the traceback through this package on the
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from pytest_gpumem.records.device import UnknownPeak
 from pytest_gpumem.settings import SettingsError
 from pytest_gpumem.units import QuantityError
 
+RUNNING_PLUGIN = "gpumem-running"  # name of the plugin with the hooks
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -126,7 +127,7 @@ class Feature:
         """Around the setup of one fixture, of whatever scope."""
         return nullcontext()
 
-    # The reports of the phases, and of subtests. The last feature of the list is the first.
+    # The reports of the phases, and of subtests. The last feature of the list is the first to be asked.
 
     def judge(self, item: pytest.Item, error: BaseException | None) -> None:
         """Judge a test whose body has ended, before its report is made. Raises what then fails the test.
@@ -136,16 +137,42 @@ class Feature:
     def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         """Complete a report that was made."""
 
+    def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
+        """Around what plugins do with a report, also where a worker made it."""
+        return nullcontext()
+
+    # The session. An error here ends it.
+
+    def collected(self, report: pytest.CollectReport) -> None:
+        """Take the report of what was collected, or was not."""
+
+    def deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Take the tests that somebody left out."""
+
+    def selected(self, session: pytest.Session) -> None:
+        """Take the tests that are to run."""
+
+    def tests(self, session: pytest.Session) -> AbstractContextManager[None]:
+        """Around all of them."""
+        return nullcontext()
+
+    def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Take notice that Ctrl-C, SIGTERM or `pytest.exit` ends the session."""
+
 
 class RunningHooks:
-    """The hooks around a test; registered only with `--gpumem`."""
+    """The hooks around tests; registered only with `--gpumem`."""
 
     def __init__(self, features: Sequence[Feature]) -> None:
-        self._features = features
+        self._features = [*features]
         self._set_up: Sequence[Feature] = ()  # those that entered the setup of the test that runs
         self._not_begun: BaseException | None = None  # why one of them could not begin with it
         self._refused: BaseException | None = None  # why its fixtures are not set up
         self._unjudged: pytest.Item | None = None  # the test whose body has ended
+
+    def join(self, feature: Feature) -> None:
+        """Add a feature behind the others."""
+        self._features.append(feature)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
@@ -211,6 +238,38 @@ class RunningHooks:
             except Exception as error:
                 report.outcome, report.longrepr = "failed", str(_named(error, feature, "report", item))
         return report
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
+        with ExitStack() as stack:
+            for feature in self._features:
+                stack.enter_context(feature.logged(report))
+            return (yield)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        for feature in self._features:
+            feature.collected(report)
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        for feature in self._features:
+            feature.deselected(items)
+
+    @pytest.hookimpl(tryfirst=True)  # before the terminal announces what they found
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for feature in self._features:
+            feature.selected(session)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        with ExitStack() as stack:
+            for feature in self._features:
+                stack.enter_context(feature.tests(session))
+            return (yield)
+
+    @pytest.hookimpl(tryfirst=True)  # before anything is written about it
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        for feature in self._features:
+            feature.interrupted(excinfo)
 
     def _judge(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         """Have the features judge a test, as if what they raise had ended its body."""

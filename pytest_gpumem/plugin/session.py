@@ -27,18 +27,18 @@ from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.existing import ExistingFeature
-from pytest_gpumem.plugin.expecting import IN_BASE, ExpectationHooks, base_of_gate
+from pytest_gpumem.plugin.expecting import IN_BASE, ExpectationFeature, base_of_gate
 from pytest_gpumem.plugin.footprints import FootprintFeature
 from pytest_gpumem.plugin.gpus import VISIBLE
 from pytest_gpumem.plugin.guardian import RESUMES
-from pytest_gpumem.plugin.hangs import EndHooks, GuardianFeature, interrupts
-from pytest_gpumem.plugin.isolation import FOLDER, ControllerHooks, IsolationFeature
+from pytest_gpumem.plugin.hangs import EndFeature, GuardianFeature, interrupts
+from pytest_gpumem.plugin.isolation import FOLDER, IsolationFeature, ReplacementFeature
 from pytest_gpumem.plugin.judging import VerdictFeature
 from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.leftovers import LeftoverFeature, WorkFeature
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.reported import COMPLETE, ROWS_ATTRIBUTE, exit_code
-from pytest_gpumem.plugin.running import Feature, RunningHooks
+from pytest_gpumem.plugin.running import RUNNING_PLUGIN, Feature, RunningHooks
 from pytest_gpumem.plugin.state import SESSION, GpuSession
 from pytest_gpumem.plugin.workers import (
     Channel,
@@ -59,8 +59,8 @@ from pytest_gpumem.settings import ACCEPTS, Settings, switched_off
 from pytest_gpumem.units import comparison_text, did_you_mean
 
 if TYPE_CHECKING:
-    from pytest_gpumem.plugin.outputs import OutputHooks
-    from pytest_gpumem.plugin.repeating import DecideHooks, RepeatHooks
+    from pytest_gpumem.plugin.outputs import OutputFeature
+    from pytest_gpumem.plugin.repeating import DecideFeature, RepeatFeature
     from pytest_gpumem.plugin.terminal import TerminalHooks
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
@@ -119,55 +119,57 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     base = resumed.base if resumed is not None else base_of_gate(config)
     session = GpuSession(config, settings, chosen, store, baseline, accepted, added, base)
     config.stash[SESSION] = session
-    expectations, leftovers, entries = ExpectationHooks(session), LeftoverFeature(session), JUnit(config)
+    expectations, leftovers, entries = ExpectationFeature(session), LeftoverFeature(session), JUnit(config)
     repeats = None if resumed is not None else _repeats(session, entries)  # a session that has ended measures nothing again
     results = None if session.is_part else _results(session)
     channel = _channel(session, expectations, results)
-    config.pluginmanager.register(Session(session, expectations, leftovers, entries, repeats, results, channel), SESSION_PLUGIN)
-    config.pluginmanager.register(channel, "gpumem-workers")
-    config.pluginmanager.register(expectations, "gpumem-expectations")
-    # In this order they enter the phases of a test; in the other one they leave them.
-    features: list[Feature] = []
-    if resumed is not None:
-        config.pluginmanager.register(ResumeHooks(session, resumed, expectations), "gpumem-resume")
-    else:
-        features += _guards(config, session, expectations, channel)
-    features.append(VerdictFeature(session))
-    if settings.footprint != "off":
-        features.append(FootprintFeature(session))
-    features += [leftovers, WorkFeature(session), existing := ExistingFeature(session)]
+    existing = ExistingFeature(session)
+    whole = Session(session, expectations, leftovers, entries, repeats, results, channel)
     channel.carry("existing", existing.said, existing.take)
-    if settings.memory_limit is not None:
-        features.append(fitting.FitFeature(session))
-    config.pluginmanager.register(RunningHooks(features), "gpumem-running")
-    for feature in features:
-        config.pluginmanager.register(feature)
-    if repeats is not None:
-        config.pluginmanager.register(repeats, "gpumem-repeats")
+    # The first feature enters each phase of a test before the others, and leaves it after them.
+    features: list[Feature] = [
+        whole,
+        *([] if repeats is None else [repeats]),
+        *(_guards(config, session, expectations, channel) if resumed is None else []),
+        VerdictFeature(session),
+        *([] if settings.footprint == "off" else [FootprintFeature(session)]),
+        leftovers,
+        WorkFeature(session),
+        existing,
+        *([] if settings.memory_limit is None else [fitting.FitFeature(session)]),
+        expectations,
+        *([] if results is None else results[:1]),
+    ]
+    config.add_cleanup(session.close)
+    config.pluginmanager.register(whole, SESSION_PLUGIN)
+    config.pluginmanager.register(RunningHooks(features), RUNNING_PLUGIN)
+    for plugin in (channel, *features[1:]):
+        config.pluginmanager.register(plugin)
+    if resumed is not None:
+        config.pluginmanager.register(ResumeHooks(session, resumed, expectations))
     if results is not None:
-        config.pluginmanager.register(Controller(settings, chosen, place, channel), "gpumem-gpus")
-        config.pluginmanager.register(results[0], "gpumem-outputs")
-        config.pluginmanager.register(results[1], "gpumem-terminal")
+        config.pluginmanager.register(Controller(settings, chosen, place, channel))
+        config.pluginmanager.register(results[1])
 
 
-def _repeats(session: GpuSession, entries: JUnit) -> DecideHooks | RepeatHooks | None:
+def _repeats(session: GpuSession, entries: JUnit) -> DecideFeature | RepeatFeature | None:
     """What measures in further processes; None if nothing does."""
     if (session.settings.processes or 1) > 1:
-        from pytest_gpumem.plugin.repeating import RepeatHooks
+        from pytest_gpumem.plugin.repeating import RepeatFeature
 
-        return RepeatHooks(session)
+        return RepeatFeature(session)
     if session.decides and not session.is_part:
-        from pytest_gpumem.plugin.repeating import DecideHooks
+        from pytest_gpumem.plugin.repeating import DecideFeature
 
-        return DecideHooks(session, entries)
+        return DecideFeature(session, entries)
     return None
 
 
-def _channel(session: GpuSession, expectations: ExpectationHooks, results: tuple[OutputHooks, TerminalHooks] | None) -> Channel:
+def _channel(session: GpuSession, expectations: ExpectationFeature, results: tuple[OutputFeature, TerminalHooks] | None) -> Channel:
     """What the processes of a session tell each other."""
     channel = Channel(session.config)
     channel.give(IN_BASE, lambda _: None if session.base is None else to_plain(session.base))
-    channel.carry("collected", lambda: expectations.collected, expectations.take)
+    channel.carry("collected", lambda: expectations.seen, expectations.take)
     channel.carry("drifts", lambda: session.drifts, session.drifted_elsewhere)
     channel.collect(expectations.select)
     if results is not None:
@@ -175,14 +177,14 @@ def _channel(session: GpuSession, expectations: ExpectationHooks, results: tuple
     return channel
 
 
-def _results(session: GpuSession) -> tuple[OutputHooks, TerminalHooks]:
+def _results(session: GpuSession) -> tuple[OutputFeature, TerminalHooks]:
     """What writes the results.
     Raises `pytest.UsageError`: a file cannot be written.
     """
-    from pytest_gpumem.plugin.outputs import OutputHooks
+    from pytest_gpumem.plugin.outputs import OutputFeature
     from pytest_gpumem.plugin.terminal import TerminalHooks
 
-    return OutputHooks(session), TerminalHooks(session)
+    return OutputFeature(session), TerminalHooks(session)
 
 
 def _is_the_program() -> bool:
@@ -216,7 +218,7 @@ def _leave(session: pytest.Session) -> None:
     os._exit(int(session.exitstatus))
 
 
-def _guards(config: pytest.Config, session: GpuSession, expectations: ExpectationHooks, channel: Channel) -> list[Feature]:
+def _guards(config: pytest.Config, session: GpuSession, expectations: ExpectationFeature, channel: Channel) -> list[Feature]:
     """The features that look after hangs and crashes."""
     if sys.platform != "linux":
         return []
@@ -227,14 +229,14 @@ def _guards(config: pytest.Config, session: GpuSession, expectations: Expectatio
             own = tempfile.TemporaryDirectory(prefix="gpumem-")
             config.add_cleanup(own.cleanup)
             folder = own.name
+        config.add_cleanup(session.unguard)
         worker = IsolationFeature(session, Path(folder))
         return [worker, GuardianFeature(session, expectations, part=True, leave=worker.folder, gone=worker.alive)]
-    if not part:
-        config.pluginmanager.register(EndHooks(), "gpumem-end")
+    ends: list[Feature] = [] if part else [EndFeature()]
     if hands_out(config):  # the tests run in workers
-        config.pluginmanager.register(ControllerHooks(session, channel), "gpumem-isolation")
-        return []
-    return [GuardianFeature(session, expectations, part=part)]
+        return [*ends, ReplacementFeature(session, channel)]
+    config.add_cleanup(session.unguard)
+    return [*ends, GuardianFeature(session, expectations, part=part)]
 
 
 def _choose(settings: Settings, place: Storage, asked: DriverAnswer = None) -> DeviceChoice:
@@ -308,17 +310,17 @@ def _stoppable(session: pytest.Session) -> Iterator[None]:
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
-class Session:
+class Session(Feature):
     """A session with `--gpumem`: what it takes from pytest and pytest-benchmark, and its end; registered only with `--gpumem`."""
 
     def __init__(
         self,
         session: GpuSession,
-        expectations: ExpectationHooks,
+        expectations: ExpectationFeature,
         leftovers: LeftoverFeature,
         entries: JUnit,
-        repeats: DecideHooks | RepeatHooks | None,
-        results: tuple[OutputHooks, TerminalHooks] | None,
+        repeats: DecideFeature | RepeatFeature | None,
+        results: tuple[OutputFeature, TerminalHooks] | None,
         channel: Channel,
     ) -> None:
         """`repeats`: None if nothing is measured again. `results`: None in a worker, whose rows another process has."""
@@ -332,8 +334,7 @@ class Session:
         self._left_out: str | None = None  # the other GPU of a saved run that pytest-benchmark compares with
         self._interrupted = False
 
-    @pytest.hookimpl(tryfirst=True)  # before the terminal announces the budget
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
+    def selected(self, session: pytest.Session) -> None:
         if self._left_out is not None and any(uses(item, BENCHMARK_FIXTURE) for item in session.items):
             raise pytest.UsageError(
                 f"--benchmark-compare: the saved run is of {self._left_out}, this session's device is {self._session.facts.key}; results "
@@ -344,8 +345,8 @@ class Session:
         if self._session.evidence and not session.config.option.collectonly and any(uses(item, TEST_FIXTURE) for item in session.items):
             self._session.chosen.follow()
 
-    @pytest.hookimpl(tryfirst=True)  # before anyone looks at the rows
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    @contextmanager
+    def logged(self, report: pytest.TestReport) -> Iterator[None]:
         rows = getattr(report, ROWS_ATTRIBUTE, None)
         if rows is not None and not self._session.is_part:
             self._session.rows.add(report.nodeid, [row_from_json(row) for row in rows])
@@ -357,6 +358,7 @@ class Session:
             report.user_properties = [*(one for one in report.user_properties if one[0] not in own), *written]
             if waits and report.when == "teardown":
                 self._entries.wait(report)
+        yield
 
     def _properties(self, nodeid: str) -> dict[str, object]:
         """The properties of a test in JUnit's file."""
@@ -403,12 +405,8 @@ class Session:
             sys.excepthook, sys.unraisablehook = (lambda *_: None), (lambda _: None)
             atexit.register(_leave, session)
 
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self._interrupted = interrupts(excinfo)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self) -> None:
-        self._session.close()
 
     def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> list[str] | None:
         return comparison_text(left, op, right)
@@ -434,10 +432,16 @@ class Session:
         lines = yield
         return lines if config.get_verbosity() > 0 else [one for one in lines if not str(one).startswith("benchmark: ")]
 
-    @pytest.hookimpl(wrapper=True)  # around pytest-benchmark's table
-    def pytest_terminal_summary(self) -> Generator[None, object, object]:
-        with replay.without_table(self._session.config, always=self._session.ranges.tool_attached()):
-            return (yield)
+    @pytest.hookimpl(wrapper=True, trylast=True)  # around pytest-benchmark's table
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
+        try:
+            with replay.without_table(self._session.config, always=self._session.ranges.tool_attached()):
+                return (yield)
+        finally:  # also if pytest-benchmark's own comparison ends in an error
+            if self._results is not None:
+                outputs, terminal = self._results
+                terminal.summarise(terminalreporter)
+                outputs.summarise(terminalreporter)
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:

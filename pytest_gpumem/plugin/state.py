@@ -7,8 +7,7 @@ import os
 import sys
 import time
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -83,21 +82,6 @@ def _writing() -> int | None:
         return None
     os.set_inheritable(int(number), False)
     return int(number)
-
-
-class SummaryHooks(ABC):
-    """Hooks that print lines below pytest-benchmark's table, also if its own comparison ends in an error."""
-
-    @abstractmethod
-    def summarise(self, writer: pytest.TerminalReporter) -> None:
-        """Print the lines."""
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-        try:
-            yield
-        finally:
-            self.summarise(terminalreporter)
 
 
 class GpuSession:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import exit_code
-from pytest_gpumem.plugin.state import GpuSession, SummaryHooks
+from pytest_gpumem.plugin.running import RUNNING_PLUGIN, Feature
+from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import ACCEPTED, Row
 from pytest_gpumem.reporting.columns import wrapped
@@ -55,13 +57,13 @@ def catches(baseline: Baseline, max_regression: str | None, processes: int) -> f
     return min(shares, default=None)
 
 
-class TerminalHooks(SummaryHooks):
+class TerminalHooks:
     """Header, announcements, table, JSON and baseline."""
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
         self._notes: list[str] = []
-        self._progress: ProgressHooks | None = None
+        self._progress: ProgressFeature | None = None
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         if (benchmarks := getattr(session.config, "_benchmarksession", None)) is not None:
@@ -71,8 +73,9 @@ class TerminalHooks(SummaryHooks):
         if reporter is not None and self._session.settings.baseline_of is not None and (note := self._session.baseline.note) is not None:
             reporter.write_line(f"gpumem: nothing to compare with: {note}")
         if reporter is not None and reporter.verbosity >= 0 and not session.config.option.collectonly:
-            self._progress = ProgressHooks(self._session, reporter)
-            session.config.pluginmanager.register(self._progress, "gpumem-progress")
+            self._progress = ProgressFeature(self._session, reporter)
+            session.config.pluginmanager.register(self._progress)
+            session.config.pluginmanager.getplugin(RUNNING_PLUGIN).join(self._progress)
 
     def pytest_report_header(self, config: pytest.Config) -> list[str]:
         session = self._session
@@ -248,6 +251,7 @@ class TerminalHooks(SummaryHooks):
             yield from wrapped(printable(f"LOOSENED: {sentence}: {of[0].key}{f' and {len(of) - 1} more' if len(of) > 1 else ''}"), width)
 
     def summarise(self, writer: pytest.TerminalReporter) -> None:
+        """Print the results."""
         session = self._session
         rows = list(session.rows)
         if not rows and not self._notes:
@@ -267,7 +271,7 @@ class TerminalHooks(SummaryHooks):
             writer.write_line(printable(note))
 
 
-class ProgressHooks:
+class ProgressFeature(Feature):
     """Shows the progress in the process that owns the terminal; not registered under -q."""
 
     def __init__(self, session: GpuSession, reporter: pytest.TerminalReporter) -> None:
@@ -277,7 +281,7 @@ class ProgressHooks:
         self._drawn = False
         self._last = time.monotonic()
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
+    def selected(self, session: pytest.Session) -> None:
         self._progress.expect(item.nodeid for item in session.items if uses(item, BENCHMARK_FIXTURE))
 
     def expect(self, nodeids: Iterable[str]) -> None:
@@ -292,15 +296,14 @@ class ProgressHooks:
         self._draw()
         return shown
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
+    @contextmanager
+    def logged(self, report: pytest.TestReport) -> Iterator[None]:
         self._clear()
-        shown = yield
+        yield
         if report.when == "teardown":
             measured = (row.measurement for row in self._session.rows.of(report.nodeid))
             self._progress.end(report.nodeid, sum(len(one.samples) for one in measured if one is not None))
         self._draw()
-        return shown
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logfinish(self) -> Generator[None, object, object]:
@@ -315,8 +318,7 @@ class ProgressHooks:
         self._live = False  # whatever is reported later is of no test that runs
         self._progress.expect(())
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_keyboard_interrupt(self) -> None:
+    def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self._clear()
 
     @pytest.hookimpl(tryfirst=True)

@@ -20,17 +20,17 @@ class Terminal(io.StringIO):
         return True
 
 
-def made(file: io.StringIO, **option: object) -> tuple[terminal.ProgressHooks, SimpleNamespace]:
+def made(file: io.StringIO, **option: object) -> tuple[terminal.ProgressFeature, SimpleNamespace]:
     reporter = SimpleNamespace(_tw=SimpleNamespace(_file=file, fullwidth=60), ensure_newline=lambda: None)
     reporter.write_line = lambda line: file.write(line + "\n")
     options = {"capture": "fd", "usepdb": False, "log_cli_level": None, **option}
     plugins = SimpleNamespace(hasplugin=lambda name: True)
     config = SimpleNamespace(getoption=lambda name, default=None: options[name], getini=lambda name: False, pluginmanager=plugins)
     session: Any = SimpleNamespace(config=config, rows=Rows())
-    hooks = terminal.ProgressHooks(session, reporter)  # type: ignore[arg-type]
+    hooks = terminal.ProgressFeature(session, reporter)  # type: ignore[arg-type]
     items = [SimpleNamespace(nodeid=f"t.py::{name}", fixturenames=[BENCHMARK_FIXTURE]) for name in "ab"]
     items.append(SimpleNamespace(nodeid="t.py::other", fixturenames=[]))
-    hooks.pytest_collection_finish(SimpleNamespace(items=items))  # type: ignore[arg-type]
+    hooks.selected(SimpleNamespace(items=items))  # type: ignore[arg-type]
     return hooks, session
 
 
@@ -52,7 +52,8 @@ def test_what_pytest_writes_never_meets_the_line() -> None:
     hooks, _ = made(file)
     run(hooks.pytest_runtest_logstart("t.py::a"), file, "<start>")
     report: Any = SimpleNamespace(when="teardown", nodeid="t.py::a")
-    run(hooks.pytest_runtest_logreport(report), file, "<report>")
+    with hooks.logged(report):
+        file.write("<report>")
     run(hooks.pytest_runtest_logfinish(), file, "<finish>")
     hooks.end()
     file.write("<end>")
