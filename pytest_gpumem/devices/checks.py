@@ -112,7 +112,7 @@ def unsupported(facts: DeviceFacts, set_aside: Callable[[], int]) -> str | None:
         return f"{facts.name} (compute capability {major}.{minor}) has no persisting L2: it came with compute capability 8.0"
     if not facts.persisting_l2_max_bytes:
         return f"{facts.name} has no persisting L2: persistingL2CacheMaxSize is 0"
-    return fixed_by_mps(f"{set_aside()} bytes are set aside now") if facts.mps else None
+    return fixed_by_mps("nothing is set aside") if facts.mps and not set_aside() else None
 
 
 def fixed_by_mps(amount: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from pytest_gpumem.devices import opening
 from pytest_gpumem.devices.checks import fixed_by_mps, unsupported
@@ -106,8 +107,9 @@ def abilities(machine: Machine, chosen: opening.DeviceChoice) -> Iterator[Check]
 
 def _persisting(machine: Machine, chosen: opening.DeviceChoice) -> Check:
     facts = chosen.facts
+    fixed = cache(lambda: machine.set_aside(chosen))
     try:
-        reason = unsupported(facts, lambda: machine.set_aside(chosen))
+        reason = unsupported(facts, fixed)
     except Exception as broken:  # a server that is out of order refuses a new context with anything
         reason = fixed_by_mps(f"how much that is cannot be read, {in_one_line(broken)}")
     if reason is not None:
@@ -117,6 +119,9 @@ def _persisting(machine: Machine, chosen: opening.DeviceChoice) -> Check:
         return Check("set-aside", Status.WARNING, f"{reason}; tests of persisting_stream skip", remedy)
     most, step = format_bytes(facts.persisting_l2_max_bytes), format_bytes(facts.l2_step_bytes)
     window = format_bytes(facts.access_policy_max_window_bytes)
+    if facts.mps:
+        detail = f"{fixed_by_mps(f'{format_bytes(fixed())} are set aside now')}; persisting_stream takes them as they are"
+        return Check("set-aside", Status.WARNING, detail, "stop the server to measure other set-asides")
     return Check("set-aside", Status.OK, f"up to {most} of L2 in steps of {step}, windows up to {window}")
 
 

@@ -15,7 +15,7 @@ from reprlib import repr as shortened
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from pytest_gpumem.devices.checks import unsupported
+from pytest_gpumem.devices.checks import fixed_by_mps, unsupported
 from pytest_gpumem.devices.protocol import AccessProperty, Device, Stream, Unsupported, WindowSpec
 from pytest_gpumem.memory.buffers import Buffer, on_its_device
 from pytest_gpumem.records.device import DeviceFacts
@@ -421,13 +421,13 @@ class _Ledger:
         finally:
             if self.live:
                 self._share()
-            else:
+            elif not self.device.facts.mps:
                 self.device.l2.request_set_aside(self.found)
 
     def _share(self) -> None:
         """Ask for what all need together, fit the ratios to what was granted, and put the windows."""
-        wanted = self._wanted()
-        self.granted = self.device.l2.request_set_aside(wanted)
+        wanted, l2 = self._wanted(), self.device.l2
+        self.granted = l2.set_aside() if self.device.facts.mps else l2.request_set_aside(wanted)
         if wanted and not self.granted:
             raise Unsupported(f"{self.device.facts.name} granted no set-aside where {format_bytes(wanted)} were asked for")
         persist = [s for s in self.live if s.asked.persists]
@@ -507,13 +507,16 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
     that was found is restored.
     Raises `BadWindow`: a hit ratio outside [0, 1], a set-aside beyond the maximum, a buffer of another kind or device, a window of no
     bytes, beyond the buffer or the largest window; set_aside="off" beside another stream; an argument that is none of the accepted words.
-    Raises `Unsupported`: the device has no persisting L2 (compute capability below 8.0, MIG), or cannot set it aside (MPS).
+    Under MPS the set-aside is the server's, and `set_aside="fit"` takes it as it is.
+    Raises `Unsupported`: the device has no persisting L2 (compute capability below 8.0, MIG), or under MPS another set-aside is asked for.
     """
     with device.current():
         reason = unsupported(device.facts, device.l2.set_aside)
         if reason is not None:
             raise Unsupported(reason)
         wanted = asked(device, buffer, **options)
+        if device.facts.mps and wanted.set_aside != "fit":
+            raise Unsupported(fixed_by_mps(f"{format_bytes(device.l2.set_aside())}, which no process changes"))
         if wanted.set_aside != "off" and (imposed := os.environ.get(IMPOSED)):
             wanted = asked(device, buffer, **options | json.loads(imposed))
         stream = PersistingStream(device.streams.create(), device, buffer, wanted)

@@ -197,7 +197,13 @@ def peak_bandwidth(memory_clock_hz: float, bus_bits: int) -> float:
     return 2 * memory_clock_hz * bus_bits / 8
 
 
-def host_link(generation: int, width: int) -> tuple[str, float | None]:
-    """The host link in words and its theoretical bandwidth one way in bytes per second, where the generation is known."""
+def host_link(generation: int, width: int, *, integrated: bool = False, host_page_tables: bool = False) -> tuple[str, float | None]:
+    """The host link in words and its theoretical bandwidth one way in bytes per second, where it is PCIe of a known generation.
+
+    An integrated GPU has the host's memory. One that walks the host's page tables reads it over a coherent link such as NVLink-C2C,
+    whatever PCIe link it has too.
+    """
+    if integrated or host_page_tables:
+        return "memory shared with the host" if integrated else "coherent link to the host", None
     lane = _LANE_RATES.get(generation)
     return f"PCIe Gen{generation} x{width}", None if lane is None else lane * width

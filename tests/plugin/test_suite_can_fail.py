@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from sessions import Run
 
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -774,6 +775,9 @@ REMOVALS = [
 ]
 
 
+QUICKLY = ("-o", "gpumem_placements=2", "-o", "gpumem_precision=5%", "--benchmark-quiet", "-q")
+
+
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the suite, compiled once: no module of it may be taken for one of the same name in the session outside."""
@@ -786,15 +790,49 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def suite(copied: Path, gpumem: Run, monkeypatch: Patch) -> Callable[..., tuple[set[str], dict[str, str]]]:
     """Runs modules of the suite, or all, quickly; gives the names of the tests that passed, and the text of those that failed."""
     monkeypatch.chdir(copied.parent)
-    quickly = ("-o", "gpumem_placements=2", "-o", "gpumem_precision=5%", "--benchmark-quiet", "-q")
 
     def run(*modules: str) -> tuple[set[str], dict[str, str]]:
         paths = [f"suite/{module}" for module in modules] or ["suite"]
-        passed, _, failed = gpumem(*paths, "--import-mode=importlib", *quickly).reprec.listoutcomes()  # type: ignore[attr-defined]
+        passed, _, failed = gpumem(*paths, "--import-mode=importlib", *QUICKLY).reprec.listoutcomes()  # type: ignore[attr-defined]
         assert all(report.when == "call" for report in failed), failed
         return {name(r) for r in passed}, {name(r): r.longreprtext for r in failed}
 
     return run
+
+
+MIG, PERSISTS_NOT = "the set-aside is disabled in MIG mode", "has no persisting L2"
+SHARED = {"integrated": True, "pageable_memory_access": True, "host_page_tables": True, "link_bandwidth": None}
+L2_TESTS, MANAGED_TESTS = ("test_l2_persistence.py", "test_l2_seeds.py"), ("test_managed.py",)
+
+
+@pytest.mark.parametrize(
+    ("facts", "modules", "skips", "reason"),
+    [
+        ({"compute_capability": (7, 5), "persisting_l2_max_bytes": 0}, L2_TESTS, 39, f"{PERSISTS_NOT}|the text sets 30 MiB aside"),
+        ({"mig_profile": "1g.10gb", "persisting_l2_max_bytes": 0}, L2_TESTS, 39, f"{MIG}|{PERSISTS_NOT}|the text sets 30 MiB aside"),
+        ({"mps": True}, L2_TESTS, 30, "under MPS the L2 set-aside is fixed"),
+        ({**SHARED, "integrated": False}, (*MANAGED_TESTS, "test_host_link.py"), 10, "host's page tables|host link is unknown|no peer"),
+        (
+            {**SHARED, "memory_clock_hz": 0.0, "dram_peak": 0.0},
+            (*MANAGED_TESTS, "test_stream.py"),
+            16,
+            "host's page tables|peak of .* is unknown",
+        ),
+        ({"concurrent_managed_access": False}, MANAGED_TESTS, 17, "concurrentManagedAccess is 0"),
+    ],
+    ids=["compute capability 7.5", "MIG", "MPS", "coherent link", "integrated", "no migration"],
+)
+def test_the_suite_skips_what_a_gpu_cannot_show(
+    suite: Callable[[], Any], gpumem: Run, monkeypatch: Patch, facts: dict[str, Any], modules: Sequence[str], skips: int, reason: str
+) -> None:
+    """No test of these modules fails by what the facts exclude, and each skip says why."""
+    of_sheet = Datasheet.facts
+    monkeypatch.setattr(Datasheet, "facts", lambda self: structs.replace(of_sheet(self), **facts))
+    paths = [f"suite/{module}" for module in modules]
+    _, skipped, failed = gpumem(*paths, "--import-mode=importlib", *QUICKLY).reprec.listoutcomes()  # type: ignore[attr-defined]
+    assert [report.nodeid for report in failed] == []
+    assert len(skipped) >= skips
+    assert [report.longrepr for report in skipped if not re.search(reason, str(report.longrepr))] == []
 
 
 def modules_of(tests: frozenset[str]) -> list[str]:

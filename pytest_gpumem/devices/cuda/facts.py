@@ -221,7 +221,9 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
     name, profile = _name(driver, device)
     bus_id = _text(_value(driver.cuDeviceGetPCIBusId(32, device)))
     handle = nvml.handle(bus_id)
-    link, link_bandwidth = _link(handle) if handle is not None else (None, None)
+    shared = {"integrated": bool(attribute("INTEGRATED"))}
+    shared["host_page_tables"] = bool(attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"))
+    link, link_bandwidth = _link(handle, **shared) if handle is not None else (None, None)
     # CUDA 13 took memoryClockRate out of cudaDeviceProp; the attribute, in kHz, stayed.
     clock, bus = 1e3 * attribute("MEMORY_CLOCK_RATE"), attribute("GLOBAL_MEMORY_BUS_WIDTH")
     return DeviceFacts(
@@ -241,10 +243,10 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         can_map_host=bool(attribute("CAN_MAP_HOST_MEMORY")),
         concurrent_managed_access=bool(attribute("CONCURRENT_MANAGED_ACCESS")),
         pageable_memory_access=bool(attribute("PAGEABLE_MEMORY_ACCESS")),
-        integrated=bool(attribute("INTEGRATED")),
+        integrated=shared["integrated"],
         shared_bytes_per_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR") or None,
         max_shared_bytes_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") or None,
-        host_page_tables=bool(attribute("PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES")),
+        host_page_tables=shared["host_page_tables"],
         uuid=_uuid(driver, device, profile),
         ecc=bool(attribute("ECC_ENABLED")),
         mig_profile=profile,
@@ -263,7 +265,7 @@ def split_mig(name: str) -> tuple[str, str | None]:
     return (found[1], found[2]) if found else (name, None)
 
 
-def _link(handle: Any) -> tuple[str | None, float | None]:
+def _link(handle: Any, **shared: bool) -> tuple[str | None, float | None]:
     import pynvml
 
     from pytest_gpumem.devices.cuda import nvml
@@ -271,7 +273,8 @@ def _link(handle: Any) -> tuple[str | None, float | None]:
     # The largest that GPU and slot can do together: the current generation drops while the GPU idles.
     generation = nvml.asked(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
     width = nvml.asked(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
-    return host_link(generation, width) if generation and width else (None, None)
+    known = any(shared.values()) or (generation and width)
+    return host_link(generation or 0, width or 0, **shared) if known else (None, None)
 
 
 def _name(driver: Any, device: Any) -> tuple[str, str | None]:

@@ -412,7 +412,7 @@ def test_under_mps_the_variable_its_value_and_the_bytes_are_named(monkeypatch: p
     assert check.status is Status.WARNING
     assert check.detail == (
         f"under MPS the L2 set-aside is fixed when the server starts, by {MPS_LIMIT} in its environment: "
-        f"{device.l2.set_aside()} bytes are set aside now ({words}); tests of persisting_stream skip"
+        f"9.375 MiB are set aside now ({words}); persisting_stream takes them as they are"
     )
     assert calls == ["open", "close"]
     assert "L2 persistence" not in report.summary

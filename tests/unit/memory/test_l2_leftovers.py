@@ -202,7 +202,7 @@ def test_a_stream_that_cannot_be_asked_is_left_out(device: CountedDevice, watch:
     assert "31.25 MiB" in text(watch)
 
 
-@pytest.mark.parametrize("changes", [{"mps": True}, {"mig_profile": "1g.10gb"}, {"compute_capability": (7, 5)}], ids=str)
+@pytest.mark.parametrize("changes", [{"mig_profile": "1g.10gb"}, {"compute_capability": (7, 5)}], ids=str)
 def test_where_nothing_can_be_set_aside_nothing_is_watched(
     device: CountedDevice, monkeypatch: pytest.MonkeyPatch, resets: list[str], changes: dict[str, Any]
 ) -> None:

@@ -1,0 +1,41 @@
+"""Persisting streams where an MPS server fixes the set-aside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_gpumem.devices.protocol import Unsupported
+from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+from pytest_gpumem.devices.simulated.device import SimulatedDevice
+from pytest_gpumem.memory.buffers import Arena
+from pytest_gpumem.memory.l2 import persisting
+from pytest_gpumem.units import MiB
+
+
+@pytest.fixture
+def under_mps(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
+    """A device on which nobody can change the 9.375 MiB that are set aside."""
+    device = SimulatedDevice(DATASHEETS["h100"])
+    monkeypatch.setattr(device.machine, "facts", replace(device.facts, mps=True))
+    monkeypatch.setattr(device.l2, "request_set_aside", lambda nbytes: pytest.fail("the set-aside is the server's"))
+    return device
+
+
+@pytest.mark.parametrize(("mib", "ratio"), [(8, 1.0), (18.75, 0.5)])
+def test_a_fitted_window_takes_the_servers_set_aside(under_mps: SimulatedDevice, mib: float, ratio: float) -> None:
+    arena = Arena(under_mps, seed=0)
+    with persisting(under_mps, arena.buffer(int(mib * MiB))) as stream:
+        assert (stream.set_aside, stream.hit_ratio) == (9.375 * MiB, ratio)
+        assert under_mps.l2.window(stream.stream) is not None
+    assert under_mps.l2.window(stream.stream) is None
+
+
+@pytest.mark.parametrize("set_aside", ["off", "max", "4 MiB"])
+def test_another_set_aside_is_refused(under_mps: SimulatedDevice, set_aside: Any) -> None:
+    arena = Arena(under_mps, seed=0)
+    one = persisting(under_mps, arena.buffer(8 * MiB), set_aside=set_aside)
+    with pytest.raises(Unsupported, match=r"^under MPS .*: 9\.375 MiB, which no process changes"), one:
+        pytest.fail("it is not")
