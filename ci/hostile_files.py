@@ -275,7 +275,7 @@ def read_baseline(path: Path, seeds: Path, rng: random.Random) -> None:
         for one in run.rows:
             assert one.measurement is not None
             past = baseline.history(one.key, partial(comparable, one.measurement))
-            first = past.first_measurement
+            first = past.first_measurements
             limits = replace(one.limits, max_regression="1%")
             judge(one.measurement, limits, facts, past.measurements, no_history=past.reason, first=first)
         harmless(table(run.rows, facts, width=100, colour=False))

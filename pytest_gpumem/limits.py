@@ -288,6 +288,7 @@ _LIMITS = (
 LIMITS: Mapping[str, Limit] = MappingProxyType({limit.name: limit for limit in _LIMITS})  # by name
 OF_FOOTPRINT = tuple(name for name, limit in LIMITS.items() if limit.of_footprint)  # limits of the memory of a test
 OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)  # limits of a measurement
+OF_THE_TEST = ("marker", "call")  # origins of a limit that no option replaces
 
 
 def demands_more(name: str, one: str | None, other: str | None) -> bool:

@@ -29,7 +29,7 @@ from gate_simulation import interval
 from record_file import record_parser, write_record
 
 from pytest_gpumem.commands import ROUNDS
-from pytest_gpumem.judging.paired import ALARM, GROSS_PAIRS, MISS, Paired, judge_pairs
+from pytest_gpumem.judging.paired import ALARM, MISS, Paired, judge_pairs
 from pytest_gpumem.judging.screen import ALPHA
 from pytest_gpumem.outcomes import Outcome
 
@@ -96,7 +96,7 @@ def decided(values: Sequence[float]) -> Paired:
     def after(pairs: int) -> Paired:
         return judge_pairs({"": values[:pairs]}, {"": DELTA})[""]
 
-    below, above = 0, GROSS_PAIRS
+    below, above = 0, 4
     while (found := after(above)).outcome is None:
         if above == len(values):
             return found

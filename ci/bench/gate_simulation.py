@@ -237,7 +237,7 @@ class Source:
 
 
 def judged(
-    case: Case, run: Measurement, history: Sequence[Measurement], family: Family = ALONE, first: Measurement | None = None
+    case: Case, run: Measurement, history: Sequence[Measurement], family: Family = ALONE, first: Sequence[Measurement] = ()
 ) -> tuple[Verdict, Measurement]:
     """The verdict on a run, repeated as long as more processes can decide; and what of the run was measured for it."""
     for look in case.looks:
@@ -245,7 +245,7 @@ def judged(
         found = judge(seen, case.held_to, FACTS, history, family=family, first=first)
         row = Row("", case.held_to, OPEN, seen)
         verdict = with_verdict(row, found.findings, comparison=found.comparison, simulated=FACTS.simulated).verdict
-        if not repeatable(seen, case.held_to, verdict, history, first):
+        if not repeatable(seen, case.held_to, verdict, history):
             break
     return verdict, seen
 
@@ -312,7 +312,7 @@ def _nights(case: Case, seed: tuple[int, ...], tally: Tally) -> None:
         family, alarmed = Family(case.suite), False
         for source, rows in zip(sources, accepted, strict=True):
             known = Baseline({"": tuple(rows)}).history("", lambda _: True)
-            first = known.first_measurement
+            first = known.first_measurements
             verdict, seen = judged(case, source.night(night), known.measurements, family, first)
             family = family.after(verdict)
             if known.measurements:
@@ -320,7 +320,7 @@ def _nights(case: Case, seed: tuple[int, ...], tally: Tally) -> None:
             if refusal(Row("", case.held_to, verdict, seen), simulated=True) is None:
                 process = Process(str(night), DAY + timedelta(days=night), None, FACTS)
                 # No window reaches back further than this; the first run is kept.
-                rows[:] = [*rows[:1], *rows[1:][-20:], SavedRow("", seen, process)]
+                rows[:] = [*rows[:3], *rows[3:][-20:], SavedRow("", seen, process)]
         any_alarm |= alarmed
         if case.suite > 1:
             tally.groups, tally.alarmed = tally.groups + 1, tally.alarmed + alarmed
@@ -345,11 +345,11 @@ def cases() -> Iterator[Case]:
             yield Case("modelled, every run of 3 processes", kernel, baseline, looks=(3,), weight=0.5, asked=True)
     for kernel in every:
         for baseline in MODELLED:
-            yield Case("modelled, limit of next to nothing, run of 3 to 12", kernel, baseline, limit=NOTHING, looks=LOOKS[2:])
+            yield Case("modelled, limit of next to nothing, run of 3 to 12", kernel, baseline, limit=NOTHING, looks=LOOKS[1:])
     for limit, looks, baseline, weight in (
         ("", LOOKS, USUAL, 0.01),
-        (NOTHING, LOOKS[2:], USUAL, 0.02),
-        (NOTHING, LOOKS[2:], MODELLED[1], 0.04),
+        (NOTHING, LOOKS[1:], USUAL, 0.02),
+        (NOTHING, LOOKS[1:], MODELLED[1], 0.04),
     ):
         yield Case("modelled, suites of 300", LARGE, baseline, limit=limit, looks=looks, suite=SUITE, weight=weight)
     for days in (2, 4):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_gpumem.judging.screen import base_latency
+from pytest_gpumem.judging.judge import comparable
+from pytest_gpumem.judging.screen import base_latency, compared
+from pytest_gpumem.judging.spread import days, difference, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import ENOUGH, GROSS, Row
@@ -61,17 +63,30 @@ def unfit(measurement: Measurement) -> str | None:
     return None
 
 
-def improvement(row: Row) -> str | None:
-    """The gain of a saved row that resets its baseline; None where the row joins the baseline.
-    A gain resets if it exceeds the allowed slow-down (99.5 %) over `ENOUGH` processes: older runs would hide its later loss.
+def improvement(row: Row, past: Sequence[Measurement]) -> str | None:
+    """The gain that resets the baseline of a saved row; None where the row joins the baseline.
+
+    A gain resets if it lasts: this run and the two before it, of `ENOUGH` days, each exceed the allowed slow-down (99.5 %) against the runs
+    before them. Older runs would hide its later loss. Only runs of one card count: another one may be faster by itself.
+    `past`: the runs of its baseline, oldest first.
     """
-    comparison = row.verdict.comparison
-    if comparison is None or row.measurement is None or not row.verdict.outcome.quiet or comparison.measured < ENOUGH:
+    comparison, now = row.verdict.comparison, row.measurement
+    if comparison is None or now is None or not row.verdict.outcome.quiet:
+        return None
+    alike = [one for one in past if comparable(now, one) and _card(one) == _card(now)]
+    older, newest = alike[: 1 - ENOUGH], [*alike[1 - ENOUGH :], now]
+    if not older or len(set(days([readings(one)[0] for one in newest])) - {None}) < ENOUGH:
         return None
     written = row.limits.max_regression
-    if comparison.high >= -(USUAL_LIMIT if written is None else parse_margin(written).over(base_latency(row.measurement, comparison))):
+    allowed = USUAL_LIMIT if written is None else parse_margin(written).over(base_latency(now, comparison))
+    gains = [compared(difference(one, older), 0.0) for one in newest]
+    if max(gain.high for gain in gains) >= -allowed:
         return None
-    return f"faster by {format_share(-comparison.delta)}, by {format_share(-comparison.high)} or more with 99.5 %"
+    return f"faster by {format_share(-gains[-1].delta)}, by {format_share(-gains[-1].high)} or more with 99.5 %, as the two runs before it"
+
+
+def _card(measurement: Measurement) -> str | None:
+    return measurement.provenance.card if measurement.provenance is not None else None
 
 
 def rejects(row: Row) -> bool:

@@ -17,14 +17,13 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.judging.screen import Family, base_latency, mean_latency
 from pytest_gpumem.judging.verdict import with_verdict
-from pytest_gpumem.limits import LIMITS
+from pytest_gpumem.limits import LIMITS, OF_THE_TEST
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import LOST, ROW, UNJUDGED, LimitResult, Omission, Row
 
 OPTION = "--max-regression"
-OF_THE_TEST = ("marker", "call")  # origins of a limit that no option replaces
 
 
 @dataclass(frozen=True)

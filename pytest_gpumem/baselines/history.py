@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.row import Past, Row, key_of
+from pytest_gpumem.records.row import ENOUGH, Past, Row, key_of
 
 WINDOW = 20  # default number of newest runs of a row to compare with
 
@@ -141,7 +141,7 @@ class History:
 
     accepted: tuple[SavedRow, ...]  # the window: one item a run, oldest first
     reason: str | None = None  # why the window is empty
-    first: SavedRow | None = None  # the first run since the reset; None while it is the only one
+    first: tuple[SavedRow, ...] = ()  # the first runs since the reset, oldest first; none while there are no others
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -149,9 +149,9 @@ class History:
         return tuple(one.measurement for one in self.accepted)
 
     @property
-    def first_measurement(self) -> Measurement | None:
-        """Measurement of the first run; None while it is the only one."""
-        return self.first.measurement if self.first is not None else None
+    def first_measurements(self) -> tuple[Measurement, ...]:
+        """Measurements of the first runs."""
+        return tuple(one.measurement for one in self.first)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Baseline:
         rows = self.rows.get(row_key, ())
         alike = tuple(one for one in rows if comparable(one.measurement))
         if rows:
-            return History((alike or rows)[-self.window :], first=alike[0] if len(alike) > 1 else None)
+            return History((alike or rows)[-self.window :], first=alike[:ENOUGH] if len(alike) > ENOUGH else ())
         return History((), self._nothing(row_key))
 
     def past_footprints(self, row_key: str) -> tuple[SavedFootprint, ...]:

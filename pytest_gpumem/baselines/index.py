@@ -207,7 +207,8 @@ def _group(measurement: Measurement, mode: str | None) -> str:
     controls, taken = measurement.controls, measurement.provenance
     variant = ""
     if controls is not None and controls.latency is not None:
-        variant = f"{controls.source} {round(math.log(controls.latency) * PARTS / drift.APART)}"
+        part = round(math.log(controls.latency) * PARTS / drift.LIMITS["latency"])
+        variant = f"{controls.source} {part}"
     card = "" if taken is None else taken.card or ""
     return "|".join((measurement.mode, *how(measurement), str(measurement.profiled), card, variant, mode or ""))
 

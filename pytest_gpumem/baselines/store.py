@@ -40,7 +40,7 @@ from pytest_gpumem.judging.judge import comparable, way_of
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Provenance
 from pytest_gpumem.records.record import LONGEST_TIME
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import ENOUGH, Row
 from pytest_gpumem.result_files import FileError
 from pytest_gpumem.result_files import content as bytes_of
 from pytest_gpumem.revisions import DIRTY, Ancestry
@@ -151,7 +151,7 @@ class Store:
         slower = ((row.key, _revisions(row, revision, baseline)) for row in rows if rejects(row))
         rejected = [key for key, revisions in slower if revision in revisions and len(revisions) > 1]
         process = Process(secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
-        begun = {reset.key: reset for reset in _resets(kept, removed, changes, process)}
+        begun = {reset.key: reset for reset in _resets(kept, removed, changes, process, baseline)}
         if not kept and not rejected and not begun:
             return SaveResult(None, (), tuple(refused))
         path = _write(self.storage, _content(process, kept, {**baseline.resets, **begun}, begun.values(), rejected), settings)
@@ -270,7 +270,7 @@ def _compared(runs: Sequence[SavedRow], keep: int) -> Iterator[SavedRow]:
         for controls in (taken.controls, other, None):
             new = structs.replace(one, provenance=structs.replace(taken, controls=controls))
             alike = [run for run in runs if comparable(new, run.measurement)]
-            yield from (*alike[:1], *alike[-keep:])
+            yield from (*alike[:ENOUGH], *alike[-keep:])
 
 
 def _highest(contents: Iterable[RunFile | IndexRun]) -> int:
@@ -339,7 +339,7 @@ def _content(
     )
 
 
-def _resets(kept: Iterable[Row], removed: Iterable[str], changes: Acceptances, process: Process) -> Iterator[Reset]:
+def _resets(kept: Iterable[Row], removed: Iterable[str], changes: Acceptances, process: Process, baseline: Baseline) -> Iterator[Reset]:
     """The resets of a run: by changes that it takes over, and by gains. Arguments as of `Store.save`; `kept`: the rows that enter."""
 
     def by(key: str, found: Sequence[Acceptance]) -> Reset:
@@ -353,7 +353,7 @@ def _resets(kept: Iterable[Row], removed: Iterable[str], changes: Acceptances, p
     for row in kept:
         if found := changes.of(row.key):
             yield by(row.key, found)
-        elif (gain := improvement(row)) is not None:
+        elif (gain := improvement(row, [one.measurement for one in baseline.rows.get(row.key, ())])) is not None:
             yield Reset(secrets.token_hex(8), row.key, gain, IMPROVED, process.utc, process.revision, process.sequence)
 
 

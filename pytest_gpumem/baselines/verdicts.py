@@ -43,7 +43,7 @@ def judged(
             history.measurements,
             no_history=history.reason,
             siblings=siblings,
-            first=history.first_measurement,
+            first=history.first_measurements,
             changes=changes,
             evidence=evidence,
             family=family,

@@ -199,7 +199,9 @@ def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[
 
     timed = [row for row in rows_of_test(ends[1], request.test).values() if row.measurement is not None]
     _tell("bad against good: a duet")
-    played = commits.duet(0, last, RowFilter.of(timed), max_regression=request.max_regression)
+    # What is looked for is no limit: it may be another than the test's own.
+    sought = None if request.max_regression is None else dict.fromkeys((row.key for row in timed), request.max_regression)
+    played = commits.duet(0, last, RowFilter.of(timed), max_regression=sought)
     judged = {one.key: one.paired for one in played.verdicts if one.paired is not None}
     if not judged:
         raise RunError("; ".join(f"{one.key}: {one.sentence}" for one in played.verdicts) or f"{request.test} measured nothing")

@@ -56,7 +56,10 @@ if TYPE_CHECKING:
 @test_option
 @click.option("--flagged", metavar="RESULTS", help="Compare what a run flagged, by its --benchmark-json file.")
 @click.option(
-    "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: each test\'s own, else 1%.'
+    "--max-regression",
+    metavar="MARGIN",
+    callback=margin,
+    help='Allowed slow-down of tests without a limit of their own, such as "1%" (default).',
 )
 @rounds_option
 @click.option(

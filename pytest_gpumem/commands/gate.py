@@ -68,7 +68,7 @@ IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own f
     help=f"Folder of results, report and summary. Default: {FOLDER}.",
 )
 @click.option(
-    "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down, such as "1%". Default: the limit of each test.'
+    "--max-regression", metavar="MARGIN", callback=margin, help='Allowed slow-down of tests without a limit of their own, such as "1%".'
 )
 @click.option("--screen-only", is_flag=True, help="Without the duet: a FAIL stands, and a row in doubt is no verdict.")
 @rounds_option

@@ -19,7 +19,7 @@ from pytest_gpumem.devices.protocol import Device, DeviceError
 from pytest_gpumem.doctor import gpu
 from pytest_gpumem.doctor.machine import Machine
 from pytest_gpumem.doctor.report import Check, Status
-from pytest_gpumem.judging.drift import APART, KINDS, between
+from pytest_gpumem.judging.drift import KINDS, LIMITS, between
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.kernels.calls import requested_bytes
 from pytest_gpumem.kernels.catalogue import CATALOGUE
@@ -212,7 +212,9 @@ def _controls(facts: DeviceFacts, now: Controls, baseline: Mapping[str | None, S
     if slower:
         return Check("controls", Status.WARNING, f"{figures}; {'; '.join(slower)}", _AGAIN)
     latencies = [one.latency for one in then if one.latency is not None]
-    variant = now.latency is not None and latencies and all(abs(math.log(now.latency / one)) > math.log1p(APART) for one in latencies)
+    variant = (
+        now.latency is not None and latencies and all(abs(math.log(now.latency / one)) > math.log1p(LIMITS["latency"]) for one in latencies)
+    )
     compared = f"another variant of the card than in {against}" if variant else f"as in {against}"
     return Check("controls", Status.OK, f"{figures}; {compared}")
 

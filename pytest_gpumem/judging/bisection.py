@@ -69,7 +69,7 @@ class Levels:
         return Level(low, max(low, high))
 
     def _proven(self, bet: Bet) -> bool:
-        return bet.p_value <= self._error or far_beyond([bet.side * value for value in self._values], bet.side * bet.bound)
+        return bet.p_value <= self._error or far_beyond([bet.side * value for value in self._values], bet.side * bet.bound, self._error)
 
 
 @dataclass

@@ -21,12 +21,12 @@ from pytest_gpumem.units import format_share, format_time
 
 BOUND = 0.5  # least share of the DRAM peak of a row that is bound by DRAM or, if it fits in L2, by L2
 BEYOND_NOISE = 0.999  # confidence that a control changed
-LIMITS = {"dram": 0.02, "l2": 0.04}
+LIMITS = {"dram": 0.02, "l2": 0.04, "latency": 0.015}
 """By control, its largest change, as a share, with which rows that follow it are judged. Readings of L2 on an unchanged H100 lie up to
-3.4 % apart (ci/records/nvidia-h100/control_noise.json, "product")."""
+3.4 % apart (ci/records/nvidia-h100/control_noise.json, "product"). Cards whose latencies of DRAM differ by more are variants of a card:
+less than half of the difference between those of H200 cards (docs/gate.md)."""
 CONTROL_PLACEMENTS = 2  # least placements of a control's reading
-APART = 0.015  # least share by which the latency of DRAM differs between variants of a card: less than half of the difference seen
-KINDS = {"dram": "a read of DRAM", "l2": "a read of L2"}
+KINDS = {"dram": "a read of DRAM", "l2": "a read of L2", "latency": "an access to DRAM"}
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Drift:
 
 
 def control_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
-    """The control that a measurement follows, "dram" or "l2"; None if something else bounds it, or the peak is unknown."""
-    if measurement.moved_bytes is None or measurement.moved_bytes.link or measurement.sampler in ("host", "plain"):
+    """The bandwidth that a measurement follows, "dram" or "l2"; None if something else bounds it, or the peak is unknown."""
+    if measurement.moved_bytes is None or not _on_device(measurement):
         return None
     if not facts.dram_peak or (measurement.bandwidth or 0.0) < BOUND * facts.dram_peak:
         return None
@@ -65,11 +65,17 @@ def control_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
     return "l2" if measurement.footprint is not None and measurement.footprint <= facts.l2_bytes / 2 else None
 
 
+def _on_device(measurement: Measurement) -> bool:
+    """False for a time of the host or of the link to it."""
+    return measurement.sampler not in ("host", "plain") and (measurement.moved_bytes is None or not measurement.moved_bytes.link)
+
+
 def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: DeviceFacts) -> Drift | None:
     """The change of the control that a row follows, from the processes of its history to those of this run; None if unknown."""
-    kind, own = control_of(measurement, facts), measurement.controls
-    if kind is None or own is None:
+    own = measurement.controls
+    if own is None or not _on_device(measurement):
         return None
+    kind = control_of(measurement, facts) or "latency"
 
     def read(measurements: Iterable[Measurement]) -> list[float]:
         every = (controls for one in measurements for controls in (one.controls, *(process.controls for process in one.further)))
@@ -117,7 +123,7 @@ def between(now: Sequence[float], then: Sequence[float], kind: str) -> Drift | N
 def same_variant(measurement: Measurement, past: Measurement) -> bool:
     """False if the two measurements come from cards of known, different variants."""
     own, then = _latency(measurement), _latency(past, like=measurement)
-    return own is None or then is None or abs(math.log(own / then)) <= math.log1p(APART)
+    return own is None or then is None or abs(math.log(own / then)) <= math.log1p(LIMITS["latency"])
 
 
 def latencies(measurement: Measurement, history: Sequence[Measurement]) -> tuple[str, str]:

@@ -32,9 +32,11 @@ SENTENCES: Mapping[str, str] = {
     "slower": "{seen}: slower than {limit} allows",
     "looks slower": "{seen}: looks slower than {limit} allows; {doubt}",
     "within": "{seen}: within {limit}, catches {catches}",
+    "too few days": "{seen}: {limit} lies within the interval, which is so wide because the baseline is of {days}; runs of further days, "
+    "or gpumem duet, decide",
     "too few runs": "{seen}: too few runs to pass {limit}; {doubt}",
     "noisy": "{seen}: {limit} lies within the interval; {doubt}",
-    "same code": "{seen}: passes {limit}, as the same machine code ran in the same way{but}",
+    "same code": "{seen}: passes {limit}, as the same machine code ran in the same way{but}; would miss up to {catches}",
     "crept": "{seen}: crept beyond {limit}; gpumem compare shows the runs between",
     "looks crept": "{seen}: looks crept beyond {limit}; {doubt}",
     "faster": "{seen}: faster than {limit}; the baseline is stale, and a slow-down back to it would pass: accept the gain into it",

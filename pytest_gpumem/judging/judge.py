@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pytest_gpumem.judging import drift, screen
+from pytest_gpumem.judging import drift, screen, spread
 from pytest_gpumem.judging.change import Evidence, decide_change
 from pytest_gpumem.judging.finding import Finding, Judgement, against, basis, counted, find, of_limit, window_text
 from pytest_gpumem.judging.limits import STEPS, absolute, physical, uncounted
@@ -35,7 +35,7 @@ def judge(
     no_history: str | None = None,
     siblings: Mapping[str, Measurement] | None = None,
     family: Family = ALONE,
-    first: Measurement | None = None,
+    first: Sequence[Measurement] = (),
     changes: Callable[[], Mapping[str, float]] = dict,
     evidence: bool = True,
 ) -> Judgement:
@@ -45,7 +45,7 @@ def judge(
     `no_history`: why there is no history, for NEW.
     `siblings`: the other measurements of its test by label, for `faster_than`.
     `family`: the rows of the suite that are compared with a baseline.
-    `first`: the first saved run, if the history has moved on from it.
+    `first`: the first saved runs, if the history has moved on from them.
     `changes`: reads the controls again; by kind the log-ratio to the session's start. Called only before a row fails against its baseline.
     Such a row is UNDECIDED if the device may have changed as much.
     `evidence`: let the same machine code settle a doubt that noise alone leaves (`same_code`).
@@ -68,11 +68,12 @@ def judge(
     if moved is not None and moved.too_large:
         return Judgement(_without_times(moved.doubt("no limit was judged"), measurement, limits, facts, history))
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
-    same = evidence and not changed_work(alike[-1], measurement) and same_code(measurement, alike)
+    since = [past for past in first if comparable(measurement, past)]
+    same = evidence and not changed_work(alike[-1], measurement) and same_code(measurement, [*alike, *since])
     comparison = replace(compared(found, delta), same_code=same)
     against_runs = _Against(measurement, alike, limits, facts, family, changes, moved, found)
     if limits.max_regression is not None:
-        finding, comparison = against_runs.regression(comparison, delta, first)
+        finding, comparison = against_runs.regression(comparison, delta, since)
         findings.append(finding)
     if limits.fail_if_faster is not None:
         findings.append(against_runs.gain(limits.fail_if_faster))
@@ -92,32 +93,40 @@ class _Against:
     moved: drift.Drift | None
     found: Difference
 
-    def regression(self, comparison: Comparison, delta: float, first: Measurement | None) -> tuple[Finding, Comparison]:
+    def regression(self, comparison: Comparison, delta: float, first: Sequence[Measurement]) -> tuple[Finding, Comparison]:
         """The finding about `max_regression`, and the comparison with the p-value that it rests on.
         `delta`: allowed slow-down, as a share.
+        `first`: the first saved runs, if there are others.
         """
         written = self.limits.max_regression or ""
         name = screen.limit_name(written, self.limits.origin.get("max_regression", "limit"), delta)
         judged = judge_change(self.measurement, self.found, comparison, delta, name, self.family)
         finding, beyond = _whatever_followed(self.moved, judged, comparison, delta), comparison.low - delta
         in_doubt = finding.code in SETTLED or (judged.outcome is Outcome.PASS and finding is not judged)
-        if finding.outcome is not Outcome.FAIL and first is not None and comparable(self.measurement, first):
-            crept = screen.since(self.found, self.measurement, first)
+        if finding.outcome is not Outcome.FAIL and first and (crept := self._crept(first, delta)) is not None:
             since_first = compared(crept, delta)
-            if (creep := screen.judge_creep(self.measurement, crept, since_first, delta, name, self.family)) is not None:
-                finding = _whatever_followed(drift.drift_of(self.measurement, [first], self.facts), creep, since_first, delta)
-                in_doubt, beyond = False, since_first.low - delta
-                comparison = replace(
-                    comparison, p_value=since_first.p_value, since_first=since_first.delta, since_first_low=since_first.low
-                )
+            creep = screen.judge_creep(self.measurement, crept, since_first, delta, name, self.family)
+            creep = _whatever_followed(drift.drift_of(self.measurement, first, self.facts), creep, since_first, delta)
+            in_doubt, beyond = creep.code is Code.NOISY, since_first.low - delta
+            if creep.outcome.rank <= finding.outcome.rank:
+                finding = creep
+            comparison = replace(comparison, p_value=since_first.p_value, since_first=since_first.delta, since_first_low=since_first.low)
         if in_doubt and self._only_noise(comparison, delta):
-            finding = find(Outcome.PASS, "same code", Code.SAME_CODE, limit=name, seen=against(comparison), but=_left_out(self.alike))
+            words = {"limit": name, "seen": against(comparison), "but": _left_out(self.alike)}
+            finding = find(Outcome.PASS, "same code", Code.SAME_CODE, **words, catches=format_share(comparison.catches))
         return self._final("max_regression", finding, beyond, 1), comparison
+
+    def _crept(self, first: Sequence[Measurement], delta: float) -> Difference | None:
+        """This run and the two before it less the first ones; None unless both it and their mean are above the limit."""
+        newest = [self.measurement, *(past for past in self.alike[-2:] if past not in first)]
+        crept, limit = spread.since(self.found, newest, first), math.log1p(delta)
+        return crept if min(crept.log, spread.since(self.found, newest[:1], first).log) > limit else None
 
     def _only_noise(self, comparison: Comparison, delta: float) -> bool:
         """True if the same machine code ran, and the row is nearly within its limit and does not look slower."""
         shift = 0.0 if self.moved is None else max(-self.moved.log, 0.0)  # it may follow the device's drift
-        nearly = comparison.low <= 0 and screen.below(self.found, delta, shift=shift)
+        low = self.found.log - self.found.variance(seen=True).reach(screen.LOWER)
+        nearly = low <= 0 and screen.below(self.found, delta, shift=shift)
         return decide_change(Evidence(slower=False, within=False, same_code=comparison.same_code and nearly)) is Outcome.PASS
 
     def gain(self, written: str) -> Finding:
@@ -180,7 +189,6 @@ def repeatable(
     limits: Limits,
     verdict: Verdict,
     history: Sequence[Measurement],
-    first: Measurement | None = None,
     *,
     most: int = LOOKS[-1],
     duet_follows: bool = False,
@@ -199,7 +207,7 @@ def repeatable(
     if not alike or verdict.code is Code.MEASURED_DIFFERENTLY:
         # An accident can leave one process to the host's clock; another process of this run may use the device's.
         return few and not alike and any(_other_clock(measurement, past) for past in history)
-    return _decidable(measurement, limits, verdict, alike, first, most, duet_follows=duet_follows)
+    return _decidable(measurement, limits, verdict, alike, most, duet_follows=duet_follows)
 
 
 def _decidable(
@@ -207,7 +215,6 @@ def _decidable(
     limits: Limits,
     verdict: Verdict,
     alike: Sequence[Measurement],
-    first: Measurement | None,
     most: int,
     *,
     duet_follows: bool,
@@ -217,21 +224,12 @@ def _decidable(
     change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression or "")
     if verdict.code is Code.NOISY and change.outcome is Outcome.PASS:
         return False  # another limit is too close to call, which this process alone decides
-    if duet_follows and 1 + len(measurement.further) < ENOUGH and change.code is Code.LOOKS_SLOWER:
+    slower = change.code is Code.LOOKS_SLOWER or (verdict.comparison is not None and verdict.comparison.since_first is not None)
+    if slower and 1 + len(measurement.further) < ENOUGH:
         return True  # a duet takes many more processes, and most rows that look slower by one process are not
     settles = change.code in SETTLED and verdict.comparison is not None and verdict.comparison.same_code
     most = min(most, ENOUGH) if duet_follows and not settles else most
-    more = 1 + len(measurement.further) < most and decidable(found, delta, most, settles=settles)
-    return more or _creeps(measurement, found, delta, first, most)
-
-
-def _creeps(measurement: Measurement, found: Difference, delta: float, first: Measurement | None, most: int) -> bool:
-    """True if more processes may show a creep since the first saved run. A window that moves along with a creep spreads too far to
-    decide; the first run still can."""
-    if first is None or not comparable(measurement, first):
-        return False
-    crept = screen.since(found, measurement, first)
-    return crept.log > math.log1p(delta) and decidable(crept, delta, most)
+    return 1 + len(measurement.further) < most and decidable(found, delta, most, settles=settles)
 
 
 def _other_clock(measurement: Measurement, past: Measurement) -> bool:
@@ -250,7 +248,7 @@ def way_of(measurement: Measurement) -> Hashable:
     controls = measurement.controls
     if controls is None or controls.latency is None:
         return measurement.mode, how(measurement), None
-    return measurement.mode, how(measurement), (controls.source, round(math.log(controls.latency) / drift.APART))
+    return measurement.mode, how(measurement), (controls.source, round(math.log(controls.latency) / drift.LIMITS["latency"]))
 
 
 def comparable(measurement: Measurement, past: Measurement) -> bool:

@@ -9,22 +9,26 @@ does a second bet against "slower by delta or more". By Ville's inequality, eith
 pairs together (Ramdas, Gruenwald, Vovk and Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference"). So a duet may stop
 after any pair, and may continue later.
 
-- FAIL: the first wealth exceeds 1/`ALARM`, and Holm's step over the family at `ALPHA`;
+- FAIL: the first wealth exceeds 1/`ALARM`, and Holm's step over the family at `ALPHA`, both with the quarter for gross changes taken off;
 - PASS: the second exceeds 1/`MISS`, or 1/`MISS_SAME_CODE` if both sides ran the same machine code in every pair;
 - else the duet continues; UNDECIDED after the last allowed pair.
 
-A gross change needs fewer pairs than its sign alone can prove. It is FAIL after `GROSS_PAIRS` pairs that each lie beyond delta by more
-than `GROSS` and by more than `GROSS_RANGES` times their own range. Two processes of unchanged code differ by as much in at most one of
-`1 / GROSS_RARE` pairs.
+A gross change needs fewer pairs than bets can prove. It is FAIL after the first pairs if each lies beyond delta by more than `GROSS`, and
+by more than `FAR` times their own range. A slow mode of processes makes a pair look so with a probability of 1/4 at most: head's process is
+in it, and base's is not. So many pairs are taken that chance makes all of them so in a quarter of the level.
+
+The bets are about the median pair. Head alone may have a slow mode that is rarer: a duet is no PASS while head has two or more pairs far
+beyond delta that base does not have the other way round.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
 from pytest_gpumem.judging.change import Evidence, decide_change
 from pytest_gpumem.judging.finding import between, change, counted
@@ -40,11 +44,9 @@ STAKE = 0.95  # largest part of the wealth in one bet: a pair with the wrong sig
 PRIOR = 2  # weight of the prior of size and spread, in pairs
 EXPECTED_SPREAD = 0.003  # prior standard deviation of a pair: that of a 32 MiB kernel on H100 and H200 cards (docs/duet.md)
 LEAST = 1 / 8  # smallest expected distance from delta in a bet, as a share of delta
-GROSS_PAIRS = 3
-GROSS_RANGES = 5.0
-GROSS_RARE = 0.01
-"""Share of pairs of unchanged code that may look like a gross change: none of 2475 measurements was off by more than 3 %
-(ci/records/nvidia-h200/gate_validation_short.json)."""
+FAR = 5.0  # how far beyond the limit a pair is far: in ranges of the first pairs, or in spreads of all
+NORMAL_QUARTILE = statistics.NormalDist().inv_cdf(0.75)  # median distance from the centre, in standard deviations
+SLOW_PAIRS = 2  # pairs of a slow mode, at least: one is an accident
 SETTLED = ", and the same machine code ran"
 EXACT = 200  # pairs up to which the interval is exact: counting all sums takes a second, and their number grows as 2 ** pairs
 SHOWN = 0.99  # confidence of the interval that is shown, two-sided; a verdict does not depend on it
@@ -97,6 +99,11 @@ class Paired:
     same_code: bool = False  # a PASS that rests on the same machine code too
 
     @property
+    def slow(self) -> int:
+        """Number of pairs that lie far beyond the limit."""
+        return _far(self.log_ratios, math.log1p(self.delta))[0]
+
+    @property
     def pairs(self) -> int:
         """Number of pairs."""
         return len(self.log_ratios)
@@ -126,9 +133,10 @@ class Paired:
         limit = f"max_regression {format_share(self.delta)}"
         if self.outcome is Outcome.FAIL:
             return f"{seen}{', each far' if self.gross else ':'} slower than {limit} allows"
+        slow = f"; {self.slow} of them far beyond it, as in a slow mode of head" if self.slow else ""
         if self.outcome is Outcome.PASS:
-            return f"{seen}: within {limit}{SETTLED if self.same_code else ''}"
-        return f"{seen}: at {limit}"
+            return f"{seen}: within {limit}{SETTLED if self.same_code else ''}{slow}"
+        return f"{seen}: at {limit}{slow}"
 
 
 Judge = Callable[[Mapping[str, Sequence[float]], Mapping[str, float], Collection[str]], dict[str, Paired]]
@@ -137,7 +145,12 @@ Judge = Callable[[Mapping[str, Sequence[float]], Mapping[str, float], Collection
 
 def least_pairs(family: int) -> int:
     """Least number of pairs that can fail a small slow-down: the wealth grows by at most 1 + `STAKE` a pair."""
-    return math.ceil(-math.log(min(ALARM, ALPHA / family)) / math.log1p(STAKE))
+    return math.ceil(-math.log(_level(family)) / math.log1p(STAKE))
+
+
+def _level(family: int) -> float:
+    """The p-value below which the bets fail a test: what the rule for gross changes leaves of it."""
+    return 0.75 * min(ALARM, ALPHA / family)
 
 
 def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float], same: Collection[str] = ()) -> dict[str, Paired]:
@@ -150,47 +163,64 @@ def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float
     Returns by test, in the order of `pairs`; `outcome` is None if more pairs are needed.
     """
     bets = {key: _bets(values, math.log1p(deltas[key])) for key, values in pairs.items()}
-    gross = {key for key, values in pairs.items() if _gross(values, math.log1p(deltas[key]), len(pairs))}
-    slower = _holm({key: slow.p_value for key, (slow, _) in bets.items()})
+    error = min(ALARM, ALPHA / max(len(pairs), 1)) / 4
+    gross = {key for key, values in pairs.items() if far_beyond(values, math.log1p(deltas[key]), error)}
+    slower = _holm({key: one.slow.p_value for key, one in bets.items()})
     found = {}
     for key, values in pairs.items():
-        slow, fine = bets[key]
-        evidence = Evidence(
-            slower=key in slower or key in gross, within=fine.p_value <= MISS, same_code=key in same and fine.p_value <= MISS_SAME_CODE
-        )
+        one = bets[key]
+        evidence = Evidence(slower=key in slower or key in gross, within=one.within, same_code=key in same and one.nearly)
         outcome = decide_change(evidence)
         settled = outcome is Outcome.PASS and not evidence.within
         only_gross = key in gross and key not in slower
         decided = outcome if outcome is not Outcome.UNDECIDED else None
-        found[key] = Paired(decided, tuple(values), deltas[key], slow.p_value, fine.p_value, only_gross, settled)
+        found[key] = Paired(decided, tuple(values), deltas[key], one.slow.p_value, one.fine.p_value, only_gross, settled)
     return found
 
 
-def _bets(values: Iterable[float], limit: float) -> tuple[Bet, Bet]:
+class _Bets(NamedTuple):
+    slow: Bet
+    fine: Bet
+    within: bool  # True once `MISS` was reached without a slow mode: a PASS is final, whatever pairs follow it
+    nearly: bool  # the same with `MISS_SAME_CODE`
+
+
+def _bets(values: Sequence[float], limit: float) -> _Bets:
     slow, fine = Bet(limit, 1, limit / 2), Bet(limit, -1, limit)
-    for value in values:
-        if fine.p_value > MISS:  # a PASS is final, whatever pairs follow it
+    within = nearly = False
+    for count, value in enumerate(values, 1):
+        if not within:
             slow.take(value)
         fine.take(value)
-    return slow, fine
+        if not within and fine.p_value <= MISS_SAME_CODE:
+            above, below = _far(values[:count], limit)
+            if above - below < SLOW_PAIRS:
+                nearly, within = True, fine.p_value <= MISS
+    return _Bets(slow, fine, within, nearly)
 
 
-def _gross(values: Sequence[float], limit: float, family: int) -> bool:
-    """True if the first pairs show a slow-down far beyond the limit, too rare to be chance in a family of this size."""
-    return min(ALARM, ALPHA / family) >= GROSS_RARE**GROSS_PAIRS and far_beyond(values, limit)
+def _far(values: Sequence[float], limit: float) -> tuple[int, int]:
+    """The number of pairs whose head is slower than the limit by more than `FAR` spreads, and of those whose base is."""
+    if not values:
+        return 0, 0
+    middle = statistics.median(values)
+    spread = statistics.median(abs(value - middle) for value in values) / NORMAL_QUARTILE
+    bound = limit + FAR * spread
+    return sum(value > bound for value in values), sum(-value > bound for value in values)
 
 
-def far_beyond(values: Sequence[float], limit: float) -> bool:
-    """True if the first pairs lie above a log-ratio by more than `GROSS`, and by more than `GROSS_RANGES` times their own range."""
-    first = values[:GROSS_PAIRS]
-    return len(first) == GROSS_PAIRS and min(first) - limit > max(math.log1p(GROSS), GROSS_RANGES * (max(first) - min(first)))
+def far_beyond(values: Sequence[float], limit: float, error: float) -> bool:
+    """True if the first pairs lie above a log-ratio by more than `GROSS`, and by more than `FAR` times their own range; so many that a slow
+    mode makes them so with a probability of `error` at most."""
+    first = values[: math.ceil(-math.log(error, 4))]
+    return len(first) >= -math.log(error, 4) and min(first) - limit > max(math.log1p(GROSS), FAR * (max(first) - min(first)))
 
 
 def _holm(p_values: Mapping[str, float]) -> set[str]:
     """Tests whose p-value is below Holm's step (Holm 1979) and `ALARM`."""
     slower: set[str] = set()
     for step, (key, p_value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        if p_value > min(ALARM, ALPHA / (len(p_values) - step)):
+        if p_value > _level(len(p_values) - step):
             break
         slower.add(key)
     return slower

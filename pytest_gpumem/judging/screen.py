@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from pytest_gpumem.judging.change import Evidence, decide_change
 from pytest_gpumem.judging.finding import Finding, Judgement, against, basis, between, chance, change, counted, find
-from pytest_gpumem.judging.spread import Difference, corrected_logs, difference, readings
+from pytest_gpumem.judging.spread import Difference, corrected_logs, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import ENOUGH, GROSS, Comparison, Verdict
@@ -62,9 +62,7 @@ LOWER = 0.999  # confidence of the lower bound, which decides FAIL
 UPPER = 0.995  # confidence of the upper bound, which decides PASS
 SETTLES = 0.96  # confidence of the upper bound that decides PASS where the same machine code ran
 POWER = 0.99  # probability of a FAIL for a slow-down of `Comparison.catches`
-LUCK = 1.0
-"""Standard deviations by which a change has to become clearer in further processes at most: one row of six has as much luck."""
-LOOKS = (1, 2, 3, 6, 12)  # numbers of processes after which an undecided run is judged again
+LOOKS = (1, 3, 12)  # numbers of processes after which an undecided run is judged again
 
 
 def mean_latency(history: Sequence[Measurement]) -> float:
@@ -77,15 +75,6 @@ def mean_latency(history: Sequence[Measurement]) -> float:
 def base_latency(measurement: Measurement, comparison: Comparison) -> float:
     """Seconds: the mean of the baseline that a row was compared with."""
     return mean_latency([measurement]) / max(1 + comparison.delta, sys.float_info.epsilon)  # a change of 1e-16 and less is -1 as a float
-
-
-def since(found: Difference, now: Measurement, first: Measurement) -> Difference:
-    """A run against the first saved run, with the spread of the whole baseline.
-    `found`: the run against its baseline.
-    `first`: the first saved run.
-    """
-    alone = difference(now, [first])
-    return replace(found, log=alone.log, base=found.session + found.process / alone.processes)
 
 
 def allowed(written: str | None, history: Sequence[Measurement]) -> float:
@@ -120,7 +109,7 @@ def judge_change(
     words = {"limit": limit, "seen": f"{against(comparison)}, {basis(measurement)}"}
     over, under = comparison.low > delta, comparison.high < delta
     doubt = _doubt(found, comparison, delta, family) if over else None
-    outcome = decide_change(Evidence(slower=over and doubt is None, within=under and _enough_to_pass(found)))
+    outcome = decide_change(Evidence(slower=over and doubt is None, within=under and _known(found)))
     if outcome is Outcome.FAIL:
         return find(outcome, "slower", Code.SLOWER, **words)
     if outcome is Outcome.PASS:
@@ -129,22 +118,27 @@ def judge_change(
         return find(outcome, "looks slower", Code.LOOKS_SLOWER, **words, doubt=doubt)
     if under:
         return find(outcome, "too few runs", Code.TOO_FEW_RUNS, **words, doubt=_needed(found))
-    form, code = ("looks slower", Code.LOOKS_SLOWER) if comparison.delta > delta else ("noisy", Code.NOISY)
+    if found.unseen and found.log + found.variance(seen=True).reach(UPPER) < math.log1p(delta):
+        return find(outcome, "too few days", Code.TOO_FEW_RUNS, **words, days=counted(found.days, "day"))
+    looks_slower = comparison.delta > delta and comparison.low > 0
+    form, code = ("looks slower", Code.LOOKS_SLOWER) if looks_slower else ("noisy", Code.NOISY)
     return find(outcome, form, code, **words, doubt=_remedy(found, delta))
 
 
 def judge_creep(
     measurement: Measurement, found: Difference, comparison: Comparison, delta: float, limit: str, family: Family = ALONE
-) -> Finding | None:
-    """The finding about a slow-down since the first saved run; None where its lower bound is within the limit. Args as for
-    `judge_change`; `found` is the difference from the first run (`since`)."""
-    if comparison.low <= delta:
-        return None
-    seen = f"{change(comparison.delta)} since the first saved run, {between(comparison.low, comparison.high)}, {basis(measurement)}"
-    doubt = _doubt(found, comparison, delta, family)
+) -> Finding:
+    """The finding about a slow-down since the first saved runs, which is above the limit. Args as for `judge_change`; `found` is the
+    difference from the first runs (`spread.since`)."""
+    seen = f"{change(comparison.delta)} since the first saved runs, {between(comparison.low, comparison.high)}, {basis(measurement)}"
+    doubt = (
+        _doubt(found, comparison, delta, family)
+        if comparison.low > delta
+        else "more runs, or gpumem duet against an older revision, decide"
+    )
     if (outcome := decide_change(Evidence(slower=doubt is None, within=False))) is Outcome.FAIL:
         return find(outcome, "crept", Code.CREPT, limit=limit, seen=seen)
-    return find(outcome, "looks crept", Code.LOOKS_SLOWER, limit=limit, seen=seen, doubt=doubt or "")
+    return find(outcome, "looks crept", Code.LOOKS_SLOWER if comparison.low > 0 else Code.NOISY, limit=limit, seen=seen, doubt=doubt or "")
 
 
 def least_gain(found: Difference) -> float:
@@ -168,22 +162,19 @@ def below(found: Difference, delta: float, measured: int | None = None, *, shift
     `measured`: processes of this run; default: as many as it has.
     `shift`: added to the difference.
     """
-    return found.log + shift + found.variance(measured).reach(SETTLES) < math.log1p(delta)
+    return found.log + shift + found.variance(measured, seen=True).reach(SETTLES) < math.log1p(delta)
 
 
 def decidable(found: Difference, delta: float, most: int = LOOKS[-1], *, settles: bool = False) -> bool:
-    """True if more processes of this run may well decide it: as many as at the last look, and a change that is clearer by `LUCK`.
+    """True if as many processes of this run as at the last look decide it, should its change stay the same.
     `delta`: allowed slow-down, as a share.
     `most`: processes at the last look.
     `settles`: the same machine code ran.
     """
-    limit, variance, deviation = math.log1p(delta), found.variance(most), LUCK * math.sqrt(found.process / found.measured)
-    if settles and below(found, delta, most, shift=-deviation):
+    limit, variance = math.log1p(delta), found.variance(most)
+    if settles and below(found, delta, most):
         return True
-    if not _known(found) or (found.runs < ENOUGH and found.processes < ENOUGH):
-        return False
-    passes = found.log - deviation + variance.reach(UPPER) < limit
-    return passes or found.log + deviation - variance.reach(LOWER) > limit
+    return _known(found) and not found.log - variance.reach(LOWER) <= limit <= found.log + variance.reach(UPPER)
 
 
 def limit_name(written: str, origin: str, delta: float) -> str:
@@ -199,9 +190,8 @@ def _doubt(found: Difference, comparison: Comparison, delta: float, family: Fami
         return f"a FAIL among {counted(family.size, 'row')} of the baseline needs {chance(family.threshold)}, and it has {chance(p_value)}"
     if not _known(found):
         return _needed(found)
-    if min(found.measured, found.processes) < ENOUGH and comparison.low <= delta + GROSS:
-        whose = "this run" if found.measured < ENOUGH else "the baseline"
-        return f"a FAIL below {format_share(delta + GROSS)} needs {counted(ENOUGH, 'process')} of {whose}"
+    if found.measured < ENOUGH and comparison.low <= delta + GROSS:
+        return f"a FAIL below {format_share(delta + GROSS)} needs {counted(ENOUGH, 'process')} of this run"
     return None
 
 
@@ -210,13 +200,7 @@ def _known(found: Difference) -> bool:
     return found.has_prior or found.runs >= ENOUGH
 
 
-def _enough_to_pass(found: Difference) -> bool:
-    return _known(found) and (found.runs >= ENOUGH or min(found.measured, found.processes) >= ENOUGH)
-
-
 def _needed(found: Difference) -> str:
-    if found.has_prior and found.processes >= ENOUGH:
-        return f"{counted(ENOUGH, 'process')} of this run decide (--gpumem-processes), or {counted(ENOUGH - found.runs, 'more saved run')}"
     return f"{counted(ENOUGH - found.runs, 'more saved run')} (--gpumem-save) or gpumem duet decides"
 
 

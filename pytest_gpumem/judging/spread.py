@@ -1,17 +1,17 @@
 """The spread between runs of the same code (docs/explanation/judging.md).
 
-A process has one figure: the logarithm of its latency, corrected for launch overhead. A run has the mean over its processes. Runs differ
-by session (an hour, a card); processes of a run differ by process and by buffer placement.
+A process has one figure: the logarithm of its latency, corrected for launch overhead. Processes of one day and card share an offset, and
+differ by w2. A change is the mean of this run's M processes less the mean of the n day means of the baseline, with
 
-Every variance is moderated: the prior counts as `PRIOR` observations beside the row's own (Smyth 2004, "Linear models and empirical Bayes
-methods", eq. 3). With enough observations the row's own variance counts in full if it is larger. With n runs of m processes in S sessions,
+    SE2 = day2 + w2/M + s2/n
 
-    w  = variance between processes of a run
-    s2 = variance between runs, prior session2 + w/m
-    SE2 = v(M) + s2/S,    v(M) = session2 + w/M + the excess of s2 over its prior
+- s2 is the variance between day means, by differences of successive ones (von Neumann 1941), which a creep hardly changes;
+- day2 is the part of s2 that is not of processes;
+- both have a prior of `PRIOR` observations (Smyth 2004, "Linear models and empirical Bayes methods", eq. 3). With enough observations, a
+  larger variance of the row itself counts in full.
 
-for a run of M processes, with PRIOR + n - 1 degrees of freedom. Runs of one session count as one in s2/S, because they share its offset;
-if this run belongs to that session too, each counts.
+A baseline of few days does not tell how the row differs between them: day is `UNSEEN` / (days - 1) at least. If the whole baseline is of
+this run's own day and card, its runs take the place of days.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import itertools
 import math
 import statistics
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 from pytest_gpumem.judging import student
@@ -35,15 +35,15 @@ _BETWEEN_PROCESSES = ((5.4e-6, 0.0051), (24.8e-6, 0.0012), (183e-6, 0.00037))
 _BETWEEN_PLACEMENTS = ((5.4e-6, 0.0094), (24.8e-6, 0.0029), (183e-6, 0.0016))
 # At 5.4 and 24.8 us: means of 30 to 60 processes on two cards and at two times on one of them (peers.json, peers_random.json,
 # unrelated_allocation.json), less the part of their processes. At 183 us one session is recorded;
-# the spread of its processes stands for that of sessions.
-_BETWEEN_SESSIONS = ((5.4e-6, 0.0025), (24.8e-6, 0.0007), (183e-6, 0.0004))
+# the spread of its processes stands for that of days.
+_BETWEEN_DAYS = ((5.4e-6, 0.0025), (24.8e-6, 0.0007), (183e-6, 0.0004))
 
 LAUNCH_OVERHEAD = 60e-9
 """Standard deviation of the launch overhead between processes, in seconds (ci/records/nvidia-h200/reading_noise.json)."""
 
 
 def process_spread(latency: float, *, overhead_corrected: bool = True) -> float:
-    """Expected spread of a latency between processes of one session, without that of their placements, as a share of the latency.
+    """Expected spread of a latency between processes of one day, without that of their placements, as a share of the latency.
 
     `latency`: seconds, above 0. Between the measured points a straight line in logarithms; above, constant; below, a constant time.
     `overhead_corrected`: the launch overhead is known and subtracted, or a batch of launches shares it.
@@ -57,9 +57,9 @@ def placement_spread(latency: float) -> float:
     return _interpolated(_BETWEEN_PLACEMENTS, latency)
 
 
-def session_spread(latency: float) -> float:
-    """Expected spread between sessions (another hour, another card of the same kind), as a share of the latency."""
-    return _interpolated(_BETWEEN_SESSIONS, latency)
+def day_spread(latency: float) -> float:
+    """Expected spread between days, and between cards of one kind, as a share of the latency."""
+    return _interpolated(_BETWEEN_DAYS, latency)
 
 
 def _interpolated(points: tuple[tuple[float, float], ...], latency: float) -> float:
@@ -73,8 +73,8 @@ def _interpolated(points: tuple[tuple[float, float], ...], latency: float) -> fl
 
 
 PRIOR = 6  # degrees of freedom of the priors: the variances of recorded rows scatter around them as those of 4 to 13 observations do
-PLACEMENT_PRIOR = 4  # degrees of freedom of the prior between placements: less than the 7 of eight placements
-SESSION_SECONDS = 3600.0  # processes on one card belong to one session if they start within this time of its first one
+UNSEEN = 0.0035  # least spread between days over one less than their number: assumed, twice that of two H100s at 32 MiB
+DAY = timedelta(hours=8)  # least time from the first run of a day to the first of the next date: a night's runs are of one day
 
 FARTHEST = math.log(LONGEST_TIME / LEAST_TIME) + 1  # log-ratio that no two times have; exponentials of larger ones overflow
 
@@ -143,46 +143,57 @@ def corrected_logs(runs: Sequence[Sequence[Reading]]) -> list[list[float]]:
 class Difference:
     """A run less its baseline, on a logarithmic scale."""
 
-    log: float  # mean log(latency) of the run less that of the baseline's runs
-    session: float  # prior variance between sessions, plus the excess of the runs' variance over its prior
-    process: float  # variance between processes of a run
-    base: float  # variance of the mean over the baseline's runs
+    log: float  # mean log(latency) of the run less that of the baseline's days
+    day: float  # variance between days
+    process: float  # variance between processes of a day
+    base: float  # variance of the mean over the baseline's days
+    unseen: float  # further variance of both, where days are too few
+    steady: float  # as `day`, without the largest step between two days: a step that entered the baseline is no noise
     freedom: float  # degrees of freedom of all of them
-    runs: int  # runs of the baseline
-    processes: int  # processes of the baseline
+    days: int  # days of the baseline
+    runs: int  # its runs
+    processes: int  # its processes
     measured: int  # processes of the run
     has_prior: bool  # True if the prior of device-timed kernels applies, so that few runs suffice
 
-    def variance(self, measured: int | None = None) -> Variance:
-        """Variance of `log` for unchanged code and a run of this many processes; default: as many as it has."""
-        return Variance(self.session + self.process / (measured or self.measured) + self.base, self.freedom)
+    def variance(self, measured: int | None = None, *, seen: bool = False) -> Variance:
+        """Variance of `log` for unchanged code and a run of this many processes; default: as many as it has. `seen`: without `unseen`."""
+        value = self.day + self.process / (measured or self.measured) + self.base
+        return Variance(value if seen else value + self.unseen, self.freedom)
 
 
 def difference(now: Measurement, history: Sequence[Measurement]) -> Difference:
     """A run less its baseline of one or more runs.
     `now`: this run, with its further processes.
-    `history`: one measurement for each run.
+    `history`: one measurement for each run, oldest first.
     """
     runs = [readings(one) for one in (now, *history)]
     logs = corrected_logs(runs)
-    means = [statistics.fmean(values) for values in logs]
     prior = _prior_applies(runs)
     weight = 0 if not prior and len(history) >= ENOUGH else PRIOR
-    own, base = _processes(runs[:1], logs[:1], weight), _processes(runs[1:], logs[1:], weight)
-    process = max(own.value, base.value)
-    # A baseline of single processes does not show the spread of processes; this run's own processes do.
-    session = (base if base.freedom else max(own, base)).session
-    per_run = statistics.fmean(1 / len(run) for run in runs[1:])
-    expected = session + base.value * per_run
-    between = moderated(expected, squares_around_mean(means[1:]), len(history) - 1, weight)
-    own_session, *others = sessions([run[0] for run in runs])
-    independent = len(others) if own_session is not None and set(others) == {own_session} else len(set(others))
+    own_day, *others = days([run[0] for run in runs])
+    one_day = own_day is not None and set(others) == {own_day}
+    by_day: dict[Hashable, list[int]] = {}
+    for index, other in enumerate(others, 1):
+        by_day.setdefault(index if one_day or other is None else other, []).append(index)
+    of_days = [[log for index in each for log in logs[index]] for each in by_day.values()]
+    process, prior_day = max(_between_processes(runs[:1], logs[:1], weight), _between_processes(runs[1:], of_days, weight))
+    means = [statistics.fmean(values) for values in of_days]
+    of_processes = process * statistics.fmean(1 / len(values) for values in of_days)
+    steps = sorted((later - earlier) ** 2 / 2 for earlier, later in itertools.pairwise(means))
+    spread = moderated(prior_day + of_processes, math.fsum(steps), len(steps), weight)
+    steady = moderated(prior_day + of_processes, math.fsum(steps[:-1]), max(len(steps) - 1, 0), weight)
+    day = max(prior_day, spread - of_processes)
+    known = {one[1] for one in others if one is not None}
     return Difference(
-        log=means[0] - statistics.fmean(means[1:]),
-        session=session + max(0.0, between - expected),
+        log=statistics.fmean(logs[0]) - statistics.fmean(means),
+        day=day,
         process=process,
-        base=between / independent,
-        freedom=weight + len(history) - 1,
+        base=spread / len(means),
+        unseen=0.0 if one_day else max(0.0, (UNSEEN / max(len(known) - 1, 1)) ** 2 - day) * (1 + 1 / max(len(known), 1)),
+        steady=max(prior_day, steady - of_processes),
+        freedom=weight + len(steps),
+        days=max(len(known), 1),
         runs=len(history),
         processes=sum(map(len, runs[1:])),
         measured=len(runs[0]),
@@ -190,35 +201,49 @@ def difference(now: Measurement, history: Sequence[Measurement]) -> Difference:
     )
 
 
+def since(found: Difference, newest: Sequence[Measurement], first: Sequence[Measurement]) -> Difference:
+    """The newest runs less the first ones, with the spread of the whole baseline.
+    `found`: this run less its baseline.
+    `newest`: this run and those before it.
+    `first`: the first saved runs.
+    """
+    runs = [readings(one) for one in (*newest, *first)]
+    means = [statistics.fmean(values) for values in corrected_logs(runs)]
+    count = len(newest)
+
+    def variance(of: Sequence[Sequence[Reading]]) -> float:
+        independent = len({index if day is None else day for index, day in enumerate(days([run[0] for run in of]))})
+        return found.steady / independent + found.process * math.fsum(1 / len(run) for run in of) / len(of) ** 2
+
+    return replace(
+        found,
+        log=statistics.fmean(means[:count]) - statistics.fmean(means[count:]),
+        day=0.0,
+        process=0.0,
+        base=variance(runs[:count]) + variance(runs[count:]),
+        measured=sum(map(len, runs[:count])),
+    )
+
+
 def of_repetition(measurement: Measurement) -> Variance:
-    """Variance of log(latency) of one process in another session: `Measurement.latency` is of one too, whatever further ones there are."""
+    """Variance of log(latency) of one process on another day: `Measurement.latency` is of one too, whatever further ones there are."""
     run = readings(measurement)
-    process = _processes([run], corrected_logs([run]), PRIOR)
-    return Variance(process.session + process.value, PRIOR)
+    process, day = _between_processes([run], corrected_logs([run]), PRIOR)
+    return Variance(day + process, PRIOR)
 
 
-class _Processes(NamedTuple):
-    session: float  # prior variance between sessions
-    value: float  # variance between processes of a run
-    freedom: int  # degrees of freedom of the row's own processes
-
-
-def _processes(runs: Sequence[Sequence[Reading]], logs: Sequence[Sequence[float]], weight: int) -> _Processes:
-    """The variance between processes of a run, and the prior between sessions."""
+def _between_processes(runs: Sequence[Sequence[Reading]], logs: Sequence[Sequence[float]], weight: int) -> tuple[float, float]:
+    """The variance between processes of a day, and the prior between days. `logs`: by day."""
     every = [reading for run in runs for reading in run]
     latency = statistics.fmean(reading.latency for reading in every)
-    class_placement = placement_spread(latency) ** 2
-    squares = sum(squares_around_mean([math.log(median) for median in reading.medians]) for reading in every)
-    freedom = sum(len(reading.medians) - 1 for reading in every)
-    placement = (PLACEMENT_PRIOR * class_placement + squares) / (PLACEMENT_PRIOR + freedom)
-    # A row that varies more between placements than its class is expected to vary more between processes and sessions too.
-    noisier = max(1.0, placement / class_placement)
-    of_placements = placement * statistics.fmean(1 / len(reading.medians) for reading in every)
     known = all(reading.overhead is not None or reading.sampler in ("graph", "batched") for reading in every)
-    expected = process_spread(latency, overhead_corrected=known) ** 2 * noisier + of_placements
-    within = sum(len(run) - 1 for run in runs)
-    value = moderated(expected, sum(map(squares_around_mean, logs)), within, weight or PRIOR)
-    return _Processes(session_spread(latency) ** 2 * max(1.0, value / expected), value, within)
+    squares = sum(squares_around_mean([math.log(median) for median in reading.medians]) for reading in every)
+    placement = moderated(placement_spread(latency) ** 2, squares, sum(len(reading.medians) - 1 for reading in every), PRIOR)
+    of_placements = placement * statistics.fmean(1 / len(reading.medians) for reading in every)
+    expected = process_spread(latency, overhead_corrected=known) ** 2 + of_placements
+    value = moderated(expected, sum(map(squares_around_mean, logs)), sum(len(day) - 1 for day in logs), weight or PRIOR)
+    # A row whose processes differ more than those of its class is expected to differ more between days too.
+    return value, day_spread(latency) ** 2 * max(1.0, value / expected)
 
 
 def moderated(prior: float, squares: float, freedom: int, weight: int) -> float:
@@ -240,25 +265,23 @@ def squares_around_mean(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values)
 
 
-def sessions(known: Sequence[Reading]) -> list[Hashable]:
-    """The session of each reading: card and start of its first process; None for a reading without them."""
-    found: list[Hashable] = [None] * len(known)
-    by_card: dict[str | None, list[tuple[float, int]]] = {}
-    for index, one in enumerate(known):
-        if one.provenance is not None and (began := _seconds(one.provenance.utc)) is not None:
-            by_card.setdefault(one.provenance.card, []).append((began, index))
-    for card, starts in by_card.items():
-        first = -math.inf
-        for began, index in sorted(starts):
-            if began - first > SESSION_SECONDS:
-                first = began
-            found[index] = (card, first)
+def days(known: Sequence[Reading]) -> list[tuple[str | None, datetime] | None]:
+    """The card and day of each reading, where a day is its first reading; None for one without them.
+    Another day is another UTC date, `DAY` or more after the first reading of the day before."""
+    found: list[tuple[str | None, datetime] | None] = [None] * len(known)
+    begun = [(moment, index) for index, one in enumerate(known) if one.provenance is not None and (moment := _moment(one.provenance.utc))]
+    first: datetime | None = None
+    for moment, index in sorted(begun):
+        if first is None or (moment.date() != first.date() and moment - first >= DAY):
+            first = moment
+        provenance = known[index].provenance
+        found[index] = (provenance.card if provenance is not None else None, first)
     return found
 
 
-def _seconds(utc: str) -> float | None:
+def _moment(utc: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(utc.replace("Z", "+00:00"))
     except ValueError:
         return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    return moment.astimezone(timezone.utc) if moment.tzinfo else moment.replace(tzinfo=timezone.utc)

@@ -171,7 +171,6 @@ def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
         row.limits,
         row.verdict,
         history.measurements,
-        history.first_measurement,
         most=most,
         duet_follows=session.duet_follows,
     )

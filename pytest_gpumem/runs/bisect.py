@@ -285,7 +285,14 @@ class Commits:
         return Journal(self._asked.journal / f"{name}.jsonl", self._asked.identity)
 
     def duet(
-        self, base: int, head: int, wanted: RowFilter, *, judge: Judge = by_times, max_regression: str | None = None, name: str = ""
+        self,
+        base: int,
+        head: int,
+        wanted: RowFilter,
+        *,
+        judge: Judge = by_times,
+        max_regression: Mapping[str, str] | None = None,
+        name: str = "",
     ) -> DuetResult:
         """The duet of two commits.
         `judge`: as of `Duet`.

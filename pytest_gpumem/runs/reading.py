@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pytest_gpumem.judging.judge import changed_work, is_failure
 from pytest_gpumem.judging.paired import Paired
 from pytest_gpumem.judging.spread import corrected_latencies, readings
+from pytest_gpumem.limits import OF_THE_TEST
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, covers, selects
@@ -264,10 +265,13 @@ def _reason(process: ProcessRecord, key: str, otherwise: str) -> str:
 
 
 def delta_of(base: Row, head: Row, written: str | Mapping[str, str] | None) -> float:
-    """The allowed slow-down as a share of base's latency: `written` on the command line or for the row's key, else head's own limit.
-    Who accepts a slower test changes its limit with it.
+    """The allowed slow-down as a share of base's latency: `written` for the row's key, else head's own limit; `written` on the command line
+    stands for a limit that the test does not name itself. Who accepts a slower test changes its limit with it.
     """
-    given = written.get(head.key) if isinstance(written, Mapping) else written
+    if isinstance(written, Mapping):
+        given = written.get(head.key)
+    else:
+        given = None if head.limits.origin.get("max_regression") in OF_THE_TEST else written
     margin = parse_margin(given or head.limits.max_regression or DEFAULT_REGRESSION)
     return margin.over(_of(base).latency)
 

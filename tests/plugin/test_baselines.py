@@ -186,17 +186,6 @@ def test_creep_fails_by_the_first_run(pytester: pytest.Pytester, gpumem: Run) ->
     assert abs(verdict["comparison"]["change"]) < 0.02
 
 
-@pytest.mark.parametrize(("processes", "runs"), [(1, 5), (3, 1)])
-def test_an_improvement_that_is_saved_resets_the_baseline(pytester: pytest.Pytester, gpumem: Run, processes: int, runs: int) -> None:
-    """Of three processes: a single one may be off."""
-    pytester.makepyfile(COPY)
-    gpumem("--gpumem-save").assert_outcomes(passed=1)
-    saved_with(pytester, [1.2] * 4)
-    gpumem("--gpumem-save", f"--gpumem-processes={processes}").assert_outcomes(passed=1)
-    gpumem("--benchmark-json=out.json").assert_outcomes(passed=1)
-    assert row_in(pytester.path)["verdict"]["comparison"]["runs"] == runs
-
-
 # Ancestry
 
 

@@ -1,4 +1,4 @@
-"""The window, the first run and the reset of a row."""
+"""The window, the first runs and the reset of a row."""
 
 from __future__ import annotations
 
@@ -46,47 +46,47 @@ def days(rows: tuple[SavedRow, ...]) -> list[int]:
     return [(one.process.utc - START).days for one in rows]
 
 
-def first(history: History) -> int | None:
-    return days((history.first,))[0] if history.first is not None else None
+def first(history: History) -> list[int]:
+    return days(history.first)
 
 
 def of(rows: list[SavedRow], *resets: Reset, window: int = WINDOW) -> Baseline:
     return assemble([run(one) for one in rows], window, resets)
 
 
-def test_the_window_rolls_and_the_first_run_stays() -> None:
+def test_the_window_rolls_and_the_first_runs_stay() -> None:
     history = of([accepted(day) for day in range(25)]).history(KEY, every)
-    assert (days(history.accepted), first(history)) == (list(range(5, 25)), 0)
+    assert (days(history.accepted), first(history)) == (list(range(5, 25)), [0, 1, 2])
     assert len(history.measurements) == WINDOW == 20 == Settings().baseline_window
     history = of([accepted(day) for day in range(25)], window=4).history(KEY, every)
-    assert (days(history.accepted), first(history)) == ([21, 22, 23, 24], 0)
+    assert (days(history.accepted), first(history)) == ([21, 22, 23, 24], [0, 1, 2])
 
 
-@pytest.mark.parametrize(("runs", "since"), [(0, None), (1, None), (2, 0)])
-def test_a_first_run_is_something_to_have_moved_on_from(runs: int, since: int | None) -> None:
+@pytest.mark.parametrize(("runs", "since"), [(0, []), (3, []), (4, [0, 1, 2])])
+def test_first_runs_are_something_to_have_moved_on_from(runs: int, since: list[int]) -> None:
     history = of([accepted(day) for day in range(runs)]).history(KEY, every)
     assert first(history) == since
-    assert history.first_measurement == (None if since is None else accepted(since).measurement)
+    assert history.first_measurements == tuple(accepted(day).measurement for day in since)
 
 
 def test_a_window_is_counted_in_runs_whatever_their_processes() -> None:
     history = of([accepted(day, processes=1 + day % 3) for day in range(10)], window=4).history(KEY, every)
-    assert (days(history.accepted), first(history)) == ([6, 7, 8, 9], 0)
+    assert (days(history.accepted), first(history)) == ([6, 7, 8, 9], [0, 1, 2])
 
 
-def test_window_and_first_run_are_comparable_ones() -> None:
+def test_window_and_first_runs_are_comparable_ones() -> None:
     """Where none is, the window holds the others: the judge says how they differ."""
     baseline = of([accepted(day, mode="hot" if day % 2 else "clean-cold") for day in range(50)])
     history = baseline.history(KEY, lambda past: past.mode == "hot")
-    assert (days(history.accepted), first(history)) == (list(range(11, 50, 2)), 1)
+    assert (days(history.accepted), first(history)) == (list(range(11, 50, 2)), [1, 3, 5])
     other = baseline.history(KEY, lambda past: False)
-    assert (days(other.accepted), first(other)) == (list(range(30, 50)), None)
+    assert (days(other.accepted), first(other)) == (list(range(30, 50)), [])
 
 
-def test_window_and_first_run_are_of_the_reset() -> None:
+def test_window_and_first_runs_are_of_the_reset() -> None:
     rows = [accepted(day) for day in range(10)] + [accepted(day, reset="b") for day in range(10, 16)]
     history = of(rows, reset(5, "a"), reset(9, "b")).history(KEY, every)
-    assert (days(history.accepted), first(history)) == ([10, 11, 12, 13, 14, 15], 10)
+    assert (days(history.accepted), first(history)) == ([10, 11, 12, 13, 14, 15], [10, 11, 12])
 
 
 def test_a_reset_is_of_one_row() -> None:

@@ -10,7 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from stored_rows import A100, SIMULATED, every, improved, meant, row
 
 from pytest_gpumem.baselines import store as store_module
-from pytest_gpumem.baselines.acceptance import rejects
+from pytest_gpumem.baselines.acceptance import improvement, rejects
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
 from pytest_gpumem.baselines.history import Process
 from pytest_gpumem.baselines.layout import digest, reduced
@@ -33,7 +33,7 @@ from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase
-from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Repeat
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Provenance, Repeat
 from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 from pytest_gpumem.revisions import Ancestry
 
@@ -702,28 +702,44 @@ def test_a_reset_whose_file_is_gone(tmp_path: Path) -> None:
     assert store.load().history(key, every).reason == "its 1 saved processes follow a reset whose file is not here"
 
 
-def test_an_absolute_limit_is_a_share_of_the_baselines_time(tmp_path: Path) -> None:
-    """20 us are 7.5 % of 268 us, and 8.3 % of the 241 us that it takes now."""
-    store = Store(tmp_path, H100)
-    store.save([row()], "abc")
-    assert store.save([improved(-0.1, -0.08, "20 us", latency=241e-6)], "def").resets
+def on_day(day: int, latency: float, card: str = "GPU-a") -> Measurement:
+    found = row(latency=latency).measurement
+    assert found is not None
+    return replace(found, provenance=Provenance(f"2026-11-{day + 1:02}T10:00:00+00:00", card))
 
 
 @pytest.mark.parametrize(
-    "joining",
+    ("limit", "newest", "resets"),
     [
-        improved(-0.02, -0.009),  # no more than the 1 % that are allowed, beyond doubt
-        improved(-0.1, 0.01),
-        improved(-0.1, -0.04, "5%"),
-        improved(-0.02, -0.009, None),  # without a limit as with 1 %
-        improved(-0.2, -0.19, measured=2),  # three processes prove a gain
+        ("1%", ((5, 0.9), (6, 0.9), (7, 0.9)), True),
+        (None, ((5, 0.9), (6, 0.9), (7, 0.9)), True),  # as with 1 %
+        ("20 us", ((5, 0.9), (6, 0.9), (7, 0.9)), True),  # 26.8 us faster
+        ("15%", ((5, 0.9), (6, 0.9), (7, 0.9)), False),  # no more than is allowed
+        ("1%", ((5, 1.0), (6, 0.9), (7, 0.9)), False),  # one fast night, or two, may be another driver's
+        ("1%", ((5, 0.9), (5, 0.9), (5, 0.9)), False),
+        ("1%", ((5, 0.9), (6, 0.9), (7, 1.0)), False),
+        ("1%", ((5, 0.9, "GPU-b"), (6, 0.9, "GPU-b"), (7, 0.9, "GPU-b")), False),  # the card's
+        ("1%", ((5, 0.9), (6, 0.9, "GPU-b"), (7, 0.9)), False),
     ],
 )
-def test_a_small_gain_joins(tmp_path: Path, joining: Row) -> None:
+def test_a_gain_resets_once_three_days_of_one_card_show_it(limit: str | None, newest: Sequence[tuple[Any, ...]], resets: bool) -> None:
+    past = [on_day(day, 268e-6) for day in range(5)]
+    *before, now = (on_day(day, 268e-6 * factor, *card) for day, factor, *card in newest)
+    joining = replace(improved(0.0, 0.0, limit), measurement=now)
+    found = improvement(joining, [*past, *before])
+    assert (found is not None) is resets
+    if found is not None:
+        assert found.startswith("faster by 10.0 %, by ")
+    assert improvement(joining, before) is None  # nothing is left to be faster than
+
+
+def test_a_gain_that_resets_leaves_its_run_alone(tmp_path: Path) -> None:
     store = Store(tmp_path, H100)
-    store.save([row()], "abc")
-    assert store.save([joining], "def").resets == ()
-    assert len(store.load().history(joining.key, every).measurements) == 2
+    for day, factor in enumerate((1.0, 1.0, 0.9, 0.9, 0.9)):
+        joining = replace(improved(0.0, 0.0), measurement=on_day(day, 268e-6 * factor))
+        saved = store.save([joining], f"r{day}")
+        assert bool(saved.resets) is (day == 4)
+    assert len(store.load().history(joining.key, every).measurements) == 1
 
 
 # Accepted changes

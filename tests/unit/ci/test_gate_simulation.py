@@ -31,7 +31,7 @@ def test_a_slow_down_of_the_limit_does_not_pass_and_is_repeated_while_more_proce
     at = gate.play((replace(SAME, slower=1), 40, (2,)))
     assert at.outcomes["PASS"] <= 2
     beyond = gate.play((replace(SAME, slower=1.5), 40, (2,)))
-    assert at.processes < 80  # more processes of the same change cannot decide it
+    assert at.processes < 120  # more processes of the same change cannot decide it
     assert 80 <= beyond.processes <= 12 * 40
 
 

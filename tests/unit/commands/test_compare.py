@@ -358,7 +358,7 @@ def test_a_folder_of_a_baseline(folder: Folder, compare: Compare) -> None:
     store = Store(folder.path / "kept", H100)
     for _ in range(4):
         store.save([folder.row()], "abc")
-    head = folder.runs("head", 3, 268e-6 * 1.03)
+    head = folder.runs("head", 3, 268e-6 * 1.06)  # of another day than all of the baseline
     result = compare(str(store.folder), head, "--max-regression", "1%")
     assert result.exit_code == 1
     assert "4 processes on" in result.stdout
@@ -383,7 +383,7 @@ def test_only_runs_since_the_last_reset_of_a_baseline_are_compared_with(folder: 
     for accepted in (change, None, None):
         store.save([folder.row(268e-6)], "abc", accepted=accepted)
     folder.write("b.json", [folder.row()])
-    result = compare(str(store.folder), "b.json", "--max-regression", "1%", "--strict")
+    result = compare(str(store.folder), "b.json", "--max-regression", "5%", "--strict")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "1 row: 1 PASS")
 
 
@@ -392,9 +392,9 @@ def test_a_folder_of_a_baseline_counts_as_it_does_in_a_session(folder: Folder, c
     store, row = Store(folder.path / "kept", H100), folder.row(limits=Limits(max_regression="1%"))
     for _ in range(3):
         store.save([row], "good")
-    store.save([folder.row(300e-6, limits=row.limits)], "slow")
+    store.save([folder.row(320e-6, limits=row.limits)], "slow")
     store.save([replace(row, verdict=Verdict(Outcome.FAIL, "slower", code=Code.SLOWER), failed=True)], "slow")
-    folder.write("b.json", [folder.row(300e-6)])
+    folder.write("b.json", [folder.row(320e-6)])
     assert compare(str(store.folder), "b.json", "--max-regression", "1%").exit_code == 1
     removal = Acceptances([Acceptance(row.key, "as meant", "ada", (AcceptedChange(row.key, Scope.REMOVED),))])
     store.save([], "gone", accepted=removal, removed=[row.key])
@@ -404,23 +404,23 @@ def test_a_folder_of_a_baseline_counts_as_it_does_in_a_session(folder: Folder, c
 
 
 def test_a_baseline_is_judged_as_in_a_session(folder: Folder, compare: Compare) -> None:
-    """By its newest 20 runs, and by the first one since the last accepted change."""
+    """By its newest 20 runs, and by the first ones since the last accepted change."""
     store = Store(folder.path / "kept", H100)
-    for latency in (*[268e-6] * 5, *[275e-6] * 20):
+    for latency in (*[268e-6] * 5, *[290e-6] * 20):
         store.save([folder.row(latency)], "abc")
-    row = folder.row(275e-6)
+    row = folder.row(290e-6)
     assert row.measurement is not None
     now = replace(row.measurement, further=(row.measurement.repeat,) * 2)
     folder.write("b.json", [replace(row, measurement=now)])
     assert compare(str(store.folder), "b.json", "--max-regression", "1%", "--json", "out.json").exit_code == 1
     (found,) = json.loads((folder.path / "out.json").read_text())["rows"]
     history = store.load().history(row.key, lambda _: True)
-    session = judging(now, Limits(max_regression="1%"), H100, history.measurements, strict=False, first=history.first_measurement)
+    session = judging(now, Limits(max_regression="1%"), H100, history.measurements, strict=False, first=history.first_measurements)
     assert session.code is not None
     assert session.comparison is not None
     assert (found["code"], found["change"]) == (session.code.value, session.comparison.delta)
     assert (session.code, found["change"]) == (Code.CREPT, pytest.approx(0.0, abs=1e-3))
-    assert found["base_s"] == pytest.approx(275e-6, rel=1e-3)
+    assert found["base_s"] == pytest.approx(290e-6, rel=1e-3)
 
 
 # Many rows

@@ -220,5 +220,5 @@ def test_a_first_run_of_another_variant_shows_no_creep(bench: Any, h100: DeviceF
     window = [on_card(bench.run(280e-6, day=day), SEEN) for day in range(1, 21)]
     now = on_card(bench.run(280e-6, 1, 1, day=30), SEEN)
     for card, code in ((SEEN, Code.CREPT), (OTHER, None)):
-        first = on_card(bench.run(268e-6, day=0), card)
+        first = [on_card(bench.run(268e-6, day=0), card)]
         assert judge(now, Limits(max_regression="1%"), h100, window, strict=False, first=first).code is code

@@ -47,7 +47,7 @@ def decided(verdict: Verdict) -> Decision:
         (SHORT, 0.032, "5%", (PASS, None), (PASS, None)),
         (SHORT, 0.07, "5%", (UNDECIDED, Code.LOOKS_SLOWER), (FAIL, Code.SLOWER)),
         (SHORT, 0.0098, "1%", (UNDECIDED, Code.NOISY), (UNDECIDED, Code.NOISY)),
-        (SHORT, 0.0102, "1%", (UNDECIDED, Code.LOOKS_SLOWER), (UNDECIDED, Code.LOOKS_SLOWER)),
+        (SHORT, 0.0102, "1%", (UNDECIDED, Code.NOISY), (UNDECIDED, Code.LOOKS_SLOWER)),  # by one process it may be no slower at all
         (SHORT, 0.0, "0.1%", (UNDECIDED, Code.NOISY), (UNDECIDED, Code.NOISY)),
         (LONG, 0.007, "1%", (PASS, None), (PASS, None)),
         (LONG, 0.015, "1%", (UNDECIDED, Code.LOOKS_SLOWER), (FAIL, Code.SLOWER)),
@@ -60,8 +60,8 @@ def decided(verdict: Verdict) -> Decision:
 def test_where_the_lines_are(
     bench: Any, endless: DeviceFacts, latency: float, slower: float, limit: str, one: Decision, three: Decision
 ) -> None:
-    """Five quiet runs of one process; a run of one process and of three that agree."""
-    history = bench.baseline(5, latency=latency, spread=2e-4)
+    """Eight quiet runs of one process; a run of one process and of three that agree."""
+    history = bench.baseline(8, latency=latency, spread=2e-4)
     for further, expected in (((), one), ((1.0, 1.0), three)):
         now = bench.run(latency * (1 + slower), *further, day=30, spread=2e-4)
         assert decided(judge(now, limited(limit), endless, history, strict=False)) == expected
@@ -71,30 +71,32 @@ def test_where_the_lines_are(
     ("runs", "processes", "measured", "expected"),
     [
         (1, 1, 1, (UNDECIDED, Code.TOO_FEW_RUNS)),
-        (1, 1, 3, (UNDECIDED, Code.TOO_FEW_RUNS)),
-        (1, 3, 1, (UNDECIDED, Code.TOO_FEW_RUNS)),
-        (1, 3, 3, (PASS, None)),
-        (2, 1, 3, (UNDECIDED, Code.TOO_FEW_RUNS)),
+        (1, 3, 12, (UNDECIDED, Code.TOO_FEW_RUNS)),
+        (2, 3, 12, (UNDECIDED, Code.TOO_FEW_RUNS)),
         (3, 1, 1, (PASS, None)),
     ],
 )
-def test_how_many_runs_a_pass_takes(bench: Any, endless: DeviceFacts, runs: int, processes: int, measured: int, expected: Decision) -> None:
+def test_how_many_days_a_pass_takes(bench: Any, endless: DeviceFacts, runs: int, processes: int, measured: int, expected: Decision) -> None:
     now = bench.run(LONG, *[1.0] * (measured - 1), day=30)
-    verdict = judge(now, limited("2%"), endless, bench.baseline(runs, processes), strict=False)
+    verdict = judge(now, limited(), endless, bench.baseline(runs, processes), strict=False)
     assert decided(verdict) == expected
+    assert ("the baseline is of" in verdict.reason) is (expected[0] is UNDECIDED)
+    # A larger limit, or runs of this run's own day, take no others.
+    assert judge(now, limited("5%"), endless, bench.baseline(runs, processes), strict=False).outcome is PASS
+    today = [bench.run(LONG, *[1.0] * (processes - 1), day=30) for _ in range(runs)]
+    assert judge(now, limited(), endless, today, strict=False).outcome is PASS
     assert verdict.comparison is not None
-    assert verdict.comparison.high < 0.02
     assert (verdict.comparison.runs, verdict.comparison.processes, verdict.comparison.measured) == (runs, runs * processes, measured)
 
 
-@pytest.mark.parametrize(("runs", "processes", "expected"), [(2, 1, Code.LOOKS_SLOWER), (3, 1, Code.SLOWER), (1, 3, Code.SLOWER)])
-def test_a_baseline_of_two_processes_proves_no_small_slow_down(
-    bench: Any, endless: DeviceFacts, runs: int, processes: int, expected: Code
+@pytest.mark.parametrize(("slower", "expected"), [(1.02, Code.NOISY), (1.05, Code.SLOWER), (1.5, Code.SLOWER)])
+def test_a_baseline_of_one_day_fails_what_lies_far_beyond_the_limit(
+    bench: Any, endless: DeviceFacts, slower: float, expected: Code
 ) -> None:
-    now = bench.run(LONG * 1.05, 1.0, 1.0, day=30)
-    assert judge(now, limited(), endless, bench.baseline(runs, processes), strict=False).code is expected
-    gross = bench.run(LONG * 1.5, day=30)
-    assert judge(gross, limited(), endless, bench.baseline(runs, processes), strict=False).code is Code.SLOWER
+    now = bench.run(LONG * slower, 1.0, 1.0, day=30)
+    assert judge(now, limited(), endless, bench.baseline(1, 3), strict=False).code is expected
+    today = bench.run(LONG, 1.0, 1.0, day=30)
+    assert judge(now, limited(), endless, [today], strict=False).code is Code.SLOWER
 
 
 @pytest.mark.parametrize(
@@ -113,14 +115,12 @@ def test_host_times_are_judged_by_three_runs(bench: Any, endless: DeviceFacts, r
     assert decided(judge(now, limited("20%"), endless, past, strict=False)) == expected
 
 
-def test_runs_of_one_session_can_leave_undecided_what_as_many_sessions_decide(bench: Any, endless: DeviceFacts) -> None:
-    apart = bench.baseline(3, 3, SHORT)
-    now = bench.run(SHORT * 1.004, 1, 1, day=30)
+def test_runs_of_one_day_leave_undecided_what_as_many_days_decide(bench: Any, endless: DeviceFacts) -> None:
+    apart = bench.baseline(5, 3, SHORT)
+    now = bench.run(SHORT * 1.003, 1, 1, day=30)
     together = [replace(one, provenance=apart[0].provenance) for one in apart]
     verdicts = [judge(now, limited(), endless, history, strict=False) for history in (apart, together)]
-    assert [decided(one) for one in verdicts] == [(PASS, None), (UNDECIDED, Code.NOISY)]
-    widths = [one.comparison.high - one.comparison.low for one in verdicts if one.comparison is not None]
-    assert widths[1] > 1.1 * widths[0]
+    assert [decided(one) for one in verdicts] == [(PASS, None), (UNDECIDED, Code.TOO_FEW_RUNS)]
 
 
 def test_the_comparison_and_its_sentence(bench: Any, endless: DeviceFacts) -> None:
@@ -141,7 +141,7 @@ def test_the_comparison_and_its_sentence(bench: Any, endless: DeviceFacts) -> No
 def test_the_absolute_part_of_a_limit_is_added(bench: Any, endless: DeviceFacts) -> None:
     # 1 % of 268 us and 5.36 us more, which are 2 % of it.
     lenient, history = limited("1% + 5.36 us"), bench.baseline(4)
-    seen = [judge(bench.run(LONG * (1 + by), 1, 1, day=30), lenient, endless, history, strict=False) for by in (0.025, 0.035)]
+    seen = [judge(bench.run(LONG * (1 + by), 1, 1, day=30), lenient, endless, history, strict=False) for by in (0.024, 0.037)]
     assert [decided(one) for one in seen] == [(PASS, None), (FAIL, Code.SLOWER)]
     assert "max_regression 1% + 5.36 us = 3.00 % here (marker)" in seen[0].reason
 
@@ -161,9 +161,12 @@ def test_what_it_catches_fails_and_what_it_just_does_not_allow_never_passes(benc
 DIFFERENCES = st.builds(
     Difference,
     log=st.floats(-0.5, 0.5),
-    session=st.floats(1e-8, 1e-3),
+    day=st.floats(1e-8, 1e-3),
     process=st.floats(1e-8, 1e-3),
     base=st.floats(1e-8, 1e-3),
+    unseen=st.floats(0, 1e-4),
+    steady=st.floats(1e-8, 1e-3),
+    days=st.integers(1, 20),
     freedom=st.floats(1, 60),
     runs=st.integers(1, 20),
     processes=st.integers(1, 60),
@@ -179,17 +182,18 @@ def test_the_rules_hold_for_every_difference(found: Difference, delta: float, si
     assert comparison.low < comparison.delta < comparison.high
     if result.outcome is PASS:
         assert comparison.high < delta
-        assert found.runs >= 3 or (found.has_prior and min(found.measured, found.processes) >= 3)
+        assert found.runs >= 3 or found.has_prior
     elif result.outcome is FAIL:
         assert result.code is Code.SLOWER
         assert comparison.low > delta
         assert comparison.p_value is not None
         assert comparison.p_value <= 0.05 / size
         assert found.has_prior or found.runs >= 3
-        assert min(found.measured, found.processes) >= 3 or comparison.low > delta + 0.1
+        assert found.measured >= 3 or comparison.low > delta + 0.1
     else:
         assert result.code in (Code.NOISY, Code.LOOKS_SLOWER, Code.TOO_FEW_RUNS)
-        assert (result.code is Code.LOOKS_SLOWER) == (comparison.delta > delta and result.code is not Code.TOO_FEW_RUNS)
+        looks_slower = comparison.delta > delta and comparison.low > 0
+        assert (result.code is Code.LOOKS_SLOWER) == (looks_slower and result.code is not Code.TOO_FEW_RUNS)
     # Either bound is decisive for no larger and no smaller family than it is alone.
     if result.outcome is FAIL:
         assert changed(now, found, delta).outcome is FAIL
@@ -233,11 +237,11 @@ def test_more_processes_of_a_run_are_measured_where_they_decide(
         assert judge(more, limited(), endless, history, strict=False).outcome is (FAIL if slower else PASS)
 
 
-def test_a_run_of_three_processes_as_baseline_waits_for_three_of_the_next(bench: Any, endless: DeviceFacts) -> None:
+def test_more_processes_are_no_other_days(bench: Any, endless: DeviceFacts) -> None:
     history, now = bench.baseline(1, 3), bench.run(day=30)
     verdict = judge(now, limited(), endless, history, strict=False)
     assert verdict.code is Code.TOO_FEW_RUNS
-    assert repeatable(now, limited(), verdict, history)
+    assert not repeatable(now, limited(), verdict, history)
 
 
 def test_what_is_decided_or_cannot_be_compared_is_not_measured_again(bench: Any, endless: DeviceFacts) -> None:
@@ -267,39 +271,45 @@ def test_what_is_decided_or_cannot_be_compared_is_not_measured_again(bench: Any,
 # Creep
 
 
+def creeping(bench: Any, crept: float) -> tuple[list[Measurement], list[Measurement]]:
+    """The first three runs, and a window that has moved on from them."""
+    return [bench.run(LONG, day=day) for day in range(3)], [bench.run(LONG * (1 + crept), day=day) for day in range(5, 25)]
+
+
 @pytest.mark.parametrize(
     ("crept", "now", "expected"),
     [
         (0.005, 0.005, (PASS, None)),
+        (0.0104, 0.0104, (UNDECIDED, Code.LOOKS_SLOWER)),  # within the limit of the window, and not of the first runs
         (0.02, 0.02, (FAIL, Code.CREPT)),
         (0.02, 0.0, (PASS, None)),  # it is gone again
         (0.0, 0.02, (FAIL, Code.SLOWER)),
+        (0.0, 0.0, (PASS, None)),
     ],
 )
-def test_a_window_that_crept_away_from_the_first_run(
+def test_a_window_that_crept_away_from_the_first_runs(
     bench: Any, endless: DeviceFacts, crept: float, now: float, expected: Decision
 ) -> None:
-    window = [bench.run(LONG * (1 + crept), day=day) for day in range(5, 25)]
+    first, window = creeping(bench, crept)
     run = bench.run(LONG * (1 + now), 1, 1, day=30)
-    assert decided(judge(run, limited(), endless, window, strict=False, first=bench.run(LONG, day=0))) == expected
+    assert decided(judge(run, limited(), endless, window, strict=False, first=first)) == expected
 
 
 def test_a_creep_takes_as_much_proof_as_a_slow_down(bench: Any, endless: DeviceFacts) -> None:
-    window, first = [bench.run(LONG * 1.02, day=day) for day in range(5, 25)], bench.run(LONG, day=0)
-    one, three = bench.run(LONG * 1.02, day=30), bench.run(LONG * 1.02, 1, 1, day=30)
-    assert decided(judge(one, limited(), endless, window, strict=False, first=first)) == (UNDECIDED, Code.LOOKS_SLOWER)
+    first, window = creeping(bench, 0.02)
+    now = bench.run(LONG * 1.02, day=30)  # of one process; the two runs before it count too
     crowd = Family(size=10**15)
-    assert judge(three, limited(), endless, window, strict=False, first=first, family=crowd).code is Code.LOOKS_SLOWER
-    alone = judge(three, limited(), endless, window, strict=False, first=first)
-    assert decided(alone) == (FAIL, Code.CREPT)
-    # A first run that measured something else is none.
-    assert judge(three, limited(), endless, window, strict=False, first=replace(first, sampler="blocked")).outcome is PASS
+    assert judge(now, limited(), endless, window, strict=False, first=first, family=crowd).code is Code.LOOKS_SLOWER
+    assert decided(judge(now, limited(), endless, window, strict=False, first=first)) == (FAIL, Code.CREPT)
+    # First runs that measured something else are none.
+    other = [replace(one, sampler="blocked") for one in first]
+    assert judge(now, limited(), endless, window, strict=False, first=other).outcome is PASS
 
 
 @pytest.mark.parametrize(("device", "outcome"), [(0.03, FAIL), (-0.03, FAIL), (0.06, UNDECIDED)])
 def test_a_creep_stands_unless_the_device_slowed_down_as_much(bench: Any, endless: DeviceFacts, device: float, outcome: Outcome) -> None:
-    """The row is 5 % slower than the first run, and as fast as the window."""
-    window, first = [bench.run(LONG * 1.05, day=day) for day in range(5, 25)], bench.run(LONG, day=0)
+    """The row is 5 % slower than the first runs, and as fast as the window."""
+    first, window = creeping(bench, 0.05)
     now = bench.run(LONG * 1.05, 1, 1, day=30)
     verdict = judge(now, limited(), endless, window, strict=False, first=first, changes=lambda: {"dram": math.log1p(device)})
     assert verdict.outcome is outcome

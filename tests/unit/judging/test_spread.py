@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,18 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.spread import (
     PRIOR,
+    UNSEEN,
     Variance,
     corrected_latencies,
+    day_spread,
+    days,
     difference,
     moderated,
     of_repetition,
     placement_spread,
     process_spread,
     readings,
-    session_spread,
-    sessions,
+    since,
 )
 from pytest_gpumem.records.measurement import Measurement, Provenance, Repeat
 
@@ -59,23 +60,61 @@ def test_a_moderated_variance_is_no_smaller_than_its_own_and_no_larger_than_both
 
 
 def test_the_variance_is_that_of_the_formula(bench: Any) -> None:
-    """SE2 = session2 + process/M + s2/S, where neither placements nor runs show more than their prior."""
+    """SE2 = day2 + process/M + s2/n, where neither days nor processes show more than their prior."""
     history = bench.baseline(4, 2, SHORT, spread=0.0, overhead=2e-6)
     found = difference(bench.run(SHORT, 1, 1, day=9, spread=0.0, overhead=2e-6), history)
-    # Eight placements that agree count as 7 observations of the row's own in each process, beside 4 of the class.
-    freedom = 7 * 8
-    placement = placement_spread(SHORT) ** 2 * 4 / (4 + freedom)
-    # Six observations of the prior beside as many of the row's own as there are processes beyond the first of each run.
-    process = (process_spread(SHORT) ** 2 + placement / 8) * PRIOR / (PRIOR + 4)
-    session = session_spread(SHORT) ** 2
-    between = (session + process / 2) * PRIOR / (PRIOR + 3)
+    # Six observations of the prior beside as many of the row's own as there are placements beyond the first of each process, and processes
+    # beyond the first of each day.
+    process, own = (
+        (process_spread(SHORT) ** 2 + placement_spread(SHORT) ** 2 * PRIOR / (PRIOR + 7 * processes) / 8) * PRIOR / (PRIOR + further)
+        for processes, further in ((8, 4), (3, 2))
+    )
+    day = day_spread(SHORT) ** 2
+    between = (day + own / 2) * PRIOR / (PRIOR + 3)
     assert found.freedom == PRIOR + 3
-    assert found.base == pytest.approx(between / 4)
-    assert found.session == pytest.approx(session)
-    # This run's three processes have fewer placements behind them, so that their prior is the wider one.
-    own = (process_spread(SHORT) ** 2 + placement_spread(SHORT) ** 2 * 4 / (4 + 21) / 8) * PRIOR / (PRIOR + 2)
-    assert found.process == pytest.approx(max(own, process))
-    assert found.variance().value == pytest.approx(found.session + found.process / 3 + found.base)
+    assert own > process  # the larger of both sides counts
+    assert (found.base, found.day, found.process) == pytest.approx((between / 4, day, own))
+    assert found.variance(seen=True).value == pytest.approx(found.day + found.process / 3 + found.base)
+    assert found.unseen == pytest.approx(((UNSEEN / 3) ** 2 - day) * (1 + 1 / 4))
+    assert found.variance().value == pytest.approx(found.variance(seen=True).value + found.unseen)
+
+
+@pytest.mark.parametrize(("day", "least"), [(0, UNSEEN), (1, UNSEEN), (2, UNSEEN / 2), (19, 0)])
+def test_days_that_nobody_saw_count_as_different(bench: Any, day: int, least: float) -> None:
+    """A baseline of day 0 to `day`, and a run of another day."""
+    found = difference(bench.run(268e-6, day=50), bench.baseline(day + 1))
+    assert found.day + found.unseen / (1 + 1 / (day + 1)) == pytest.approx(max(least**2, day_spread(268e-6) ** 2))
+    # Runs of one day know nothing of others, and are as good as any to compare a run of their own day with.
+    together = [bench.run(268e-6, day=50) for _ in range(3)]
+    assert difference(bench.run(268e-6, day=50), together).unseen == 0
+    assert difference(bench.run(268e-6, day=50, card="GPU-b"), together).unseen > 0
+
+
+def test_a_creep_is_no_spread(bench: Any) -> None:
+    """Each day 0.4 % slower than the one before: they differ by that, and not by what the last differs from the first."""
+    crept = [bench.run(268e-6 * 1.004**day, day=day) for day in range(20)]
+    assert difference(bench.run(268e-6, day=20), crept).day == pytest.approx(math.log(1.004) ** 2 / 2, rel=0.1)
+
+
+def test_a_step_is_no_spread_of_the_runs_before_and_after_it(bench: Any) -> None:
+    stepped = [bench.run(268e-6 * (1.02 if day > 9 else 1), day=day) for day in range(20)]
+    found = difference(bench.run(268e-6, day=20), stepped)
+    assert found.day > 0.003**2
+    assert found.steady == day_spread(268e-6) ** 2
+
+
+def test_the_newest_runs_less_the_first(bench: Any) -> None:
+    days_ = [bench.run(268e-6 * factor, day=day, spread=0.0) for day, factor in enumerate((1, 1, 1, 1.03, 1.03, 1.03))]
+    now = bench.run(268e-6 * 1.03, 1, 1, day=9, spread=0.0)
+    found = difference(now, days_)
+    crept = since(found, [now, *days_[-2:]], days_[:3])
+    assert crept.log == pytest.approx(math.log(1.03))
+    assert crept.measured == 5
+    expected = found.steady * 2 / 3 + found.process * (1 / 3 + 1 + 1 + 3) / 9
+    assert crept.variance(seen=True).value == pytest.approx(expected)
+    # Runs of one day share what it adds.
+    same = [replace(one, provenance=days_[0].provenance) for one in days_[:3]]
+    assert since(found, [now, *days_[-2:]], same).variance(seen=True).value == pytest.approx(expected + found.steady * 2 / 3)
 
 
 def test_the_change_is_the_mean_of_logarithms_over_runs_and_not_over_processes(bench: Any) -> None:
@@ -90,45 +129,45 @@ def test_more_processes_shrink_the_process_part_alone(bench: Any) -> None:
     found = difference(bench.run(SHORT, day=9), history)
     for measured in (3, 12):
         assert found.variance(1).value - found.variance(measured).value == pytest.approx(found.process * (1 - 1 / measured))
-    assert found.variance(10**9).value == pytest.approx(found.session + found.base)
+    assert found.variance(10**9).value == pytest.approx(found.day + found.base + found.unseen)
 
 
 def test_what_runs_differ_by_beyond_the_prior_does_not_shrink(bench: Any) -> None:
     """Runs 3 % apart: the next one may lie as far away, however many processes it has."""
     apart = [bench.run(SHORT * factor, day=day) for day, factor in enumerate((0.97, 1.0, 1.03))]
     now = bench.run(SHORT, day=9)
-    assert variance(now, apart, 1000) == pytest.approx(0.03**2 * (1 + 1 / 3), rel=0.01)
+    assert variance(now, apart, 1000) == pytest.approx(0.03**2 / 2 * (1 + 1 / 3), rel=0.02)
     assert variance(now, bench.baseline(3, latency=SHORT), 1000) < 0.005**2
 
 
 @pytest.mark.parametrize("runs", [3, 20])
-def test_runs_of_one_session_count_as_one(bench: Any, runs: int) -> None:
-    days = bench.baseline(runs, latency=SHORT)
-    together = [replace(one, provenance=Provenance(f"2026-11-01T10:{index:02}:00+00:00", "GPU-a")) for index, one in enumerate(days)]
-    unknown = [replace(one, provenance=None) for one in days]
-    apart, same, nobody_knows = (difference(bench.run(SHORT, day=50), history) for history in (days, together, unknown))
-    assert same.base == nobody_knows.base == pytest.approx(runs * apart.base)
-    assert (same.session, same.process) == (apart.session, apart.process)
+def test_runs_of_one_day_count_as_one(bench: Any, runs: int) -> None:
+    apart = bench.baseline(runs, latency=SHORT)
+    together = [replace(one, provenance=Provenance(f"2026-11-01T10:{index:02}:00+00:00", "GPU-a")) for index, one in enumerate(apart)]
+    days_, same = (difference(bench.run(SHORT, day=50), history) for history in (apart, together))
+    assert same.freedom == PRIOR
+    assert same.base == pytest.approx(same.day + same.process / runs)
+    assert days_.base < (days_.day + days_.process) / runs
+    assert same.unseen > 5 * days_.unseen
 
 
-def test_an_hour_and_a_card_make_a_session(bench: Any) -> None:
-    times = ["2026-11-21T10:59:00+00:00", "2026-11-21T10:00:00+00:00", "2026-11-21T11:00:01+00:00", "2026-11-21T10:10:00Z"]
-    times += ["2026-11-21T10:20:00", "", "yesterday"]
+def test_a_date_and_a_card_make_a_day(bench: Any) -> None:
+    times = ["2026-11-21T23:00:00+00:00", "2026-11-21T16:00:00+00:00", "2026-11-22T00:10:00+00:00", "2026-11-21T17:00:00Z"]
+    times += ["2026-11-22T06:59:59", "", "yesterday"]
     cards = ["GPU-a"] * 3 + ["GPU-b"] + ["GPU-a"] * 3
     one = readings(bench.measurement())[0]
-    found = sessions([one._replace(provenance=Provenance(utc, card) if utc else None) for utc, card in zip(times, cards, strict=True)])
-    assert found[0] == found[1] == found[4]
-    assert len({found[0], found[2], found[3], found[5]}) == 4
-    assert found[5] is found[6] is None
 
+    def found(times: list[str]) -> list[Any]:
+        return days([one._replace(provenance=Provenance(utc, card) if utc else None) for utc, card in zip(times, cards, strict=False)])
 
-def test_a_row_noisier_between_placements_than_its_class_has_a_wider_interval(bench: Any) -> None:
-    usual, noisy = ({"latency": SHORT, "spread": factor * placement_spread(SHORT)} for factor in (0.5, 4.0))
-    quiet = variance(bench.run(**usual, day=9), bench.baseline(3, **usual))
-    assert variance(bench.run(**noisy, day=9), bench.baseline(3, **noisy)) > 5 * quiet
-    # It is enough that either side shows it.
-    assert variance(bench.run(**noisy, day=9), bench.baseline(3, **usual)) > 2 * quiet
-    assert variance(bench.run(**usual, day=9), bench.baseline(3, **noisy)) > 5 * quiet
+    first = found(times)
+    assert first[0] == first[1]
+    assert first[2] == first[4]
+    assert len({first[0], first[2], first[3], first[5]}) == 4
+    assert first[5] is first[6] is None
+    # A night's runs are of one day.
+    night = found(["2026-11-21T23:00:00+00:00", "2026-11-22T06:59:59+00:00", "2026-11-22T07:00:00+00:00"])
+    assert night[0] == night[1] != night[2]
 
 
 def test_a_run_whose_processes_differ_has_a_wider_interval(bench: Any) -> None:
@@ -156,7 +195,7 @@ def test_host_times_on_one_placement_have_their_own_spread_alone(bench: Any) -> 
     factors = (0.98, 1.0, 1.02)
     has_prior, freedom, base = found(*factors, sampler="host", placements=1)
     assert (has_prior, freedom) == (False, 2)
-    assert base == pytest.approx(statistics.variance(math.log(factor) for factor in factors) / 3)
+    assert base == pytest.approx((math.log(1 / 0.98) ** 2 + math.log(1.02) ** 2) / 4 / 3)
     assert found(*factors, sampler="host")[0]
     assert found(*factors, placements=1)[0]
     # One run is compared as if the prior applied; the screen decides nothing by it.
@@ -167,7 +206,7 @@ def test_host_times_on_one_placement_have_their_own_spread_alone(bench: Any) -> 
 def test_intervals_hold_what_they_promise(runs: int, bench: Any) -> None:
     """Unchanged code with the spreads of the prior: the lower bound of 99 % lies above none in about 1 % of runs."""
     rng = np.random.default_rng(2)
-    scale = (session_spread(SHORT), process_spread(SHORT), placement_spread(SHORT))
+    scale = (day_spread(SHORT), process_spread(SHORT), placement_spread(SHORT))
 
     def drawn(day: int) -> Any:
         centre = rng.normal(0, scale[0]) + rng.normal(0, scale[1])
@@ -217,7 +256,7 @@ def test_an_unknown_overhead_widens_the_interval_of_a_short_kernel(bench: Any) -
 
 def test_a_repetition_is_one_process_and_further_ones_tell_its_spread(bench: Any) -> None:
     one, three, apart = (of_repetition(bench.run(SHORT, *factors)) for factors in ((), (1, 1), (1.02, 0.98)))
-    assert session_spread(SHORT) ** 2 < three.value < one.value
+    assert day_spread(SHORT) ** 2 < three.value < one.value
     assert apart.value > 0.02**2  # not a third of it
 
 
@@ -247,7 +286,7 @@ def test_a_longer_kernel_is_never_noisier(latency: float, factor: float) -> None
         assert spread(latency * factor) <= spread(latency)
 
 
-def test_sessions_differ_by_half_of_what_short_processes_do() -> None:
-    assert session_spread(5.4e-6) == pytest.approx(0.0025)
-    assert session_spread(24.8e-6) == pytest.approx(0.0007)
-    assert session_spread(1e-3) == pytest.approx(0.0004)
+def test_days_differ_by_half_of_what_short_processes_do() -> None:
+    assert day_spread(5.4e-6) == pytest.approx(0.0025)
+    assert day_spread(24.8e-6) == pytest.approx(0.0007)
+    assert day_spread(1e-3) == pytest.approx(0.0004)

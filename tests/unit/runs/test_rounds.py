@@ -129,7 +129,7 @@ def test_after_any_number_of_processes_the_journal_leads_to_the_same_verdicts(tm
         assert len(players.played) == 23 - count
 
 
-def test_limits_are_the_tests_own_unless_the_command_says_otherwise(tmp_path: Path) -> None:
+def test_the_commands_limit_is_of_tests_without_their_own(tmp_path: Path) -> None:
     def loose(turn: Turn, attempt: int) -> Sequence[Row]:
         limits = Limits(max_regression="5%") if turn.side == HEAD else Limits(max_regression="0.1%")
         return [row(B, NOISE(turn, 2, 0.02), limits=limits)]
@@ -137,6 +137,14 @@ def test_limits_are_the_tests_own_unless_the_command_says_otherwise(tmp_path: Pa
     assert outcomes(play(tmp_path, loose)) == {B: Outcome.PASS}
     (tmp_path / "journal").unlink()
     assert outcomes(play(tmp_path, loose, max_regression="1%")) == {B: Outcome.FAIL}
+    (tmp_path / "journal").unlink()
+
+    def of_the_test(turn: Turn, attempt: int) -> Sequence[Row]:
+        return [
+            structs.replace(one, limits=structs.replace(one.limits, origin={"max_regression": "marker"})) for one in loose(turn, attempt)
+        ]
+
+    assert outcomes(play(tmp_path, of_the_test, max_regression="1%")) == {B: Outcome.PASS}
     (tmp_path / "journal").unlink()
     absolute = play(tmp_path, loose, max_regression="1% + 5 us")
     assert absolute.verdicts[0].paired is not None
@@ -446,10 +454,10 @@ def test_too_few_rounds_are_refused_before_and_after_the_family_is_known(tmp_pat
         play(tmp_path, lambda turn, attempt: [row(nodeid, 1e-5) for nodeid in many], rounds_max=12)
 
 
-def test_a_gross_change_is_decided_by_three_pairs_and_nothing_by_eight(tmp_path: Path) -> None:
+def test_a_gross_change_is_decided_by_six_pairs_and_nothing_by_eight(tmp_path: Path) -> None:
     result = play(tmp_path, lambda turn, attempt: [row(A, NOISE(turn, 1, 0.5)), row(B, NOISE(turn, 2))])
     found = {one.key: (one.outcome, one.paired.pairs, one.paired.gross) for one in result.verdicts if one.paired is not None}
-    assert found == {A: (Outcome.FAIL, 3, True), B: (Outcome.PASS, 8, False)}
+    assert found == {A: (Outcome.FAIL, 6, True), B: (Outcome.PASS, 8, False)}
     assert len(result.processes) == 16
 
 
