@@ -35,9 +35,11 @@ from record_file import write_record
 
 from pytest_gpumem.baselines.acceptance import improvement, refusal
 from pytest_gpumem.baselines.history import Baseline, Process, SavedRow
+from pytest_gpumem.judging.finding import Judgement
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.paired import judge_pairs
 from pytest_gpumem.judging.screen import ALONE, LOOKS, Family
+from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Provenance, Repeat
 from pytest_gpumem.records.row import Row, Verdict
