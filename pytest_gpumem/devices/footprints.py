@@ -102,6 +102,7 @@ class SourceFootprints:
     `libraries`: sources of the libraries.
     `free_bytes`: memory of the device that would be free without that of fixtures and of the harness; None where it means nothing.
     `calls`: reports calls.
+    `gone`: True if the context with all handles of the sources is gone.
     """
 
     def __init__(
@@ -110,8 +111,9 @@ class SourceFootprints:
         libraries: Sequence[Source],
         free_bytes: Callable[[], int | None],
         calls: CallSource | None = None,
+        gone: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._driver, self._libraries, self._free_bytes = driver, libraries, free_bytes
+        self._driver, self._libraries, self._free_bytes, self._gone = driver, libraries, free_bytes, gone
         self.calls = calls or PlainCalls(lambda log: None)
         self._not_counted: str | None = "calls are counted with --gpumem-existing=watch"  # None while they are counted
         self._log = MemoryLog()
@@ -166,6 +168,8 @@ class SourceFootprints:
                 self._running[source.name] = source
 
     def _settle(self, *, ours: bool = False) -> None:
+        if self._gone():  # a handle of the context before, such as that of a pool, is a segmentation fault
+            raise DeviceError("the device was reset (cudaDeviceReset): what its memory held went with it")
         self.look()
         if not self._paused:
             for source in self._running.values():
@@ -187,7 +191,7 @@ class SourceFootprints:
     @contextmanager
     def ours(self) -> Iterator[Growth]:
         growth: Growth = {}
-        if self._wanted is None or self._before is not None:
+        if self._wanted is None or self._before is not None or self._gone():
             yield growth
             return
         self._begin_ours()
@@ -239,6 +243,8 @@ class SourceFootprints:
     def _resume(self) -> None:
         """Watch again, and book what was freed unseen."""
         self._paused = False
+        if self._gone():
+            return
         if self._counts:
             self._not_counted = self.calls.start()
         for source in self._running.values():
@@ -257,6 +263,9 @@ class SourceFootprints:
     def _end_ours(self) -> None:
         """Book by how much libraries grew in the block. What was freed there of the test's memory is no part of it."""
         assert self._before is not None
+        if self._gone():
+            self._before = None
+            return
         self._settle(ours=True)
         _steps, uses = self._log.since(self._first)
         for series, after in self._figures().items():

@@ -378,6 +378,7 @@ class GpuSession:
             return
         conductor, kernels = self.__dict__.pop("conductor", None), self.__dict__.pop("kernels", None)
         if device.was_reset():
+            device.close()
             self._gone += [device, conductor, kernels]
             return
         # What a lost context held went with it.

@@ -112,7 +112,7 @@ class CudaDevice:
         self._beacon = Beacon(index)
         self.counters = CudaCounters(index, self._beacon)
         libraries = (CupyMemory(index), TorchMemory(index), NumbaMemory(), RmmMemory(index), JaxMemory(index))
-        self.footprints = SourceFootprints(DriverMemory(index), libraries, self.memory.free_without_ours, CALLS)
+        self.footprints = SourceFootprints(DriverMemory(index), libraries, self.memory.free_without_ours, CALLS, self.was_reset)
         self.conditions = ConditionReader(facts).read
 
     def now(self) -> float:
@@ -135,6 +135,7 @@ class CudaDevice:
 
     def close(self) -> None:
         if self.was_reset():
+            self.footprints.stop()
             return  # every handle went with the context that was opened
         try:
             self.footprints.stop()

@@ -480,3 +480,22 @@ def test_an_object_that_cannot_be_looked_at_costs_the_referrers_alone() -> None:
     footprints.watch()
     assert isinstance(footprints.referrers()(AllocationEvent(0.0, ("CuPy", "device"), "use", 0xA000, MIB)), tuple)
     del hostile
+
+
+def test_nothing_is_read_once_the_context_is_gone(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handles of the sources are dangling then."""
+    gone = False
+    footprints = SourceFootprints(None, (library,), lambda: None, gone=lambda: gone)
+    footprints.start(driver=True)
+    watch = footprints.watch()
+    library.take(1, MIB)
+    with footprints.paused():
+        gone = True
+        monkeypatch.setattr(library, "figures", lambda: pytest.fail("a handle was touched"))
+    for read in (watch.read, footprints.watch):
+        with pytest.raises(DeviceError, match="the device was reset"):
+            read()
+    with footprints.ours() as growth:
+        assert growth == {}
+    watch.close()
+    footprints.stop()
