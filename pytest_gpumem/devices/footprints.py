@@ -29,7 +29,7 @@ from pytest_gpumem.devices.memory_events import (
     live_of,
     owned,
 )
-from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
+from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch, NotCounted
 from pytest_gpumem.devices.protocol import Footprints as FootprintsFacet
 from pytest_gpumem.records.footprint import DRIVER, FIXTURES, Footprint, MemoryPlace, MemoryUse
 
@@ -51,6 +51,7 @@ class Source(ABC):
 
     name: str  # as in `Footprint.watched`
     method: str  # as `MemoryUse.source`
+    gaps: tuple[str, ...] = ()  # why it did not report for a while, each time; a watch that was open then is not read
 
     @abstractmethod
     def ready(self) -> bool:
@@ -327,6 +328,7 @@ class _Watch:
     def __init__(self, of: SourceFootprints) -> None:
         self._of = of
         of._log.open += 1
+        self._gaps_before = 0
         self._mark = of._log.mark()
         self._begin = time.perf_counter()
         self._figures = of._figures()
@@ -336,9 +338,17 @@ class _Watch:
         self._accounts = account((), {}, self._begin)
         self._most: dict[Series, int] = {}  # by library: most bytes in use when it was read
         self._closed = False
+        self._gaps_before = len(self._gaps())
+
+    def _gaps(self) -> tuple[str, ...]:
+        """Gaps of the driver's source since the begin."""
+        driver = self._of._driver
+        return () if driver is None else driver.gaps[self._gaps_before :]
 
     def read(self) -> Footprint:
         of = self._of
+        if gaps := self._gaps():
+            raise NotCounted(gaps[-1])
         of._settle()
         if of._log.cached and self._cached_now() < self._cached:
             # Blocks of a cache are in use again. Which, tells the driver once the others are freed.

@@ -112,12 +112,15 @@ class CudaCalls:
         try:
             if not self._names:
                 self._number(imported())
-            self._ends.append(CALLBACKS.add("DRIVER_API", tuple(self._versions.values()), self._driver))
+            self._ends.append(CALLBACKS.add("DRIVER_API", tuple(self._versions.values()), self._driver, self._missed))
             self._ends.append(CALLBACKS.add("RUNTIME_API", self._runtime_names, self._runtime))
         except NotCounted as why:
             self.stop()
             return str(why)
         return None
+
+    def _missed(self, why: str) -> None:
+        self.log.unknown = why
 
     def stop(self) -> None:
         ends, self._ends = self._ends, []

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.cuda import modules, what_ran
-from pytest_gpumem.devices.cuda.cupti import PASSES, USE_KINDS, imported, together, use_of
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, PASSES, USE_KINDS, imported, together, use_of
 from pytest_gpumem.devices.cuda.own_kernels import HOLD
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered
 from pytest_gpumem.records.migrations import (
@@ -70,6 +70,7 @@ class CudaCounters:
         self._index, self._beacon = index, beacon
         self._awake = False
         self._cupti: Any = None
+        self._registered = 0  # `Callbacks.lent` when the callbacks for buffers were registered
         self._errors: tuple[type[Exception], ...] = ()
         self._events: list[PageEvent] = []
         self._failed: Exception | None = None
@@ -224,14 +225,15 @@ class CudaCounters:
         return min(moved.values()) // self._beacon.nbytes
 
     def _load(self) -> Any:
-        if self._cupti is None:
+        CALLBACKS.refuse_while_lent()
+        if self._cupti is None or self._registered != CALLBACKS.lent:  # a profiler has registered buffers of its own
             cupti = imported()
             self._errors = (cupti.cuptiError, RuntimeError)  # RuntimeError: cupti-python found no libcupti, or an old one
             try:
                 cupti.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), self._completed)
             except self._errors as error:
                 raise NotCounted(f"CUPTI does not start: {_text(error)}{_hint(error)}") from error
-            self._cupti = cupti
+            self._cupti, self._registered = cupti, CALLBACKS.lent
         return self._cupti
 
     def _configure(self, cupti: Any, names: Sequence[str]) -> None:

@@ -8,12 +8,14 @@ Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from pytest_gpumem.devices.cuda.lending import Lending
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.records.uses import COPY_KINDS, Activity, CopyUse, KernelUse, copies_together, kernels_together
 
@@ -100,6 +102,7 @@ Receive = Callable[[int, Any], None]
 CUPTI ignores the errors of a receiver.
 """
 
+_HELD = "the profiler of {} had CUPTI, which serves one tool at a time"
 _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RUNTIME_API": "runtime_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
 """By the name of a `CUpti_CallbackDomain`, the enumeration of its ids in cupti-python."""
 
@@ -120,12 +123,18 @@ class Callbacks:
         self._cupti: Any = None
         self._subscriber: Any = None
         self._receivers: dict[tuple[int, int], tuple[Receive, ...]] = {}
+        self._lost: dict[Receive, Callable[[str], None]] = {}  # by receiver, what is told that calls were missed
+        self._lending: Lending | None = None
+        self._holder: str | None = None  # whose profiler has CUPTI now
+        self.lent = 0  # times that a profiler had CUPTI
+        atexit.register(self.close)  # a callback after Python's end would crash
 
-    def add(self, domain: str, names: Sequence[str], receive: Receive) -> Callable[[], None]:
+    def add(self, domain: str, names: Sequence[str], receive: Receive, lost: Callable[[str], None] | None = None) -> Callable[[], None]:
         """Have `receive` called for these callbacks; gives the function that ends it.
         `domain`: "DRIVER_API", "RUNTIME_API" or "RESOURCE".
         `names`: as in cupti-python; those that the installed version lacks are left out.
         `receive`: must be quick, and may ask the driver for attributes, but call nothing else of CUDA.
+        `lost`: called with the reason once calls are missed.
         Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool holds it.
         """
         cupti = imported()
@@ -133,18 +142,65 @@ class Callbacks:
         ids = getattr(cupti, _IDS[domain])
         keys = [(int(getattr(cupti.CallbackDomain, domain)), int(getattr(ids, name))) for name in names if hasattr(ids, name)]
         self._cupti = cupti
+        self.refuse_while_lent()
+        if self._lending is None:
+            self._lending = Lending(self._lend, self._take_back)
+            self._lending.open()
+        if lost is not None:
+            self._lost[receive] = lost
         try:
-            if self._subscriber is None:
+            again = self._subscriber is None
+            if again:
                 self._subscriber = cupti.subscribe(self._called, None)
             for key in keys:
                 first = key not in self._receivers
                 self._receivers[key] = (*self._receivers.get(key, ()), receive)
-                if first:
+                if first and not again:
                     cupti.enable_callback(1, self._subscriber, *key)
+            if again:
+                self._enable()
         except errors as error:
             self._remove(keys, receive)
             raise NotCounted(f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}") from error
         return lambda: self._remove(keys, receive)
+
+    def refuse_while_lent(self) -> None:
+        """Raise `NotCounted` while a profiler has CUPTI."""
+        if self._holder is not None:
+            raise NotCounted(_HELD.format(self._holder))
+
+    def close(self) -> None:
+        """Call nobody any more."""
+        self._receivers.clear()
+        self._unsubscribe()
+        if self._lending is not None:
+            self._lending.close()
+
+    def _enable(self) -> None:
+        for key in self._receivers:
+            self._cupti.enable_callback(1, self._subscriber, *key)
+
+    def _lend(self, whose: str) -> None:
+        """Give CUPTI to a profiler."""
+        self._holder = whose
+        self.lent += 1
+        self._unsubscribe()
+        for lost in self._lost.values():
+            lost(_HELD.format(whose))
+
+    def _take_back(self) -> None:
+        """Subscribe again. If the profiler keeps CUPTI, every later count says so."""
+        self._holder = None
+        if self._receivers:
+            with suppress(self._cupti.cuptiError):
+                self._subscriber = self._cupti.subscribe(self._called, None)
+                self._enable()
+
+    def _unsubscribe(self) -> None:
+        subscriber, self._subscriber = self._subscriber, None
+        if subscriber is not None:
+            with suppress(self._cupti.cuptiError):
+                self._cupti.unsubscribe(subscriber)
 
     def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
         cupti = self._cupti
@@ -155,10 +211,13 @@ class Callbacks:
             elif self._subscriber is not None:
                 with suppress(cupti.cuptiError):  # after a lost context
                     cupti.enable_callback(0, self._subscriber, *key)
-        if not self._receivers and self._subscriber is not None:
-            subscriber, self._subscriber = self._subscriber, None
-            with suppress(cupti.cuptiError):
-                cupti.unsubscribe(subscriber)
+        if not any(receive in receivers for receivers in self._receivers.values()):
+            self._lost.pop(receive, None)
+        if not self._receivers:
+            self._unsubscribe()
+            if self._lending is not None and self._holder is None:
+                self._lending.close()
+                self._lending = None
 
     def _called(self, _data: Any, domain: Any, cbid: Any, data: Any) -> None:
         for receive in self._receivers.get((int(domain), int(cbid)), ()):

@@ -110,10 +110,13 @@ class DriverMemory(Source):
         try:
             if not self._names:
                 self._number_calls(imported())
-            self._end = CALLBACKS.add("DRIVER_API", self._names, self._called)
+            self._end = CALLBACKS.add("DRIVER_API", self._names, self._called, self._missed)
         except NotCounted as why:
             return str(why)
         return None
+
+    def _missed(self, why: str) -> None:
+        self.gaps = (*self.gaps, why)
 
     def _number_calls(self, cupti: Any) -> None:
         """Find the calls in the installed version: once, for memory is watched again after each measurement."""

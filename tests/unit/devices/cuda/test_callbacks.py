@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Iterator
 from enum import IntEnum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_gpumem.devices.cuda.cupti import Callbacks
+from pytest_gpumem.devices.cuda.lending import Lending
 from pytest_gpumem.devices.protocol import NotCounted
 
 
@@ -62,6 +66,8 @@ class Cupti:
 
 @pytest.fixture
 def cupti(monkeypatch: pytest.MonkeyPatch) -> Cupti:
+    # Callbacks that another test never ended would wrap the profiler first.
+    monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if not isinstance(one, Lending)])
     made = Cupti()
     monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=made))
     return made
@@ -107,3 +113,72 @@ def test_without_cupti(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupti", None)
     with pytest.raises(NotCounted, match="gpumem doctor"):
         Callbacks().add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: None)
+
+
+PROFILER = """
+class _KinetoProfile:
+    def start(self):
+        self.prepare_trace()
+
+    def prepare_trace(self):
+        self.holder = holder()
+
+    def stop_trace(self):
+        self.holder_at_end = holder()
+"""
+
+
+@pytest.fixture
+def torch(tmp_path: Path, cupti: Cupti, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A PyTorch whose profiler notes who has CUPTI."""
+    package = tmp_path / "torch" / "profiler"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "profiler.py").write_text(PROFILER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("builtins.holder", lambda: cupti.callback, raising=False)
+    yield tmp_path
+    for name in [one for one in sys.modules if one.partition(".")[0] == "torch"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("first", ["ours", "profiler"])
+def test_a_profiler_has_cupti_while_it_traces(cupti: Cupti, torch: Path, first: str) -> None:
+    if first == "profiler":
+        importlib.import_module("torch.profiler.profiler")
+    callbacks, seen, missed = Callbacks(), list[int](), list[str]()
+    end = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), missed.append)
+    profiler: Any = importlib.import_module("torch.profiler.profiler")
+    for times in (1, 2):
+        profile, other = profiler._KinetoProfile(), profiler._KinetoProfile()
+        profile.start()
+        other.start()
+        assert (profile.holder, other.holder) == (None, None)
+        with pytest.raises(NotCounted, match="the profiler of PyTorch had CUPTI"):
+            callbacks.add("RESOURCE", ["MODULE_LOADED"], lambda cbid, data: None)
+        profile.stop_trace()
+        assert cupti.callback is None
+        other.stop_trace()
+        other.stop_trace()  # a second time ends nothing
+        cupti.call(Domain.DRIVER_API, 243)
+        assert seen == [243] * times
+        assert (len(missed), callbacks.lent) == (times, times)
+    end()
+    assert profiler._KinetoProfile.prepare_trace.__name__ == "prepare_trace"
+    assert not hasattr(profiler._KinetoProfile.prepare_trace, "__gpumem__")
+    assert not any(isinstance(one, Lending) for one in sys.meta_path)
+
+
+def test_a_profiler_that_keeps_cupti_leaves_everything_uncounted(cupti: Cupti, torch: Path) -> None:
+    callbacks = Callbacks()
+    callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: None)
+    profiler: Any = importlib.import_module("torch.profiler.profiler")
+    profile = profiler._KinetoProfile()
+    profile.start()
+    cupti.callback = print
+    profile.stop_trace()
+    assert cupti.callback is print
+    with pytest.raises(NotCounted, match="MULTIPLE_SUBSCRIBERS"):
+        callbacks.add("RESOURCE", ["MODULE_LOADED"], lambda cbid, data: None)
+    callbacks.close()
