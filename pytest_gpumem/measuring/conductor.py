@@ -94,6 +94,8 @@ class Conductor:
             return KernelLaunches(function, arguments, keywords, arena, queue, stream).target
         if not callable(function):
             remedy = "; pass gpu_benchmark.case() a function that returns it" if isinstance(function, Case) else ""
+            if function is None:
+                remedy = ": pass the kernel and its arguments, as in gpu_benchmark(kernel, a, b), and do not call it"
             raise BadCall(
                 f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type {type(function).__name__}{remedy}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from pytest_gpumem.memory.l2 import PersistingStream, persisting
 from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.memory.spaces import Memory, address_of
 from pytest_gpumem.records.measurement import MovedBytes
+from pytest_gpumem.units import did_you_mean
 
 SPARE_PARTS = 4  # the free memory over what the placements of a case may take at once: the user's code needs room too
 
@@ -62,16 +64,30 @@ class Case:
     name: str = ""
     """Shown in the table; default: the name of the function that built the case."""
 
+    def __new__(cls, *_arguments: object, **keywords: object) -> Case:
+        """Raises `BadCall`: there is no such field."""
+        for name in keywords:
+            if name not in cls.__dataclass_fields__:
+                raise BadCall(f"Case() has no field {name!r}{did_you_mean(name, cls.__dataclass_fields__)}")
+        return super().__new__(cls)
+
 
 class CasePlacements:
     """A case at its present placement; `target` describes it.
     `build`: builds the case in a memory of its own.
     `arena`: the test's; its seed gives every placement the same content.
     `stream`: where it runs, unless it has a window.
-    Raises `BadCall`: `build` returns no `Case`, or a field of it is wrong.
+    Raises `BadCall`: `build` takes no memory or returns no `Case`, or a field of it is wrong.
     """
 
     def __init__(self, build: Callable[[Memory], Case], arena: Arena, stream: Stream) -> None:
+        try:
+            inspect.signature(build).bind(None)
+        except TypeError as error:
+            name = getattr(build, "__name__", "the function")
+            raise BadCall(f"gpu_benchmark.case() calls {name}(memory), with the memory for its buffers: {error}") from None
+        except ValueError:  # a callable without a signature
+            pass
         self._build, self._arena, self._device = build, arena, arena.device
         self._stream = stream
         self._window = ExitStack()  # closes the window that is open

@@ -166,12 +166,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from pytest_gpumem.plugin.workers import is_part
         from pytest_gpumem.printable import printable
 
-        if is_part(config):  # a worker that raises here dies without a word to the user
+        # A worker that raises here dies without a word to the user. A session that measures nothing runs its other tests.
+        if off or is_part(config):
             config.pluginmanager.register(_MarkerMistakes(mistakes))
             return
-        nodeid, mistake = next(iter(mistakes.items()))
-        more = f" (tests with such a mistake: {len(mistakes)})" if len(mistakes) > 1 else ""
-        raise pytest.UsageError(printable(f"gpumem: {nodeid}: {mistake}{more}"))
+        lines = [f"gpumem: {nodeid}: {mistake}" for nodeid, mistake in list(mistakes.items())[:MOST_MISTAKES]]
+        if (more := len(mistakes) - len(lines)) > 0:
+            lines.append(f"gpumem: {more} further tests with such a mistake")
+        raise pytest.UsageError("\n".join(printable(lines)))
+
+
+MOST_MISTAKES = 10  # of markers, that are listed
 
 
 def _mistake(item: pytest.Item) -> str | None:

@@ -182,7 +182,6 @@ def test_without_pytest_benchmark(pytester: pytest.Pytester, gpumem: Run) -> Non
     assert "pytest-benchmark" in only_line(gpumem("-p", "no:benchmark"))
 
 
-@pytest.mark.parametrize("on", [True, False])
 @pytest.mark.parametrize(
     ("keywords", "named"),
     [
@@ -192,14 +191,25 @@ def test_without_pytest_benchmark(pytester: pytest.Pytester, gpumem: Run) -> Non
         ("mode='lukewarm'", "'lukewarm'"),
     ],
 )
-def test_a_mistake_in_a_marker_stops_the_session(
-    pytester: pytest.Pytester, session: Run, gpumem: Run, keywords: str, named: str, on: bool
+def test_a_mistake_in_a_marker_stops_a_session_that_measures_and_fails_its_test_in_another(
+    pytester: pytest.Pytester, session: Run, gpumem: Run, keywords: str, named: str
 ) -> None:
-    pytester.makepyfile(f"import pytest\n@pytest.mark.gpumem({keywords})\ndef test_it(): raise AssertionError('ran')")
-    result = gpumem() if on else session()
-    line = only_line(result)
-    assert "test_a_mistake_in_a_marker_stops_the_session.py::test_it" in line
+    pytester.makepyfile(
+        test_it=f"import pytest\n@pytest.mark.gpumem({keywords})\ndef test_it(): raise AssertionError('ran')\ndef test_cpu(): pass"
+    )
+    line = only_line(gpumem())
+    assert "test_it.py::test_it" in line
     assert named in line
+    result = session()
+    result.assert_outcomes(errors=1, passed=1)
+    assert named in result.stdout.str()
+
+
+def test_all_mistakes_in_markers_are_listed(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile("".join(f"import pytest\n@pytest.mark.gpumem(max_latncy=1)\ndef test_{n}(): pass\n" for n in range(12)))
+    lines = [line for line in gpumem().stderr.lines if "gpumem: " in line]
+    assert [line.rpartition("::")[2].partition(":")[0] for line in lines[:10]] == [f"test_{n}" for n in range(10)]
+    assert lines[10:] == ["gpumem: 2 further tests with such a mistake"]
 
 
 @pytest.mark.parametrize(

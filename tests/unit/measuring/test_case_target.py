@@ -222,6 +222,11 @@ def test_a_window_that_cannot_be_leaves_nothing(bench: Bench) -> None:
         (with_(moved=0), r"Case\.moved=0; it is the compulsory bytes of one launch, a positive integer"),
         (with_(moved="0 MiB"), r"Case\.moved=0"),
         (with_(moved=True), r"Case\.moved=True"),
+        (
+            lambda: Case(print),
+            r"gpu_benchmark\.case\(\) calls <lambda>\(memory\), .*: too many positional arguments",
+        ),
+        (lambda memory: Case(print, write=[]), r"Case\(\) has no field 'write' \(did you mean writes\?\)"),  # type: ignore[call-arg]
         (Case(lambda: None), r"gpu_benchmark\.case\(\) takes a function .*, not an object of type Case"),
     ],
 )
@@ -232,7 +237,11 @@ def test_what_is_no_case(bench: Bench, build: Any, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("thing", "message"),
-    [(Case(lambda: None), r"of type Case; pass gpu_benchmark\.case\(\) a function that returns it"), (np.zeros(99), "of type ndarray$")],
+    [
+        (Case(lambda: None), r"of type Case; pass gpu_benchmark\.case\(\) a function that returns it"),
+        (np.zeros(99), "of type ndarray$"),
+        (None, r"pass the kernel and its arguments, as in gpu_benchmark\(kernel, a, b\), and do not call it"),
+    ],
 )
 def test_what_is_no_callable(bench: Bench, thing: Any, message: str) -> None:
     with pytest.raises(BadCall, match=message):
