@@ -50,6 +50,10 @@ class FootprintKeywords(TypedDict, total=False):
     max_reserved: int | str | None
     max_allocations: int | str | None
     max_peak_regression: str | None
+    max_kernels: int | str | None
+    max_copies: int | str | None
+    max_copied_bytes: int | str | None
+    max_waits: int | str | None
 
 
 class Limit(NamedTuple):
@@ -287,6 +291,8 @@ _LIMITS = (
 )
 LIMITS: Mapping[str, Limit] = MappingProxyType({limit.name: limit for limit in _LIMITS})  # by name
 OF_FOOTPRINT = tuple(name for name, limit in LIMITS.items() if limit.of_footprint)  # limits of the memory of a test
+OF_CALLS = ("max_kernels", "max_copies", "max_copied_bytes", "max_waits")
+"""Limits on one launch of a measurement; where nothing is measured, on the calls of a test's body or of a part of it."""
 OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)  # limits of a measurement
 OF_THE_TEST = ("marker", "call")  # origins of a limit that no option replaces
 

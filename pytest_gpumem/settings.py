@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_gpumem import units
-from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, YES
+from pytest_gpumem.limits import LIMITS, OF_CALLS, OF_FOOTPRINT, OF_MEASUREMENT, YES
 from pytest_gpumem.units import did_you_mean, refused
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
 
-EXISTING = ("adopt",)
-"""What the option `existing` takes: pytest-benchmark's `benchmark` measures the GPU."""
+EXISTING = ("adopt", "watch")
+"""What the option `existing` takes: pytest-benchmark's `benchmark` measures the GPU; the calls of each test are counted."""
 
 _NO = ("0", "false", "no", "off")
 
@@ -92,7 +92,7 @@ def _footprint(value: object) -> str:
 def _existing(value: object) -> tuple[str, ...]:
     words = [word.strip() for word in value.split(",")] if isinstance(value, str) else []
     if not words or not set(words) <= set(EXISTING):
-        raise refused(value, "adopt", "does not say what is done with existing tests")
+        raise refused(value, "adopt, watch, or adopt,watch", "does not say what is done with existing tests")
     return tuple(word for word in EXISTING if word in words)
 
 
@@ -163,6 +163,13 @@ def place(value: object) -> str:
 def masked(place: str) -> str:
     """A place without the credentials of a URL: "sftp://***@host/path"."""
     return re.sub(r"(?<=://)[^/@]+@", "***@", place)
+
+
+def _lines_of_code(value: Any) -> tuple[str, ...]:
+    found = tuple(line.strip() for line in (value.splitlines() if isinstance(value, str) else value) if line.strip())
+    if not found or any(not re.fullmatch(r"[^:]+:([0-9]+|\*)", line) for line in found):
+        raise refused(value, 'a line such as "conftest.py:*" or "tests/test_a.py:12"', "names no line")
+    return found
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -336,9 +343,28 @@ OPTIONS: tuple[Option, ...] = (
         "existing",
         OptionRole.MEASURING,
         _existing,
-        "Tests that exist, unchanged: adopt, to measure the GPU where a test calls pytest-benchmark's benchmark. Default: none.",
+        "Tests that exist, unchanged: adopt, to measure the GPU where a test calls pytest-benchmark's benchmark; watch, to count the "
+        "kernels, copies and host waits of every test; adopt,watch. Default: none.",
         "WORDS",
         on_marker=True,
+    ),
+    Option(
+        "allow_waits",
+        OptionRole.JUDGING,
+        _lines_of_code,
+        'Lines whose waits max_waits does not count in a test whose calls are counted, such as "conftest.py:*". Default: none.',
+        "LINE",
+        on_marker=True,
+        repeats=True,
+        ini_only=True,
+    ),
+    Option(
+        "strict_waits",
+        OptionRole.JUDGING,
+        _flag,
+        "In a test whose calls are counted, max_waits counts calls that may wait too, such as a copy from pageable memory.",
+        on_marker=True,
+        ini_only=True,
     ),
     Option(
         "no_what_ran",
@@ -456,6 +482,8 @@ class Settings(NamedTuple):
     count_pages: bool = False
     footprint: str = "auto"
     existing: tuple[str, ...] = ()  # words of `EXISTING`
+    allow_waits: tuple[str, ...] = ()  # "file:line" or "file:*"
+    strict_waits: bool = False
     no_what_ran: bool = False
     processes: int | None = None  # None: one, and more for undecided rows
     isolate: bool = False
@@ -540,6 +568,10 @@ def resolve(
     _refuse_contradictions({name: values[name] for name in OF_FOOTPRINT}, origins)
     if values["footprint"] == "off" and (limited := next((name for name in OF_FOOTPRINT if values[name] is not None), None)):
         raise SettingsError(f"{origins[limited]}: {limited} {values[limited]} limits what {origins['footprint']} off does not watch")
+    if "watch" in values["existing"] and values["footprint"] == "off":
+        raise SettingsError(f"{origins['existing']}: watch contradicts {origins['footprint']} off; accepted are on, trace and auto")
+    if "watch" in values["existing"] and origins["footprint"] == "default":
+        values["footprint"] = "on"
     if isinstance(budget := values["budget"], units.Budget):
         values |= {"budget": budget.each, "total_budget": budget.total}
     return Settings(
@@ -649,7 +681,8 @@ def both_limits(of_measurement: Limits, of_footprint: Limits) -> Limits:
     """The limits of a row with a measurement and a footprint."""
     from msgspec.structs import replace
 
-    taken = {name: getattr(of_footprint, name) for name in OF_FOOTPRINT}
+    names = [*OF_FOOTPRINT, *(name for name in OF_CALLS if getattr(of_footprint, name) is not None)]
+    taken = {name: getattr(of_footprint, name) for name in names}
     return replace(of_measurement, **taken, origin={**of_measurement.origin, **of_footprint.origin})
 
 

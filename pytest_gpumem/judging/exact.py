@@ -15,7 +15,7 @@ from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.footprint import PastFootprint, judge_footprint
 from pytest_gpumem.judging.limits import EXACT, absolute, relative
 from pytest_gpumem.judging.verdict import known, with_verdict
-from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
+from pytest_gpumem.limits import LIMITS, OF_CALLS, OF_FOOTPRINT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -37,7 +37,7 @@ def _differs(one: LimitResult) -> bool:
 
 def of_memory(row: Row) -> bool:
     """True if base decides a growth of a row's memory."""
-    return any(one.limit not in EXACT for one in open_results(row))
+    return any(one.limit not in EXACT or row.measurement is None for one in open_results(row))
 
 
 def against_base(row: Row, base: Row, alone: Row | None, facts: DeviceFacts, name: str) -> Row:
@@ -51,7 +51,7 @@ def against_base(row: Row, base: Row, alone: Row | None, facts: DeviceFacts, nam
         counts = [limit for limit in EXACT if limit in names]
         findings += absolute(row.measurement, row.limits, facts, past=(base.measurement,), names=counts, of=name)
     if alone is not None and alone.footprint is not None and base.footprint is not None:
-        peaks = [limit for limit in names if limit not in EXACT]
+        peaks = [limit for limit in names if limit not in EXACT or row.measurement is None]
         findings += judge_footprint(alone.footprint, row.limits, [PastFootprint(base.footprint, None)], peaks, of=name)
     judged = {finding.limit for finding in findings}
     return with_verdict(row, [*findings, *(one for one in known(row) if one.limit not in judged)])
@@ -72,7 +72,7 @@ def held_to_base(row: Row, base: Row, facts: DeviceFacts, siblings: Mapping[str,
     if row.measurement is not None:
         findings += absolute(row.measurement, limits, facts, siblings, names=[limit for limit in alone if limit not in OF_FOOTPRINT])
     if row.footprint is not None:
-        findings += judge_footprint(row.footprint, limits, (), [limit for limit in alone if limit in OF_FOOTPRINT])
+        findings += judge_footprint(row.footprint, limits, (), [limit for limit in alone if limit in (*OF_FOOTPRINT, *OF_CALLS)])
     before = [one for one in known(row) if one.limit not in names]
     return with_verdict(replace(row, limits=limits), [*before, *findings, *(_not_yet(limit, limits) for limit in names if limit in open_)])
 

@@ -23,6 +23,7 @@ SENTENCES: Mapping[str, str] = {
     "not counted": "{limit} cannot be judged, not counted: {why}",
     "not read": "{limit} cannot be judged: {why}",
     "counted": "{figure}, {side} {limit}",
+    "varies": "{figure}, above {limit}; it varies with unchanged code, {low} to {high}: too few runs to judge it exactly",
     "same kernels": "the kernels are those of {past}: {limit} holds",
     "other kernels": "{limit} does not hold{past}: {changed}",
     "beats": "{times}: {limit} holds",

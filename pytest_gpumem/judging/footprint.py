@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from pytest_gpumem.judging.calls import PastCalls, judge_calls
 from pytest_gpumem.judging.finding import Finding, against_most, counted, find, of_limit
+from pytest_gpumem.limits import OF_CALLS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
@@ -103,14 +105,26 @@ def varying(past: Sequence[PastFootprint]) -> bool:
     return any(len(peaks) > 1 for peaks in by_revision.values())
 
 
+def _calls(name: str) -> Callable[[_FootprintCheck], Finding]:
+    """The rule of a limit on calls."""
+
+    def rule(one: _FootprintCheck) -> Finding:
+        assert one.footprint.calls is not None
+        past = [PastCalls(past.footprint.calls, past.revision) for past in one.past if past.footprint.calls is not None]
+        return judge_calls(name, one.footprint.calls, one.limit, one.written, past, one.no_history, one.of or "the baseline")
+
+    return rule
+
+
 RULES: Mapping[str, Callable[[_FootprintCheck], Finding]] = {
     "max_peak": _most(lambda footprint: max(peaks_of(footprint)), lambda count, _: f"a peak of {size(count)}"),
     "max_allocations": _most(lambda footprint: footprint.allocations, lambda count, _: counted(count, "allocation"), int),
     "max_peak_regression": _max_peak_regression,
     "max_kept": _most(lambda footprint: footprint.kept, _kept),
     "max_reserved": _most(lambda footprint: footprint.reserved, _reserved),
+    **{name: _calls(name) for name in OF_CALLS},
 }
-"""By the limit's name."""
+"""By the limit's name. Those of calls are judged where calls were to be counted."""
 OF_PEAK = ("max_peak", "max_peak_regression")
 AT_THE_END = ("max_kept", "max_reserved")  # limits on what is there when the test has ended; the others are judged at the end of its body
 
@@ -134,10 +148,13 @@ def judge_footprint(
     Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
-        if (written := getattr(limits, name)) is None:
+        if (written := getattr(limits, name)) is None or (name in OF_CALLS and footprint.calls is None):
             continue
         one = _FootprintCheck(footprint, f"{name} {written} ({limits.origin.get(name, 'limit')})", written, past, no_history, of)
         found = RULES[name](one)
+        if name in OF_CALLS:
+            yield of_limit(name, found)
+            continue
         if not footprint.watched and found.outcome is not Outcome.FAIL:
             why = "; ".join(footprint.not_watched) or "nothing was watched"
             found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=why)

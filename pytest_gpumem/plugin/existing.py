@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, ContextLost, Stream
 from pytest_gpumem.measuring.target import Target, nothing
 from pytest_gpumem.memory.buffers import Buffer
+from pytest_gpumem.plugin.footprints import WATCHED
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import TIMER_NAME, Replay, ReplayTimer, is_pytest_benchmarks
@@ -67,6 +68,10 @@ class ExistingFeature(Feature):
             yield
         finally:
             self._item = None
+
+    def call(self, item: pytest.Item) -> AbstractContextManager[None]:
+        watched = item.stash.get(WATCHED, None)
+        return nullcontext() if watched is None else watched.calling()
 
     @contextmanager
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:

@@ -12,21 +12,23 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.verdicts import memory_findings
+from pytest_gpumem.devices.calls import CallWindow
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
-from pytest_gpumem.limits import OF_FOOTPRINT
+from pytest_gpumem.limits import OF_CALLS, OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
-from pytest_gpumem.plugin.marks import MEMORY_FIXTURE, TEST_FIXTURE, uses
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.reported import broken_limits, failure_texts
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import ROWS, SESSION, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts, traced
+from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.records.footprint import Footprint, Phase
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, key_of
-from pytest_gpumem.settings import SettingsError, both_limits, by_marker, loosened, marker_limits, merge_limits
+from pytest_gpumem.settings import SettingsError, both_limits, by_marker, loosened, marker_keywords, marker_limits, merge_limits, of_test
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -39,19 +41,24 @@ TROUBLE = (DeviceError, RuntimeError)
 YOUNG, OLD = 1, 2
 """Generations of the garbage collector: up to which the objects of a test mostly are, and of all. To collect all takes tens of
 milliseconds."""
+WATCH = "watch"  # word of the option `existing`
 NO_FIXTURE_SIMULATED = "a simulated device counts only the buffers of fixtures"
+
+NO_CALLS_SIMULATED = "a simulated device sees no calls of a test without its fixtures"
 
 
 class WatchedTest:
     """The memory of one test."""
 
-    def __init__(self, item: pytest.Item, session: GpuSession, limits: Limits, *, asked: bool, limited: bool) -> None:
+    def __init__(self, item: pytest.Item, session: GpuSession, limits: Limits, *, asked: bool, limited: bool, counts: bool) -> None:
         self.item, self.session, self.limits = item, session, limits
         self.watch: MemoryWatch | None = None
         self.trouble: BaseException | None = None  # why its memory cannot be read; None while it can
         self.asked = asked
         """Someone asked for it, by an option, a limit or a fixture: it has a row even where nothing is measured."""
         self.limited = limited  # its own marker or fixture asks for it: it has a row even where it takes no memory
+        self.counts = counts  # calls are counted
+        self._called: CallWindow | str | None = None  # by its body so far, or why that is not counted
         self.parts: list[tuple[str, Footprint, Limits]] = []  # labelled parts that have ended, with their limits
         self.phases: list[Phase] = []
         self.row_at_end = False
@@ -80,6 +87,36 @@ class WatchedTest:
 
         self.watch = self.tried(watch)
 
+    @property
+    def shown(self) -> bool:
+        """True if it has a row where it has touched the GPU, whether or not something is measured."""
+        return self.asked or self.counts
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Its body alone, whose calls count."""
+        self._called = self.count()
+        try:
+            yield
+        finally:
+            if isinstance(self._called, CallWindow):
+                self._called.close()
+
+    def count(self) -> CallWindow | str | None:
+        """Count calls from now on, if they are counted; the reason if they cannot be."""
+        if not self.counts:
+            return None
+        if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
+            return NO_CALLS_SIMULATED
+        return self.tried(self.session.device.footprints.counting) or str(self.trouble)
+
+    def calls(self, of: CallWindow | str | None) -> Calls | None:
+        """What `count` has counted."""
+        if not isinstance(of, CallWindow):
+            return None if of is None else Calls(not_counted=of)
+        settings = of_test(self.session.settings, marker_keywords(marks_of(self.item)))
+        return of.read(self.item.config.rootpath, settings.allow_waits, strict=settings.strict_waits)
+
     def part(self) -> MemoryWatch:
         """Begin to watch a part of the test."""
         return self.session.device.footprints.watch()
@@ -95,7 +132,7 @@ class WatchedTest:
     def so_far(self) -> Footprint:
         """The footprint while the test runs."""
         found = self.tried(lambda: traced(self._read(ended=False), self._watch, self.item, self.session))
-        return unread(self.trouble, ended=False) if found is None else found
+        return replace(unread(self.trouble, ended=False) if found is None else found, calls=self.calls(self._called))
 
     @property
     def _watch(self) -> MemoryWatch:
@@ -124,7 +161,7 @@ class WatchedTest:
     def after(self) -> Footprint:
         """The footprint at the end, without what only pytest still refers to."""
         found = self.tried(self._after)
-        return unread(self.trouble, ended=True) if found is None else found
+        return replace(unread(self.trouble, ended=True) if found is None else found, calls=self.calls(self._called))
 
     def _after(self) -> Footprint:
         found = self._read(ended=True)
@@ -146,9 +183,26 @@ def _limited(limits: Limits, names: Iterable[str] = tuple(RULES)) -> bool:
     return any(getattr(limits, name) is not None for name in names)
 
 
+def _uncounted(footprint: Footprint, limits: Limits) -> bool:
+    """True if calls that are limited could not be counted."""
+    return footprint.calls is not None and footprint.calls.not_counted is not None and _limited(limits, OF_CALLS)
+
+
 def unread(trouble: BaseException | None, *, ended: bool = True) -> Footprint:
     """The footprint of a test, or of a part of it, that could not be read."""
     return Footprint(0, not_watched=(f"the memory could not be read: {trouble}",), ended=ended)
+
+
+def _counts(item: pytest.Item, session: GpuSession) -> bool:
+    """True if the calls of a test are counted: by the option, or by its own limits on them. A benchmark's limits are on one launch, and it
+    calls as often as time allows.
+    Raises `SettingsError`: a keyword of its marker that cannot be used.
+    """
+    keywords = marker_keywords(marks_of(item))
+    own = marker_limits(keywords)
+    if uses(item, BENCHMARK_FIXTURE) or uses(item, "benchmark"):
+        return False
+    return WATCH in of_test(session.settings, keywords).existing or any(getattr(own, name) is not None for name in OF_CALLS)
 
 
 WATCHED: pytest.StashKey[WatchedTest | None] = pytest.StashKey()  # on `item.stash`, while the memory of the test is watched
@@ -168,7 +222,7 @@ class FootprintFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._level: tuple[bool, bool] | None = None  # what is watched now: the driver, and stacks
+        self._level: tuple[bool, bool, bool] | None = None  # what is watched now: the driver, stacks and calls
         self._refused = False
         self._of_session = merge_limits(None, None, session.settings, OF_FOOTPRINT)
         """Limits of tests without a marker."""
@@ -184,12 +238,12 @@ class FootprintFeature(Feature):
         gpu, config = self._session, session.config
         if gpu.settings.footprint in ("on", "trace") and not config.option.collectonly and gpu.measures:
             with suppress(*TROUBLE):  # the first test finds it
-                self._start((True, gpu.settings.footprint == "trace"))
+                self._start((True, gpu.settings.footprint == "trace", WATCH in gpu.settings.existing))
         yield
 
-    def _start(self, level: tuple[bool, bool]) -> None:
+    def _start(self, level: tuple[bool, bool, bool]) -> None:
         if level != self._level:
-            self._session.device.footprints.start(driver=level[0], stacks=level[1])
+            self._session.device.footprints.start(driver=level[0], stacks=level[1], calls=level[2])
             self._level = level
 
     @contextmanager
@@ -233,15 +287,16 @@ class FootprintFeature(Feature):
         """Begin to watch a test; None if it is not to be watched, or cannot be."""
         session = self._session
         try:
-            limits = session.limits(item, OF_FOOTPRINT)
+            counts = _counts(item, session)
+            limits = session.limits(item, (*OF_FOOTPRINT, *(OF_CALLS if counts else ())))
         except SettingsError:  # reported where the marker is read
             return None
-        limited = uses(item, MEMORY_FIXTURE) or any(by_marker(limits, name) for name in OF_FOOTPRINT)
+        limited = uses(item, MEMORY_FIXTURE) or any(by_marker(limits, name) for name in (*OF_FOOTPRINT, *OF_CALLS))
         asked = session.settings.footprint != "auto" or limited or any(getattr(limits, name) is not None for name in OF_FOOTPRINT)
-        if session.lost_in is not None or not (asked or uses(item, TEST_FIXTURE)):
+        if session.lost_in is not None or not (asked or counts or uses(item, TEST_FIXTURE)):
             return None
-        watched = WatchedTest(item, session, limits, asked=asked, limited=limited)
-        watched.begin(partial(self._start, (asked, session.settings.footprint == "trace")))
+        watched = WatchedTest(item, session, limits, asked=asked, limited=limited, counts=counts)
+        watched.begin(partial(self._start, (asked, session.settings.footprint == "trace", counts)))
         if watched.trouble is not None and not self._refused:
             session.remarks.append(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
             self._refused = True
@@ -298,8 +353,14 @@ def _attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, r
     item, session = watched.item, watched.session
     found = {row.label: row for row in rows}
     # A limit of the session is no reason for a row of a test that does not touch the GPU. Whether one does that was not read is not known.
-    touches = footprint.uses or watched.limited or (watched.trouble is not None and _limited(watched.limits))
-    of_test = [("", footprint, watched.limits)] if (watched.asked and touches) or "" in found else []
+    touches = (
+        footprint.uses
+        or (footprint.calls is not None and footprint.calls.any)
+        or watched.limited
+        or _uncounted(footprint, watched.limits)
+        or (watched.trouble is not None and _limited(watched.limits))
+    )
+    of_test = [("", footprint, watched.limits)] if (watched.shown and touches) or "" in found else []
     for label, seen, limits in [*of_test, *watched.parts]:
         if watched.trouble is not None and not seen.watched and not _limited(limits):
             continue  # nothing was read, and nothing is judged by it
@@ -311,6 +372,8 @@ def _attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, r
             open_ = replace(UNLIMITED, simulated=session.facts.simulated)
             found[label] = Row(item.nodeid, limits, open_, label=label, range_name=range_name, footprint=of_all)
         else:
+            if not _limited(limits, OF_CALLS):  # else the calls of the part are judged beside the launch
+                of_all = replace(of_all, calls=None)
             found[label] = replace(row, limits=both_limits(row.limits, limits), footprint=of_all)
     return list(found.values())
 
@@ -321,6 +384,7 @@ class BlockMemory:
     def __init__(self, watched: WatchedTest) -> None:
         self._watched = watched
         self._watch = watched.tried(watched.part)
+        self._called = watched.count()
         self._final: Footprint | None = None
 
     @property
@@ -331,6 +395,14 @@ class BlockMemory:
             found = self._watched.tried(self._watch.read)
         if found is None:
             raise DeviceError(f"the memory could not be read: {self._watched.trouble}")
+        return found
+
+    @property
+    def calls(self) -> Calls:
+        """Kernels, copies and waits. Raises `DeviceError`: calls are not counted, or cannot be."""
+        found = self._watched.calls(self._called)
+        if found is None or found.not_counted is not None:
+            raise DeviceError("calls are counted with --gpumem-existing=watch" if found is None else str(found.not_counted))
         return found
 
     @property
@@ -370,11 +442,14 @@ class BlockMemory:
 
     def end(self, item: pytest.Item) -> Footprint:
         """End the part of a test."""
+        if isinstance(self._called, CallWindow):
+            self._called.close()
         watch, self._watch = self._watch, None
         if watch is not None:
             self._final = self._watched.tried(lambda: _at_the_end(watch, item))
             watch.close()
-        return unread(self._watched.trouble) if self._final is None else self._final
+        found = unread(self._watched.trouble) if self._final is None else self._final
+        return replace(found, calls=self._watched.calls(self._called))
 
     def __repr__(self) -> str:
         if self._watched.trouble is not None and self._final is None:
@@ -403,7 +478,7 @@ class GpuMemory:
 
     @contextmanager
     def watch(self, label: str, **limits: Unpack[FootprintKeywords]) -> Iterator[BlockMemory]:
-        """Watch the memory that the block takes.
+        """Watch the memory that the block takes; with `--gpumem-existing=watch` also its calls.
 
         Args:
             label: names the part; its row in results is the test's with this label.
@@ -421,9 +496,13 @@ class GpuMemory:
             raise BadCall(f"gpu_memory.watch({label!r}): a label is a short text that tells this part from others of the same test")
         if any(label == known for known, _, _ in watched.parts) or key_of(self._item.nodeid, label) in self._session.tests:
             raise BadCall(f"gpu_memory.watch({label!r}): the label is used already; choose another one")
-        unknown = [name for name in limits if name not in OF_FOOTPRINT]
+        unknown = [name for name in limits if name not in (*OF_FOOTPRINT, *OF_CALLS)]
         if unknown:
-            raise BadCall(f"gpu_memory.watch() has no keyword {unknown[0]!r}; accepted are {', '.join(OF_FOOTPRINT)}")
+            raise BadCall(f"gpu_memory.watch() has no keyword {unknown[0]!r}; accepted are {', '.join((*OF_FOOTPRINT, *OF_CALLS))}")
+        if (of_calls := next((name for name in OF_CALLS if name in limits), None)) is not None and not watched.counts:
+            raise BadCall(
+                f"gpu_memory.watch({label!r}, {of_calls}=...): calls are counted with --gpumem-existing=watch, and not in a benchmark"
+            )
         # A marker's limits are of the whole test.
         own = marker_limits(limits, "call")
         used = BlockMemory(watched)

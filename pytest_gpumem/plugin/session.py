@@ -135,10 +135,10 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         *([] if settings.footprint == "off" else [FootprintFeature(session)]),
         leftovers,
         WorkFeature(session),
-        existing,
         *([] if settings.memory_limit is None else [fitting.FitFeature(session)]),
         expectations,
         *([] if results is None else results[:1]),
+        existing,  # the last one: what the others call is no call of the test
     ]
     config.add_cleanup(session.close)
     config.pluginmanager.register(whole, SESSION_PLUGIN)

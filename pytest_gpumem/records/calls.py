@@ -58,5 +58,5 @@ class Calls(Record, frozen=True):
 
     @property
     def any(self) -> bool:
-        """True if anything was called, or may have been."""
-        return bool(self.kernels or self.copies or self.memsets or self.waiting or self.not_counted)
+        """True if anything was counted."""
+        return bool(self.kernels or self.copies or self.memsets or self.waiting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
 
 MemoryPlace = Literal["device", "managed", "pinned"]
@@ -97,6 +98,7 @@ class Footprint(Record, frozen=True):
     further_peaks: tuple[Bytes, ...] = ()  # `peak` in further processes of the same run (`--gpumem-processes`)
     ended: bool = True  # False while the test still runs: what it keeps and reserves is not known yet
     notes: tuple[str, ...] = ()  # Remarks for the reader
+    calls: Calls | None = None  # Calls of the test's body, or of the part of it; None where they were not to be counted
 
     def _sum(self, name: str, kinds: tuple[MemoryPlace, ...] = ("device", "managed", "pinned")) -> int:
         return sum(getattr(use, name) for use in self.uses if use.kind in kinds)

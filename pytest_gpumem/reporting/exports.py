@@ -100,6 +100,8 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
         found |= {"peak_bytes": footprint.peak, "allocations": footprint.allocations}
         if footprint.ended:  # until then nothing is kept, only in use
             found |= {"kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
+    if footprint is not None and (calls := footprint.calls) is not None and calls.not_counted is None:
+        found |= {"kernels": calls.kernels, "copies": calls.copied, "copied_bytes": calls.copied_bytes, "waits": calls.waits}
     if comparison is not None:
         found |= {"change": comparison.delta, "change_low": comparison.low, "change_high": comparison.high, "catches": comparison.catches}
     return found | {name: value for name, value in known.items() if value is not None}

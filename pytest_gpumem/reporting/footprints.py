@@ -10,6 +10,7 @@ from operator import attrgetter
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records.footprint import Footprint, MemoryUse, Site
 from pytest_gpumem.records.row import Row
+from pytest_gpumem.reporting.calls import call_facts, call_totals
 from pytest_gpumem.units import short_bytes
 
 
@@ -32,6 +33,8 @@ def footprint_facts(footprint: Footprint) -> Iterator[tuple[str, str]]:
         yield "not told apart", f"up to {short_bytes(footprint.bound)} more were taken, by the free memory of the GPU"
     for reason in footprint.not_watched:
         yield "not watched", reason
+    if footprint.calls is not None:
+        yield from call_facts(footprint.calls)
 
 
 def totals(rows: Sequence[Row]) -> list[str]:
@@ -48,7 +51,7 @@ def totals(rows: Sequence[Row]) -> list[str]:
             found.append(f"{word}{of}: {shown}")
     if needed := max((_needed(footprint) for _, footprint in watched if footprint.driver_peak is not None), default=0):
         found.append(f"free memory that the tests need: {short_bytes(needed)}, and the context (gpumem doctor prints what is free)")
-    return found
+    return [*found, *call_totals(footprint.calls for _, footprint in watched if footprint.calls is not None)]
 
 
 def _needed(footprint: Footprint) -> int:

@@ -295,3 +295,159 @@ def test_a_benchmark_runs_again_and_in_a_subtest(pytester: pytest.Pytester, gpum
     stored = json.loads((pytester.path / "out.json").read_text())
     assert sorted(row["nodeid"].partition("::")[2] for row in stored["gpumem"]["rows"]) == ["test_flaky", "test_sub"]
     assert {one["options"]["timer"] for one in stored["benchmarks"]} == {"gpumem_device_time"}
+
+
+# watch
+
+WATCH = "--gpumem-existing=watch"
+
+
+def test_the_calls_of_each_test_are_counted_with_the_lines_that_wait(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        def test_quiet(gpu):
+            gpu.launch()
+            gpu.launch()
+
+        def test_waits(gpu):
+            gpu.launch()
+            for _ in range(3):
+                gpu.device.streams.synchronize()  # line 8
+            gpu.a.read()  # line 9
+
+        def test_host():
+            assert sorted([2, 1]) == [1, 2]
+
+        def test_measured(gpu_benchmark, gpu_kernels, device_buffer):
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+        """
+    )
+    result = gpumem(WATCH, "--benchmark-json=out.json")
+    result.assert_outcomes(passed=4)
+    rows = {row["nodeid"].partition("::")[2]: row for row in rows_in(pytester.path)}
+    assert set(rows) == {"test_quiet", "test_waits", "test_measured"}
+    quiet, waits = (rows[name]["footprint"]["calls"] for name in ("test_quiet", "test_waits"))
+    assert quiet["kernels"] == 2
+    assert quiet["waiting"] == []
+    assert [(one["line"], one["call"], one["of"], one["count"]) for one in waits["waiting"]] == [
+        (8, "cudaDeviceSynchronize", "device", 3),
+        (9, "cudaMemcpy", "copy", 1),
+    ]
+    assert waits["waiting"][0]["file"].startswith("test_the_calls_of_each_test")
+    assert waits["waiting"][0]["code"] == "gpu.device.streams.synchronize()  # line 8"
+    assert [(one["kind"], one["destination"], one["count"], one["nbytes"]) for one in waits["copies"]] == [("D2H", "pageable", 1, 1 << 20)]
+    assert rows["test_measured"]["footprint"]["calls"] is None
+    result.stdout.fnmatch_lines(
+        ["calls of 2 tests: 3 kernels, 1 copies of 1 MiB, the host waits 4 times at 2 lines: *.py:8 3 x, *.py:9 1 x"]
+    )
+
+
+def test_limits_hold_on_any_test_and_in_a_block(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpumem(max_waits=0, max_kernels=1)
+        def test_holds(gpu):
+            gpu.launch()
+
+        @pytest.mark.gpumem(max_waits=0)
+        def test_waits(gpu):
+            gpu.waits()
+
+        def test_block(gpu, gpu_memory):
+            gpu.waits()
+            with gpu_memory.watch("inside", max_waits=0, max_kernels=1) as used:
+                gpu.launch()
+                assert used.calls.kernels == 1
+            gpu.waits()
+
+        def test_block_waits(gpu, gpu_memory):
+            with gpu_memory.watch("inside", max_waits=0):
+                gpu.waits()
+
+        @pytest.mark.gpumem(max_waits=0)
+        def test_nothing():
+            pass
+        """
+    )
+    result = gpumem(WATCH, "--benchmark-json=out.json")
+    result.assert_outcomes(passed=3, failed=2)
+    result.stdout.fnmatch_lines(
+        ["*the host waits 1 time: conftest.py:23 1 x cudaStreamSynchronize, above max_waits 0 (marker)*", "*::test_block_waits*"],
+        consecutive=False,
+    )
+    outcomes = {(row["nodeid"].partition("::")[2], row["label"]): row["verdict"]["outcome"] for row in rows_in(pytester.path)}
+    assert outcomes["test_holds", ""] == outcomes["test_block", "inside"] == "PASS"
+    assert outcomes["test_nothing", ""] == "UNDECIDED"  # a simulated device sees no calls of a test without its fixtures
+    assert outcomes["test_waits", ""] == outcomes["test_block_waits", "inside"] == "FAIL"
+    # A limit on calls by a marker counts the calls of its test, whatever the session does.
+    gpumem("-k", "test_holds or test_waits").assert_outcomes(passed=1, failed=1)
+    gpumem(WATCH, "--gpumem-max-waits=0", "-k", "test_block and not test_block_waits").assert_outcomes(failed=1)
+
+
+def test_known_waits_are_saved_and_new_ones_fail(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import os
+
+        def test_waits(gpu):
+            for _ in range(int(os.environ.get("TIMES", "3"))):
+                gpu.waits()
+        """
+    )
+    limited = (WATCH, "--gpumem-max-waits=baseline")
+    gpumem(*limited, "--gpumem-save").assert_outcomes(passed=1)
+    gpumem(*limited, "--benchmark-json=out.json").assert_outcomes(passed=1)
+    assert row_in(pytester.path)["verdict"]["outcome"] == "PASS"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIMES", "4")
+        more = gpumem(*limited)
+        more.assert_outcomes(failed=1)
+        more.stdout.fnmatch_lines(["*the host waits 4 times: conftest.py:23 4 x*the host waits 3 times in the baseline, above max_waits*"])
+        allowed = gpumem(*limited, "-o", "gpumem_allow_waits=conftest.py:*", "--benchmark-json=out.json")
+        allowed.assert_outcomes(passed=1)
+        (wait,) = row_in(pytester.path)["footprint"]["calls"]["waiting"]
+        assert wait["allowed"] is True
+
+
+def test_counts_are_those_of_a_test_alone_in_any_order_and_in_workers(pytester: pytest.Pytester, gpumem: Run) -> None:
+    names = [f"test_{number}" for number in range(6)]
+    pytester.makepyfile(
+        "".join(
+            f"def {name}(gpu):\n    for _ in range({at + 1}):\n        gpu.launch()\n    gpu.waits()\n" for at, name in enumerate(names)
+        )
+    )
+
+    def counts(*options: str) -> dict[str, tuple[int, int]]:
+        gpumem(WATCH, "--benchmark-json=out.json", *options)
+        rows = rows_in(pytester.path)
+        calls = {row["nodeid"].partition("::")[2]: row["footprint"]["calls"] for row in rows}
+        return {name: (one["kernels"], sum(wait["count"] for wait in one["waiting"])) for name, one in calls.items()}
+
+    expected = {name: (at + 2, 1) for at, name in enumerate(names)}
+    assert counts() == expected
+    file = next(pytester.path.glob("test_*.py")).name
+    assert counts(*(f"{file}::{name}" for name in reversed(names))) == expected
+    assert counts("-n2") == expected
+    assert counts(f"{file}::test_3") == {"test_3": expected["test_3"]}
+
+
+def test_what_cannot_be_counted_is_undecided(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_gpumem.devices import calls
+
+    monkeypatch.setattr(calls.PlainCalls, "start", lambda self: "CUPTI is held by another tool")
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpumem(max_waits=0)
+        def test_waits(gpu):
+            gpu.launch()
+        """
+    )
+    gpumem(WATCH, "--benchmark-json=out.json").assert_outcomes(passed=1)
+    verdict = row_in(pytester.path)["verdict"]
+    assert verdict["outcome"] == "UNDECIDED"
+    assert "CUPTI is held by another tool" in verdict["reason"]
+    gpumem(WATCH, "--gpumem-strict").assert_outcomes(failed=1)

@@ -57,7 +57,7 @@ def saved(pytester: pytest.Pytester, run: Found) -> None:
         ('max_latency="1 ms"', "the test passed and measured nothing"),
         ('min_bandwidth="1 GB/s"', "the test passed and measured nothing"),
         ('max_regression="1%"', "the test passed and measured nothing"),
-        ("max_waits=0", "the test passed and measured nothing"),
+        ("max_registers=32", "the test passed and measured nothing"),
         ("same_kernels=True", "the test passed and measured nothing"),
     ],
 )

@@ -81,6 +81,7 @@ def test_rare_options_are_ini_keys_alone() -> None:
     assert rare == {
         *("pinned_share", "baseline_window", "placements", "precision", "sampler", "fail_if_faster", "max_reserved", "max_allocations"),
         *("max_migrated", "max_registers", "max_spill", "max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
+        *("allow_waits", "strict_waits"),
     }
     assert settled({"gpumem_placements": 3}).placements == 8
     with pytest.raises(SettingsError, match="GPUMEM_PLACEMENTS is set in the environment, but there is no such setting"):
@@ -214,7 +215,7 @@ def test_the_marker_is_strict() -> None:
         *("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_registers", "max_spill", "same_kernels"),
         *("max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
         *("mode", "sampler", "placements", "precision", "budget", "timeout"),
-        *("gpus", "oversubscribe", "varying_arguments", "existing", "adopt"),
+        *("gpus", "oversubscribe", "varying_arguments", "existing", "adopt", "allow_waits", "strict_waits"),
     }
 
 

@@ -1,0 +1,300 @@
+"""Calls of CUDA as CUPTI's callbacks tell them, the table of what waits, and windows over their sums."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_gpumem.devices.allocation_sites import PACKAGE
+from pytest_gpumem.devices.calls import CallLog
+from pytest_gpumem.devices.waits import CALLS, base_name, copy_waits, memset_waits
+from pytest_gpumem.records.calls import Calls
+from pytest_gpumem.records.what_ran import Step, StepKind
+
+if sys.platform != "linux":
+    pytest.skip("cuda-bindings is for Linux here", allow_module_level=True)
+
+from cuda.bindings import driver as D  # noqa: N812
+
+from pytest_gpumem.devices.cuda import calls as cuda
+
+PAGEABLE, PINNED, DEVICE = 0x1000, 0x2000, 0x3000
+KERNEL = Step(StepKind.KERNEL)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "ordered", "expected"),
+    [
+        ("pageable", "device", False, "waits"),
+        ("pinned", "device", False, "waits"),
+        ("device", "pageable", False, "waits"),
+        ("device", "device", False, "does not"),
+        ("pageable", "pinned", False, "waits"),
+        ("pageable", "pinned", True, "waits"),
+        ("pageable", "device", True, "may"),
+        ("device", "pageable", True, "may"),
+        ("device", "pinned", True, "does not"),
+        ("pinned", "device", True, "does not"),
+        ("device", "device", True, "does not"),
+        ("managed", "device", False, "may"),
+        ("array", "device", True, "does not"),
+    ],
+)
+def test_a_copy_waits_by_its_memory(source: str, destination: str, ordered: bool, expected: str) -> None:
+    """CUDA Driver API, API synchronization behavior, Memcpy."""
+    assert copy_waits(source, destination, ordered=ordered) == expected
+
+
+def test_a_memset_waits_for_pinned_and_managed_memory() -> None:
+    assert [memset_waits(kind, ordered=False) for kind in ("device", "pinned", "managed")] == ["does not", "waits", "waits"]
+    assert memset_waits("pinned", ordered=True) == "does not"
+
+
+def test_versions_of_a_call_have_one_entry() -> None:
+    assert {base_name(name) for name in ("cuMemFree_v2", "cuMemFree")} == {"cuMemFree"}
+    assert base_name("cuMemcpyHtoDAsync_v2_ptsz") == "cuMemcpyHtoDAsync"
+    assert CALLS[base_name("cuStreamSynchronize_ptsz")] == ("waits", "stream")
+
+
+# Callbacks
+
+NAMES = (
+    *(
+        "cuLaunchKernel",
+        "cuLaunchKernel_ptsz",
+        "cuLaunchKernelEx",
+        "cuStreamSynchronize",
+        "cuCtxSynchronize",
+        "cuMemFree_v2",
+        "cuMemAlloc_v2",
+    ),
+    *("cuMemcpyHtoD_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpy2D_v2", "cuMemcpy3DAsync_v2", "cuMemcpyAsync", "cuMemcpy3DBatchAsync"),
+    *("cuMemcpyBatchAsync_v2", "cuMemsetD32_v2", "cuMemsetD8Async", "cuModuleLoadData", "cuStreamBeginCapture_v2", "cuStreamEndCapture"),
+    *("cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuMemcpyHtoA_v2", "cuEventQuery"),
+)
+RUNTIME = ("cudaDeviceSynchronize_v3020", "cudaMemcpy_v3020", "cudaLaunchKernel_v7000")
+
+
+class Callbacks:
+    """Calls as CUPTI reports them: at their begin and at their end."""
+
+    def __init__(self, calls: cuda.CudaCalls) -> None:
+        self.calls = calls
+        driver = enum.IntEnum("driver", {name: at for at, name in enumerate(NAMES)})  # type: ignore[misc]
+        runtime = enum.IntEnum("runtime", {name: at for at, name in enumerate(RUNTIME)})  # type: ignore[misc]
+        site = SimpleNamespace(API_EXIT=1)
+        calls._number(SimpleNamespace(driver_api_trace_cbid=driver, runtime_api_trace_cbid=runtime, ApiCallbackSite=site))
+
+    def _report(self, receive: Any, number: int, site: int, words: tuple[int, ...], result: int = 0) -> None:
+        parameters = (ctypes.c_uint64 * max(1, len(words)))(*words)
+        status = ctypes.c_int(result)
+        data = cuda._DATA.pack(site, ctypes.addressof(parameters), ctypes.addressof(status), 7)
+        receive(number, SimpleNamespace(_data=SimpleNamespace(tobytes=lambda: data)))
+
+    def begin(self, name: str, *words: int) -> None:
+        self._report(self.calls._driver, NAMES.index(name), 0, words)
+
+    def end(self, name: str, *words: int, result: int = 0) -> None:
+        self._report(self.calls._driver, NAMES.index(name), 1, words, result)
+
+    def __call__(self, name: str, *words: int, result: int = 0) -> None:
+        self.begin(name, *words)
+        self.end(name, *words, result=result)
+
+    def runtime(self, name: str, *words: int, inside: str | None = None) -> None:
+        number = RUNTIME.index(name)
+        self._report(self.calls._runtime, number, 0, words)
+        if inside is not None:
+            self(inside, *words)
+        self._report(self.calls._runtime, number, 1, words)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Callbacks:
+    kinds = {PAGEABLE: "pageable", PINNED: "pinned", DEVICE: "device"}
+    monkeypatch.setattr(cuda, "_memory", lambda address: kinds.get(address & 0xF000, "unknown"))
+    monkeypatch.setattr(cuda, "native_frames", lambda: iter(()))
+    return Callbacks(cuda.CudaCalls())
+
+
+def read(calls: Callbacks) -> Calls:
+    found: Calls = cuda_window(calls).read(Path(__file__).parent)
+    return found
+
+
+def cuda_window(calls: Callbacks) -> Any:
+    window = calls.calls.log.open()
+    window._before.clear()  # from the first call on
+    return window
+
+
+def waits(calls: Callbacks) -> list[tuple[str, str, bool]]:
+    return [(one.call, one.of, one.sure) for one in read(calls).waiting]
+
+
+def test_launches_and_their_stream(calls: Callbacks) -> None:
+    def launch(stream: int) -> tuple[int, ...]:
+        return 1, 0, 0, 0, 0, stream
+
+    calls("cuLaunchKernel", *launch(0))
+    calls("cuLaunchKernel", *launch(1))
+    calls("cuLaunchKernel", *launch(0x77))
+    calls("cuLaunchKernel_ptsz", *launch(0))
+    calls("cuLaunchKernel", *launch(0), result=1)  # refused: nothing ran
+    config = D.CUlaunchConfig()
+    config.hStream = D.CUstream(0)
+    calls("cuLaunchKernelEx", int(config.getPtr()))
+    assert (read(calls).kernels, read(calls).default_stream) == (5, 3)
+
+
+def test_copies_by_kind_bytes_and_wait(calls: Callbacks) -> None:
+    calls("cuMemcpyHtoD_v2", DEVICE, PAGEABLE, 100)
+    calls("cuMemcpyDtoHAsync_v2", PINNED, DEVICE, 50, 5)
+    calls("cuMemcpyDtoHAsync_v2", PAGEABLE, DEVICE, 25, 5)
+    calls("cuMemcpyAsync", DEVICE, DEVICE, 10, 5)
+    calls("cuMemcpyHtoA_v2", 0x99, 0, PAGEABLE, 7)
+    found = {(one.kind, one.source, one.destination): (one.count, one.nbytes) for one in read(calls).copies}
+    assert found == {
+        ("H2D", "pageable", "device"): (1, 100),
+        ("D2H", "device", "pinned"): (1, 50),
+        ("D2H", "device", "pageable"): (1, 25),
+        ("D2D", "device", "device"): (1, 10),
+        ("H2A", "pageable", "array"): (1, 7),
+    }
+    assert waits(calls) == [("cuMemcpyHtoD", "copy", True), ("cuMemcpyDtoHAsync", "copy", False), ("cuMemcpyHtoA", "copy", True)]
+
+
+def test_copies_of_boxes_and_batches(calls: Callbacks) -> None:
+    plane, box = D.CUDA_MEMCPY2D(), D.CUDA_MEMCPY3D()
+    plane.srcMemoryType, plane.srcHost, plane.dstMemoryType = (
+        D.CUmemorytype.CU_MEMORYTYPE_HOST,
+        PAGEABLE,
+        D.CUmemorytype.CU_MEMORYTYPE_DEVICE,
+    )
+    plane.WidthInBytes, plane.Height = 16, 3
+    calls("cuMemcpy2D_v2", int(plane.getPtr()))
+    box.srcMemoryType, box.dstMemoryType, box.dstHost = D.CUmemorytype.CU_MEMORYTYPE_DEVICE, D.CUmemorytype.CU_MEMORYTYPE_HOST, PINNED
+    box.WidthInBytes, box.Height, box.Depth = 8, 2, 5
+    calls("cuMemcpy3DAsync_v2", int(box.getPtr()), 3)
+    lists = [(ctypes.c_uint64 * 2)(*of) for of in ((DEVICE, DEVICE), (PINNED, PAGEABLE), (40, 60))]
+    calls("cuMemcpyBatchAsync_v2", *map(ctypes.addressof, lists), 2)
+    found = {(one.source, one.destination): one.nbytes for one in read(calls).copies}
+    assert found == {("pageable", "device"): 48 + 60, ("device", "pinned"): 80, ("pinned", "device"): 40}
+    assert read(calls).not_counted is None
+    calls("cuMemcpy3DBatchAsync", 1)
+    assert read(calls).not_counted == "cuMemcpy3DBatchAsync is not read"
+
+
+def test_waits_have_the_line_and_the_time(calls: Callbacks) -> None:
+    calls("cuStreamSynchronize", 0)
+    calls("cuMemFree_v2", DEVICE)
+    calls("cuMemFree_v2", 0)  # does nothing
+    calls("cuMemAlloc_v2", 0, 64)
+    assert "cuEventQuery" not in calls.calls._versions.values()  # it has no callback
+    assert waits(calls) == [("cuStreamSynchronize", "stream", True), ("cuMemFree", "free", True), ("cuMemAlloc", "allocation", False)]
+    first = read(calls).waiting[0]
+    assert (first.file, first.function) == (Path(__file__).name, "_report")  # the innermost line of code that is the user's
+    assert first.seconds > 0
+    assert read(calls).waits == 2
+
+
+def test_the_runtime_counts_where_the_driver_told_nothing(calls: Callbacks) -> None:
+    calls.runtime("cudaDeviceSynchronize_v3020", inside="cuCtxSynchronize")
+    assert [one.count for one in read(calls).waiting] == [1]
+    calls.runtime("cudaDeviceSynchronize_v3020")
+    assert [one.count for one in read(calls).waiting] == [2]
+    calls.runtime("cudaMemcpy_v3020", PAGEABLE, DEVICE, 12, 2)
+    assert [(one.kind, one.nbytes) for one in read(calls).copies] == [("D2H", 12)]
+
+
+def test_first_use_is_counted_apart(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls.begin("cuModuleLoadData", 0)
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
+    calls("cuCtxSynchronize")
+    calls.end("cuModuleLoadData", 0)
+    monkeypatch.setattr(cuda, "native_frames", lambda: iter([(b"/lib/libcublas.so.13", b"cublasCreate_v2")]))
+    calls("cuStreamSynchronize", 0)
+    monkeypatch.setattr(cuda, "native_frames", lambda: iter([(b"/site-packages/cupy/cuda/memory.so", b"")]))
+    calls("cuMemAlloc_v2", 0, 64)
+    calls("cuStreamSynchronize", 0)  # a pool that waits for another reason
+    found = read(calls)
+    assert found.kernels == 0
+    assert found.first_use == {"modules": 1, "kernels": 1, "waits": 3}
+    assert found.waits == 1
+
+
+def test_a_capture_runs_nothing_and_a_graph_its_nodes(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls("cuStreamBeginCapture_v2", 5, 0)
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
+    calls("cuMemsetD8Async", DEVICE, 0, 8, 5)
+    calls("cuStreamEndCapture", 5, 0)
+    assert not read(calls).any
+    copy = Step(StepKind.COPY, "D2D", source="device", memory="device", nbytes=64)
+    monkeypatch.setattr(cuda, "_nodes", lambda graph: iter([KERNEL, KERNEL, copy] if graph == 0x51 else []))
+    executable = ctypes.c_uint64(0xE1)
+    calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
+    for _ in range(3):
+        calls("cuGraphLaunch", 0xE1, 5)
+    assert (read(calls).kernels, read(calls).copied, read(calls).copied_bytes) == (6, 3, 192)
+    calls("cuGraphLaunch", 0xE2, 5)
+    assert "a graph was launched that was made before" in str(read(calls).not_counted)
+
+
+def test_memsets(calls: Callbacks) -> None:
+    calls("cuMemsetD32_v2", PINNED, 0, 8)
+    calls("cuMemsetD32_v2", DEVICE, 0, 8)
+    assert read(calls).memsets == 2
+    assert waits(calls) == [("cuMemsetD32", "memset", True)]
+
+
+# Windows
+
+
+def test_windows_have_what_came_while_they_were_open() -> None:
+    log = CallLog()
+    log.ran(KERNEL)
+    outer = log.open()
+    log.ran(KERNEL)
+    inner = log.open()
+    log.waited("cuCtxSynchronize", "device", 0.5)
+    inner.close()
+    log.ran(KERNEL, count=2)
+    assert outer.read(Path("/")).kernels == 3
+    assert (inner.read(Path("/")).kernels, inner.read(Path("/")).waits) == (0, 1)
+
+
+def test_allowed_lines_and_strict_waits() -> None:
+    log = CallLog()
+    window = log.open()
+    log.waited("cuMemAlloc", "allocation", 0.0, sure=False)
+    log.waited("cuCtxSynchronize", "device", 0.0)
+    root = Path(__file__).parent
+    assert window.read(root).waits == 1
+    assert window.read(root, strict=True).waits == 2
+    assert window.read(root.parent, ("test_calls.py:*",), strict=True).waits == 0
+    assert window.read(root, ("other.py:*",)).waits == 1
+
+
+def test_a_thread_of_c_code_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_gpumem.devices import calls as module
+
+    log = CallLog()
+    window = log.open()
+    monkeypatch.setattr(module, "python_stack", lambda skip: ((f"{PACKAGE}/devices/cuda/cupti.py", 1, "_called"),))
+    thread = threading.Thread(target=log.waited, args=("cuStreamSynchronize", "stream", 0.0))
+    thread.start()
+    thread.join()
+    (wait,) = window.read(Path("/")).waiting
+    assert wait.file == ""
+    assert wait.place.startswith("line unknown (")
+
+
+def test_native_frames_name_files_of_this_process() -> None:
+    assert any(b"python" in file for file, _ in cuda.native_frames())
