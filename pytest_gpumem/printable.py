@@ -5,6 +5,7 @@ escape sequence controls the terminal, a lone surrogate cannot be encoded.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -31,26 +32,31 @@ def _printable(value: Any) -> Any:
     if isinstance(value, PurePath):
         return value if str(value).isprintable() else type(value)(_printable(str(value)))
     if isinstance(value, (tuple, list)):
-        if value and isinstance(value[0], (float, int)):  # samples, of which there are many
-            return value
-        made = [_printable(one) for one in value]
-        if all(one is other for one, other in zip(made, value, strict=True)):
-            return value
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return _of_sequence(value)
     if isinstance(value, dict):
         return {_printable(key): _printable(one) for key, one in value.items()}
     if isinstance(value, msgspec.Struct):
-        given = ((name, getattr(value, name)) for name in value.__struct_fields__)
-        changed = {name: new for name, old in given if (new := _printable(old)) is not old}
+        changed = _changed(value, value.__struct_fields__)
         return msgspec.structs.replace(value, **changed) if changed else value
     if is_dataclass(value) and not isinstance(value, type):
-        changed = {}
-        for field in fields(value):
-            old = getattr(value, field.name)
-            if (new := _printable(old)) is not old:
-                changed[field.name] = new
+        changed = _changed(value, [field.name for field in fields(value)])
         if changed:
             value = copy.copy(value)
             for name, new in changed.items():
                 object.__setattr__(value, name, new)  # also of a frozen one
     return value
+
+
+def _of_sequence(value: Any) -> Any:
+    if value and isinstance(value[0], (float, int)):  # samples, of which there are many
+        return value
+    made = [_printable(one) for one in value]
+    if all(one is other for one, other in zip(made, value, strict=True)):
+        return value
+    return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+
+
+def _changed(value: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The fields that are not printable, as they are then."""
+    given = ((name, getattr(value, name)) for name in names)
+    return {name: new for name, old in given if (new := _printable(old)) is not old}

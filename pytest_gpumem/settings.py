@@ -525,6 +525,16 @@ def flag_of(name: str) -> str:
     return _BY_NAME["budget" if name == "total_budget" else name].flag
 
 
+def _refuse_variables(environment: Mapping[str, str], *, enabled: bool) -> None:
+    """Refuse variables that are no setting. Arguments as of `resolve`."""
+    names = (name for name in environment if re.match(r"(?i)GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES)
+    _refuse_unknown(
+        (name for name in names if enabled or did_you_mean(name, [_BY_NAME["enabled"].variable], 0.6)),
+        [option.variable for option in OPTIONS if not option.ini_only],
+        "{} is set in the environment, but there is no such setting",
+    )
+
+
 def resolve(
     command_line: Mapping[str, object | None],
     environment: Mapping[str, str],
@@ -546,17 +556,13 @@ def resolve(
     """
     off = switched_off(environment)
     enabled = _resolve_one(_BY_NAME["enabled"], command_line, environment, ini, f"gpumem in {ini_file}")[0]
-    names = (name for name in environment if re.match(r"(?i)GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES)
-    _refuse_unknown(
-        (name for name in names if enabled or did_you_mean(name, [_BY_NAME["enabled"].variable], 0.6)),
-        [option.variable for option in OPTIONS if not option.ini_only],
-        "{} is set in the environment, but there is no such setting",
-    )
+    _refuse_variables(environment, enabled=bool(enabled))
     if not enabled:
         environment, ini = {}, {}
+    keys = [option.key for option in OPTIONS]
     _refuse_unknown(
-        (name for name in ini if re.match(r"(?i)gpumem(_|$)", name) or did_you_mean(name, [option.key for option in OPTIONS], 0.9)),
-        [option.key for option in OPTIONS],
+        (name for name in ini if re.match(r"(?i)gpumem(_|$)", name) or did_you_mean(name, keys, 0.9)),
+        keys,
         f"{{}} stands in {ini_file}, but there is no such setting",
     )
     values: dict[str, Any] = {}

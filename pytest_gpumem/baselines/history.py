@@ -11,7 +11,7 @@ not compared.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, Protocol, TypeVar
@@ -284,12 +284,7 @@ def counting(files: Collection[AnyFile[R, F]], resets: Iterable[Reset] = ()) -> 
     current = {reset.key: reset for reset in sorted(every, key=_order)}
     rows = _since_reset((row for one in files for row in one.rows), current)
     for one in files:
-        for key in one.rejected:
-            found = rows.get(key, [])
-            kept = [row for row in found if row.process.revision != one.revision or row.process.sequence >= one.sequence]
-            # Without another revision in the baseline the rejection was noise: a revision is not slower than itself.
-            if any(row.process.revision != one.revision for row in kept):
-                rows[key] = kept
+        rows |= _without_rejected(rows, one)
     before: dict[str, int] = {}
     for row in (row for one in files for row in one.rows):
         if not _follows(row, current):
@@ -337,6 +332,16 @@ CLOCKS = {"memory clock": ("memory_clock_hz", 0.01), "SM clock": ("sm_clock_hz",
 clock; the SM clock varies with temperature and power."""
 
 
+def _without_rejected(rows: Mapping[str, list[R]], file: AnyFile[R, F]) -> dict[str, list[R]]:
+    """By key, the rows that are left of those which a file rejects: the runs of its revision before it do not count."""
+    left = {
+        key: [row for row in rows.get(key, ()) if row.process.revision != file.revision or row.process.sequence >= file.sequence]
+        for key in file.rejected
+    }
+    # Without another revision in the baseline the rejection was noise: a revision is not slower than itself.
+    return {key: kept for key, kept in left.items() if any(row.process.revision != file.revision for row in kept)}
+
+
 def changes(measurement: Measurement, facts: DeviceFacts, test_source: str | None, window: Sequence[SavedRow]) -> tuple[str, ...]:
     """Differences from any process of the window, as short phrases: "driver 580.95.05 -> 590.10". An unknown value is no difference.
     `window`: the runs to compare with, oldest first; those of another mode do not count. A change is reported until the window has moved
@@ -352,9 +357,13 @@ def changes(measurement: Measurement, facts: DeviceFacts, test_source: str | Non
         # The newest known value that differs.
         if now is not None and (old := next((value for value in reversed(then) if value not in (None, now)), None)) is not None:
             phrases.append(name if name.endswith("source") else f"{name} {old} -> {now}")
+    return (*phrases, *_clock_changes(measurement, window))
+
+
+def _clock_changes(measurement: Measurement, window: Sequence[SavedRow]) -> Iterator[str]:
+    """The clocks that differ from the usual ones of the window."""
     for name, (field_name, least) in CLOCKS.items():
         # After the samples; before them the device may be idle.
         own, *known = (getattr(one.conditions[-1], field_name) for one in (measurement, *(past.measurement for past in window)))
         if own and (known := [clock for clock in known if clock]) and abs(own / (usual := statistics.median(known)) - 1) > least:
-            phrases.append(f"{name} {usual / 1e6:.0f} -> {own / 1e6:.0f} MHz")
-    return tuple(phrases)
+            yield f"{name} {usual / 1e6:.0f} -> {own / 1e6:.0f} MHz"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,10 +120,15 @@ class SideResults:
         return replace(row, measurement=merged(runs) if runs else None, footprint=footprint)
 
 
-def side(given: str) -> SideResults:
-    """Read a file, a folder of files, or a quoted pattern such as "base-*.json".
-    Raises `UserError`: no file, a file that cannot be used, a copy, or nothing was measured.
-    """
+def _unseen_resets(contents: Sequence[RunFile]) -> Iterator[Reset]:
+    """The resets that rows name, and whose files are not among those that were given. The first row of each came after it."""
+    known = {reset.id for one in contents for reset in one.resets}
+    for row in (row for one in contents for row in one.rows):
+        if row.reset is not None and row.reset not in known:
+            yield Reset(row.reset, row.key, "", "", row.process.utc, sequence=row.process.sequence)
+
+
+def _files(given: str) -> list[ResultFile]:
     seen: dict[str, Path] = {}
     files = []
     for path in _paths(given):
@@ -132,17 +137,20 @@ def side(given: str) -> SideResults:
             raise UserError(f"{path}: the same as {seen[file.digest]}: a copy")
         seen[file.digest] = path
         files.append(file)
+    return files
+
+
+def side(given: str) -> SideResults:
+    """Read a file, a folder of files, or a quoted pattern such as "base-*.json".
+    Raises `UserError`: no file, a file that cannot be used, a copy, or nothing was measured.
+    """
+    files = _files(given)
     files.sort(key=lambda file: (file.content.sequence, file.content.utc, file.content.id))
     contents = [file.content for file in files]
-    rows, known = [row for one in contents for row in one.rows], {reset.id for one in contents for reset in one.resets}
-    # The file of a reset need not be among those that were given; its first row came after it.
-    resets = [
-        Reset(after, row.key, "", "", row.process.utc, sequence=row.process.sequence)
-        for row in rows
-        if (after := row.reset) is not None and after not in known
-    ]
+    rows, resets = [row for one in contents for row in one.rows], list(_unseen_resets(contents))
     counting = assemble(contents, WINDOW if any(one.sequence for one in contents) else len(files), resets)
-    left_out = {key: why for f in files for key, why in f.left_out.items() if key not in counting.rows and key not in counting.footprints}
+    there = {*counting.rows, *counting.footprints}
+    left_out = {key: why for file in files for key, why in file.left_out.items() if key not in there}
     left_out |= {row.key: why for row in rows if (why := counting.accepted(row.key)) is not None}
     found = SideResults(given, tuple(files), counting, left_out)
     if not found.processes or not (found.rows or counting.footprints or found.left_out):

@@ -236,6 +236,14 @@ def copy(source: Storage, target: Storage) -> dict[str, int]:
     return found
 
 
+def _rejecting(contents: Collection[RunFile], kept: Collection[str]) -> set[str]:
+    """The ids of files that reject rows of the kept ones: a run that another row keeps stays out of the row that was rejected."""
+    # The earliest of a revision comes last.
+    rows = [(row.key, one) for one in sorted(contents, key=lambda one: -one.sequence) if one.id in kept for row in one.rows]
+    earliest = {(key, one.revision): one.sequence for key, one in rows}
+    return {one.id for one in contents if any(earliest.get((key, one.revision), one.sequence) < one.sequence for key in one.rejected)}
+
+
 def surplus(found: Mapping[Path, RunFile], keep: int) -> list[Path]:
     """The files without which every comparison over the newest `keep` runs of a row is the same.
     `found`: all files of one kind of device (`files`).
@@ -251,10 +259,7 @@ def surplus(found: Mapping[Path, RunFile], keep: int) -> list[Path]:
     # A later file continues the numbers.
     kept |= {content.id for content in contents if content.sequence == _highest(contents)}
     while True:
-        # A run that another row keeps stays out of the row that was rejected. The earliest of a revision comes last.
-        rows = [(row.key, one) for one in sorted(contents, key=lambda one: -one.sequence) if one.id in kept for row in one.rows]
-        earliest = {(key, one.revision): one.sequence for key, one in rows}
-        needed = {one.id for one in contents if any(earliest.get((key, one.revision), one.sequence) < one.sequence for key in one.rejected)}
+        needed = _rejecting(contents, kept)
         if needed <= kept:
             return [path for path, content in found.items() if content.id not in kept]
         kept |= needed

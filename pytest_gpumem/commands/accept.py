@@ -16,7 +16,7 @@ from pytest_gpumem.commands.baseline import names_row
 from pytest_gpumem.commands.gate import DUET, FOLDER, RESULTS
 from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import LOST
+from pytest_gpumem.records.row import LOST, Row
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, files_at, head
 from pytest_gpumem.units import did_you_mean
@@ -70,21 +70,15 @@ def accept(tests: tuple[str, ...], reason: str, scopes: tuple[str, ...], sizes: 
 
     if not reason.strip():
         raise click.UsageError("--reason: it is empty; give the reason for the change.")
-    sized = [Scope(scope) for scope in scopes if scope != Scope.REMOVED.value]
-    if Scope.LIMIT in sized and not sizes:
-        raise click.UsageError("--size: the scope limit takes the new value of the limit: max_regression=5%, or max_regression=none.")
-    if sizes and len(sizes) != len(sized):
-        raise click.UsageError(f"--size: {len(sizes)} for {len(sized)} scopes that have one; give one for each --scope, in their order.")
-    here = Path.cwd()
+    here, chosen = Path.cwd(), [Scope(scope) for scope in scopes]
+    sized = [scope for scope in chosen if scope is not Scope.REMOVED]
+    _check_sizes(sized, sizes)
     last = _last(results, needed=not scopes or len(sizes) < len(sized))
-    by_test: dict[str, list[AcceptedChange]] = {}
-    for test in tests:
-        if sizes or (not sized and scopes):
-            by_test[test] = list(_as_given(test, [Scope(scope) for scope in scopes], iter(sizes), last))
-        else:
-            assert last is not None
-            for nodeid, changes in _flagged(test, last, [Scope(scope) for scope in scopes]).items():
-                by_test.setdefault(nodeid, []).extend(one for one in changes if one not in by_test.get(nodeid, []))
+    if sizes or (not sized and scopes):
+        by_test = {test: list(_as_given(test, chosen, iter(sizes), last)) for test in tests}
+    else:
+        assert last is not None
+        by_test = _of_last(tests, last, chosen)
     base = _base(last, here)
     merged = frozenset[str]() if base is None else files_at(base, ACCEPTED, here)
     earlier = acceptances(here)
@@ -92,10 +86,10 @@ def accept(tests: tuple[str, ...], reason: str, scopes: tuple[str, ...], sizes: 
         made = Acceptance(test, reason.strip(), _who(os.environ), tuple(changes), base)
         path = write(here, made)
         click.echo(printable(f"{test}: accepted {', '.join(map(_words, changes))}; wrote {path}"))
-        for one in earlier:
-            if base is not None and one.test == test and one.file_name not in {*merged, made.file_name}:
-                (here / ACCEPTED / one.file_name).unlink(missing_ok=True)
-                click.echo(printable(f"  in place of {ACCEPTED / one.file_name}"))
+        for name in () if base is None else [one.file_name for one in earlier if one.test == test]:
+            if name not in {*merged, made.file_name}:
+                (here / ACCEPTED / name).unlink(missing_ok=True)
+                click.echo(printable(f"  in place of {ACCEPTED / name}"))
     click.echo("commit it with the change: gpumem gate --accept-from-change counts it, and the next run with --gpumem-save takes it over")
 
 
@@ -131,34 +125,57 @@ def _as_given(test: str, scopes: Iterable[Any], sizes: Iterator[str], last: Resu
         yield change
 
 
+def _check_sizes(scopes: Sequence[Any], sizes: Sequence[str]) -> None:
+    from pytest_gpumem.baselines.accepted import Scope
+
+    if Scope.LIMIT in scopes and not sizes:
+        raise click.UsageError("--size: the scope limit takes the new value of the limit: max_regression=5%, or max_regression=none.")
+    if sizes and len(sizes) != len(scopes):
+        raise click.UsageError(f"--size: {len(sizes)} for {len(scopes)} scopes that have one; give one for each --scope, in their order.")
+
+
+def _of_last(tests: Sequence[str], last: Results, scopes: Sequence[Any]) -> dict[str, list[AcceptedChange]]:
+    """By node id, the changes that the last run found. Arguments as of `_flagged`."""
+    found: dict[str, list[AcceptedChange]] = {}
+    for test in tests:
+        for nodeid, changes in _flagged(test, last, scopes).items():
+            found.setdefault(nodeid, []).extend(one for one in changes if one not in found.get(nodeid, []))
+    return found
+
+
 def _flagged(test: str, last: Results, scopes: Sequence[Any]) -> dict[str, list[AcceptedChange]]:
     """By node id, the changes of the tests that TEST selects which the last run found. Raises `UserError`: there are none."""
-    from pytest_gpumem.baselines.accepted import AcceptedChange, Scope, changes_of, own_limits
+    from pytest_gpumem.baselines.accepted import AcceptedChange, Scope, changes_of
 
-    rows = [row for row in last.document.rows if names_row(test, row.key, row.nodeid)]
-    lost = [one for one in last.document.missing if one.status == LOST and names_row(test, one.key, one.nodeid)]
+    document = last.document
+    rows = [row for row in document.rows if names_row(test, row.key, row.nodeid)]
+    lost = [one for one in document.missing if one.status == LOST and names_row(test, one.key, one.nodeid)]
     if not rows and not lost:
-        every = [*((row.key, row.nodeid) for row in last.document.rows), *((one.key, one.nodeid) for one in last.document.missing)]
+        every = [*((row.key, row.nodeid) for row in document.rows), *((one.key, one.nodeid) for one in document.missing)]
         names = [name for pair in every for name in pair]
         raise UserError(f"{test}: no row of {last.path} belongs to it{did_you_mean(test, names, cutoff=0.5)}")
     duet = _duet(last.path.parent / DUET)
     found: dict[str, list[AcceptedChange]] = {}
-    for row in rows:
-        changes = [] if row.test_error is True else list(changes_of(row, duet.get(row.key)))
-        found.setdefault(row.nodeid, []).extend(one for one in changes if not scopes or one.scope in scopes)
-    for one in lost:
-        if not scopes or Scope.REMOVED in scopes:
-            found.setdefault(one.nodeid, []).append(AcceptedChange(one.key, Scope.REMOVED))
-    found = {nodeid: changes for nodeid, changes in found.items() if changes}
+    changes = [(row.nodeid, change) for row in rows if row.test_error is not True for change in changes_of(row, duet.get(row.key))]
+    changes += [(one.nodeid, AcceptedChange(one.key, Scope.REMOVED)) for one in lost]
+    for nodeid, change in changes:
+        if not scopes or change.scope in scopes:
+            found.setdefault(nodeid, []).append(change)
     if not found:
-        own = sorted({name for row in rows for name in own_limits(row)})
-        why = f"{last.path} flags nothing of it{' in this scope' if scopes else ''}"
-        if any(row.test_error is True or (row.failed and not row.verdict.limits) for row in rows):
-            why = "the test itself failed, which nobody can accept"
-        elif own and not scopes:
-            why = f"{', '.join(own)} of the test does not hold; change the limit in the test"
-        raise UserError(f"{test}: {why}")
+        raise UserError(f"{test}: {_why_nothing(rows, last, in_scope=bool(scopes))}")
     return found
+
+
+def _why_nothing(rows: Sequence[Row], last: Results, *, in_scope: bool) -> str:
+    """Why nothing of these rows can be accepted. `in_scope`: scopes were given."""
+    from pytest_gpumem.baselines.accepted import own_limits
+
+    if any(row.test_error is True or (row.failed and not any(one.limit for one in row.verdict.limits)) for row in rows):
+        return "the test itself failed, which nobody can accept"
+    own = sorted({name for row in rows for name in own_limits(row)})
+    if own and not in_scope:
+        return f"{', '.join(own)} of the test does not hold; change the limit in the test"
+    return f"{last.path} flags nothing of it{' in this scope' if in_scope else ''}"
 
 
 def _duet(path: Path) -> dict[str, float]:

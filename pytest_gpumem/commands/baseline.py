@@ -110,15 +110,18 @@ def _of_tests(place: Storage, tests: Sequence[str], stored: Sequence[tuple[str, 
         names = [name for _, content in stored for pair in content.nodeids.items() for name in pair]
         raise UserError(f"--test: {unknown}: no row in {place} belongs to it{did_you_mean(unknown, names, cutoff=0.5)}")
     for key in dict.fromkeys(key for key, _ in stored):
-        shown = []
-        for line in sorted((line for line in lines.values() if line["gpu"] == key), key=lambda line: str(line["row"])):
-            latency = format_time(line["latency_s"]) if "latency_s" in line else ""
-            peak = short_bytes(line["peak_bytes"]) if "peak_bytes" in line else ""
-            accepted = f"accepted by {line['accepted_by']}: {line['reason']}" if "reason" in line else ""
-            when = line["utc"][:19].replace("T", " ")
-            shown.append((line["row"], (when, (line["revision"] or "")[:12], latency, peak), accepted))
-        _table(key, "row", ("time, UTC", "revision", "latency", "peak"), shown)
+        of_gpu = sorted((line for line in lines.values() if line["gpu"] == key), key=lambda line: str(line["row"]))
+        _table(key, "row", ("time, UTC", "revision", "latency", "peak"), [_shown(line) for line in of_gpu])
     return list(lines.values())
+
+
+def _shown(line: Mapping[str, Any]) -> tuple[str, tuple[str, ...], str]:
+    """A row of a run for `_table`."""
+    latency = format_time(line["latency_s"]) if "latency_s" in line else ""
+    peak = short_bytes(line["peak_bytes"]) if "peak_bytes" in line else ""
+    accepted = f"accepted by {line['accepted_by']}: {line['reason']}" if "reason" in line else ""
+    when = line["utc"][:19].replace("T", " ")
+    return line["row"], (when, (line["revision"] or "")[:12], latency, peak), accepted
 
 
 @baseline.command(

@@ -23,6 +23,7 @@ from pytest_gpumem.devices.memory_events import (
     LogMark,
     MemoryLog,
     Series,
+    Step,
     account,
     claim,
     claim_handles,
@@ -350,24 +351,12 @@ class _Watch:
         if gaps := self._gaps():
             raise NotCounted(gaps[-1])
         of._settle()
-        if of._log.cached and self._cached_now() < self._cached:
-            # Blocks of a cache are in use again. Which, tells the driver once the others are freed.
-            for source in of._running.values():
-                source.settle(tuple(of._log.cached.values()))
-            of._settle()
-            of._log.reuse(time.perf_counter())
-            self._cached = self._cached_now()
+        self._take_back()
         (steps, changes), after = of._log.since(self._mark), of._figures()
         driver = of.driver_is_watched
         not_watched = [f"{name}: {why}" for name, why in of._reasons.items()]
-        for series, figures in after.items():
-            library, kind = series
-            before = self._figures.get(series, NOTHING)
-            nobodys = self._nobodys(series)
-            if driver and figures.segments is not None:
-                missing = (_minus(figures, before).segments or 0) - (nobodys.segments or 0) - owned(steps, library, kind)
-                if missing > 0 and not claim(steps, library, missing):
-                    not_watched.append(f"{library}: which allocations of the driver its pool is made of: they count as CUDA's too")
+        if driver:
+            not_watched += self._claim_pools(steps, after)
         handles = {name: sizes for source in of._running.values() for name, sizes in source.handles().items()}
         for library, sizes in handles.items():
             claim_handles(steps, library, sizes)
@@ -377,24 +366,10 @@ class _Watch:
             if held := owned(steps, library, "device"):
                 uses[library, "device"] = MemoryUse(library, "device", reserved=held, source="CUPTI")
         for series, figures in after.items():
-            use = uses.get(series, MemoryUse(*series))
-            before, nobodys = self._figures.get(series, NOTHING), self._nobodys(series)
-            kept, peak, allocations = use.kept, use.peak, use.allocations
-            if figures.allocations is not None:
-                allocations = figures.allocations - (before.allocations or 0) - (nobodys.allocations or 0)
-            if figures.used is not None:
-                kept = figures.used - (before.used or 0) - (nobodys.used or 0)
-                self._most[series] = peak = max(peak, kept, self._most.get(series, 0))
-            # Where the library came into use meanwhile, not all of its allocations were seen.
-            marked = figures.high is not None and (not figures.single or series not in {*self._figures, *of._since_ours})
-            high = (figures.high or 0) - (before.used or 0) - (nobodys.used or 0)
-            if marked and (figures.high or 0) > max(before.high or 0, of._high_in_ours.get(series, 0)):
-                peak = max(peak, high)
-            elif marked and figures.high and (figures.allocations is None or allocations):
+            use, unseen = self._by_figures(series, figures, uses.get(series, MemoryUse(*series)))
+            if unseen is not None:
                 not_watched.append(f"{series[0]}: its peak, which is below an earlier one of this process")
-                unknown += max(0, high - peak)
-            unused = figures.unused - before.unused - nobodys.unused
-            use = replace(use, kept=kept, reserved=unused, peak=peak, allocations=allocations)
+                unknown += unseen
             if use != MemoryUse(*series):
                 uses[series] = use
         # Where allocations were not seen one by one, the peak of all is at least that of each.
@@ -415,6 +390,46 @@ class _Watch:
     def _nobodys(self, series: Series) -> Figures:
         """By which a library grew in pauses since the begin."""
         return _minus(self._of._drift.get(series, NOTHING), self._drift.get(series, NOTHING))
+
+    def _take_back(self) -> None:
+        """Note that blocks of a cache are in use again, if some are. Which, tells the driver once the others are freed."""
+        of = self._of
+        if of._log.cached and self._cached_now() < self._cached:
+            for source in of._running.values():
+                source.settle(tuple(of._log.cached.values()))
+            of._settle()
+            of._log.reuse(time.perf_counter())
+            self._cached = self._cached_now()
+
+    def _claim_pools(self, steps: Sequence[Step], after: Mapping[Series, Figures]) -> Iterator[str]:
+        """Give each library the allocations of the driver that its pool grew by; why that is not known of some."""
+        for series, figures in after.items():
+            library, kind = series
+            if figures.segments is not None:
+                grown = _minus(figures, self._figures.get(series, NOTHING)).segments or 0
+                missing = grown - (self._nobodys(series).segments or 0) - owned(steps, library, kind)
+                if missing > 0 and not claim(steps, library, missing):
+                    yield f"{library}: which allocations of the driver its pool is made of: they count as CUDA's too"
+
+    def _by_figures(self, series: Series, figures: Figures, use: MemoryUse) -> tuple[MemoryUse, int | None]:
+        """What a library took by its own figures, beside what was seen one by one; and the bytes by which its peak may be larger, None if
+        it is known."""
+        before, nobodys = self._figures.get(series, NOTHING), self._nobodys(series)
+        kept, peak, allocations, unknown = use.kept, use.peak, use.allocations, None
+        if figures.allocations is not None:
+            allocations = figures.allocations - (before.allocations or 0) - (nobodys.allocations or 0)
+        if figures.used is not None:
+            kept = figures.used - (before.used or 0) - (nobodys.used or 0)
+            self._most[series] = peak = max(peak, kept, self._most.get(series, 0))
+        # Where the library came into use meanwhile, not all of its allocations were seen.
+        if figures.high is not None and (not figures.single or series not in {*self._figures, *self._of._since_ours}):
+            high = figures.high - (before.used or 0) - (nobodys.used or 0)
+            if figures.high > max(before.high or 0, self._of._high_in_ours.get(series, 0)):
+                peak = max(peak, high)
+            elif figures.high and (figures.allocations is None or allocations):
+                unknown = max(0, high - peak)
+        unused = figures.unused - before.unused - nobodys.unused
+        return replace(use, kept=kept, reserved=unused, peak=peak, allocations=allocations), unknown
 
     def _with_source(self, use: MemoryUse) -> MemoryUse:
         if use.library == FIXTURES:

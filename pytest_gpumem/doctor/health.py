@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -203,13 +203,7 @@ def _controls(facts: DeviceFacts, now: Controls, baseline: Mapping[str | None, S
     if not then:
         return Check("controls", Status.OK, f"{figures}; the baseline has none to compare with")
     against = f"{counted(len(then), 'process')} of {whose} in the baseline"
-    slower = []
-    for kind, name in KINDS.items():
-        values = [value for one in then if (value := getattr(one, kind)) is not None]
-        drift = between([value] if (value := getattr(now, kind)) is not None else [], values, kind)
-        if drift is not None and drift.too_large and drift.share > 0:
-            slower.append(f"{name} takes {change(drift.share)} against {against}")
-    if slower:
+    if slower := [f"{text} against {against}" for text in _slower(now, then)]:
         return Check("controls", Status.WARNING, f"{figures}; {'; '.join(slower)}", _AGAIN)
     latencies = [one.latency for one in then if one.latency is not None]
     variant = (
@@ -217,6 +211,15 @@ def _controls(facts: DeviceFacts, now: Controls, baseline: Mapping[str | None, S
     )
     compared = f"another variant of the card than in {against}" if variant else f"as in {against}"
     return Check("controls", Status.OK, f"{figures}; {compared}")
+
+
+def _slower(now: Controls, then: Sequence[Controls]) -> Iterator[str]:
+    """The controls that take longer than in the baseline, in words."""
+    for kind, name in KINDS.items():
+        values = [value for one in then if (value := getattr(one, kind)) is not None]
+        drift = between([value] if (value := getattr(now, kind)) is not None else [], values, kind)
+        if drift is not None and drift.too_large and drift.share > 0:
+            yield f"{name} takes {change(drift.share)}"
 
 
 def _under_load(card: Card | None) -> Check:

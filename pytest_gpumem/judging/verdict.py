@@ -14,6 +14,7 @@ from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 from pytest_gpumem.units import format_share
 
 OPEN = Verdict(Outcome.UNDECIDED, "")  # of a row that is about to be judged
+_DOUBTS = (Outcome.FAIL, Outcome.UNDECIDED, Outcome.NEW)
 UNLIMITED = Verdict(Outcome.MEASURED, find(Outcome.MEASURED, "no limit").sentence)  # of a row without limits
 
 
@@ -34,19 +35,18 @@ def with_verdict(
     `remarks`: sentences after those of the findings.
     """
     comparison = row.verdict.comparison if comparison is UNSET else comparison
-    results = sorted((one.result if isinstance(one, Finding) else one for one in findings), key=_order)
-    doubts = [one for one in results if one.outcome not in (Outcome.ACCEPTED, Outcome.PASS, Outcome.MEASURED)]
-    accepted = [one for one in results if one.outcome is Outcome.ACCEPTED]
-    passed = [one for one in results if one.outcome is Outcome.PASS]
-    measured = [one for one in results if one.outcome is Outcome.MEASURED] or [_measured(comparison)]
+    by = _by_outcome(findings)
+    accepted = by.get(Outcome.ACCEPTED, [])
+    doubts = sorted((one for outcome in _DOUBTS for one in by.get(outcome, ())), key=_order)
     if accepted or doubts:
         outcome, said = doubts[0].outcome if doubts else Outcome.ACCEPTED, [*accepted, *doubts]
     else:
-        outcome, said = (Outcome.PASS, passed) if passed else (Outcome.MEASURED, measured)
+        outcome = Outcome.PASS if Outcome.PASS in by else Outcome.MEASURED
+        said = by.get(outcome) or [_measured(comparison)]
     # A rule that passes has no code; one that evidence let pass has.
-    code = next((one.code for one in said if one.outcome is outcome and (doubts or one.code is not None)), None)
-    reason = "; ".join(dict.fromkeys(text for text in (*(one.reason for one in said), *remarks) if text)) or row.verdict.reason
-    ends = " (strict: this fails)" if strict and doubts and outcome is not Outcome.FAIL else ""
+    code = doubts[0].code if doubts else next((one.code for one in said if one.code is not None), None)
+    reason = "; ".join(dict.fromkeys(filter(None, [*(one.reason for one in said), *remarks]))) or row.verdict.reason
+    ends = " (strict: this fails)" if strict and outcome in _DOUBTS[1:] else ""
     verdict = Verdict(
         outcome,
         f"{reason}{ends}{_since(row)}",
@@ -57,6 +57,13 @@ def with_verdict(
         tuple(dict.fromkeys(one.limit for one in accepted)),
     )
     return replace(row, verdict=verdict)
+
+
+def _by_outcome(findings: Iterable[Finding | LimitResult]) -> dict[Outcome, list[LimitResult]]:
+    found: dict[Outcome, list[LimitResult]] = {}
+    for one in findings:
+        found.setdefault(one.outcome, []).append(one.result if isinstance(one, Finding) else one)
+    return found
 
 
 def known(row: Row) -> tuple[LimitResult, ...]:

@@ -28,8 +28,9 @@ from pytest_gpumem.memory.l2 import PersistingStream, open_streams
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges, phase
 from pytest_gpumem.records.measurement import Conditions, Measurement
+from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.overlap import Overlap, Part
-from pytest_gpumem.records.what_ran import StepKind
+from pytest_gpumem.records.what_ran import StepKind, WhatRan
 from pytest_gpumem.settings import MODES, SAMPLERS
 from pytest_gpumem.units import format_share, format_time
 
@@ -150,7 +151,7 @@ class Conductor:
                 target.close()
 
     def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, passes: Passes) -> Measurement:
-        device, harness, profiled = self.device, self._harness, self.profiled
+        device, harness = self.device, self._harness
         # What the test queued before, on whatever stream, must neither race with the check nor run beside a sample.
         device.streams.synchronize()
         with device.counters.loading() if target.foreign else nullcontext():
@@ -167,48 +168,10 @@ class Conductor:
         if target.foreign and sampling.choice.sampler in ("blocked", "batched"):
             sampling, outside = self._whole(sampling, name, look=passes.streams)
         after = device.conditions()
-        target, sampler = sampling.target, sampling.choice.sampler
-        migrations = ran = None
-        if passes.pages:  # first: the others put managed pages back, which belongs to what a count finds before its launch
-            with self._ranges.range(phase(name, "count")):
-                migrations = count_migrations(device, target, profiled=profiled)
-        if passes.ran:
-            with self._ranges.range(phase(name, "watch")):
-                latency = min(sampling.medians, default=0.0)
-                ran = find_what_ran(device, target, arena.managed, latency, profiled=profiled, varying=passes.varying)
-        # A function that waits for its own work, as one of JAX has to, leaves no work to be seen.
-        works = sampling.work_seen or (ran is not None and any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)))
-        measured = Measurement(
-            label=label,
-            target=target.name,
-            mode=plan.mode,
-            sampler=sampler,
-            sampler_reason=sampling.choice.reason,
-            placements=tuple(sampling.placements),
-            half_width=sampling.half_width,
-            moved_bytes=target.moved_bytes,
-            footprint=target.footprint,
-            floor=floors.empty / sampling.batch if sampler in BATCHES else floors.empty,
-            overhead=floors.launch if sampler == "blocked" else None,
-            conditions=(before, after),
-            during=worst(sampling.seen),
-            discarded=sampling.discarded,
-            window=None if target.window is None else target.window.window,
-            profiled=profiled,
-            migrations=migrations,
-            what_ran=ran,
-            accesses_per_launch=target.accesses_per_launch,
-            sectors_per_request=target.sectors_per_request,
-            requested=target.requested,
-            kernel_source=target.kernel_source,
-            managed=bool(target.managed),
-            work_seen=UNSET if works else False,
-            outside=outside if isinstance(outside, float) else UNSET,
-            launches_wait=True if device.launches_wait() else UNSET,
-            busy=statistics.fmean(sampling.looks) if any(sampling.looks) else UNSET,
-            host_time=UNSET if sampling.host_time is None else sampling.host_time,
-            ran_at_hz=UNSET if sampling.sm_clock_hz is None else sampling.sm_clock_hz,
-        )
+        target = sampling.target
+        migrations, ran = self._untimed(sampling, arena, passes, name)
+        measured = self._record(label, sampling, plan, floors, (before, after), migrations, ran)
+        measured = replace(measured, outside=outside if isinstance(outside, float) else UNSET)
         if any(sampling.looks):
             harness.forget_floors()
         if explains := passes.causes is not None and passes.causes(measured):
@@ -243,6 +206,63 @@ class Conductor:
         again = sampling.by_host(f"{format_time(seconds)} of its work run on a stream that the timed one does not wait for")
         again.sample()
         return again, None
+
+    def _record(
+        self,
+        label: str,
+        sampling: Sampling,
+        plan: Plan,
+        floors: Floors,
+        conditions: tuple[Conditions, Conditions],
+        migrations: Migrations | None,
+        ran: WhatRan | None,
+    ) -> Measurement:
+        """The measurement of the samples."""
+        target, sampler = sampling.target, sampling.choice.sampler
+        # A function that waits for its own work, as one of JAX has to, leaves no work to be seen.
+        works = sampling.work_seen or (ran is not None and any(ran.of(StepKind.KERNEL, StepKind.COPY, StepKind.MEMSET)))
+        return Measurement(
+            label=label,
+            target=target.name,
+            mode=plan.mode,
+            sampler=sampler,
+            sampler_reason=sampling.choice.reason,
+            placements=tuple(sampling.placements),
+            half_width=sampling.half_width,
+            moved_bytes=target.moved_bytes,
+            footprint=target.footprint,
+            floor=floors.empty / sampling.batch if sampler in BATCHES else floors.empty,
+            overhead=floors.launch if sampler == "blocked" else None,
+            conditions=conditions,
+            during=worst(sampling.seen),
+            discarded=sampling.discarded,
+            window=None if target.window is None else target.window.window,
+            profiled=self.profiled,
+            migrations=migrations,
+            what_ran=ran,
+            accesses_per_launch=target.accesses_per_launch,
+            sectors_per_request=target.sectors_per_request,
+            requested=target.requested,
+            kernel_source=target.kernel_source,
+            managed=bool(target.managed),
+            work_seen=UNSET if works else False,
+            launches_wait=True if self.device.launches_wait() else UNSET,
+            busy=statistics.fmean(sampling.looks) if any(sampling.looks) else UNSET,
+            host_time=UNSET if sampling.host_time is None else sampling.host_time,
+            ran_at_hz=UNSET if sampling.sm_clock_hz is None else sampling.sm_clock_hz,
+        )
+
+    def _untimed(self, sampling: Sampling, arena: Arena, passes: Passes, name: str) -> tuple[Migrations | None, WhatRan | None]:
+        """The page faults of a launch and what it runs, where passes are to find them."""
+        device, target, profiled, migrations, ran = self.device, sampling.target, self.profiled, None, None
+        if passes.pages:  # first: the other puts managed pages back, which belongs to what a count finds before its launch
+            with self._ranges.range(phase(name, "count")):
+                migrations = count_migrations(device, target, profiled=profiled)
+        if passes.ran:
+            with self._ranges.range(phase(name, "watch")):
+                latency = min(sampling.medians, default=0.0)
+                ran = find_what_ran(device, target, arena.managed, latency, profiled=profiled, varying=passes.varying)
+        return migrations, ran
 
     def _with_causes(self, measured: Measurement, target: Target, name: str) -> Measurement:
         """The measurement with the passes from which causes of a slow-down follow."""

@@ -231,10 +231,9 @@ class RangesByThread:
         return found
 
 
-def ranges_of(tables: Tables) -> RangesByThread:
-    """The ranges of an export. Events of creation name the domains. A recording that begins later has none. Then every domain with a range
-    of a measured launch counts."""
-    events = list(
+def _events(tables: Tables) -> list[tuple[int, int, int, str, int, int, int | None]]:
+    """Start, end, kind, name, thread, domain and category of each event."""
+    rows = list(
         tables.rows(
             RANGES,
             ("start", "end", "eventType", "text", "globalTid", "domainId"),
@@ -242,35 +241,42 @@ def ranges_of(tables: Tables) -> RangesByThread:
             f"eventType IN ({CATEGORY}, {MARK}, {PUSH_POP}, {NEW_DOMAIN})",
         )
     )
-    last = max((time for start, end, *_ in events for time in (start, end) if time is not None), default=0)
-    ranges: dict[tuple[int, int], list[Range]] = defaultdict(list)
-    marks: dict[tuple[int, int], list[tuple[int, int, str, int | None]]] = defaultdict(list)
-    ours, named, categories = set[tuple[int, int]](), set[tuple[int, int]](), set[tuple[int, int, int]]()
-    for start, end, kind, text, thread, domain, registered, category in events:
+    last = max((time for start, end, *_ in rows for time in (start, end) if time is not None), default=0)
+    return [
+        # A range that was never closed has no end, or one of 0.
         # A registered string is in textId, any other in text; earlier versions have an empty text beside a textId.
-        name = text or tables.string(registered)
-        process = (thread or 0) & PROCESS
-        key = process, domain or 0
+        (start, last if not end or end < start else end, kind, text or tables.string(registered), thread or 0, domain or 0, category)
+        for start, end, kind, text, thread, domain, registered, category in rows
+    ]
+
+
+def ranges_of(tables: Tables) -> RangesByThread:
+    """The ranges of an export. Events of creation name the domains. A recording that begins later has none. Then every domain with a range
+    of a measured launch counts."""
+    ranges: dict[tuple[int, int], list[Range]] = defaultdict(list)
+    marks = list[tuple[tuple[int, int], int, int, str, int | None]]()
+    names, categories = dict[tuple[int, int], str](), set[tuple[int, int, int | None]]()
+    for start, end, kind, name, thread, domain, category in _events(tables):
+        key = thread & PROCESS, domain
         if kind == NEW_DOMAIN:
-            named.add(key)
-            if name == DOMAIN:
-                ours.add(key)
+            names[key] = name
         elif kind == CATEGORY and name == NODEID_CATEGORY:
             categories.add((*key, category))
         elif kind == MARK:
-            marks[key].append((start, thread or 0, name, category))
+            marks.append((key, start, thread, name, category))
         elif kind == PUSH_POP and name:
-            # A range that was never closed has no end, or one of 0.
-            ranges[key].append(Range(name, start, end if end is not None and end >= start else last, thread or 0))
-    for key, found in ranges.items():
-        if key not in named and key[1] and any(one.name.endswith(f".{MEASURE}") for one in found):
-            ours.add(key)
+            ranges[key].append(Range(name, start, end, thread))
+    ours = {key for key, name in names.items() if name == DOMAIN}
+    ours |= {key for key, found in ranges.items() if key not in names and key[1] and _measures(found)}
     # If an exporter leaves out the names of categories, all our marks are node ids.
-    without_names = {key for key in ours if not any(one[:2] == key for one in categories)}
+    without_names = ours - {(process, domain) for process, domain, _ in categories}
     nodeids = (
         (start, thread, text)
-        for key in ours
-        for start, thread, text, category in marks[key]
-        if key in without_names or (*key, category) in categories
+        for key, start, thread, text, category in marks
+        if key in without_names or (key in ours and (*key, category) in categories)
     )
     return RangesByThread((one for key in ours for one in ranges[key]), nodeids)
+
+
+def _measures(ranges: Iterable[Range]) -> bool:
+    return any(one.name.endswith(f".{MEASURE}") for one in ranges)

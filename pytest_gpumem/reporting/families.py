@@ -75,24 +75,18 @@ def curve(series: Sequence[Series], x_unit: str, unit: svg.Unit, ceilings: Seque
     `description`: for screen readers.
     """
     frame = svg.Frame(_HEIGHT)
-    xs = sorted({point.x for one in series for point in one.points})
-    if xs[0] > 0 and xs[-1] / xs[0] >= _LOG_FROM:
-        pad = (xs[-1] / xs[0]) ** 0.04
-        x = frame.x(xs[0] / pad, xs[-1] * pad, svg.Unit(x_unit), log=True)
-    else:
-        x = frame.x(*svg.spanned(xs, margin=0.04, least=1e-9), svg.Unit(x_unit))
+    points = [point for one in series for point in one.points]
+    xs = sorted({point.x for point in points})
+    x = _x_axis(frame, xs, x_unit)
     # Where an interval is wider than all figures, its upper end is not drawn: the figures would have no room.
-    figures = [point.y for one in series for point in one.points]
+    figures = [point.y for point in points]
     most = MOST_INTERVAL * max(figures)
-    figures += [min(point.high, most) for one in series for point in one.points if point.high is not None]
+    figures += [min(point.high, most) for point in points if point.high is not None]
     y = frame.y(*svg.from_zero([*figures, *(ceiling.value for ceiling in ceilings)]), unit)
     parts = [frame.y_axis(y, y_name), frame.x_axis(x, ticks=xs if len(xs) <= 14 else None)]
+    places = [(x(point.x), y(point.y)) for point in points]
     for ceiling in ceilings:
-        level = y(ceiling.value)
-        parts.append(svg.line(frame.left, level, frame.right, level, "ceiling"))
-        right = _free_side([(x(point.x), y(point.y)) for one in series for point in one.points], level - 8, frame)
-        name = svg.fitted(f"{ceiling.name} {unit.text(ceiling.value)}", 300)
-        parts.append(svg.text(frame.right if right else frame.left + 4, level - 4, name, anchor="end" if right else "start", style="unit"))
+        parts += _ceiling(f"{ceiling.name} {unit.text(ceiling.value)}", y(ceiling.value), places, frame)
     for one, colour in zip(series, colours(series), strict=True):
         parts.append(svg.path([(x(point.x), y(point.y)) for point in one.points], f"{colour} curve{' predicted' if one.predicted else ''}"))
         for point in () if one.predicted else one.points:
@@ -178,7 +172,23 @@ def _read(row: Row, measurement: Measurement) -> _SplitName:
     return _SplitName(row, measurement, (*words, described[end:]), tuple(numbers), tuple(values), tuple(sizes))
 
 
-def _family(function: str, reads: list[_SplitName], facts: DeviceFacts) -> FamilyPlot | None:
+def _x_axis(frame: svg.Frame, xs: Sequence[float], unit: str) -> svg.Scale:
+    if xs[0] > 0 and xs[-1] / xs[0] >= _LOG_FROM:
+        pad = (xs[-1] / xs[0]) ** 0.04
+        return frame.x(xs[0] / pad, xs[-1] * pad, svg.Unit(unit), log=True)
+    return frame.x(*svg.spanned(xs, margin=0.04, least=1e-9), svg.Unit(unit))
+
+
+def _ceiling(name: str, level: float, places: Sequence[tuple[float, float]], frame: svg.Frame) -> Iterator[str]:
+    """A line across at a level, with its name where it hides no point. `places`: of the points."""
+    yield svg.line(frame.left, level, frame.right, level, "ceiling")
+    right = _free_side(places, level - 8, frame)
+    at, anchor = (frame.right, "end") if right else (frame.left + 4, "start")
+    yield svg.text(at, level - 4, svg.fitted(name, 300), anchor=anchor, style="unit")
+
+
+def _by_series(reads: Sequence[_SplitName]) -> tuple[dict[str, list[tuple[float, _SplitName]]], Counter[str]]:
+    """The rows with their numbers by the name of their series, and how many series have each unit."""
     places = _places(reads)
     by_series: dict[tuple[str, str], list[tuple[float, _SplitName]]] = {}
     for read in reads:
@@ -190,6 +200,11 @@ def _family(function: str, reads: list[_SplitName], facts: DeviceFacts) -> Famil
         ", ".join(part for part in (name, unit if len(units) > 1 else "") if part): sorted(points, key=lambda point: point[0])
         for (name, unit), points in by_series.items()
     }
+    return found, units
+
+
+def _family(function: str, reads: list[_SplitName], facts: DeviceFacts) -> FamilyPlot | None:
+    found, units = _by_series(reads)
     longest = max((len({x for x, _ in points}) for points in found.values()), default=0)
     if longest < LEAST or len(found) > MOST_SERIES:
         return None

@@ -241,6 +241,17 @@ def _change(comparison: Comparison) -> Figure:
     return Figure(short if low == high == delta else f"{delta} [{low}, {high}] %", comparison.delta, short)
 
 
+def _moved(measurement: Measurement, device: DeviceFacts) -> str | None:
+    """The bandwidth with the bytes that it counts, and its share of the peak; None where the bytes are unknown."""
+    moved, bandwidth = measurement.moved_bytes, measurement.bandwidth
+    if moved is None or bandwidth is None:
+        return None
+    apart = "" if moved.declared is not None else f" ({size(moved.reads)} read, {size(moved.writes)} written)"
+    share = measurement.share_of_peak(device)
+    peak = f", {format_share(share)} of peak" if share is not None else f"; no share of peak: {no_share_text(measurement, device)}"
+    return f"{format_rate(bandwidth)} for {size(moved.total)}{apart}{peak}"
+
+
 def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[str, str]]:
     noise = f" ± {format_share(measurement.noise)} (95 %)" if measurement.noise is not None else ""
     yield "latency", f"{format_time(measurement.latency)}{noise}, {measurement.target}"
@@ -248,12 +259,8 @@ def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[s
         yield UNCHECKED, "no check compared the result of a launch with a reference"
     if interval := interval_text(measurement):
         yield "95 % interval", interval
-    traffic, bandwidth = measurement.moved_bytes, measurement.bandwidth
-    if traffic is not None and bandwidth is not None:
-        apart = "" if traffic.declared is not None else f" ({size(traffic.reads)} read, {size(traffic.writes)} written)"
-        share = measurement.share_of_peak(device)
-        peak = f", {format_share(share)} of peak" if share is not None else f"; no share of peak: {no_share_text(measurement, device)}"
-        yield "bandwidth", f"{format_rate(bandwidth)} for {size(traffic.total)}{apart}{peak}"
+    if bandwidth := _moved(measurement, device):
+        yield "bandwidth", bandwidth
     if measurement.migrations is not None:
         for sentence in migrations_text(measurement.migrations):
             yield "pages", sentence

@@ -70,22 +70,17 @@ def _parts(shown: Sequence[RowFacts], facts: DeviceFacts) -> Iterator[_Part]:
     failing = sorted((one for one in shown if one.row.verdict.outcome is Outcome.FAIL), key=_change)[:MOST]
     doubtful = sorted((one for one in shown if one.outcome is Outcome.UNDECIDED), key=_change)[:MOST]
     alone = {id(one) for one in (*failing, *doubtful)}
-    rest = [one for one in shown if id(one) not in alone]
-    otherwise = [one for one in rest if one.row.failed]
-    fine = [one for one in rest if not one.row.failed]
-    for one in failing:
-        yield one.name, [one]
-    yield from _by(otherwise, lambda one: one.row.nodeid, shown)
-    for one in doubtful:
-        yield one.name, [one]
+    failed, fine = list[RowFacts](), list[RowFacts]()
+    for one in shown:
+        if id(one) not in alone:
+            (failed if one.row.failed else fine).append(one)
+    yield from ((one.name, [one]) for one in failing)
+    yield from _by(failed, lambda one: one.row.nodeid, shown)
+    yield from ((one.name, [one]) for one in doubtful)
     of_row = {id(one.row): one for one in fine}
-    kinds = [(kind, [of_row[id(row)] for row in of]) for kind, of in ordered([one.row for one in fine], facts)]
+    kinds = [(kind.value, [of_row[id(row)] for row in of]) for kind, of in ordered([one.row for one in fine], facts)]
     tests = [part for _, of in kinds for part in _by(of, lambda one: function_of(one.row), shown)]
-    if len(tests) <= MOST:
-        yield from tests
-        return
-    for kind, of in kinds:
-        yield kind.value, of
+    yield from tests if len(tests) <= MOST else kinds
 
 
 def _by(rows: Sequence[RowFacts], key: Callable[[RowFacts], str], all_rows: Sequence[RowFacts]) -> Iterator[_Part]:

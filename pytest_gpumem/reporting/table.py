@@ -145,40 +145,52 @@ def _sentences(shown: Sequence[RowFacts], *, columns: Collection[str], notes: bo
     `saved`: as for `summary`.
     """
     rows = [one.row for one in shown]
-    usual = _usual_way(rows)
-    text = []
-    if short:
-        text.append("sim: simulated, no GPU was measured")
-    if usual is not None:
+    text = ["sim: simulated, no GPU was measured"] if short else []
+    if (usual := _usual_way(rows)) is not None:
         others = any(_way(row, usual) for row in rows)
         way = f"{usual[0]}, sampler {usual[1]}{', unless noted otherwise' if others else ''}"
         text.append(f"{way}; noise is half of the 95 % interval over placements" if "noise" in columns else way)
-    if "bandwidth" in columns and any(r.measurement is not None and r.measurement.asked_bandwidth is not None for r in rows):
+    if "bandwidth" in columns and any(map(_asks, rows)):
         text.append("asked: by the threads, over and over; caches and memory serve it together")
+    text += [*_compared(rows), *since_the_baseline(rows)]
+    text += [f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}" for row in rows if _gives_reason(row)]
+    noted = _notes(shown)
+    if notes:
+        for first, *more in noted:
+            text.append(first + (f" ({counted(len(more), 'row')} more with such a note)" if more else ""))
+    elif noted:
+        text.append(f"{counted(len(noted), 'note')} on how it was measured; -v shows {'them' if len(noted) > 1 else 'it'}")
+    return [*text, *remedies(row for row in rows if row.verdict.outcome is Outcome.NEW and not saved)]
+
+
+def _asks(row: Row) -> bool:
+    return row.measurement is not None and row.measurement.asked_bandwidth is not None
+
+
+def _gives_reason(row: Row) -> bool:
+    # pytest shows the reason of a FAIL, unless the test failed by another error too. The rest of NEW rows have one in common.
+    outcome = row.verdict.outcome
+    return outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED) or (outcome is Outcome.FAIL and row.test_error is True)
+
+
+def _compared(rows: Sequence[Row]) -> Iterator[str]:
+    """How to read a change, and the smallest one that is caught."""
     catches = [row.verdict.comparison.catches for row in rows if row.verdict.comparison is not None]
     if catches:
         best, worst = format_share(min(catches)), format_share(max(catches))
-        span = best if best == worst else f"{best} to {worst}, by test"
-        text.append("change is against the baseline; in brackets are its one-sided bounds, 99.9 % below and 99.5 % above")
-        text.append(f"catches slow-downs from {span}")
-    text += since_the_baseline(rows)
-    for row in rows:
-        # pytest shows the reason of a FAIL, unless the test failed by another error too. The rest of NEW rows have one in common.
-        own = row.verdict.outcome in (Outcome.UNDECIDED, Outcome.ACCEPTED)
-        if own or (row.verdict.outcome is Outcome.FAIL and row.test_error is True):
-            text.append(f"{row.verdict.outcome.value} {row.key}: {row.verdict.reason}")
-    noted: dict[str, list[str]] = {}  # many rows may have the same note with other figures
+        yield "change is against the baseline; in brackets are its one-sided bounds, 99.9 % below and 99.5 % above"
+        yield f"catches slow-downs from {best if best == worst else f'{best} to {worst}, by test'}"
+
+
+def _notes(shown: Sequence[RowFacts]) -> list[list[str]]:
+    """The notes on measurements: many rows may have the same one with other figures."""
+    noted: dict[str, list[str]] = {}
     for one in shown:
         for term, fact in one.facts():
             if term in ("note", "pages", UNCHECKED):
                 told = f"{term} {one.name}: {fact}"
                 noted.setdefault(told if term == "pages" else _FIGURE.sub("", fact), []).append(told)
-    if notes:
-        for first, *more in noted.values():
-            text.append(first + (f" ({counted(len(more), 'row')} more with such a note)" if more else ""))
-    elif noted:
-        text.append(f"{counted(len(noted), 'note')} on how it was measured; -v shows {'them' if len(noted) > 1 else 'it'}")
-    return [*text, *remedies(row for row in rows if row.verdict.outcome is Outcome.NEW and not saved)]
+    return list(noted.values())
 
 
 _NOT_COUNTED = "not counted"

@@ -82,15 +82,14 @@ def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str
             lines.append(f"{name}: {len(those) - MOST} further {'measurements' if status != UNJUDGED else 'limits'}")
     if any(one.status == LOST for one in missing):
         lines.append(remedy)
-    not_run = [one for one in missing if one.status == NOT_RUN]
-    for things, those in (
-        ("measurement", [one for one in not_run if one.what == ROW]),
-        ("test", [one for one in not_run if one.what == TEST]),
-        ("limit", [one for one in not_run if one.what not in (ROW, TEST)]),
-    ):
-        if those:
-            listed = ", ".join(f"{count} {reason}" for reason, count in Counter(one.reason for one in those).items())
-            lines.append(f"not run: {counted(len(those), things)}{' of the baseline' if things == 'measurement' else ''} ({listed})")
+    not_run: dict[str, list[str]] = {"measurement": [], "test": [], "limit": []}
+    for one in missing:
+        if one.status == NOT_RUN:
+            not_run[{ROW: "measurement", TEST: "test"}.get(one.what, "limit")].append(one.reason)
+    for things, reasons in not_run.items():
+        if reasons:
+            listed = ", ".join(f"{count} {reason}" for reason, count in Counter(reasons).items())
+            lines.append(f"not run: {counted(len(reasons), things)}{' of the baseline' if things == 'measurement' else ''} ({listed})")
     return lines
 
 

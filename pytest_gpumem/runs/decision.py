@@ -461,8 +461,7 @@ def decide(
         found[standing(row, duet or {}, base, strict_screen=strict_screen)].append(row)
     of_calls = tuple(one for row in rows if row.key in base.figures for one in looser(row.key, row.limits, base.figures[row.key].limits))
     shared = [line for before, row in zip(rows, grown, strict=True) for line in _shared(before, row, base.name)]
-    passed = ((row, old) for row, old in zip(after, compared, strict=True) if row.verdict.outcome is not Outcome.ACCEPTED)
-    cleared = [f"cleared by the duet: {row.key}" for row, old in passed if old.failed and not row.failed]
+    cleared = [f"cleared by the duet: {row.key}" for row, old in zip(after, compared, strict=True) if _cleared(old, row)]
     if code == Exit.FAILED and failures == 0:
         end, remarks = Exit.FAILED, ["red: pytest failed the session as a whole; its output says why"]
     elif causes := _causes(found, rows, after, failures):
@@ -472,6 +471,10 @@ def decide(
     else:
         end, remarks = _judged(found, after, facts, duet, strict=strict)
     return Decision(end, after, (*loosened_lines(of_calls, changes), *shared, *cleared, *remarks), loosened=of_calls)
+
+
+def _cleared(before: Row, after: Row) -> bool:
+    return before.failed and not after.failed and after.verdict.outcome is not Outcome.ACCEPTED
 
 
 def _shared(before: Row, after: Row, name: str) -> Iterator[str]:

@@ -355,7 +355,7 @@ def _known(answer: tuple[Any, ...]) -> tuple[Any, ...]:
     return answer
 
 
-class _Symbol(ctypes.Structure):
+class _DynamicSymbol(ctypes.Structure):
     """Dl_info of dladdr(3)."""
 
     _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p))
@@ -380,7 +380,7 @@ def native_frames() -> Iterator[tuple[bytes, bytes]]:
 
 @lru_cache(maxsize=4096)
 def _symbol(address: int | None) -> tuple[bytes, bytes]:
-    found = _Symbol()
+    found = _DynamicSymbol()
     ctypes.pythonapi.dladdr(ctypes.c_void_p(address), ctypes.byref(found))
     return found.file or b"", found.name or b""
 

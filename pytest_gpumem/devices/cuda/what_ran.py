@@ -84,32 +84,47 @@ class PassRecords:
         calls = Counter(name for start, name in self.calls if begin <= start <= end and not _QUERY.search(name))
         waits = [((number, 0, 0), step, False) for start, number, step in self.waits if begin <= start <= end]
         ordered = sorted((*self.steps, *waits), key=lambda one: one[0])
-        own = [place[0] for place, _, called in ordered if called]
-        if len(own) != len(launches.kernels):
-            raise Undelivered(f"CUPTI delivered {len(own)} of {len(launches.kernels)} kernels")
-        if any("GraphLaunch" in name for name in calls) and not any(
-            step.kind is StepKind.KERNEL and not called for _, step, called in ordered
-        ):
-            raise Undelivered("CUPTI delivered no kernel of the graph that was launched")
-        called_by = iter(_launches(own, [step.name for _, step, called in ordered if called], launches.kernels))
-        of_graphs = [(place[0], step.name) for place, step, called in ordered if step.kind is StepKind.KERNEL and not called]
-        in_graphs = iter(_arguments_in_graphs(of_graphs, launches.graphs))
+        kernels = iter(_of_kernels(ordered, launches, graph_launched=any("GraphLaunch" in name for name in calls)))
         steps, unknown = [], dict[str, None]()
-        for _, step, called in ordered:
-            changes: dict[str, Any] = {}
-            if step.stream in self.priorities and step.stream is not None:
-                changes["priority"] = self.priorities[step.stream]
+        for _, step, _ in ordered:
+            if step.stream is not None and step.stream in self.priorities:
+                step = replace(step, priority=self.priorities[step.stream])
             if step.kind is StepKind.KERNEL:
-                launch = next(called_by) if called else None
-                try:
-                    changes["code"] = codes.code(step.name, None if launch is None else launch.function)
-                    changes["arguments"] = next(in_graphs) if not called else None if launch is None else launch.arguments
-                    if changes["arguments"] is None:
-                        unknown[f"the arguments of {step.name} cannot be read, so they are not in the digest"] = None
-                except UnknownCode as why:
-                    unknown[str(why)] = None
-            steps.append(replace(step, **changes))
+                identity, why = _identity(step.name, *next(kernels), codes)
+                step = replace(step, **identity)
+                unknown |= {} if why is None else {why: None}
+            steps.append(step)
         return what_ran(steps, calls, not_watched="; ".join(unknown) or None)
+
+
+def _of_kernels(
+    ordered: Sequence[tuple[tuple[int, int, int], Step, bool]], launches: Launches, *, graph_launched: bool
+) -> list[tuple[int | None, tuple[str, ...] | None]]:
+    """The function and the arguments of each kernel, None where they are unknown. `graph_launched`: a call launched a graph."""
+    own = [(place[0], step.name) for place, step, called in ordered if called]
+    of_graphs = [(place[0], step.name) for place, step, called in ordered if step.kind is StepKind.KERNEL and not called]
+    if len(own) != len(launches.kernels):
+        raise Undelivered(f"CUPTI delivered {len(own)} of {len(launches.kernels)} kernels")
+    if graph_launched and not of_graphs:
+        raise Undelivered("CUPTI delivered no kernel of the graph that was launched")
+    called_by = iter(_launches([place for place, _ in own], [name for _, name in own], launches.kernels))
+    in_graphs = iter(_arguments_in_graphs(of_graphs, launches.graphs))
+    found: list[tuple[int | None, tuple[str, ...] | None]] = []
+    for _, step, called in ordered:
+        if step.kind is StepKind.KERNEL:
+            launch = next(called_by) if called else None
+            found.append((None, next(in_graphs)) if not called else (None, None) if launch is None else (launch.function, launch.arguments))
+    return found
+
+
+def _identity(name: str, function: int | None, arguments: tuple[str, ...] | None, codes: _Codes) -> tuple[dict[str, Any], str | None]:
+    """The machine code and the arguments of a kernel, as fields of its step, and why one of them is unknown."""
+    try:
+        code = codes.code(name, function)
+    except UnknownCode as why:
+        return {}, str(why)
+    unread = f"the arguments of {name} cannot be read, so they are not in the digest" if arguments is None else None
+    return {"code": code, "arguments": arguments}, unread
 
 
 def _launches(numbers: Sequence[int], names: Sequence[str], launches: Sequence[LaunchFunction]) -> list[LaunchFunction | None]:

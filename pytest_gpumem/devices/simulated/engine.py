@@ -62,13 +62,13 @@ class Mark:
 
 
 @dataclass(eq=False)
-class Wait:
+class WaitItem:
     """An item that waits for a mark on another stream."""
 
     mark: Mark
 
 
-Item = WorkItem | StampItem | HoldItem | Mark | Wait
+Item = WorkItem | StampItem | HoldItem | Mark | WaitItem
 
 
 @dataclass(eq=False)
@@ -151,7 +151,7 @@ class Engine:
             item = stream.queue[0][1]
             if isinstance(item, HoldItem):
                 return stream, item
-            assert isinstance(item, Wait), "nothing else stops a stream"
+            assert isinstance(item, WaitItem), "nothing else stops a stream"
             stream = item.mark.stream
         return None
 
@@ -168,7 +168,7 @@ class Engine:
         start = max(stream.ready, issued + self._submit)
         if isinstance(item, HoldItem):
             return None if item.released is None else max(start, item.released)
-        if isinstance(item, Wait):
+        if isinstance(item, WaitItem):
             return None if item.mark.time is None else max(start, item.mark.time)
         if isinstance(item, WorkItem):
             return self._room(item, max(start, self._last[item.engine]))
@@ -202,7 +202,7 @@ class Engine:
             stream.after_work = False
         elif isinstance(item, Mark):
             end = item.time = start
-        elif isinstance(item, Wait):
+        elif isinstance(item, WaitItem):
             end = start
             # A record behind it waits for the writes of what was waited for.
             stream.after_work = True

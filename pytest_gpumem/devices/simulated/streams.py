@@ -18,7 +18,7 @@ from pytest_gpumem.devices.calls import CallLog
 from pytest_gpumem.devices.checks import check_window, why_not_captured
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Event, Graph, Hold, HoldExpired, Stream, WindowSpec
 from pytest_gpumem.devices.simulated.datasheets import Datasheet
-from pytest_gpumem.devices.simulated.engine import Engine, HoldItem, Item, Mark, SimulatedEvent, SimulatedStream, StampItem, Wait
+from pytest_gpumem.devices.simulated.engine import Engine, HoldItem, Item, Mark, SimulatedEvent, SimulatedStream, StampItem, WaitItem
 from pytest_gpumem.devices.simulated.machine import SimulatedMachine
 from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.what_ran import StepKind
@@ -261,7 +261,7 @@ class SimulatedStreams(Facet):
             self._timeline.refuse("it uses another stream")
         mark = Mark(marked)
         self._timeline.queue(marked, QueueStep(mark), _JOIN)
-        self._timeline.queue(waiting, QueueStep(Wait(mark), ran=what_ran.Step(StepKind.JOIN)), 0.0)
+        self._timeline.queue(waiting, QueueStep(WaitItem(mark), ran=what_ran.Step(StepKind.JOIN)), 0.0)
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
         self._timeline.forbid_capture("it holds the stream")

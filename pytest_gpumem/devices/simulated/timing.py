@@ -46,6 +46,31 @@ class Use:
     per_sm: float = math.inf  # bytes of it that one SM reads over and over; infinite where no load finds a line of it in L1
     by_all: bool = False  # all SMs read the same lines over and over
 
+    def add(self, access: Access, sheet: Datasheet) -> None:
+        """Count an access."""
+        sectors = max(access.sectors_per_request, 1.0)
+        extra = sectors - _SECTORS
+        # The fifth sector of a misaligned request is the next warp's first: most of it hits.
+        moved = 1.0 + (extra * sheet.edge_cost if 0.0 < extra <= 1.0 else extra) / _SECTORS
+        self.inflation = max(self.inflation, moved)
+        self.l2_inflation = max(self.l2_inflation, sectors / _SECTORS)
+        # Whole sectors move, unless neighbours ask for the rest of each soon after.
+        whole = 1.0 if access.nearby else moved
+        distinct = min(access.footprint * whole, max(float(access.footprint), float(self.allocation.nbytes)))
+        self.footprint = max(self.footprint, distinct)
+        self.dependent |= access.dependent
+        self.random |= access.random
+        self.nearby |= access.nearby
+        self.onward |= access.onward
+        self.through_l1 |= access.through_l1
+        self.page_by_page |= access.page_by_page
+        if access.direction == "read":
+            self.reads = max(self.reads, distinct)
+            self.read_requests += access.requested
+        else:
+            self.writes = max(self.writes, distinct)
+            self.write_requests += access.requested
+
     @property
     def scattered(self) -> bool:
         """Requests leave sectors partly used, and no neighbour asks for the rest. One sector more is a misaligned request."""
@@ -104,32 +129,11 @@ def work_of(
     )
     for access, allocation, itemsize in accesses:
         use = uses.setdefault(id(allocation), Use(allocation, pages.get(id(allocation)), itemsize))
-        sectors = max(access.sectors_per_request, 1.0)
-        extra = sectors - _SECTORS
-        # The fifth sector of a misaligned request is the next warp's first: most of it hits.
-        moved = 1.0 + (extra * sheet.edge_cost if 0.0 < extra <= 1.0 else extra) / _SECTORS
-        use.inflation = max(use.inflation, moved)
-        use.l2_inflation = max(use.l2_inflation, sectors / _SECTORS)
-        # Whole sectors move, unless neighbours ask for the rest of each soon after.
-        whole = 1.0 if access.nearby else moved
-        distinct = min(access.footprint * whole, max(float(access.footprint), float(allocation.nbytes)))
-        use.footprint = max(use.footprint, distinct)
-        use.dependent = use.dependent or access.dependent
-        use.random = use.random or access.random
-        use.nearby = use.nearby or access.nearby
-        use.onward = use.onward or access.onward
-        use.through_l1 = use.through_l1 or access.through_l1
-        use.page_by_page = use.page_by_page or access.page_by_page
+        use.add(access, sheet)
         if access.wrapping:
             of_block = _of_block(allocation.nbytes // itemsize, shape) * itemsize
             use.per_sm = min(float(allocation.nbytes), of_block * min(float(per_sm), max(1.0, shape.blocks / sheet.sm_count)))
             use.by_all = of_block * shape.blocks > allocation.nbytes
-        if access.direction == "read":
-            use.reads = max(use.reads, distinct)
-            use.read_requests += access.requested
-        else:
-            use.writes = max(use.writes, distinct)
-            use.write_requests += access.requested
         if access.dependent:
             steps = max(steps, access.requested / itemsize)
     resident = max(1, min(shape.blocks, sheet.sm_count * max(1, per_sm)))
