@@ -572,10 +572,7 @@ def resolve(
         given = (option.default, "default") if option.name in off else _resolve_one(option, command_line, environment, ini, where)
         values[option.name], origins[option.name] = given
     _refuse_contradictions({name: values[name] for name in OF_FOOTPRINT}, origins)
-    if values["footprint"] == "off" and (limited := next((name for name in OF_FOOTPRINT if values[name] is not None), None)):
-        raise SettingsError(f"{origins[limited]}: {limited} {values[limited]} limits what {origins['footprint']} off does not watch")
-    if "watch" in values["existing"] and values["footprint"] == "off":
-        raise SettingsError(f"{origins['existing']}: watch contradicts {origins['footprint']} off; accepted are on, trace and auto")
+    _refuse_unwatched(values, origins)
     if "watch" in values["existing"] and origins["footprint"] == "default":
         values["footprint"] = "on"
     if isinstance(budget := values["budget"], units.Budget):
@@ -586,6 +583,14 @@ def resolve(
         device_chosen=origins["device"] != "default",
         origins=origins,
     )
+
+
+def _refuse_unwatched(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Refuse what needs footprints, where they are off."""
+    if values["footprint"] == "off" and (limited := next((name for name in OF_FOOTPRINT if values[name] is not None), None)):
+        raise SettingsError(f"{origins[limited]}: {limited} {values[limited]} limits what {origins['footprint']} off does not watch")
+    if "watch" in values["existing"] and values["footprint"] == "off":
+        raise SettingsError(f"{origins['existing']}: watch contradicts {origins['footprint']} off; accepted are on, trace and auto")
 
 
 def marker_keywords(marks: Iterable[Any]) -> dict[str, Any]:

@@ -168,22 +168,29 @@ def _asked(line: Sequence[Commit], request: Request) -> Question:
     return Question(here, tests, arguments, journal.absolute(), dict(os.environ), request.rounds_max, identity)
 
 
+def _end(commits: Commits, option: str, name: str, index: int, test: str) -> ProcessRecord:
+    """A process of good or bad. From then on, no other tests run. Raises `RunError`: it does not measure the test."""
+    from pytest_gpumem.runs import RunError
+    from pytest_gpumem.runs.bisect import Skip, rows_of_test
+
+    _tell(f"{option.removeprefix('--')}: one process")
+    try:
+        found = commits.look(index)
+    except Skip as reason:
+        raise RunError(f"{option} {name}: {test} measures nothing there: {reason}") from None
+    if not (rows := rows_of_test(found, test)):
+        raise RunError(f"{option} {name}: {test} is no test or measurement there")
+    commits.tests = tuple(dict.fromkeys(row.nodeid for row in rows.values()))
+    return found
+
+
 def _found(line: Sequence[Commit], request: Request, commits: Commits) -> tuple[Conclusion, str, ProcessRecord]:
     """The search, the key of the measurement, and a process of good."""
     from pytest_gpumem.runs import RunError
     from pytest_gpumem.runs.bisect import Skip, bisect_times, bisect_values, rows_of_test
 
     last = len(line) - 1
-    ends = []
-    for option, name, index in (("--good", request.good, 0), ("--bad", request.bad, last)):
-        _tell(f"{option.removeprefix('--')}: one process")
-        try:
-            ends.append(commits.look(index))
-        except Skip as reason:
-            raise RunError(f"{option} {name}: {request.test} measures nothing there: {reason}") from None
-        if not (rows := rows_of_test(ends[-1], request.test)):
-            raise RunError(f"{option} {name}: {request.test} is no test or measurement there")
-        commits.tests = tuple(dict.fromkeys(row.nodeid for row in rows.values()))
+    ends = [_end(commits, *one, request.test) for one in (("--good", request.good, 0), ("--bad", request.bad, last))]
     show = _Steps(line, request)
     if request.figure is not None:
         key = _grown(_values(ends[0], request), _values(ends[1], request), request)

@@ -270,11 +270,8 @@ def ranges_of(tables: Tables) -> RangesByThread:
     ours |= {key for key, found in ranges.items() if key not in names and key[1] and _measures(found)}
     # If an exporter leaves out the names of categories, all our marks are node ids.
     without_names = ours - {(process, domain) for process, domain, _ in categories}
-    nodeids = (
-        (start, thread, text)
-        for key, start, thread, text, category in marks
-        if key in without_names or (key in ours and (*key, category) in categories)
-    )
+    categories |= {(*key, category) for key, *_, category in marks if key in without_names}
+    nodeids = ((start, thread, text) for key, start, thread, text, category in marks if key in ours and (*key, category) in categories)
     return RangesByThread((one for key in ours for one in ranges[key]), nodeids)
 
 

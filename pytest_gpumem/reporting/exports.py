@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
@@ -96,15 +97,22 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
             found |= {"gpu_page_faults": counts.gpu_faults, "cpu_page_faults": counts.cpu_faults, "migrated_bytes": counts.migrated}
     if row.extra:
         found["extra"] = row.extra
-    if (footprint := row.footprint) is not None and footprint.watched:
-        found |= {"peak_bytes": footprint.peak, "allocations": footprint.allocations}
-        if footprint.ended:  # until then nothing is kept, only in use
-            found |= {"kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
-    if footprint is not None and (calls := footprint.calls) is not None and calls.not_counted is None:
-        found |= {"kernels": calls.kernels, "copies": calls.copied, "copied_bytes": calls.copied_bytes, "waits": calls.waits}
+    if row.footprint is not None:
+        found |= _of_test(row.footprint)
     if comparison is not None:
         found |= {"change": comparison.delta, "change_low": comparison.low, "change_high": comparison.high, "catches": comparison.catches}
     return found | {name: value for name, value in known.items() if value is not None}
+
+
+def _of_test(footprint: Footprint) -> dict[str, int]:
+    found: dict[str, int] = {}
+    if footprint.watched:
+        found |= {"peak_bytes": footprint.peak, "allocations": footprint.allocations}
+        if footprint.ended:  # until then nothing is kept, only in use
+            found |= {"kept_bytes": footprint.kept, "reserved_bytes": footprint.reserved}
+    if (calls := footprint.calls) is not None and calls.not_counted is None:
+        found |= {"kernels": calls.kernels, "copies": calls.copied, "copied_bytes": calls.copied_bytes, "waits": calls.waits}
+    return found
 
 
 def _counts(ran: WhatRan) -> dict[str, int]:

@@ -87,13 +87,13 @@ class PassRecords:
         kernels = iter(_of_kernels(ordered, launches, graph_launched=any("GraphLaunch" in name for name in calls)))
         steps, unknown = [], dict[str, None]()
         for _, step, _ in ordered:
-            if step.stream is not None and step.stream in self.priorities:
-                step = replace(step, priority=self.priorities[step.stream])
+            known: dict[str, Any] = {}
             if step.kind is StepKind.KERNEL:
-                identity, why = _identity(step.name, *next(kernels), codes)
-                step = replace(step, **identity)
+                known, why = _identity(step.name, *next(kernels), codes)
                 unknown |= {} if why is None else {why: None}
-            steps.append(step)
+            if step.stream is not None and step.stream in self.priorities:
+                known["priority"] = self.priorities[step.stream]
+            steps.append(replace(step, **known))
         return what_ran(steps, calls, not_watched="; ".join(unknown) or None)
 
 
