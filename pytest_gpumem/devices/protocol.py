@@ -207,6 +207,10 @@ class Streams(Protocol):
     def synchronize(self, stream: Stream | None = None) -> None:
         """Wait for a stream, or for the whole device. Raises `HoldExpired` if a hold timed out, `DeviceError` for a failed kernel."""
 
+    def end_captures(self) -> int:
+        """End captures that this thread has left open, of the streams of CuPy and PyTorch too, and drop their graphs; the number of them.
+        None on the simulated device, whose captures end with their block."""
+
     def join(self, stream: Stream, other: Stream) -> None:
         """Make `stream` wait for all that is queued on `other` now (`cudaStreamWaitEvent`); the host does not wait. Inside a capture of
         `stream` or `other` the capture includes it. The simulated device captures one stream only."""

@@ -338,6 +338,12 @@ class GpuSession:
             except ContextLost as error:
                 self.lost_in = nodeid
                 raise ContextLost(f"at the test's end: {error}") from None
+            except DeviceError:
+                if not self._device.streams.end_captures():
+                    raise
+                self.remark(f"{printable(nodeid)} left the capture of a stream open, which was ended: later tests would fail by it")
+                self._device.streams.synchronize()
+                raise DeviceError("the test left the capture of a stream open; it was ended, and its graph dropped") from None
             finally:
                 self.rest()
 

@@ -213,3 +213,53 @@ def test_a_test_that_resets_the_device_passes_and_later_ones_are_not_run(pyteste
     result = gpumem("-rA")
     result.assert_outcomes(passed=3, errors=2)
     result.stdout.fnmatch_lines(["*test_it.py::test_culprit reset the device (cudaDeviceReset): later tests that use it are not run"])
+
+
+def test_a_capture_that_a_test_leaves_open_is_ended_and_fails_no_other(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makeconftest(
+        """
+        from pytest_gpumem.devices.protocol import DeviceError
+
+        def leave_open(device):
+            "As a GPU does: nothing can be waited for until the capture ends."
+            streams = device.streams
+            synchronize = streams.synchronize
+
+            def refused(stream=None):
+                raise DeviceError("cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing")
+
+            def end():
+                streams.synchronize, streams.end_captures = synchronize, lambda: 0
+                return 1
+
+            streams.synchronize, streams.end_captures = refused, end
+        """
+    )
+    pytester.makepyfile(
+        """
+        from conftest import leave_open
+
+        def test_ours(gpu_device):
+            leave_open(gpu_device)
+
+        def test_after(gpu_benchmark, device_buffer, gpu_kernels):
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+
+        DEVICE = []
+
+        def test_opens(gpu_device):
+            DEVICE.append(gpu_device)
+
+        def test_foreign():
+            leave_open(DEVICE[0])
+
+        def test_last(gpu_benchmark, device_buffer, gpu_kernels):
+            gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
+        """
+    )
+    result = gpumem("-rA")
+    left = "the test left the capture of a stream open; it was ended, and its graph dropped"
+    result.stdout.fnmatch_lines([f"*DeviceError: {left}"])
+    assert len([line for line in result.outlines if line.startswith("FAILED ")]) == 1
+    for name in ("test_ours", "test_foreign"):
+        result.stdout.fnmatch_lines([f"*::{name} left the capture of a stream open, which was ended*"])

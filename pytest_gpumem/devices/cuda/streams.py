@@ -6,12 +6,16 @@ back to back once it is released, so that launch latency is not measured (nvbenc
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakSet
 
 import cupy
 import numpy as np
+from cuda.bindings import runtime as R  # noqa: N812
 from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda import host
@@ -108,6 +112,28 @@ class Holds:
             hold.release()
 
 
+def _handles_of_libraries() -> Iterator[int]:
+    """The handles of all stream objects of CuPy and PyTorch."""
+    torch: Any = sys.modules.get("torch")
+    kinds = [(cupy.cuda.Stream, "ptr")] + ([(torch.cuda.Stream, "cuda_stream")] if hasattr(torch, "cuda") else [])
+    for one in gc.get_objects():
+        for kind, name in kinds:
+            if issubclass(type(one), kind):
+                yield int(getattr(one, name))
+
+
+def _end_capture(handle: int) -> bool:
+    """End the capture of a stream; False if there is none."""
+    status, captured = R.cudaStreamIsCapturing(handle)
+    if int(status) != 0 or int(captured) == 0:  # cudaStreamCaptureStatusNone
+        return False
+    status, graph = R.cudaStreamEndCapture(handle)
+    if int(status) == 0 and int(graph):
+        R.cudaGraphDestroy(graph)
+    R.cudaGetLastError()  # that an invalidated capture has ended is an error too
+    return True
+
+
 class CudaStreams:
     """Creates streams and events and waits for them. The hold kernel is compiled at the first `hold`."""
 
@@ -161,6 +187,11 @@ class CudaStreams:
             raise failure(error.status, str(error), f"waiting for {'the device' if stream is None else 'a stream'}") from error
         if self._holds is not None:
             self._holds.settle(cast("CudaStream | None", stream))
+
+    def end_captures(self) -> int:
+        # The legacy default stream cannot be captured, and asking for it while others are captured is an error.
+        handles = {stream.handle for stream in self._streams} | set(_handles_of_libraries())
+        return sum(_end_capture(handle) for handle in sorted(handles - {0, runtime.streamLegacy, runtime.streamPerThread}))
 
     def join(self, stream: Stream, other: Stream) -> None:
         try:  # not `translated`: samples repeat it

@@ -253,6 +253,9 @@ class SimulatedStreams(Facet):
                 one.expired = False
             raise HoldExpired("a held stream ran into its time-out: the host waited for work that was queued behind it")
 
+    def end_captures(self) -> int:
+        return 0
+
     def join(self, stream: Stream, other: Stream) -> None:
         waiting, marked = own_stream(stream), own_stream(other)
         if waiting is marked:
