@@ -32,6 +32,9 @@ class Shot:
     random: np.random.Generator = field(default_factory=np.random.default_rng)  # order of the placements within a round
     untimed: int = 0
     """Launches before the interval, on the placement that is timed: it is hot then, although other placements were launched meanwhile."""
+    resets: bool = False
+    """Turn persisting lines to normal before L2 is brought into the mode's state: lines that foreign code loads with `L2::evict_last`, as
+    kernels of Triton do, survive a flush by plain loads in part."""
     host_times: list[float] = field(default_factory=list)  # seconds that the host took to queue a launch, of each sample
     clocks: list[float] = field(default_factory=list)  # hertz of the SM clock that ran, of each sample where it is known
 
@@ -55,6 +58,11 @@ class Shot:
         self.target.prepare(stream)
         for buffer in self.target.managed:
             buffer.put_home(stream)
+
+    def reset(self) -> None:
+        """Reset persisting lines, at once and in no stream's order."""
+        if self.resets:
+            self.device.l2.reset_persisting()
 
     def state(self, place: int, stream: Stream) -> None:
         """Queue what brings L2 into the mode's state."""
@@ -138,6 +146,7 @@ class BlockedSampler(Sampler):
         if shot.restores:
             shot.restore(stream)
             device.streams.synchronize()
+        shot.reset()
         with held(device, stream) as hold:
             shot.state(place, stream)
             device.streams.record(self._start, stream)
@@ -237,6 +246,7 @@ class HostSampler(Sampler):
     def _one(self, place: int) -> float:
         shot, device = self._shot, self._device
         shot.restore(shot.stream)
+        shot.reset()
         shot.state(place, shot.stream)
         device.streams.synchronize()
         start = device.now()

@@ -389,6 +389,7 @@ class Sampling:
             name=self._name,
             category=category_of(target, mode, self._device.facts.l2_bytes),
             random=self._random,
+            resets=target.foreign and target.window is None and mode != "hot" and self._device.facts.persists,
             host_times=self._host_times,
             clocks=self._clocks,
             # Launches of one placement follow each other by themselves; those of several evict each other's data.

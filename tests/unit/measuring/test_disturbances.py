@@ -108,3 +108,18 @@ def test_a_row_whose_launches_all_wait_says_so(bench: Bench, monkeypatch: pytest
     verdict = judged(bench, taken)
     assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
     assert "CUDA_LAUNCH_BLOCKING is set" in verdict.reason
+
+
+def test_lines_that_foreign_code_may_have_kept_are_reset_before_every_cold_sample(bench: Bench) -> None:
+    resets = list[int]()
+    bench.device.before("l2.reset_persisting", lambda: resets.append(1))
+
+    def build(memory: Any) -> Case:
+        return Case(launch=lambda: None, reference=lambda: None, reads=[memory.device(2 * MiB)])
+
+    cold = bench.case(build, placements=2)
+    assert len(resets) >= len(cold.samples)
+    resets.clear()
+    bench.case(build, placements=2, mode="hot")
+    triad(bench)
+    assert len(resets) == 2  # once before the samples of each
