@@ -6,6 +6,7 @@ its own. Timing the wrong stream gives a wrong number without any error, so the 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -138,6 +139,9 @@ BESIDE = 20e-6
 BESIDE_SHARE = 1e-3
 """The same as a share of long work: on an H200, to ask after half a second of work takes longer than to ask an idle device."""
 
+NEAR = 5  # looks at each default stream that tell which of them the work is on
+JOINED = 0.1e-6  # seconds by which work takes longer on the other one, at least: 0.4 us on an H100
+
 QUEUED_IN = 0.1
 QUEUED_FACTOR = 10
 """To queue work takes at most this many seconds, and this many times the work's whole time: what takes longer waits for the device."""
@@ -189,7 +193,8 @@ def find_stream(device: Device, prepare: Queues, launch: Queues, own: Stream, fl
         watch.first_on(defaults[0])
         busy = [s for s in (defaults[0], own) if watch.busy(defaults[0], s)]
     elif defaults and defaults[0] in busy:
-        busy = [defaults[0]]  # the two default streams wait for each other
+        # The two default streams wait for each other: work on one of them is seen on both, and takes longer on the other one.
+        busy = [watch.nearer(own, *defaults) if defaults[1] in busy else defaults[0]]
     if not busy:
         if watch.goes_on(own):
             raise Elsewhere("its work runs on streams of its own")
@@ -234,6 +239,14 @@ class _LaunchWatch:
         least = max(NOTHING_RAN * self._floor, LONG_SHARE * whole if whole > LONG else 0.0)
         looks = 1 if whole > LONG else LOOKS
         return all(self._interval(current, watched, whole) > least for _ in range(looks))
+
+    def nearer(self, current: Stream, legacy: Stream, thread: Stream) -> Stream:
+        """Which of the default streams the work is on, if both are busy with it. With long work it does not matter."""
+        whole = self.whole(current)
+        if whole > LONG:
+            return legacy
+        on_legacy, on_thread = (statistics.median(self._interval(current, one, whole) for _ in range(NEAR)) for one in (legacy, thread))
+        return thread if on_thread + JOINED < on_legacy else legacy
 
     def first_on(self, current: Stream) -> None:
         """Launch once without a hold: a library sets up its state for a stream, such as a workspace, at its first work there."""

@@ -355,3 +355,18 @@ def test_a_row_says_that_nothing_looked_for_own_streams(scene: Scene, monkeypatc
     monkeypatch.setattr(scene.device.counters, "spans", failing(error=NotCounted))
     assert "own streams not checked: made to fail" in take(scene, scene.on(None)).notes
     assert not any("own streams" in note for note in scene.bench.measure("copy", *scene.bench.buffers(2)).notes)
+
+
+@pytest.mark.parametrize(("on", "name"), [("legacy", LEGACY), ("thread", THREAD)])
+def test_of_the_default_streams_the_one_that_has_the_work_is_named(scene: Scene, on: str, name: str) -> None:
+    """They wait for each other, which takes a moment: work on one of them is seen on both."""
+    streams, moment = scene.device.streams, scene.launch_of(64)
+    has, other = (scene.device.legacy, scene.device.thread) if on == "legacy" else (scene.device.thread, scene.device.legacy)
+
+    def launch(current: Stream) -> None:
+        streams.join(has, other)
+        scene.device.kernels.launch(scene.work, has)
+        streams.join(other, has)
+        scene.device.kernels.launch(moment, other)  # as long as the wait
+
+    assert scene.find(launch) == (has, name)
