@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 
+from pytest_gpumem.judging.judge import CLOCKS_APART
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
@@ -327,9 +328,9 @@ def assemble(
     )
 
 
-CLOCKS = {"memory clock": ("memory_clock_hz", 0.01), "SM clock": ("sm_clock_hz", 0.05)}
-"""The clocks whose changes are reported: the field of `Conditions`, and the smallest change, as a share. Bandwidth follows the memory
-clock; the SM clock varies with temperature and power."""
+CLOCKS = {"memory clock": "memory_clock_hz", "SM clock": "sm_clock_hz"}
+"""The clocks whose changes are reported from `CLOCKS_APART` on: the fields of `Conditions`. Bandwidth follows the memory clock, and work in
+registers and caches the SM clock."""
 
 
 def _without_rejected(rows: Mapping[str, list[R]], file: AnyFile[R, F]) -> dict[str, list[R]]:
@@ -362,8 +363,8 @@ def changes(measurement: Measurement, facts: DeviceFacts, test_source: str | Non
 
 def _clock_changes(measurement: Measurement, window: Sequence[SavedRow]) -> Iterator[str]:
     """The clocks that differ from the usual ones of the window."""
-    for name, (field_name, least) in CLOCKS.items():
+    for name, field_name in CLOCKS.items():
         # After the samples; before them the device may be idle.
         own, *known = (getattr(one.conditions[-1], field_name) for one in (measurement, *(past.measurement for past in window)))
-        if own and (known := [clock for clock in known if clock]) and abs(own / (usual := statistics.median(known)) - 1) > least:
+        if own and (known := [clock for clock in known if clock]) and abs(own / (usual := statistics.median(known)) - 1) >= CLOCKS_APART:
             yield f"{name} {usual / 1e6:.0f} -> {own / 1e6:.0f} MHz"

@@ -15,7 +15,6 @@ from msgspec.structs import fields, replace
 from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import WINDOW, Baseline, Process, Reset, RunFile, SavedFootprint, SavedRow, assemble
 from pytest_gpumem.baselines.layout import read, refuse_twice
-from pytest_gpumem.judging.footprint import peaks_of
 from pytest_gpumem.judging.judge import comparable, failing_in_themselves
 from pytest_gpumem.judging.verdict import UNLIMITED
 from pytest_gpumem.outcomes import UserError
@@ -115,8 +114,8 @@ class SideResults:
             return None  # a change of it was accepted since
         footprint = footprints[-1].footprint if footprints else None
         if footprint is not None:
-            further = tuple(peak for one in footprints[:-1] for peak in peaks_of(one.footprint))
-            footprint = replace(footprint, further_peaks=(*footprint.further_peaks, *further))
+            others = (one.footprint for one in footprints[:-1])
+            footprint = replace(footprint, further=(*footprint.further, *(each for one in others for each in (one.repeat, *one.further))))
         return replace(row, measurement=merged(runs) if runs else None, footprint=footprint)
 
 

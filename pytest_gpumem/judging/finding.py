@@ -37,6 +37,7 @@ SENTENCES: Mapping[str, str] = {
     "or gpumem duet, decide",
     "too few runs": "{seen}: too few runs to pass {limit}; {doubt}",
     "noisy": "{seen}: {limit} lies within the interval; {doubt}",
+    "peak varies": "{limit} cannot be judged: {figure}",
     "same code": "{seen}: passes {limit}, as the same machine code ran in the same way{but}; would miss up to {catches}",
     "crept": "{seen}: crept beyond {limit}; gpumem compare shows the runs between",
     "looks crept": "{seen}: looks crept beyond {limit}; {doubt}",

@@ -163,6 +163,8 @@ def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
     """True if measuring a row in further processes may decide it.
     `most`: processes of this run at most.
     """
+    if verdicts.peak_is_open(row, session.baseline, most):
+        return True
     if row.measurement is None:
         return False
     history = session.history(row)

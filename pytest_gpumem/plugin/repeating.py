@@ -13,10 +13,11 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import merged
+from pytest_gpumem.judging.judge import is_failure, merged
 from pytest_gpumem.judging.screen import LOOKS
+from pytest_gpumem.plugin.footprints import with_further
 from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
-from pytest_gpumem.plugin.judging import explained, fails, judged, undecided, why_text
+from pytest_gpumem.plugin.judging import explained, judged, undecided, why_text
 from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, may_measure, uses
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, COMPLETE, PASSED, ROWS_ATTRIBUTE, failure_texts
@@ -230,8 +231,7 @@ class DecideFeature(Feature):
             self._open = keys
             self._measure_on(card)
             undecided_rows += self._open
-        if gpu.settings.strict:
-            self._fail(row for row in gpu.rows if row.key in undecided_rows)
+        self._fail(row for row in gpu.rows if row.key in undecided_rows and is_failure(row.verdict, gpu.settings.strict))
 
     def _repetitions(self, card: str | None) -> Experiment:
         return repetitions(self._session, LOOKS[-1], card, environment=self._environment)
@@ -276,14 +276,15 @@ class DecideFeature(Feature):
         """
         gpu, failing = self._session, []
         for key in tuple(self._open):
-            first = self._first[key]
-            assert first.measurement is not None
+            first, rows = self._first[key], [process.by_key for process in further]
             siblings = {row.label: row.measurement for row in gpu.rows if row.nodeid == first.nodeid and row.measurement is not None}
-            row = judged(replace(first, measurement=merged(first.measurement, key, [process.by_key for process in further])), siblings, gpu)
+            measurement = None if first.measurement is None else merged(first.measurement, key, rows)
+            footprint = None if first.footprint is None else with_further(first.footprint, key, rows)
+            row = judged(replace(first, measurement=measurement, footprint=footprint), siblings, gpu)
             gpu.rows.update(row)
             if not undecided(row, gpu, most):
                 self._open.remove(key)
-                failing += [row] if fails(row, gpu) else []
+                failing += [row] if is_failure(row.verdict, gpu.settings.strict) else []
         self._fail(failing)
 
     def _fail(self, rows: Iterable[Row]) -> None:

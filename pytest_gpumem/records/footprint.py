@@ -75,6 +75,15 @@ class Site(Record, frozen=True):
     referrers: tuple[str, ...] = ()  # What refers to what is kept, as far as Python knows, such as "`cache` of the module app"
 
 
+class FootprintRepeat(Record, frozen=True):
+    """What limits are on, of the same footprint in another process of the same run (`--gpumem-processes`)."""
+
+    peak: Bytes  # As `Footprint.peak`
+    kept: Bytes = 0  # As `Footprint.kept`
+    reserved: Bytes = 0  # As `Footprint.reserved`
+    allocations: Count = 0  # As `Footprint.allocations`
+
+
 class Footprint(Record, frozen=True):
     """The memory that a test took, or a labelled part of it. Work of the harness does not count: flushes, placements, references."""
 
@@ -95,13 +104,18 @@ class Footprint(Record, frozen=True):
     sites: tuple[Site, ...] = ()
     """Lines that allocated what was in use at the peak or is kept, largest first; with `--gpumem-footprint=trace`. Small ones are left
     out."""
-    further_peaks: tuple[Bytes, ...] = ()  # `peak` in further processes of the same run (`--gpumem-processes`)
+    further: tuple[FootprintRepeat, ...] = ()  # Of further processes of the same run
     ended: bool = True  # False while the test still runs: what it keeps and reserves is not known yet
     notes: tuple[str, ...] = ()  # Remarks for the reader
     calls: Calls | None = None  # Calls of the test's body, or of the part of it; None where they were not to be counted
 
     def _sum(self, name: str, kinds: tuple[MemoryPlace, ...] = ("device", "managed", "pinned")) -> int:
         return sum(getattr(use, name) for use in self.uses if use.kind in kinds)
+
+    @property
+    def repeat(self) -> FootprintRepeat:
+        """As it is kept of a further process."""
+        return FootprintRepeat(self.peak, self.kept, self.reserved, self.allocations)
 
     @property
     def kept(self) -> int:

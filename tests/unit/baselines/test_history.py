@@ -176,7 +176,8 @@ def test_what_is_unknown_is_no_change() -> None:
 
 def test_clocks_under_load() -> None:
     assert said(run_of(), run_of(), memory=2.3e9) == ("memory clock 2619 -> 2300 MHz",)
-    assert said(run_of(), memory=2.61e9, sm=1.9e9) == ()
+    assert said(run_of(), memory=2.61e9, sm=1.965e9) == ()  # one step of 15 MHz
+    assert said(run_of(), sm=1.95e9) == ("SM clock 1980 -> 1950 MHz",)
     assert said(run_of(), sm=1.7e9) == ("SM clock 1980 -> 1700 MHz",)
     assert said(run_of(memory=None, sm=None), memory=1e9, sm=1e9) == ()
     assert said(run_of(), memory=None, sm=None) == ()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from pytest_gpumem.judging.footprint import RULES, PastFootprint, judge_footprint, size
+from pytest_gpumem.judging.footprint import MISTAKEN, RULES, PastFootprint, by_chance, decidable, judge_footprint, size
 from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.footprint import Footprint, MemoryUse
+from pytest_gpumem.records.footprint import Footprint, FootprintRepeat, MemoryUse
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.units import GiB, MiB
@@ -76,22 +77,64 @@ def test_a_growth_is_judged_against_the_least_accepted_peak(peak: int, allowed: 
     assert judged(footprint(peak), past(110, 100, 105), max_peak_regression=allowed)[0][0] is outcome
 
 
-def test_a_count_that_varies_in_one_revision_is_judged_by_its_range() -> None:
-    varying = past(100, 140, 120, revisions="a a b")
-    outcome, _, sentence = judged(footprint(140), varying, max_peak_regression="0 B")[0]
-    assert outcome is Outcome.PASS
-    assert "unchanged code varies between 100 B and 140 B" in sentence
-    assert judged(footprint(141), varying, max_peak_regression="0 B")[0][0] is Outcome.FAIL
+def run(*peaks: int) -> Footprint:
+    return footprint(peaks[0], further=tuple(map(FootprintRepeat, peaks[1:])))
+
+
+def test_a_run_grew_if_its_least_peak_did_and_chance_does_not_explain_it() -> None:
+    varying = past(100, 140, 120, revisions="a a b")  # b may have grown: it says nothing of unchanged code
+
+    def outcome(*peaks: int) -> Outcome:
+        return judged(run(*peaks), varying, max_peak_regression="0 B")[0][0]
+
+    assert [outcome(100), outcome(2000, 100), outcome(140), outcome(2000)] == [Outcome.PASS, Outcome.PASS] + [Outcome.UNDECIDED] * 2
+    assert by_chance(1, 2, 13) > MISTAKEN >= by_chance(1, 2, 14)
+    assert [outcome(*[140] * 13), outcome(*[140] * 14), outcome(*[101] * 14)] == [Outcome.UNDECIDED, Outcome.FAIL, Outcome.FAIL]
+    ((_, code, sentence),) = judged(footprint(140), varying, max_peak_regression="0 B")
+    assert code is Code.NOISY
+    assert "1 of 2 processes of unchanged code had a peak above 100 B too" in sentence
     # Two uncommitted states are no two runs of the same code.
     assert judged(footprint(140), past(100, 140, revisions="a-dirty a-dirty"), max_peak_regression="0 B")[0][0] is Outcome.FAIL
 
 
+def test_a_rare_larger_peak_of_the_past_hides_no_growth() -> None:
+    several = [*past(*[1024] * 18, revisions=" ".join("abcdefghijklmnopqr")), PastFootprint(run(1024, 1536), "s")]
+    assert judged(run(1530, 1530, 1530), several, max_peak_regression="1%")[0][0] is Outcome.FAIL
+    assert judged(run(1530, 1024, 1530), several, max_peak_regression="1%")[0][0] is Outcome.PASS
+
+
 def test_processes_of_one_run_show_that_a_count_varies() -> None:
-    several = [PastFootprint(footprint(100, further_peaks=(100, 130)), "a")]
-    assert judged(footprint(130), several, max_peak_regression="0 B")[0][0] is Outcome.PASS
-    outcome, _, sentence = judged(footprint(100, further_peaks=(130,)), past(100), max_peak_regression="0 B")[0]
-    assert outcome is Outcome.FAIL
+    assert judged(footprint(130), [PastFootprint(run(100, 100, 130), "a")], max_peak_regression="0 B")[0][0] is Outcome.UNDECIDED
+    outcome, _, sentence = judged(run(100, 130), past(100), max_peak_regression="0 B")[0]
+    assert outcome is Outcome.PASS
     assert "processes of this run vary between 100 B and 130 B" in sentence
+
+
+@pytest.mark.parametrize("limit", ["max_peak", "max_kept", "max_reserved", "max_allocations"])
+def test_an_absolute_limit_is_on_the_process_that_takes_most(limit: str) -> None:
+    written = "2" if limit == "max_allocations" else "2 B"
+    several = footprint(1, further=(FootprintRepeat(1), FootprintRepeat(3, 3, 3, 3)))
+    outcome, _, sentence = judged(several, **{limit: written})[0]
+    assert outcome is Outcome.FAIL
+    assert "in another process of the run" in sentence
+    assert judged(replace(several, further=(FootprintRepeat(2, 2, 2, 2),)), **{limit: written})[0][0] is Outcome.PASS
+
+
+def test_a_growth_is_measured_in_two_more_processes_or_as_many_as_may_tell_it_from_chance() -> None:
+    def open_(now: Footprint, saved: list[PastFootprint], most: int = 12, **limits: Any) -> bool:
+        given = Limits(max_peak_regression="0 B", **limits)
+        names = ("max_peak_regression", *limits)
+        row = with_verdict(Row("t.py::test_a", given, UNLIMITED), judge_footprint(now, given, saved, names))
+        found: bool = decidable(now, given, row.verdict, saved, most)
+        return found
+
+    steady, few, third = past(*[100] * 9), past(100), [PastFootprint(run(100, 100, 140), "a")]
+    assert [open_(run(*[140] * count), steady) for count in (1, 2, 3)] == [True, True, False]
+    assert [open_(run(*[140] * count), few) for count in (1, 7, 8)] == [True, True, False]
+    assert [open_(run(*[140] * count), third) for count in (1, 7, 8)] == [True, True, False]
+    assert [open_(run(140), third, most) for most in (1, 7, 8)] == [False, False, True]
+    assert [open_(run(140), steady, 1), open_(run(100), steady), open_(run(140), [])] == [False] * 3
+    assert not open_(run(140), steady, max_peak="120 B")  # it fails anyway
 
 
 def test_without_history_it_is_new_and_with_another_watch_measured_differently() -> None:
