@@ -89,16 +89,16 @@ def test_a_kernel_that_is_slower_by_a_scalar_argument_is_not_the_same_code(
     )
     here = (*SIMULATED, "--benchmark-json=out.json", "--gpumem-processes=1")
 
-    def code() -> Any:
+    def same_code() -> Any:
         assert session(*here).ret == 0
-        return rows(pytester.path)["test_chase"]["verdict"]["code"]
+        return rows(pytester.path)["test_chase"]["verdict"]["comparison"]["same_code"]
 
     assert session(*here, "--gpumem-save").ret == 0
-    assert code() == "same code"
+    assert same_code() is True
     monkeypatch.setenv("STEPS", "1030")
-    assert code() != "same code"
+    assert same_code() is False
     monkeypatch.setenv("VARYING", "1")
-    assert code() != "same code"  # its baseline does not say that it varies
+    assert same_code() is False  # its baseline does not say that it varies
 
 
 def test_a_failure_begins_with_what_ran_differently(pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
