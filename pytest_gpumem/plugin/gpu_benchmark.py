@@ -18,7 +18,7 @@ from pytest_gpumem.judging.limits import counts_steps, waits_for_counts
 from pytest_gpumem.judging.verdict import OPEN
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.conductor import Passes, overlap_note, overlap_of
+from pytest_gpumem.measuring.conductor import Passes, with_overlap
 from pytest_gpumem.measuring.target import Target, WrongResult
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.measuring.work import Work
@@ -207,9 +207,7 @@ class GpuBenchmark:
                 test.wrong = test.wrong or str(error)
                 raise
             if work is not None:
-                overlap = overlap_of(test.conductor, work, wanted, arena=test.arena, name=test.range_name)
-                hides = () if overlap is None else (overlap_note(overlap, measurement.latency),)
-                measurement = structs.replace(measurement, overlap=overlap, notes=(*measurement.notes, *hides))
+                measurement = with_overlap(test.conductor, work, measurement, wanted, arena=test.arena, name=test.range_name)
         measurement = structs.replace(
             measurement,
             notes=(*measurement.notes, *loosened(limits, settings)),

@@ -55,3 +55,13 @@ def undisturbed() -> Callable[..., Result]:
         return agreeing
 
     return first
+
+
+@pytest.fixture
+def link_benchmark(gpu_benchmark, undisturbed) -> Callable[..., Result]:
+    """`gpu_benchmark` for work of the host link: it measures again while the link is disturbed."""
+
+    def measured(*arguments, label: str, **keywords) -> Result:
+        return undisturbed(lambda again: gpu_benchmark(*arguments, label=f"{label}{again}", **keywords))
+
+    return measured

@@ -47,25 +47,25 @@ def test_copies_both_ways_and_the_kernel_run_at_once(undisturbed, gpu_benchmark,
     assert staged.latency < 1.1 * (both.latency + (max(parts) + min(parts)) / CHUNKS)
 
 
-def test_a_number_of_chunks_that_divides_nothing(gpu_benchmark, staged_copy):
+def test_a_number_of_chunks_that_divides_nothing(link_benchmark, staged_copy):
     """7 chunks over 3 streams; the last chunk is shorter. Every element is checked as always."""
-    staged = gpu_benchmark(staged_copy(3, SIZE, rounds=ROUNDS, chunks=7), label="staged", min_overlap="50%")
+    staged = link_benchmark(staged_copy(3, SIZE, rounds=ROUNDS, chunks=7), label="staged", min_overlap="50%")
     assert staged.checked
 
 
-def test_a_copy_beside_a_kernel_on_other_data(gpu_benchmark, gpu_kernels, gpu_work, device_buffer, pinned_buffer):
+def test_a_copy_beside_a_kernel_on_other_data(link_benchmark, gpu_kernels, gpu_work, device_buffer, pinned_buffer):
     copy = gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE))
     kernel = gpu_work.kernel(gpu_kernels.elementwise, device_buffer(SIZE), ROUNDS)
-    beside = gpu_benchmark(gpu_work.together(copy, kernel), label="beside", min_overlap="80%")
+    beside = link_benchmark(gpu_work.together(copy, kernel), label="beside", min_overlap="80%")
     assert beside.latency < 1.3 * beside.overlap.bound
 
 
-def test_host_work_beside_a_copy_and_a_kernel(gpu_benchmark, gpu_kernels, gpu_work, device_buffer, pinned_buffer):
+def test_host_work_beside_a_copy_and_a_kernel(link_benchmark, gpu_kernels, gpu_work, device_buffer, pinned_buffer):
     """As `cpuFunction()` in the guide: copy and kernel are queued on one stream, and the host works while they run."""
     x = device_buffer(SIZE)
     device = gpu_work.in_turn(gpu_work.copy(x, pinned_buffer(SIZE)), gpu_work.kernel(gpu_kernels.elementwise, x, ROUNDS))
-    alone = gpu_benchmark(device, label="copy and kernel")
-    beside = gpu_benchmark(gpu_work.together(device, gpu_work.busy(alone.latency)), label="host work beside", min_overlap="70%")
+    alone = link_benchmark(device, label="copy and kernel")
+    beside = link_benchmark(gpu_work.together(device, gpu_work.busy(alone.latency)), label="host work beside", min_overlap="70%")
     assert beside.sampler == "host"
 
 
