@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ RESERVE = 256 * 2**20
 """Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack memory, and the libraries' own workspaces
 come from it."""
 
-_PAGE = 4096
+_PAGE = mmap.PAGESIZE  # of the host: 4 KiB, 64 KiB on a GH200, where two registrations must not share a page either
 
 _LARGE = 2**20  # bytes from which on the driver starts an allocation on a page of its own
 _LARGE_ALIGNMENT = 2 * 2**20
@@ -267,6 +268,10 @@ class CudaMemory:
                 self._left(allocation.backing)
             elif allocation.kind is MemoryKind.POOLED and allocation.backing is not None:
                 pass  # its owner gives it back
+            elif allocation.kind is MemoryKind.POOLED:  # the driver's pool keeps it: nothing is scrubbed
+                self._ends.pop(allocation.address, None)
+                self._held.pop(allocation.address, None)
+                runtime.free(allocation.address)
             elif not allocation.kind.beyond_link:
                 self._give_back(allocation.address, allocation.nbytes)
             elif allocation.kind.on_peer:

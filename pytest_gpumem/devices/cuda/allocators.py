@@ -7,6 +7,7 @@ Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release thr
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import GiB
 
 _KEEP_ALL = 2**64 - 1
-_PAGE = 4096
+_PAGE = mmap.PAGESIZE
 _HOST_FLAGS = runtime.hostAllocPortable | runtime.hostAllocMapped
 
 

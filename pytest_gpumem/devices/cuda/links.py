@@ -5,6 +5,7 @@ Source: CUDA C++ Best Practices Guide, 9.1.4 Unified Virtual Addressing; CUDA C+
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,7 +20,7 @@ from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver
 from pytest_gpumem.devices.protocol import DeviceError, Unsupported
 
 _HOST, _DEVICE, _MANAGED = 1, 2, 3  # `cudaMemoryType`; 0 is memory that CUDA does not know
-_PAGE = 4096  # bytes of a page of the host, the least that page-locked memory takes
+_PAGE = mmap.PAGESIZE  # bytes of a page of the host, the least that page-locked memory takes
 
 
 def memory_kind(address: int, index: int, registered: bool, beyond: tuple[int, int] | None = None) -> MemoryKind | None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.measuring.conductor import TRIES, overlap_of, with_overlap
 from pytest_gpumem.measuring.sampling import Plan
-from pytest_gpumem.measuring.works import Works
+from pytest_gpumem.measuring.works import Works, work_target
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.overlap import Overlap
 
@@ -53,7 +53,7 @@ def test_a_reading_that_others_made_longer_is_taken_again(bench: Bench) -> None:
 def test_overlapping_work_is_measured_again_while_the_link_is_disturbed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Works(bench.memory).staged(4, "8 MiB", rounds=200, back=False)
     plan = Plan(**QUICK)
-    quiet = bench.take(bench.target(work))
+    quiet = bench.take(work_target(work, bench.arena))
     slower = replace(quiet, placements=tuple(tuple(3 * x for x in p) for p in quiet.placements))
     apart = replace(quiet, placements=((quiet.latency, 1.3 * quiet.latency, 1.3 * quiet.latency, quiet.latency),))
     for disturbed in (slower, apart):
@@ -63,6 +63,11 @@ def test_overlapping_work_is_measured_again_while_the_link_is_disturbed(bench: B
         assert (found.overlap.hidden(found.latency) or 0) > 0.3
     measured = list[int]()
     measure = bench.conductor.measure
-    monkeypatch.setattr(bench.conductor, "measure", lambda *a, **k: (measured.append(1), measure(*a, **k))[1])
+
+    def counted(*arguments: Any, **keywords: Any) -> Measurement:
+        measured.append(1)
+        return measure(*arguments, **keywords)
+
+    monkeypatch.setattr(bench.conductor, "measure", counted)
     with_overlap(bench.conductor, work, quiet, plan, arena=bench.arena, name="test_it")
     assert len(measured) == ALONE
