@@ -15,6 +15,7 @@ from msgspec import structs
 
 from pytest_gpumem.devices.protocol import Stream
 from pytest_gpumem.judging.limits import counts_steps, waits_for_counts
+from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.judging.verdict import OPEN
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
@@ -24,7 +25,6 @@ from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.measuring.work import Work
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.spaces import Memory
-from pytest_gpumem.plugin.judging import needs_causes
 from pytest_gpumem.plugin.replay import Replay, check_timer
 from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.state import GpuTest
@@ -37,6 +37,7 @@ from pytest_gpumem.units import did_you_mean
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+LIKELY = 0.975  # confidence that a row takes longer than its baseline, one-sided, from which it may have to be explained
 KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *OF_MEASUREMENT)
 """Keywords of a measurement. All others go to the function, and so does one that is the name of a parameter of it."""
 
@@ -220,9 +221,19 @@ class GpuBenchmark:
         return Result(measurement, test.device.facts, extra, self._claim)
 
     def _needs_causes(self, limits: Limits, measured: Measurement) -> bool:
-        test = self._test
-        measured = structs.replace(measured, provenance=test.session.provenance)
-        return needs_causes(Row(test.item.nodeid, limits, OPEN, measured, measured.label), test.session)
+        """True if a measurement takes the passes from which causes of a slow-down follow: its run is saved, or it takes longer than a
+        baseline that has them, by its interval."""
+        test, session = self._test, self._test.session
+        if session.explains or not session.evidence:
+            return session.explains
+        if session.settings.save:
+            return True
+        measured = structs.replace(measured, provenance=session.provenance)
+        past = [one.measurement for one in session.past(Row(test.item.nodeid, limits, OPEN, measured, measured.label))]
+        if not past or past[-1].activity is None:
+            return False
+        found = difference(measured, past)
+        return found.log > found.variance().reach(LIKELY)
 
     def _counts(self, count_pages: bool | None, limits: Limits) -> bool:
         """True if page faults are counted: a limit needs them, or the call, else the marker, else the session asks for it."""

@@ -14,10 +14,9 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines import verdicts
-from pytest_gpumem.baselines.history import SavedRow, changes
-from pytest_gpumem.judging.judge import comparable, is_failure, merged, repeatable
+from pytest_gpumem.baselines.history import changes
+from pytest_gpumem.judging.judge import is_failure, merged, repeatable
 from pytest_gpumem.judging.screen import LOOKS
-from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
@@ -62,7 +61,7 @@ def source_of(item: pytest.Item) -> str | None:
 def explained(row: Row, session: GpuSession) -> Row:
     """The row with what ran differently than in the baseline, the causes of a slow-down, and the command for the causes that need more
     counts."""
-    measurement, past = row.measurement, _past(row, session)
+    measurement, past = row.measurement, session.past(row)
     if measurement is None or not past:
         return row
     from pytest_gpumem.explain.causes import explain, slow_down  # here: few rows need it
@@ -80,26 +79,6 @@ def explained(row: Row, session: GpuSession) -> Row:
     base = session.settings.baseline_of or known or "BASE"
     # A gate takes the causes from its base, once a duet has confirmed the slow-down.
     return replace(row, why=reasons(row, found, None if session.duet_follows else base))
-
-
-def _past(row: Row, session: GpuSession) -> list[SavedRow]:
-    """The runs of the baseline that a row is compared with, oldest first."""
-    measurement = row.measurement
-    return [] if measurement is None else [one for one in session.history(row).accepted if comparable(measurement, one.measurement)]
-
-
-def needs_causes(row: Row, session: GpuSession) -> bool:
-    """True if a measurement takes the passes from which causes of a slow-down follow: its run is saved, or it takes longer than a baseline
-    that has them, by its interval."""
-    if session.explains or not session.evidence:
-        return session.explains
-    if session.settings.save:
-        return True
-    past = [one.measurement for one in _past(row, session)]
-    if row.measurement is None or not past or past[-1].activity is None:
-        return False
-    found = difference(row.measurement, past)
-    return found.log > found.variance().reach(LIKELY)
 
 
 def why_text(row: Row) -> str:
@@ -178,9 +157,6 @@ def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
     )
 
 
-LIKELY = 0.975  # confidence that a row takes longer than its baseline, one-sided, from which it may have to be explained
-
-
 def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -> Row:
     """The row with its verdict.
     `row`: with its measurement and limits.
@@ -239,6 +215,18 @@ class VerdictFeature(Feature):
         self._session = session
 
     @contextmanager
+    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        try:
+            yield
+        except ENDS:
+            test = item.stash.get(TEST, None)
+            if test is not None and test.replay is not None:  # no report follows; a warning that is an error would cost the summary
+                test.replay.excuse()
+            raise
+        finally:
+            item.stash[TEST] = None  # pytest keeps the item to the end, and the test would keep its streams
+
+    @contextmanager
     def setup(self, item: pytest.Item) -> Iterator[None]:
         # A rerun of the test starts anew, but for what has failed.
         item.stash.setdefault(ATTEMPTS, Attempts()).begin(item.stash.setdefault(ROWS, []))
@@ -247,16 +235,6 @@ class VerdictFeature(Feature):
         if uses(item, BENCHMARK_FIXTURE):
             attach_timer(item)
         yield
-
-    @contextmanager
-    def call(self, item: pytest.Item) -> Iterator[None]:
-        try:
-            yield
-        except ENDS:
-            test = item.stash.get(TEST, None)
-            if test is not None and test.replay is not None:  # no report follows; a warning that is an error would cost the summary
-                test.replay.excuse()
-            raise
 
     def judge(self, item: pytest.Item, error: BaseException | None) -> None:
         if (error is None or isinstance(error, pytest.skip.Exception)) and (caught := _caught(item)) is not None:

@@ -34,7 +34,6 @@ class WorkFeature(Feature):
                 # Also of a test that was skipped, whose fixtures were never set up.
                 if session.ledger is not None:
                     session.ledger.ended(item.nodeid)
-                item.stash[TEST] = None  # pytest keeps the item to the end, and the test would keep its streams
                 session.between_tests()
                 if nextitem is None or not uses(nextitem, TEST_FIXTURE):
                     session.make_room()

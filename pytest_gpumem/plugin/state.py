@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, without_accepted
-from pytest_gpumem.baselines.history import Baseline, History
+from pytest_gpumem.baselines.history import Baseline, History, SavedRow
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, HoldExpired
@@ -207,6 +207,11 @@ class GpuSession:
         """The baseline of a measured row."""
         assert row.measurement is not None
         return self.baseline.history(row.key, partial(comparable, row.measurement))
+
+    def past(self, row: Row) -> list[SavedRow]:
+        """The runs of the baseline that a row is compared with, oldest first."""
+        measurement = row.measurement
+        return [] if measurement is None else [one for one in self.history(row).accepted if comparable(measurement, one.measurement)]
 
     def failure_elsewhere(self, nodeid: str) -> str | None:
         """Why a test failed in a further process; None if it did not."""
