@@ -236,7 +236,7 @@ class _Adopting:
                 self._say(f"are left to the host's clock: whether they use the GPU is not known: {seen.not_counted}")
             return result
         if self._fixture.disabled:
-            self._say("NOT RUN: pytest-benchmark is disabled, as it is under xdist and with --benchmark-disable")
+            self._say("NOT RUN: pytest-benchmark is disabled, as by -n or --benchmark-disable")
             return result
         called = describe(*args, **kwargs)
         try:

@@ -44,7 +44,8 @@ DECIDED = (0, 1, 5)  # pytest's exit codes of a session that ran: all passed, so
 
 
 class Gate:
-    """A pytest plugin that waits before the first test, and reports the outcome of each."""
+    """A pytest plugin that waits before the first test, and reports the outcome of each. pytest registers it before those of others,
+    and calls it after them where no order is given."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.__name__ = NAME  # pytest registers a plugin under this name
@@ -109,15 +110,11 @@ class Gate:
         self._named = [name for name in here if "::" in name and name.partition("::")[0] not in paths]
         config.args[:] = dict.fromkeys(name.partition("::")[0] for name in here)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
+    def pytest_collection(self, session: pytest.Session) -> None:
         plugins = session.config.pluginmanager
         for name in filter(plugins.has_plugin, WITHOUT):
             plugins.unregister(name=name)
-        plugins.register(_BeforeSummary(self, session))  # as late as can be: its hook is to be the first of those that come first
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self, session: pytest.Session) -> None:
+        plugins.register(_BeforeSummary(self, session))  # as late as can be: its hook is to be the first
         if self._job["early"]:
             self._wait(session.config)
         # The tests of a process that starts later are fewer.
@@ -158,7 +155,6 @@ class Gate:
         if report.failed:
             self._report(report.nodeid, "failed", f"its collection failed: {_last_line(report.longreprtext)}", report.longreprtext)
 
-    @pytest.hookimpl(trylast=True)  # once others have changed the report
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._report(report.nodeid, "failed", _last_line(report.longreprtext), report.longreprtext)
@@ -181,7 +177,7 @@ class _BeforeSummary:
         self._gate = gate
         self._session = session
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self) -> Generator[None, object, object]:
         self._gate.leave_early(int(self._session.exitstatus))
         return (yield)

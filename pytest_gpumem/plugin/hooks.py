@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from copy import copy
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -147,7 +148,6 @@ def _unknown_ini_keys(config: pytest.Config) -> dict[str, object]:
     return found
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     off = not config.pluginmanager.hasplugin(SESSION_PLUGIN)
     skip = pytest.mark.skip(reason=NEEDS_GPUMEM)
@@ -157,9 +157,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker(MARKER) is not None and (mistake := _mistake(item)):
             mistakes[item.nodeid] = mistake
         if uses(item, TEST_FIXTURE):
-            if off:
+            if off and item.nodeid not in mistakes:
                 item.add_marker(skip, append=False)
-            elif item.nodeid in seen:
+            elif not off and item.nodeid in seen:
                 mistakes[item.nodeid] = "it is collected twice, and the second measurement would replace the first; collect it once"
             seen.add(item.nodeid)
     if mistakes:
@@ -168,7 +168,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         # A worker that raises here dies without a word to the user. A session that measures nothing runs its other tests.
         if off or is_part(config):
-            config.pluginmanager.register(_MarkerMistakes(mistakes))
+            for item in items:
+                if item.nodeid in mistakes:  # its setup is that of no fixture
+                    vars(item)["setup"] = partial(pytest.fail, f"gpumem: {mistakes[item.nodeid]}", pytrace=False)
             return
         lines = [f"gpumem: {nodeid}: {mistake}" for nodeid, mistake in list(mistakes.items())[:MOST_MISTAKES]]
         if (more := len(mistakes) - len(lines)) > 0:
@@ -188,15 +190,3 @@ def _mistake(item: pytest.Item) -> str | None:
     except SettingsError as error:
         return str(error)
     return None
-
-
-class _MarkerMistakes:
-    """Fails the tests whose markers cannot be used, where the session cannot be stopped."""
-
-    def __init__(self, mistakes: dict[str, str]) -> None:
-        self._mistakes = mistakes
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        if item.nodeid in self._mistakes:
-            pytest.fail(f"gpumem: {self._mistakes[item.nodeid]}", pytrace=False)

@@ -51,7 +51,6 @@ class IsolationFeature(Feature):
         with suppress(OSError):
             self.alive = os.open(folder / _ALIVE, os.O_RDONLY | os.O_NONBLOCK)
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         # Some schedulers of xdist give the test that ended a worker to the next one.
         return True if os.path.exists(left(self.folder, item.nodeid)) else None

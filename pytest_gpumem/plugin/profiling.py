@@ -32,21 +32,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k, -m and other plugins have chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = config.option.gpumem_only
-    if not wanted:
-        return
-    kept = only(items, wanted, config.invocation_params.dir)
-    dropped = [item for item in items if not any(item is one for one in kept)]
-    items[:] = kept
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
+    if wanted := config.option.gpumem_only:
+        kept = only(items, wanted, config.invocation_params.dir)
+        dropped = [item for item in items if not any(item is one for one in kept)]
+        items[:] = kept
+        if dropped:
+            config.hook.pytest_deselected(items=dropped)
+    if config.option.gpumem_ranges_file is not None:
+        _write_ranges(Path(config.option.gpumem_ranges_file), items)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    file = session.config.option.gpumem_ranges_file
-    if file is None:
-        return
-    names = Names(item.nodeid for item in session.items)
+def _write_ranges(file: Path, items: Sequence[pytest.Item]) -> None:
+    names = Names(item.nodeid for item in items)
     found = [
         {
             "nodeid": item.nodeid,
@@ -54,9 +51,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             "measures": uses(item, BENCHMARK_FIXTURE),
             "managed": any(uses(item, name) for name in MANAGED_FIXTURES),
         }
-        for item in session.items
+        for item in items
     ]
-    write_whole(Path(file), json.dumps(found))
+    write_whole(file, json.dumps(found))
 
 
 def only(items: Iterable[pytest.Item], wanted: Sequence[str], folder: Path) -> list[pytest.Item]:

@@ -22,6 +22,7 @@ from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.guardian import TERMINATED, records
 from pytest_gpumem.plugin.hangs import failed
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE
+from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.schema import device_from_json, from_plain
@@ -55,7 +56,7 @@ class _Test(pytest.Item):
         return self.path, None, self.name
 
 
-class ResumeHooks:
+class ResumeFeature(Feature):
     """Collects and runs what the journal tells; registered in that pytest alone."""
 
     def __init__(self, session: GpuSession, resumed: SessionRemains, expectations: ExpectationFeature) -> None:
@@ -68,13 +69,10 @@ class ResumeHooks:
     def _reporter(self) -> Any:
         return self._session.config.pluginmanager.getplugin("terminalreporter")
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionstart(self) -> Any:
+    def started(self, session: pytest.Session) -> None:
         if self._reporter is not None:  # the session has written all that comes before its summary
             self._screen, self._reporter._tw._file = self._reporter._tw._file, io.StringIO()
-        return (yield)
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> bool:
         hook, resumed = session.config.hook, self._resumed
         for plugin in session.config.pluginmanager.get_plugins():
@@ -91,8 +89,7 @@ class ResumeHooks:
         hook.pytest_collection_finish(session=session)
         return True
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> NoReturn:
+    def tests(self, session: pytest.Session) -> NoReturn:
         config, end, begun = session.config, self._resumed.end, set[str]()
         for kind, *values in self._resumed.records:
             if kind == "start":
@@ -119,13 +116,8 @@ class ResumeHooks:
         self._show()
         raise session.Failed(session.shouldfail)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_internalerror(self) -> None:
+    def broke(self) -> None:
         self._show()
-
-    @pytest.hookimpl(tryfirst=True, optionalhook=True)
-    def pytest_benchmark_generate_machine_info(self) -> dict[str, Any]:
-        return {}  # py-cpuinfo starts a process for it, which takes a second
 
     def _test(self, session: pytest.Session, nodeid: str, measures: bool) -> pytest.Item:
         test: _Test = _Test.from_parent(session, name=nodeid.rpartition("::")[2], nodeid=nodeid)

@@ -143,6 +143,9 @@ class Feature:
 
     # The session. An error here ends it.
 
+    def started(self, session: pytest.Session) -> None:
+        """Begin, before anything is printed."""
+
     def collected(self, report: pytest.CollectReport) -> None:
         """Take the report of what was collected, or was not."""
 
@@ -159,9 +162,12 @@ class Feature:
     def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Take notice that Ctrl-C, SIGTERM or `pytest.exit` ends the session."""
 
+    def broke(self) -> None:
+        """Take notice of an internal error, before it is printed."""
+
 
 class RunningHooks:
-    """The hooks around tests; registered only with `--gpumem`."""
+    """The hooks around tests; registered only with `--gpumem`, after the plugins of others: pytest calls it before them."""
 
     def __init__(self, features: Sequence[Feature]) -> None:
         self._features = [*features]
@@ -239,7 +245,11 @@ class RunningHooks:
                 report.outcome, report.longrepr = "failed", str(_named(error, feature, "report", item))
         return report
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        for feature in (*self._features,):  # one may join
+            feature.started(session)
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
         with ExitStack() as stack:
             for feature in self._features:
@@ -254,22 +264,24 @@ class RunningHooks:
         for feature in self._features:
             feature.deselected(items)
 
-    @pytest.hookimpl(tryfirst=True)  # before the terminal announces what they found
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         for feature in self._features:
             feature.selected(session)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         with ExitStack() as stack:
             for feature in self._features:
                 stack.enter_context(feature.tests(session))
             return (yield)
 
-    @pytest.hookimpl(tryfirst=True)  # before anything is written about it
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         for feature in self._features:
             feature.interrupted(excinfo)
+
+    def pytest_internalerror(self) -> None:
+        for feature in self._features:
+            feature.broke()
 
     def _judge(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         """Have the features judge a test, as if what they raise had ended its body."""

@@ -61,7 +61,7 @@ from pytest_gpumem.units import comparison_text, did_you_mean
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.outputs import OutputFeature
     from pytest_gpumem.plugin.repeating import DecideFeature, RepeatFeature
-    from pytest_gpumem.plugin.terminal import TerminalHooks
+    from pytest_gpumem.plugin.terminal import TerminalFeature
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
 """Facts that go into pytest-benchmark's `machine_info`."""
@@ -92,7 +92,7 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         )
     resumed = None
     if (journal := os.environ.pop(RESUMES, None)) is not None:
-        from pytest_gpumem.plugin.resuming import ResumeHooks, SessionRemains
+        from pytest_gpumem.plugin.resuming import ResumeFeature, SessionRemains
 
         resumed = SessionRemains(int(journal))
         settings = settings._replace(save=False)
@@ -121,10 +121,10 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     config.stash[SESSION] = session
     expectations, leftovers, entries = ExpectationFeature(session), LeftoverFeature(session), JUnit(config)
     repeats = None if resumed is not None else _repeats(session, entries)  # a session that has ended measures nothing again
-    results = None if session.is_part else _results(session)
-    channel = _channel(session, expectations, results)
+    channel = _channel(session, expectations)
+    results = None if session.is_part else _results(session, Controller(settings, chosen, place, channel), channel)
     existing = ExistingFeature(session)
-    whole = Session(session, expectations, leftovers, entries, repeats, results, channel)
+    whole = Session(session, expectations, leftovers, entries, repeats, results, channel, resumes=resumed is not None)
     channel.carry("existing", existing.said, existing.take)
     # The first feature enters each phase of a test before the others, and leaves it after them.
     features: list[Feature] = [
@@ -137,7 +137,8 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         WorkFeature(session),
         *([] if settings.memory_limit is None else [fitting.FitFeature(session)]),
         expectations,
-        *([] if results is None else results[:1]),
+        *([] if resumed is None else [ResumeFeature(session, resumed, expectations)]),
+        *(results or ()),
         existing,  # the last one: what the others call is no call of the test
     ]
     config.add_cleanup(session.close)
@@ -145,11 +146,6 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     config.pluginmanager.register(RunningHooks(features), RUNNING_PLUGIN)
     for plugin in (channel, *features[1:]):
         config.pluginmanager.register(plugin)
-    if resumed is not None:
-        config.pluginmanager.register(ResumeHooks(session, resumed, expectations))
-    if results is not None:
-        config.pluginmanager.register(Controller(settings, chosen, place, channel))
-        config.pluginmanager.register(results[1])
 
 
 def _repeats(session: GpuSession, entries: JUnit) -> DecideFeature | RepeatFeature | None:
@@ -165,26 +161,27 @@ def _repeats(session: GpuSession, entries: JUnit) -> DecideFeature | RepeatFeatu
     return None
 
 
-def _channel(session: GpuSession, expectations: ExpectationFeature, results: tuple[OutputFeature, TerminalHooks] | None) -> Channel:
+def _channel(session: GpuSession, expectations: ExpectationFeature) -> Channel:
     """What the processes of a session tell each other."""
     channel = Channel(session.config)
     channel.give(IN_BASE, lambda _: None if session.base is None else to_plain(session.base))
     channel.carry("collected", lambda: expectations.seen, expectations.take)
     channel.carry("drifts", lambda: session.drifts, session.drifted_elsewhere)
     channel.collect(expectations.select)
-    if results is not None:
-        channel.collect(results[1].expect)
     return channel
 
 
-def _results(session: GpuSession) -> tuple[OutputFeature, TerminalHooks]:
+def _results(session: GpuSession, workers: Controller, channel: Channel) -> tuple[OutputFeature, TerminalFeature]:
     """What writes the results.
     Raises `pytest.UsageError`: a file cannot be written.
     """
     from pytest_gpumem.plugin.outputs import OutputFeature
-    from pytest_gpumem.plugin.terminal import TerminalHooks
+    from pytest_gpumem.plugin.terminal import TerminalFeature
 
-    return OutputFeature(session), TerminalHooks(session)
+    session.config.pluginmanager.register(workers)
+    terminal = TerminalFeature(session, workers)
+    channel.collect(terminal.expect)
+    return OutputFeature(session), terminal
 
 
 def _is_the_program() -> bool:
@@ -320,10 +317,13 @@ class Session(Feature):
         leftovers: LeftoverFeature,
         entries: JUnit,
         repeats: DecideFeature | RepeatFeature | None,
-        results: tuple[OutputFeature, TerminalHooks] | None,
+        results: tuple[OutputFeature, TerminalFeature] | None,
         channel: Channel,
+        *,
+        resumes: bool,
     ) -> None:
-        """`repeats`: None if nothing is measured again. `results`: None in a worker, whose rows another process has."""
+        """`repeats`: None if nothing is measured again. `results`: None in a worker, whose rows another process has. `resumes`: it
+        writes the results of a session that ended."""
         self._session = session
         self._expectations = expectations
         self._leftovers = leftovers
@@ -332,7 +332,7 @@ class Session(Feature):
         self._results = results
         self._channel = channel
         self._left_out: str | None = None  # the other GPU of a saved run that pytest-benchmark compares with
-        self._interrupted = False
+        self._hurries = resumes  # somebody waits for its end
 
     def selected(self, session: pytest.Session) -> None:
         if self._left_out is not None and any(uses(item, BENCHMARK_FIXTURE) for item in session.items):
@@ -406,17 +406,17 @@ class Session(Feature):
             atexit.register(_leave, session)
 
     def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self._interrupted = interrupts(excinfo)
+        self._hurries = self._hurries or interrupts(excinfo)
 
     def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> list[str] | None:
         return comparison_text(left, op, right)
 
     # pytest-benchmark
 
-    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_generate_machine_info(self) -> dict[str, Any] | None:
         # py-cpuinfo starts a process for it, which takes a second: too long after Ctrl-C.
-        return {} if self._interrupted else None
+        return {} if self._hurries else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
@@ -428,9 +428,12 @@ class Session(Feature):
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_header(self, config: pytest.Config) -> Generator[None, list[object], list[object]]:
-        """Without pytest-benchmark's line of defaults, none of which holds for a measurement of a GPU; with -v it is there."""
+        """The session's lines below pytest-benchmark's, of whose defaults none holds for a measurement of a GPU; with -v it is there."""
         lines = yield
-        return lines if config.get_verbosity() > 0 else [one for one in lines if not str(one).startswith("benchmark: ")]
+        # pytest prints them from the last one on.
+        own = [] if self._results is None else [self._results[1].header(config)]
+        at = next((at for at, line in enumerate(lines) if str(line).startswith("benchmark: ")), len(lines))
+        return [*lines[:at], *own, *lines[at + (config.get_verbosity() <= 0) :]]
 
     @pytest.hookimpl(wrapper=True, trylast=True)  # around pytest-benchmark's table
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
@@ -443,7 +446,7 @@ class Session(Feature):
                 terminal.summarise(terminalreporter)
                 outputs.summarise(terminalreporter)
 
-    @pytest.hookimpl(optionalhook=True, tryfirst=True)
+    @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_compare_machine_info(self, compared_benchmark: dict[str, Any]) -> None:
         self._left_out = replay.leave_out(compared_benchmark, self._session.facts.key) or self._left_out
 

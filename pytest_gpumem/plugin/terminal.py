@@ -26,6 +26,7 @@ from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import exit_code
 from pytest_gpumem.plugin.running import RUNNING_PLUGIN, Feature
 from pytest_gpumem.plugin.state import GpuSession
+from pytest_gpumem.plugin.workers import Controller
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import ACCEPTED, Row
 from pytest_gpumem.reporting.columns import wrapped
@@ -57,15 +58,16 @@ def catches(baseline: Baseline, max_regression: str | None, processes: int) -> f
     return min(shares, default=None)
 
 
-class TerminalHooks:
+class TerminalFeature(Feature):
     """Header, announcements, table, JSON and baseline."""
 
-    def __init__(self, session: GpuSession) -> None:
+    def __init__(self, session: GpuSession, workers: Controller) -> None:
         self._session = session
+        self._workers = workers
         self._notes: list[str] = []
         self._progress: ProgressFeature | None = None
 
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
+    def started(self, session: pytest.Session) -> None:
         if (benchmarks := getattr(session.config, "_benchmarksession", None)) is not None:
             benchmarks.handle_saving = partial(self._guarded, session, benchmarks.handle_saving)
         reporter = session.config.pluginmanager.getplugin("terminalreporter")  # not there yet while options are read; None with -p no:
@@ -77,7 +79,8 @@ class TerminalHooks:
             session.config.pluginmanager.register(self._progress)
             session.config.pluginmanager.getplugin(RUNNING_PLUGIN).join(self._progress)
 
-    def pytest_report_header(self, config: pytest.Config) -> list[str]:
+    def header(self, config: pytest.Config) -> list[str]:
+        """What is measured, and compared with which baseline."""
         session = self._session
         lines = header(
             session.facts,
@@ -88,7 +91,7 @@ class TerminalHooks:
             short=config.get_verbosity() <= 0,
         )
         width = config.get_terminal_writer().fullwidth
-        return [part for line in lines for part in wrapped(line, width, indent="    ")]
+        return [*self._workers.header(config), *(part for line in lines for part in wrapped(line, width, indent="    "))]
 
     def _baseline(self) -> str:
         baseline = self._session.baseline
@@ -321,8 +324,7 @@ class ProgressFeature(Feature):
     def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self._clear()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_internalerror(self) -> None:
+    def broke(self) -> None:
         self._clear()
 
     def _draw(self) -> None:

@@ -132,7 +132,6 @@ class Refusal:
         self._channel = Channel(config)
         self._channel.carry(REFUSED, lambda: self._why, lambda _: None)
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> NoReturn:
         self._channel.send()
         raise pytest.exit.Exception(self._why, returncode=pytest.ExitCode.USAGE_ERROR)
@@ -187,7 +186,8 @@ class Controller:
         self._facts = chosen.facts
         self._baseline = baseline
 
-    def pytest_report_header(self, config: pytest.Config) -> list[str]:
+    def header(self, config: pytest.Config) -> list[str]:
+        """How many workers measure on how many GPUs, if several do."""
         workers = len(getattr(config.option, "tx", None) or ())  # none without xdist
         gpus = min(workers, len(self._orders))
         return [f"gpumem: {workers} workers measure on {gpus} GPUs"] if gpus > 1 else []
