@@ -167,7 +167,7 @@ class Feature:
 
 
 class RunningHooks:
-    """The hooks around tests; registered only with `--gpumem`, after the plugins of others: pytest calls it before them."""
+    """The hooks around tests; registered only with `--gpumem`. Where others print what they are told, a wrapper is told before them."""
 
     def __init__(self, features: Sequence[Feature]) -> None:
         self._features = [*features]
@@ -264,9 +264,11 @@ class RunningHooks:
         for feature in self._features:
             feature.deselected(items)
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> Generator[None, object, object]:
         for feature in self._features:
             feature.selected(session)
+        return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -275,13 +277,17 @@ class RunningHooks:
                 stack.enter_context(feature.tests(session))
             return (yield)
 
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Generator[None, object, object]:
         for feature in self._features:
             feature.interrupted(excinfo)
+        return (yield)
 
-    def pytest_internalerror(self) -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_internalerror(self) -> Generator[None, object, object]:
         for feature in self._features:
             feature.broke()
+        return (yield)
 
     def _judge(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         """Have the features judge a test, as if what they raise had ended its body."""
