@@ -168,6 +168,16 @@ def same_code(measurement: Measurement, alike: Sequence[Measurement]) -> bool:
     return all(_same_clocks(measurement, past) for past in alike) and ran_the_same(measurement, *alike)
 
 
+def same_code_in_pairs(base: Sequence[Measurement], head: Sequence[Measurement]) -> bool:
+    """True if all processes of head ran the same as all of base, at the same clocks. Bytes of arguments that differ between processes of
+    base are not compared."""
+    ran = _ran_in_all(base) if all(one.what_ran is not None and one.what_ran.digest is not None for one in base) else None
+    if ran is None or not head:
+        return False
+    known = replace(base[0], what_ran=ran)
+    return all(_same_clocks(one, known) for one in base) and all(same_code(one, [known]) for one in head)
+
+
 def _left_out(alike: Sequence[Measurement]) -> str:
     """The bytes of arguments that were not compared, as the end of a sentence; empty if there are none."""
     count = max((one.what_ran.left_out for one in alike if one.what_ran is not None), default=0)

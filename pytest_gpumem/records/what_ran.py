@@ -170,11 +170,11 @@ def what_ran(
 def together(records: Sequence[WhatRan]) -> WhatRan | None:
     """One record of launches that should run the same: bytes of arguments in which they differ are left out. None if they differ otherwise,
     or if one has no digest."""
-    first = records[0]
-    if any(one.digest is None or _without_arguments(one) != _without_arguments(first) for one in records):
-        return None
-    if len({one.digest for one in records}) == 1:
+    first, digests = records[0], {one.digest for one in records}
+    if None not in digests and len(digests) == 1:
         return first
+    if None in digests or any(_without_arguments(one) != _without_arguments(first) for one in records):
+        return None
     launch = list(first.launch)
     for other in records[1:]:
         launch = [_with(mine, theirs, texts.masked) for mine, theirs in zip(launch, other.launch, strict=True)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.judge import same_code
+from pytest_gpumem.judging.judge import same_code_in_pairs
 from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs, least_pairs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement
@@ -75,8 +75,7 @@ class Jury:
     judge: Judge = judge_pairs
     found: dict[str, Paired | DuetVerdict] = field(default_factory=dict)  # verdicts, and why a measurement gets none
     pairs: dict[str, list[float]] = field(default_factory=dict)  # log-ratios of each measurement so far
-    ran: dict[str, list[Measurement]] = field(default_factory=dict)
-    """The first measurement, while all others ran the same machine code in the same way; else nothing."""
+    measured: dict[str, dict[str, list[Measurement]]] = field(default_factory=dict)  # by key and side, a measurement of each process
 
     @property
     def open(self) -> list[str]:
@@ -91,20 +90,20 @@ class Jury:
                 self.found[key] = pair
             else:
                 self.pairs.setdefault(key, []).append(pair)
-                self._compare(key, sides)
+                for side, process in sides.items():
+                    self.measured.setdefault(key, {}).setdefault(side, []).extend(_measurements(process, key))
         for key, paired in self.judged().items():
             if paired.outcome is not None:
                 self.found.setdefault(key, paired)
 
-    def _compare(self, key: str, sides: Mapping[str, ProcessRecord]) -> None:
-        pair = [row.measurement for process in sides.values() for row in process.rows if row.key == key and row.measurement is not None]
-        known = self.ran.setdefault(key, pair[:1])
-        self.ran[key] = known if known and all(same_code(one, known) for one in pair) else []
-
     def judged(self) -> dict[str, Paired]:
         """The verdicts by the pairs so far, of each measurement that has some."""
-        same = [key for key, known in self.ran.items() if known]
+        same = [key for key, by_side in self.measured.items() if same_code_in_pairs(by_side.get(BASE, ()), by_side.get(HEAD, ()))]
         return self.judge({key: self.pairs.get(key, []) for key in self.family}, self.deltas, same)
+
+
+def _measurements(process: ProcessRecord, key: str) -> Iterator[Measurement]:
+    return (row.measurement for row in process.rows if row.key == key and row.measurement is not None)
 
 
 class Duet:

@@ -85,8 +85,8 @@ def test_each_test_is_measured_until_it_is_decided(tmp_path: Path) -> None:
 CLOCKS = Conditions(sm_clock_hz=1.98e9, memory_clock_hz=2.6e9)
 
 
-def ran(code: str) -> WhatRan:
-    return what_ran([Step(StepKind.KERNEL, "triad", code=code)], {})
+def ran(code: str, *arguments: str) -> WhatRan:
+    return what_ran([Step(StepKind.KERNEL, "triad", code=code, arguments=arguments)], {})
 
 
 @pytest.mark.parametrize(
@@ -114,6 +114,18 @@ def test_the_same_machine_code_on_both_sides_needs_fewer_pairs(
     assert verdict.paired is not None
     assert (verdict.outcome, verdict.paired.pairs, verdict.paired.same_code) == (outcome, pairs, settled)
     assert ("the same machine code ran" in verdict.sentence) == settled
+
+
+@pytest.mark.parametrize(("size", "pairs"), [("100000", 5), ("107ae1", 8)])
+def test_bytes_of_arguments_that_vary_between_processes_of_base_are_not_compared(tmp_path: Path, size: str, pairs: int) -> None:
+    def answer(turn: Turn, attempt: int) -> Sequence[Row]:
+        padding = f"{turn.round + 100 * (turn.side == HEAD):02x}00000001"
+        given = ran("a", size if turn.side == HEAD else "100000", padding)
+        return [row(A, NOISE(turn, 1, 0.0), what_ran=given, conditions=(CLOCKS, CLOCKS))]
+
+    (verdict,) = play(tmp_path, answer).verdicts
+    assert verdict.paired is not None
+    assert (verdict.outcome, verdict.paired.pairs) == (Outcome.PASS, pairs)
 
 
 def test_after_any_number_of_processes_the_journal_leads_to_the_same_verdicts(tmp_path: Path) -> None:
