@@ -128,13 +128,13 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     channel.carry("existing", existing.said, existing.take)
     # The first feature enters each phase of a test before the others, and leaves it after them.
     features: list[Feature] = [
-        whole,
+        whole,  # has the rows of a report before anyone looks at them
         *([] if repeats is None else [repeats]),
         *(_guards(config, session, expectations, channel) if resumed is None else []),
         VerdictFeature(session),
         *([] if settings.footprint == "off" else [FootprintFeature(session)]),
         leftovers,
-        WorkFeature(session),
+        WorkFeature(session),  # has waited for the work when the others look at what a test leaves
         *([] if settings.memory_limit is None else [fitting.FitFeature(session)]),
         expectations,
         *([] if resumed is None else [ResumeFeature(session, resumed, expectations)]),

@@ -150,3 +150,11 @@ def test_modules_that_the_architecture_names_exist() -> None:
     named = {tuple(one.split(".")) for one in re.findall(rf"`((?:{rooms})\.\w+)", text)}
     assert len(named) > 20
     assert [one for one in sorted(named) if not any(package.joinpath(*one).with_suffix(end).exists() for end in ("", ".py"))] == []
+
+
+def test_every_feature_of_a_test_is_in_the_architecture() -> None:
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "pytest_gpumem" / "plugin").glob("*.py"))
+    features = {*re.findall(r"^class (\w+)\(Feature\)", sources, re.MULTILINE)}
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert len(features) > 10
+    assert features <= {*re.findall(r"`(\w+)`", text)}
