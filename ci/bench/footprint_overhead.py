@@ -11,6 +11,11 @@ first test on all sides.
     pip download cupy --no-deps --no-binary cupy    # the source distribution; unpack its folder "tests"
     python ci/bench/footprint_overhead.py --tests cupy-tests --json footprint_overhead.json
 
+The cost of counting calls, without the log of allocations and with it:
+
+    python ci/bench/footprint_overhead.py --tests cupy-tests --measured="--gpumem-existing=watch --gpumem-footprint=auto"
+    python ci/bench/footprint_overhead.py --tests cupy-tests --measured="--gpumem-existing=watch"
+
 Exits with 1 if the overhead is above 5 %, if tests end otherwise, or if no test's memory is found.
 """
 
@@ -161,6 +166,7 @@ def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]]
     changed = {name: [before.get(name), end] for name, end in watched[-1]["ends"].items() if before.get(name) != end}
     return {
         "kind": "footprint_overhead",
+        "options": list(OPTIONS[WITH]),
         "device": shown["device"],
         "selection": list(selection),
         "tests": len(before),
@@ -228,7 +234,9 @@ def main() -> int:
     parser.add_argument("--gpus", nargs="+", default=["0"], metavar="N", help="as in CUDA_VISIBLE_DEVICES (default 0)")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="of CuPy's kernels, to be kept")
     parser.add_argument("selection", nargs="*", default=SELECTION, help="arguments for pytest: files, tests, -k ...")
+    parser.add_argument("--measured", default="--gpumem-footprint=on", metavar="OPTIONS", help="what costs (default: %(default)s)")
     options = parser.parse_args()
+    OPTIONS[WITH] = ("--gpumem", "--gpumem-device=cuda", *options.measured.split())
     begun = time.perf_counter()
     rounds: list[dict[str, dict[str, Any]]] = []
 

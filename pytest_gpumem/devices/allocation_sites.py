@@ -50,10 +50,16 @@ def is_users(file: str) -> bool:
     return not file.startswith((PACKAGE, *_STANDARD)) and not any(part in _INSTALLED for part in _parts(file))
 
 
+@cache
+def is_pytests(file: str) -> bool:
+    """True for a file of pytest: what started it leads to no allocation and to no call."""
+    return "_pytest" in _parts(file)
+
+
 def users_frames(stack: Sequence[Frame]) -> tuple[Frame, ...]:
     """The frames of the user's code from the test or fixture on; those of other code where there are none."""
-    called = max((place for place, frame in enumerate(stack) if "_pytest" in _parts(frame[0])), default=-1)
-    stack = stack[called + 1 :] or stack  # what started pytest leads to no allocation
+    called = max((place for place, frame in enumerate(stack) if is_pytests(frame[0])), default=-1)
+    stack = stack[called + 1 :] or stack
     found = tuple(frame for frame in stack if is_users(frame[0]))
     return found or tuple(frame for frame in stack if not frame[0].startswith(("<", PACKAGE))) or tuple(stack)
 

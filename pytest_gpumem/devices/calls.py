@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple, Protocol
 
-from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, python_stack, shown_path, users_frames
-from pytest_gpumem.devices.memory_events import Frame
+from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, is_pytests, is_users, shown_path
 from pytest_gpumem.records.calls import Calls, Wait
 from pytest_gpumem.records.uses import CopyUse
 from pytest_gpumem.records.what_ran import Step, StepKind
@@ -37,7 +38,6 @@ class CallLog:
         self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory, which is a call
         self.sums: Counter[object] = Counter()
         """Counts by `Step` kind, by kind of copy and by line; bytes by ("bytes", kind of copy); seconds by ("seconds", line)."""
-        self.unknown: str | None = None  # why calls were not counted; what is counted from then on is less than there was
 
     def ran(self, step: Step, *, count: int = 1, first: bool = False, on_default: bool = False) -> None:
         """Work was queued. `first`: inside a first use. `on_default`: on the legacy default stream."""
@@ -61,7 +61,7 @@ class CallLog:
         if first:
             self.used_first("waits")
             return
-        file, line, function = _line(python_stack(1))
+        file, line, function = _line(sys._getframe(1))
         with self._lock:
             key = _Waited(file, line, function, call, of, sure)
             self.sums[key] += 1
@@ -71,6 +71,11 @@ class CallLog:
         """Something was used for the first time: "modules", or a call inside."""
         with self._lock:
             self.sums["first", word] += 1
+
+    def missed(self, why: str) -> None:
+        """Calls were not counted: the windows that are open have less than there was."""
+        with self._lock:
+            self.sums["missed", why] += 1
 
     def open(self) -> CallWindow:
         """Count from now on."""
@@ -116,7 +121,7 @@ class CallWindow:
             ),
             strict=strict,
             first_use={str(key[1]): count for key, count in found.items() if isinstance(key, tuple) and key[0] == "first"},
-            not_counted=self._log.unknown,
+            not_counted=next((str(key[1]) for key in found if isinstance(key, tuple) and key[0] == "missed"), None),
         )
 
 
@@ -128,11 +133,22 @@ def _wait(key: _Waited, count: int, seconds: float, root: Path, allowed: Sequenc
     return Wait(file, key.line, key.function, code, key.call, key.of, count, seconds, key.sure, allowed=bool(file) and named)
 
 
-def _line(stack: Sequence[Frame]) -> tuple[str, int, str]:
-    """The user's line of a stack. A thread of C code, such as PyTorch's for gradients, has frames of this package alone."""
-    if all(file.startswith(PACKAGE) for file, _, _ in stack):
+def _line(frame: FrameType | None) -> tuple[str, int, str]:
+    """The user's innermost line from a frame on, as `users_frames` finds it; without the stack, for a wait is to cost little. A thread of C
+    code, such as PyTorch's for gradients, has frames of this package alone."""
+    other: FrameType | None = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file):
+            return file, frame.f_lineno, frame.f_code.co_name
+        if is_pytests(file):
+            break
+        if other is None and not file.startswith(("<", PACKAGE)):
+            other = frame
+        frame = frame.f_back
+    if other is None:
         return "", 0, _name_of_thread()
-    return users_frames(stack)[-1]
+    return other.f_code.co_filename, other.f_lineno, other.f_code.co_name
 
 
 def _name_of_thread() -> str:

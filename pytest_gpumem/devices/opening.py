@@ -41,8 +41,9 @@ class DeviceChoice:
     alike: tuple[str, ...] = ()  # those of them that have the same key: their rows belong to one baseline
     follow: Callable[[], object] = lambda: None
     """Follows the machine code that this process loads from now on, so that `Counters.what_ran` knows it; without a context."""
-    unfinished: Callable[[], bool] = lambda: False
-    """True if this process has a context, and work waits on its default streams or the current stream of a library. Waits for nothing."""
+    unfinished: Callable[[], bool | None] = lambda: None
+    """True if work waits on the default streams or the current stream of a library; None if this process has no context. Waits for
+    nothing."""
     calls: Callable[[], CallSource | None] = lambda: None
     """What reports the calls of this process, without a context; None where the open device has it."""
 
@@ -128,7 +129,7 @@ def _follow_modules() -> None:
         follow()
 
 
-def _cuda_unfinished() -> bool:
+def _cuda_unfinished() -> bool | None:
     from pytest_gpumem.devices.cuda.unfinished import unfinished
 
     return unfinished()

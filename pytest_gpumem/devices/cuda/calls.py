@@ -15,9 +15,9 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from cuda.bindings import driver as D  # noqa: N812
 
@@ -33,6 +33,7 @@ _DATA = struct.Struct("<i4x8xqq32xI")
 _KERNELS = {"cuLaunchKernel": 5, "cuLaunchCooperativeKernel": 5, "cuLaunchKernelEx": None}
 """Calls that launch a kernel: which parameter, of eight bytes each, holds the stream; None: it is in the structure of the first one."""
 _STREAM_OF_CONFIG = 4  # word of a CUlaunchConfig
+_KERNEL = Step(StepKind.KERNEL)
 _COPY = re.compile(r"cuMemcpy(?:(HtoD|DtoH|DtoD|DtoA|AtoD|HtoA|AtoH|AtoA|2D|2DUnaligned|3D|Peer|3DPeer|Batch)?)(Async)?$")
 _BYTES_AT = {"HtoD": 2, "DtoH": 2, "DtoD": 2, None: 2, "Peer": 4, "DtoA": 3, "AtoD": 3, "HtoA": 3, "AtoH": 3, "AtoA": 4}
 """By the kind of a copy, the parameter that holds its bytes."""
@@ -120,7 +121,7 @@ class CudaCalls:
         return None
 
     def _missed(self, why: str) -> None:
-        self.log.unknown = why
+        self.log.missed(why)
 
     def stop(self) -> None:
         ends, self._ends = self._ends, []
@@ -143,21 +144,23 @@ class CudaCalls:
 
     def _driver(self, number: int, data: Any) -> None:
         site, parameters, result, _ = _DATA.unpack_from(data._data.tobytes())
-        name, thread = self._names[number], self._thread
+        name = self._names[number]
+        if site != self._exit and name in _KERNELS:
+            return
         try:
-            if site != self._exit:
-                if name not in _KERNELS:
-                    thread.open.append(_Entered(name, time.perf_counter(), thread.seen))
-                    thread.loading += bool(_FIRST.fullmatch(name))
-                return
-            entered = None
+            thread, entered = self._thread, None
             if name not in _KERNELS:
+                first = _FIRST.fullmatch(name) is not None
+                if site != self._exit:
+                    thread.open.append(_Entered(name, time.perf_counter(), thread.seen))
+                    thread.loading += first
+                    return
                 entered = self._leave(name)
-                thread.loading -= bool(_FIRST.fullmatch(name)) and thread.loading > 0
+                thread.loading -= first and thread.loading > 0
             if not ctypes.c_int.from_address(result).value:
                 self._ended(name, self._versions[number], parameters, entered)
         except Exception as error:  # which CUPTI would lose
-            self.log.unknown = f"a call of the driver could not be read: {name}: {error}"
+            self.log.missed(f"a call of the driver could not be read: {name}: {error}")
 
     def _leave(self, name: str) -> _Entered | None:
         """The begin of the call that ends; None if it began before it was followed."""
@@ -180,11 +183,15 @@ class CudaCalls:
             if entered is not None and thread.seen == entered.waits and not ctypes.c_int.from_address(result).value:
                 self._ended(name, name, parameters, entered)
         except Exception as error:
-            self.log.unknown = f"a call of the runtime could not be read: {name}: {error}"
+            self.log.missed(f"a call of the runtime could not be read: {name}: {error}")
 
     def _ended(self, name: str, version: str, parameters: int, entered: _Entered | None) -> None:
         thread = self._thread
-        if name == "cuStreamBeginCapture":
+        if name in _KERNELS:  # first: they are most
+            if not thread.capturing:
+                stream = _kernel_stream(name, parameters)
+                self.log.ran(_KERNEL, first=thread.loading > 0, on_default=_on_legacy(stream, version))
+        elif name == "cuStreamBeginCapture":
             thread.capturing += 1
         elif name == "cuStreamEndCapture":
             thread.capturing = max(0, thread.capturing - 1)
@@ -197,8 +204,6 @@ class CudaCalls:
         elif _FIRST.fullmatch(name):
             if "Load" in name:
                 self.log.used_first("modules")
-        elif name in _KERNELS:
-            self._work(Step(StepKind.KERNEL), _kernel_stream(name, parameters), version)
         elif (copied := _COPY.match(name)) is not None:
             thread.seen += 1
             self._copied(name, version, copied, parameters, entered)
@@ -210,7 +215,7 @@ class CudaCalls:
             if name != "cuMemFree" or words(parameters, 1)[0]:  # to free nothing does nothing
                 self._waited(name, of, waits, entered)
         elif not thread.capturing:
-            self.log.unknown = f"{name} is not read"
+            self.log.missed(f"{name} is not read")
 
     def _work(self, step: Step, stream: int | None, version: str, count: int = 1) -> None:
         if not self._thread.capturing:  # else it becomes a node of a graph
@@ -244,7 +249,7 @@ class CudaCalls:
     def _launch_graph(self, executable: int, on_default: bool) -> None:
         nodes = self._graphs.get(executable)
         if nodes is None:
-            self.log.unknown = "a graph was launched that was made before calls were counted"
+            self.log.missed("a graph was launched that was made before calls were counted")
             return
         for step, count in nodes.items():
             self.log.ran(step, count=count, on_default=on_default)
@@ -361,28 +366,36 @@ class _DynamicSymbol(ctypes.Structure):
     _fields_ = (("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p))
 
 
+_CREATING, _POOL = 1, 2  # what `meaning` tells of a native frame
+
+
 def _first_use(*, allocates: bool) -> bool:
     """True in a call that a library makes to create a handle or a plan, or, if it `allocates`, to let its pool grow. The native frames of
     this thread tell, by the names of their files and of the functions that these export."""
-    grows = _POOLS if allocates else ()
-    return any(_CREATES.match(name) or any(part in file for part in grows) for file, name in native_frames())
+    wanted = _CREATING | _POOL if allocates else _CREATING
+    return any(_of_address(address) & wanted for address in native_frames())
 
 
-def native_frames() -> Iterator[tuple[bytes, bytes]]:
-    """File and function of each native frame of this thread, the innermost first; names are empty where a file does not export them."""
+def native_frames() -> Sequence[int]:
+    """The address of each native frame of this thread, the innermost first."""
     frames = (ctypes.c_void_p * _DEEPEST)()
     try:
         count = ctypes.pythonapi.backtrace(frames, _DEEPEST)
     except AttributeError:  # not glibc
-        return
-    yield from map(_symbol, frames[:count])
+        return ()
+    return cast("Sequence[int]", frames[:count])
 
 
 @lru_cache(maxsize=4096)
-def _symbol(address: int | None) -> tuple[bytes, bytes]:
+def _of_address(address: int) -> int:
     found = _DynamicSymbol()
     ctypes.pythonapi.dladdr(ctypes.c_void_p(address), ctypes.byref(found))
-    return found.file or b"", found.name or b""
+    return meaning(found.file or b"", found.name or b"")
+
+
+def meaning(file: bytes, name: bytes) -> int:
+    """What a native frame does, by its file and the exported function that it is in."""
+    return (_CREATING if _CREATES.match(name) else 0) | (_POOL if any(part in file for part in _POOLS) else 0)
 
 
 CALLS = CudaCalls()  # the calls of this process

@@ -221,8 +221,10 @@ class Callbacks:
 
     def _called(self, _data: Any, domain: Any, cbid: Any, data: Any) -> None:
         for receive in self._receivers.get((int(domain), int(cbid)), ()):
-            with suppress(Exception):  # it would end in CUPTI's own code
+            try:  # noqa: SIM105 - launches repeat it
                 receive(int(cbid), data)
+            except Exception:  # it would end in CUPTI's own code
+                pass
 
 
 CALLBACKS = Callbacks()  # the callbacks of this process

@@ -13,12 +13,12 @@ from cuda.bindings import driver as D  # noqa: N812
 _NOT_READY = int(D.CUresult.CUDA_ERROR_NOT_READY)
 
 
-def unfinished() -> bool:
-    """True if work waits on the legacy default stream, this thread's default stream, or the current stream of a library. A stream that is
-    captured is not asked: that would end the capture."""
+def unfinished() -> bool | None:
+    """True if work waits on the legacy default stream, this thread's default stream, or the current stream of a library; None without a
+    context. A stream that is captured is not asked: that would end the capture."""
     error, context = D.cuCtxGetCurrent()
     if int(error) or not int(context):
-        return False
+        return None
     return any(_pending(stream) for stream in {int(D.CU_STREAM_LEGACY), int(D.CU_STREAM_PER_THREAD), *_current()})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,7 +119,7 @@ class Callbacks:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Callbacks:
     kinds = {PAGEABLE: "pageable", PINNED: "pinned", DEVICE: "device"}
     monkeypatch.setattr(cuda, "_memory", lambda address: kinds.get(address & 0xF000, "unknown"))
-    monkeypatch.setattr(cuda, "native_frames", lambda: iter(()))
+    monkeypatch.setattr(cuda, "native_frames", lambda: ())
     return Callbacks(cuda.CudaCalls())
 
 
@@ -219,9 +218,10 @@ def test_first_use_is_counted_apart(calls: Callbacks, monkeypatch: pytest.Monkey
     calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
     calls("cuCtxSynchronize")
     calls.end("cuModuleLoadData", 0)
-    monkeypatch.setattr(cuda, "native_frames", lambda: iter([(b"/lib/libcublas.so.13", b"cublasCreate_v2")]))
+    monkeypatch.setattr(cuda, "native_frames", lambda: (1,))
+    monkeypatch.setattr(cuda, "_of_address", lambda _: cuda.meaning(b"/lib/libcublas.so.13", b"cublasCreate_v2"))
     calls("cuStreamSynchronize", 0)
-    monkeypatch.setattr(cuda, "native_frames", lambda: iter([(b"/site-packages/cupy/cuda/memory.so", b"")]))
+    monkeypatch.setattr(cuda, "_of_address", lambda _: cuda.meaning(b"/site-packages/cupy/cuda/memory.so", b""))
     calls("cuMemAlloc_v2", 0, 64)
     calls("cuStreamSynchronize", 0)  # a pool that waits for another reason
     found = read(calls)
@@ -270,6 +270,16 @@ def test_windows_have_what_came_while_they_were_open() -> None:
     assert (inner.read(Path("/")).kernels, inner.read(Path("/")).waits) == (0, 1)
 
 
+def test_calls_that_were_missed_concern_the_windows_that_were_open() -> None:
+    log = CallLog()
+    before = log.open()
+    log.missed("a profiler had CUPTI")
+    after = log.open()
+    log.ran(KERNEL)
+    assert before.read(Path("/")).not_counted == "a profiler had CUPTI"
+    assert (after.read(Path("/")).not_counted, after.read(Path("/")).kernels) == (None, 1)
+
+
 def test_allowed_lines_and_strict_waits() -> None:
     log = CallLog()
     window = log.open()
@@ -283,18 +293,34 @@ def test_allowed_lines_and_strict_waits() -> None:
 
 
 def test_a_thread_of_c_code_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pytest_gpumem.devices import calls as module
-
     log = CallLog()
     window = log.open()
-    monkeypatch.setattr(module, "python_stack", lambda skip: ((f"{PACKAGE}/devices/cuda/cupti.py", 1, "_called"),))
-    thread = threading.Thread(target=log.waited, args=("cuStreamSynchronize", "stream", 0.0))
-    thread.start()
-    thread.join()
+    callback = SimpleNamespace(f_code=SimpleNamespace(co_filename=f"{PACKAGE}/devices/cuda/cupti.py"), f_back=None)
+    monkeypatch.setattr(sys, "_getframe", lambda depth: callback)
+    log.waited("cuStreamSynchronize", "stream", 0.0)
     (wait,) = window.read(Path("/")).waiting
     assert wait.file == ""
     assert wait.place.startswith("line unknown (")
 
 
-def test_native_frames_name_files_of_this_process() -> None:
-    assert any(b"python" in file for file, _ in cuda.native_frames())
+def test_native_frames_are_of_this_process() -> None:
+    assert len(cuda.native_frames()) > 3
+    assert {cuda._of_address(address) for address in cuda.native_frames()} == {0}
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "creates", "pool"),
+    [
+        (b"libcublas.so.13", b"cublasCreate_v2", True, False),
+        (b"libcufft.so.12", b"cufftMakePlanMany64", True, False),
+        (b"libcudnn.so.9", b"cudnnCreate", True, False),
+        (b"libcublas.so.13", b"cublasSgemm_v2", False, False),
+        (b"libcusolver.so.12", b"cusolverDnSpotrf", False, False),
+        (b"/x/torch/lib/libc10_cuda.so", b"", False, True),
+        (b"/x/cupy/cuda/memory.cpython-311.so", b"", False, True),
+        (b"/x/cupy_backends/cuda/api/runtime.cpython-311.so", b"", False, False),
+    ],
+)
+def test_handles_and_pools_are_known_by_their_functions_and_files(file: bytes, name: bytes, creates: bool, pool: bool) -> None:
+    found = cuda.meaning(file, name)
+    assert (bool(found & cuda._CREATING), bool(found & cuda._POOL)) == (creates, pool)
