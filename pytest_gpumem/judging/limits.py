@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pytest_gpumem.judging.finding import Finding, against_most, basis, counted, find, of_limit
+from pytest_gpumem.judging.screen import POWER
 from pytest_gpumem.judging.spread import of_repetition
 from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import count_of, over_baseline
@@ -36,7 +37,7 @@ from pytest_gpumem.units import (
 )
 
 BASELINE = "the baseline"
-CONFIDENCE = 0.99  # one-sided, that a repetition shows the same side of the limit
+CONFIDENCE = POWER  # one-sided, that a repetition shows the same side of the limit
 LONGEST_TEXT = 1000  # characters of `kernels_text`
 
 

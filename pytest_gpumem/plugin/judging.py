@@ -29,7 +29,7 @@ from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import LimitResult, Row, key_of
+from pytest_gpumem.records.row import ENOUGH, LimitResult, Row, key_of
 from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.exports import PROPERTY, figures
@@ -139,7 +139,7 @@ def fails(row: Row, session: GpuSession) -> bool:
 
 
 def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
-    """True if measuring a row in further processes may decide it.
+    """True if measuring a row in further processes may decide it, or begins its baseline well.
     `most`: processes of this run at most.
     """
     if verdicts.peak_is_open(row, session.baseline, most):
@@ -147,7 +147,7 @@ def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
     if row.measurement is None:
         return False
     history = session.history(row)
-    return repeatable(
+    return begins_baseline(row, session) or repeatable(
         row.measurement,
         row.limits,
         row.verdict,
@@ -155,6 +155,14 @@ def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
         most=most,
         duet_follows=session.duet_follows,
     )
+
+
+def begins_baseline(row: Row, session: GpuSession) -> bool:
+    """True if a row that is saved for the first time has fewer processes than tell how they differ."""
+    measurement = row.measurement
+    if measurement is None or not session.settings.save or session.history(row).accepted:
+        return False
+    return 1 + len(measurement.further) < ENOUGH and not is_failure(row.verdict, session.settings.strict)
 
 
 def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -> Row:

@@ -17,7 +17,7 @@ from pytest_gpumem.judging.judge import is_failure, merged
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.plugin.footprints import with_further
 from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
-from pytest_gpumem.plugin.judging import explained, judged, undecided, why_text
+from pytest_gpumem.plugin.judging import begins_baseline, explained, judged, undecided, why_text
 from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, may_measure, uses
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, COMPLETE, PASSED, ROWS_ATTRIBUTE, failure_texts
@@ -25,7 +25,7 @@ from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.plugin.workers import refuse_workers
-from pytest_gpumem.records.row import Row
+from pytest_gpumem.records.row import ENOUGH, Row
 from pytest_gpumem.reporting.progress import of_processes
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.settings import FURTHER_PROCESS, READS_CONTROLS
@@ -148,7 +148,8 @@ class RepeatFeature(Feature):
 
 
 class DecideFeature(Feature):
-    """Measures undecided rows again once all tests have ended, in further fresh processes, until `max_regression` decides them.
+    """Measures rows again once all tests have ended, in further fresh processes: undecided ones, until `max_regression` decides them, and
+    those that are saved for the first time.
 
     Registered with `--gpumem-processes auto`, in the process that has the rows. Rows are judged at the numbers of processes that `LOOKS`
     names, and once more where the time ends before the next of them.
@@ -220,9 +221,13 @@ class DecideFeature(Feature):
         took = now - self._begun
         self._until = now + (BEFORE_A_DUET * took if gpu.duet_follows else max(LEAST_SECONDS, took))
         self._open = list(self._first)
-        announce(
-            self._session, f"gpumem: {counted(len(self._open), 'undecided row')} measured again in fresh processes, {self._left()} at most"
-        )
+        new = sum(begins_baseline(row, gpu) for row in self._first.values())
+        what = [
+            f"{counted(number, 'row')} {why}"
+            for number, why in ((len(self._open) - new, "undecided"), (new, "saved for the first time"))
+            if number
+        ]
+        announce(gpu, f"gpumem: {' and '.join(what)}, measured again in fresh processes, {self._left()} at most")
         of_gpu: dict[str | None, list[str]] = {}  # by the UUID of the GPU that they were measured on: workers have one each
         for key in self._open:
             of_gpu.setdefault(_card(self._first[key]), []).append(key)
@@ -282,7 +287,8 @@ class DecideFeature(Feature):
             footprint = None if first.footprint is None else with_further(first.footprint, key, rows)
             row = judged(replace(first, measurement=measurement, footprint=footprint), siblings, gpu)
             gpu.rows.update(row)
-            if not undecided(row, gpu, most):
+            begun = begins_baseline(row, gpu) and len(further) + 1 >= ENOUGH  # without processes that do not count
+            if begun or not undecided(row, gpu, most):
                 self._open.remove(key)
                 failing += [row] if is_failure(row.verdict, gpu.settings.strict) else []
         self._fail(failing)

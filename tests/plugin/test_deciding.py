@@ -266,3 +266,17 @@ def test_rows_are_judged_among_all_of_the_baseline(run: Run, monkeypatch: pytest
     monkeypatch.setattr(repeating, "judged", noted)
     run(*chosen, LIMIT="0.6%")
     assert set(sizes) == {2}
+
+
+def test_a_first_save_takes_three_processes_by_itself(pytester: pytest.Pytester, run: Run) -> None:
+    for name in STORED:
+        (pytester.path / name).unlink()
+    result = run("--gpumem-save")
+    result.assert_outcomes(passed=2)
+    assert times(pytester.path) == {"copy": 3, "other": 3}
+    result.stdout.fnmatch_lines(["gpumem: 2 rows saved for the first time, measured again in fresh processes, * at most"])
+    (new,) = pytester.path.glob(".benchmarks/*/gpumem/*")
+    assert [1 + len(row["measurement"].get("further", ())) for row in json.loads(new.read_text())["content"]["rows"]] == [3, 3]
+    # From then on a save takes what its verdict takes.
+    run("--gpumem-save", LIMIT="50%")
+    assert times(pytester.path) == {"copy": 1, "other": 1}
