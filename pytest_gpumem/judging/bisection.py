@@ -19,13 +19,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from pytest_gpumem.judging.paired import Bet, Judge, Paired, centre, far_beyond
+from pytest_gpumem.judging.paired import MISS, Bet, Judge, Paired, centre, far_beyond
 from pytest_gpumem.outcomes import Outcome
 
 WRONG = 0.01  # largest share of searches that name a commit without the change
 SEARCHES = 2  # commits that are put to the proof at most
 CONFIRM = WRONG / SEARCHES  # error of the proof of one commit
-STEP = 0.005  # error of a step, each way
+STEP = MISS  # error of a step, each way
 STEP_AGAIN = STEP / 10  # the same, in the second search
 PARTS = 8  # bounds at which a commit is compared with good: multiples of 1 / `PARTS` of the whole
 PATIENT = 24  # pairs of a step after which any bound serves that leaves a part of the whole on both sides

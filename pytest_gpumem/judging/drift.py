@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_gpumem.judging.finding import Finding, change, find
+from pytest_gpumem.judging.screen import LOWER
 from pytest_gpumem.judging.spread import PRIOR, Variance, moderated, placement_spread, process_spread, squares_around_mean
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -20,12 +21,10 @@ from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.units import format_share, format_time
 
 BOUND = 0.5  # least share of the DRAM peak of a row that is bound by DRAM or, if it fits in L2, by L2
-BEYOND_NOISE = 0.999  # confidence that a control changed
 LIMITS = {"dram": 0.02, "l2": 0.04, "latency": 0.015}
 """By control, its largest change, as a share, with which rows that follow it are judged. Readings of L2 on an unchanged H100 lie up to
 3.4 % apart (ci/records/nvidia-h100/control_noise.json, "product"). Cards whose latencies of DRAM differ by more are variants of a card:
 less than half of the difference between those of H200 cards (docs/gate.md)."""
-CONTROL_PLACEMENTS = 2  # least placements of a control's reading
 KINDS = {"dram": "a read of DRAM", "l2": "a read of L2", "latency": "an access to DRAM"}
 
 
@@ -46,7 +45,7 @@ class Drift:
     @property
     def too_large(self) -> bool:
         """True if no row that follows the control can be judged."""
-        return abs(self.log) > self.variance.reach(BEYOND_NOISE) and abs(self.share) > LIMITS[self.kind]
+        return abs(self.log) > self.variance.reach(LOWER) and abs(self.share) > LIMITS[self.kind]
 
     def doubt(self, found: str) -> Finding:
         """The finding that this change forbids a judgement; `found` is the judgement without it."""
@@ -114,7 +113,7 @@ def between(now: Sequence[float], then: Sequence[float], kind: str) -> Drift | N
     if not now or not then:
         return None
     logs, latency = [math.log(seconds) for seconds in then], statistics.fmean(then)
-    expected = process_spread(latency) ** 2 + placement_spread(latency) ** 2 / CONTROL_PLACEMENTS
+    expected = process_spread(latency) ** 2 + placement_spread(latency) ** 2
     value = moderated(expected, squares_around_mean(logs), len(logs) - 1, PRIOR)
     variance = Variance(value * (1 / len(now) + 1 / len(then)), PRIOR + len(logs) - 1)
     return Drift(statistics.fmean(math.log(seconds) for seconds in now) - statistics.fmean(logs), variance, kind)

@@ -32,14 +32,14 @@ from typing import NamedTuple
 
 from pytest_gpumem.judging.change import Evidence, decide_change
 from pytest_gpumem.judging.finding import between, change, counted
-from pytest_gpumem.judging.screen import ALPHA
+from pytest_gpumem.judging.screen import ALPHA, LOWER, SETTLES, UPPER
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.row import GROSS
 from pytest_gpumem.units import format_share
 
-ALARM = 1e-3  # largest share of FAILs among tests that are slower by delta at most
-MISS = 5e-3  # largest share of PASSes among tests that are slower by delta or more
-MISS_SAME_CODE = 0.05  # the same, among tests whose machine code is the same on both sides
+ALARM = 1 - LOWER  # largest share of FAILs among tests that are slower by delta at most
+MISS = 1 - UPPER  # largest share of PASSes among tests that are slower by delta or more
+MISS_SAME_CODE = 1 - SETTLES  # the same, among tests whose machine code is the same on both sides
 STAKE = 0.95  # largest part of the wealth in one bet: a pair with the wrong sign costs as much as four with the right sign earn
 PRIOR = 2  # weight of the prior of size and spread, in pairs
 EXPECTED_SPREAD = 0.003  # prior standard deviation of a pair: that of a 32 MiB kernel on H100 and H200 cards (docs/duet.md)
@@ -48,8 +48,8 @@ FAR = 5.0  # how far beyond the limit a pair is far: in ranges of the first pair
 NORMAL_QUARTILE = statistics.NormalDist().inv_cdf(0.75)  # median distance from the centre, in standard deviations
 SLOW_PAIRS = 2  # pairs of a slow mode, at least: one is an accident
 SETTLED = ", and the same machine code ran"
+SHOWN = 1 - 2 * MISS  # confidence of the interval that is shown, two-sided; a verdict does not depend on it
 EXACT = 200  # pairs up to which the interval is exact: counting all sums takes a second, and their number grows as 2 ** pairs
-SHOWN = 0.99  # confidence of the interval that is shown, two-sided; a verdict does not depend on it
 
 
 @dataclass

@@ -60,9 +60,9 @@ ALONE = Family()  # the family of a single row
 
 LOWER = 0.999  # confidence of the lower bound, which decides FAIL
 UPPER = 0.995  # confidence of the upper bound, which decides PASS
-SETTLES = 0.96  # confidence of the upper bound that decides PASS where the same machine code ran
+SETTLES = 0.95  # confidence of the upper bound that decides PASS where the same machine code ran
 POWER = 0.99  # probability of a FAIL for a slow-down of `Comparison.catches`
-LOOKS = (1, 3, 12)  # numbers of processes after which an undecided run is judged again
+LOOKS = (1, ENOUGH, 12)  # numbers of processes after which an undecided run is judged again
 
 
 def mean_latency(history: Sequence[Measurement]) -> float:

@@ -29,15 +29,11 @@ from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.record import LEAST_TIME, LONGEST_TIME
 from pytest_gpumem.records.row import ENOUGH
 
-# Latency in seconds (kernels of 2, 32 and 256 MiB), and the measured standard deviation of its logarithm.
-_BETWEEN_PROCESSES = ((5.4e-6, 0.0051), (24.8e-6, 0.0012), (183e-6, 0.00037))
-# At 183 us the processes differ no more than their placements explain: the whole spread is an upper bound.
-_BETWEEN_PLACEMENTS = ((5.4e-6, 0.0094), (24.8e-6, 0.0029), (183e-6, 0.0016))
-# At 5.4 and 24.8 us: means of 30 to 60 processes on two cards and at two times on one of them (peers.json, peers_random.json,
-# unrelated_allocation.json), less the part of their processes. At 183 us one session is recorded;
-# the spread of its processes stands for that of days.
-_BETWEEN_DAYS = ((5.4e-6, 0.0025), (24.8e-6, 0.0007), (183e-6, 0.0004))
-
+# Standard deviations of a latency: a time in seconds and a share, by kernels of 5.4, 24.8 and 183 us on H200 cards (peers.json,
+# peers_random.json and unrelated_allocation.json of ci/records/nvidia-h200).
+BETWEEN_PROCESSES = (27.5e-9, 0.0004)  # recorded: 0.51, 0.12 and 0.037 %
+BETWEEN_PLACEMENTS = (50e-9, 0.0017)  # 0.94, 0.29 and 0.16 %
+BETWEEN_DAYS = (13.5e-9, 0.0004)  # 0.25 and 0.07 % between two cards and two times; the share is that of processes
 LAUNCH_OVERHEAD = 60e-9
 """Standard deviation of the launch overhead between processes, in seconds (ci/records/nvidia-h200/reading_noise.json)."""
 
@@ -45,31 +41,26 @@ LAUNCH_OVERHEAD = 60e-9
 def process_spread(latency: float, *, overhead_corrected: bool = True) -> float:
     """Expected spread of a latency between processes of one day, without that of their placements, as a share of the latency.
 
-    `latency`: seconds, above 0. Between the measured points a straight line in logarithms; above, constant; below, a constant time.
+    `latency`: seconds, above 0.
     `overhead_corrected`: the launch overhead is known and subtracted, or a batch of launches shares it.
     """
-    spread = _interpolated(_BETWEEN_PROCESSES, latency)
+    spread = _share(BETWEEN_PROCESSES, latency)
     return spread if overhead_corrected else math.hypot(spread, LAUNCH_OVERHEAD / latency)
 
 
 def placement_spread(latency: float) -> float:
     """Expected spread between buffer placements of one process, as a share of the latency."""
-    return _interpolated(_BETWEEN_PLACEMENTS, latency)
+    return _share(BETWEEN_PLACEMENTS, latency)
 
 
 def day_spread(latency: float) -> float:
     """Expected spread between days, and between cards of one kind, as a share of the latency."""
-    return _interpolated(_BETWEEN_DAYS, latency)
+    return _share(BETWEEN_DAYS, latency)
 
 
-def _interpolated(points: tuple[tuple[float, float], ...], latency: float) -> float:
-    if latency <= points[0][0]:
-        return points[0][1] * points[0][0] / latency
-    for (left, high), (right, low) in itertools.pairwise(points):
-        if latency <= right:
-            position = math.log(latency / left) / math.log(right / left)
-            return math.exp(math.log(high) + position * (math.log(low) - math.log(high)))
-    return points[-1][1]
+def _share(spread: tuple[float, float], latency: float) -> float:
+    time, share = spread
+    return math.hypot(time / latency, share)
 
 
 PRIOR = 6  # degrees of freedom of the priors: the variances of recorded rows scatter around them as those of 4 to 13 observations do
