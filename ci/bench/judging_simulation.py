@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import statistics
 import sys
 import zlib
@@ -391,21 +392,47 @@ QUESTIONS: dict[str, Callable[[int], Iterator[Answer]]] = {
 }
 
 
+CELL = re.compile(r"(\d+) MiB, (.*), days ([\d.]+)%, [+]([\d.]+) limits")
+GREEN, PASSED, FAILED = "same code: green without a duet", "by time: PASS", "by time: FAIL"
+COLUMNS = ((PASSED, 0.0), (PASSED, 1.0), (FAILED, 1.0), (FAILED, 1.5), (FAILED, 3.0), (GREEN, 0.0), (GREEN, 1.0), (GREEN, 2.0))
+
+
 def table(record: dict[str, Any]) -> str:
-    """The answers of a record, with those of the rule before."""
+    """The answers of a record: verdicts by size and baseline, then all others."""
     before = {(one["question"], one["of"]): one["figure"] for one in record.get("before", ())}
-    lines = ["SIMULATED, no GPU; shares and changes in %; before: the rule until 2026-11-23; !: misses its target", ""]
-    lines.append(f"{'':58}{'target':>9}{'before':>9}{'now':>9}")
     answers = [Answer(**one) for one in record["answers"]]
-    questions = list(dict.fromkeys(one.question for one in answers))
-    for one in sorted(answers, key=lambda one: questions.index(one.question)):
+    lines = ["SIMULATED, no GPU; shares and changes in %; max_regression 1 %; !: misses its target", *_matrix(answers)]
+    others = [one for one in answers if CELL.fullmatch(one.of) is None]
+    questions = list(dict.fromkeys(one.question for one in others))
+    lines += ["", f"{'before: the rule until 2026-11-23':56}{'target':>9}{'before':>9}{'now':>9}"]
+    for one in sorted(others, key=lambda one: questions.index(one.question)):
         if one.question not in lines:
             lines += ["", one.question]
         old = before.get((one.question, one.of))
         target = f"{one.target.split()[0]} {100 * float(one.target.split()[1]):.3g}" if one.target else ""
         figure = f"{'!' * one.missed}{100 * one.figure:.2f}"
-        lines.append(f"  {one.of:56}{target:>9}{'' if old is None else format(100 * old, '.2f'):>9}{figure:>9}  {one.more}".rstrip())
+        lines.append(f"  {one.of:54}{target:>9}{'' if old is None else format(100 * old, '.2f'):>9}{figure:>9}  {one.more}".rstrip())
     return "\n".join(lines)
+
+
+def _matrix(answers: list[Answer]) -> Iterator[str]:
+    """Verdicts of single rows by size and baseline."""
+    cells = {(one.question, *found.groups()): one for one in answers if (found := CELL.fullmatch(one.of)) is not None}
+    if not cells:
+        return
+    yield "baseline: runs x processes, each run of its own day; days: what a day adds, in %; 1 x: slower by so many times the limit"
+    yield ""
+    heads = ("PASS", "PASS", "FAIL", "FAIL", "FAIL", "PASS", "PASS", "PASS")
+    code = ("same", "1 x", "1 x", "1.5 x", "3 x", "same", "1 x", "2 x")
+    yield f"{'':26}{'by time':>40}{'same machine code':>24}"
+    yield f"{'MiB':>5} {'baseline':14}{'days':>6}" + "".join(f"{one:>8}" for one in code)
+    yield f"{'':26}" + "".join(f"{one:>8}" for one in heads)
+    for mib, baseline, days in dict.fromkeys(key[1:4] for key in cells):
+        shown = []
+        for question, slower in COLUMNS:
+            one = next((one for key, one in cells.items() if key[:4] == (question, mib, baseline, days) and float(key[4]) == slower), None)
+            shown.append("" if one is None else f"{'!' * one.missed}{100 * one.figure:.1f}")
+        yield f"{mib:>5} {baseline:14}{days:>6}" + "".join(f"{one:>8}" for one in shown)
 
 
 def main() -> int:
