@@ -15,14 +15,16 @@ A marker stands on a line of its own before a ```text block, which is replaced:
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from msgspec.structs import replace
@@ -31,6 +33,7 @@ from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document_from_json
+from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.summary import summary
 from pytest_gpumem.reporting.table import table
 
@@ -49,7 +52,8 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
         return f"not recorded yet: {name}"
     run = json.loads((ROOT / name).read_text())
     if "kind" in run:
-        return bench_table(run)
+        first, _, rest = bench_table(run).partition("\n")
+        return "\n".join([first, *flawed(flaws(run)), rest])
     document = document_from_json(of_today(run["gpumem"]))
     device = document.device
     head = f"{device.name}, driver {device.driver}, {run['datetime'][:10]}"
@@ -59,7 +63,54 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
         if short
         else table(rows, device, width=WIDTH, colour=False, notes=False)
     )
-    return f"{head}\n\n{drawn}"
+    return "\n".join([head, *flawed(flaws(run, {row.nodeid: row.failed for row in rows})), "", drawn])
+
+
+def flawed(found: Sequence[str]) -> list[str]:
+    """The line below the head of a table that says what its record lacks; none for a sound one."""
+    return wrapped(f"provisional: {'; '.join(found)}", WIDTH) if found else []
+
+
+def flaws(run: Mapping[str, Any], tests: Mapping[str, bool] = MappingProxyType({})) -> list[str]:
+    """What keeps a record from being evidence for today's code, in words: no clean revision of this repository, a failed test, or a test
+    whose function has changed since.
+    `tests`: node ids of the tests that are drawn, and whether each failed.
+    """
+    commit = run.get("commit_info", {})
+    revision = commit.get("id") or run.get("taken_at", {}).get("revision")
+    if not revision:
+        return ["of no recorded revision"]
+    name, _, dirty = revision.partition("-")
+    found = [f"of {name[:12]} with uncommitted changes"] if dirty or commit.get("dirty") else []
+    if _git("cat-file", "-e", f"{name}^{{commit}}") is None:
+        return [*found, f"{name[:12]} is not in this repository"]
+    if failed := sum(tests.values()):
+        found.append(f"{failed} of {len(tests)} tests failed")
+    if changed := sum(_function(nodeid, name) != _function(nodeid) for nodeid in tests):
+        found.append(f"{changed} of {len(tests)} tests changed since")
+    return found
+
+
+def _git(*words: str) -> str | None:
+    done = subprocess.run(["git", "-c", "safe.directory=*", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+@cache
+def _functions(path: str, revision: str | None) -> dict[str, str]:
+    """The functions of a module by name, without layout, comments and docstrings; of a commit, or of the working tree."""
+    file = ROOT / path
+    text = _git("show", f"{revision}:{path}") if revision else file.read_text() if file.exists() else None
+    functions = [one for one in ast.parse(text or "").body if isinstance(one, ast.FunctionDef)]
+    for one in functions:
+        one.body = one.body[1:] if ast.get_docstring(one) is not None else one.body
+    return {one.name: ast.dump(one) for one in functions}
+
+
+def _function(nodeid: str, revision: str | None = None) -> str | None:
+    """The function of a test; None if there is none."""
+    path, _, test = nodeid.partition("::")
+    return _functions(path, revision).get(test.partition("[")[0])
 
 
 NAMES = {"traffic": "moved_bytes", "counted": "dram_bytes", "max_syncs": "max_waits", "syncs": "waits", "no_evidence": "no_what_ran"}

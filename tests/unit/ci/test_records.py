@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import peers_records
 import pytest
@@ -37,6 +39,52 @@ def test_rows_of_a_run_are_chosen_by_their_node_id() -> None:
 def test_a_record_that_is_not_there_yet_is_said_to_be_missing() -> None:
     text = renew_tables.renewed("<!-- record: ci/records/no-such/peers.json -->\n```text\nold\n```\n")
     assert "not recorded yet: ci/records/no-such/peers.json" in text
+
+
+HEAD = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+BEFORE = "5d0a7948713937660180d4d014568558fbc0ec01"
+STREAM, ZERO_COPY = "tests/memory/test_stream.py::test_triad", "tests/memory/test_zero_copy.py"
+
+
+@pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")
+@pytest.mark.parametrize(
+    ("run", "tests", "flaws"),
+    [
+        ({"commit_info": {"id": HEAD, "dirty": False}}, {STREAM: False}, []),
+        ({"taken_at": {"revision": HEAD}}, {}, []),
+        ({}, {STREAM: False}, ["of no recorded revision"]),
+        ({"taken_at": {"revision": f"{HEAD}-dirty"}}, {}, [f"of {HEAD[:12]} with uncommitted changes"]),
+        ({"commit_info": {"id": "0" * 40}}, {STREAM: True}, ["000000000000 is not in this repository"]),
+        ({"commit_info": {"id": HEAD}}, {STREAM: True, "tests/memory/test_stream.py::test_dot": False}, ["1 of 2 tests failed"]),
+        (
+            {"commit_info": {"id": BEFORE}},
+            {STREAM: False, f"{ZERO_COPY}::test_reading_once_in_place_is_no_slower_than_copying_first": False},
+            ["1 of 2 tests changed since"],
+        ),
+    ],
+)
+def test_a_record_is_evidence_by_a_clean_revision_whose_tests_passed_and_are_todays(
+    run: dict[str, Any], tests: dict[str, bool], flaws: list[str]
+) -> None:
+    assert renew_tables.flaws(run, tests) == flaws
+
+
+AWAITED = {("README.md", "ci/records/nvidia-h200/suite.json"), ("docs/results.md", "ci/records/nvidia-h200/suite.json")}
+"""Tables of these pages whose records await a run of today's suite. They say so. No other may."""
+
+
+@pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")
+def test_pages_draw_sound_records_and_say_what_a_provisional_one_lacks() -> None:
+    found = set()
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for block in renew_tables.BLOCK.finditer(path.read_text()):
+            if block[2] not in ("record", "summary"):
+                continue
+            drawn = renew_tables.record(block[3], block[4], block[5] or "", short=block[2] == "summary")
+            lacks = [line for line in drawn.splitlines() if line.startswith("provisional: ")]
+            assert all(line in block[0] for line in lacks), f"python ci/renew_tables.py {path.relative_to(ROOT)}"
+            found |= {(path.relative_to(ROOT).as_posix(), block[3]) for _ in lacks}
+    assert found == AWAITED
 
 
 def test_the_figure_is_the_same_for_the_same_record_and_names_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
