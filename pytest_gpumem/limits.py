@@ -24,6 +24,7 @@ class LimitKeywords(TypedDict, total=False):
 
     min_bandwidth: str | float | None
     max_latency: str | float | None
+    max_host_time: str | float | None
     max_regression: str | float | None
     fail_if_faster: str | None
     faster_than: str | None
@@ -204,6 +205,14 @@ _MORE_BYTES = _more(units.parse_bytes)
 _LIMITS = (
     Limit("min_bandwidth", _min_bandwidth, 'Least bandwidth, such as "2.4 TB/s" or "85% of peak".', "RATE", _looser_bandwidth),
     Limit("max_latency", _max_latency, 'Longest latency, such as "12 us".', "TIME", _more(units.parse_time)),
+    Limit(
+        "max_host_time",
+        _max_latency,
+        'Longest time that the host takes to queue one launch, such as "50 us".',
+        "TIME",
+        _more(units.parse_time),
+        ini_only=True,
+    ),
     Limit(
         "max_regression",
         _as_written(units.parse_margin),

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from msgspec import UNSET
+
 from pytest_gpumem.judging.finding import Finding, against_most, basis, counted, find, of_limit
 from pytest_gpumem.judging.screen import POWER
 from pytest_gpumem.judging.spread import of_repetition
@@ -83,6 +85,15 @@ def _max_latency(one: _LimitCheck) -> Finding:
     longest = parse_time(one.written)
     name, latency = f"max_latency {format_time(longest)} ({one.origin})", one.measurement.latency
     return one.beside(format_time(latency), name, latency / longest, latency / longest, "above", "below")
+
+
+def _max_host_time(one: _LimitCheck) -> Finding:
+    """Without a margin: it is the machine's time, which other programs of the host change too."""
+    longest, seconds = parse_time(one.written), one.measurement.host_time
+    if seconds is UNSET:
+        return one.not_counted(f"the sampler {one.measurement.sampler} queues no launch by itself")
+    name = f"max_host_time {format_time(longest)} ({one.origin})"
+    return against_most(name, seconds, longest, f"{format_time(seconds)} of the host to queue one launch")
 
 
 def _min_bandwidth(one: _LimitCheck) -> Finding:
@@ -300,6 +311,7 @@ COUNTERS: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
 
 RULES: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
     "max_latency": _max_latency,
+    "max_host_time": _max_host_time,
     "min_bandwidth": _min_bandwidth,
     "min_overlap": _min_overlap,
     "faster_than": _faster_than,

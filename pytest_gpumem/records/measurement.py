@@ -359,6 +359,7 @@ class Limits(Record, frozen=True):
 
     min_bandwidth: str | None = None  # Least bandwidth: "2.4 TB/s" or "85% of peak"
     max_latency: str | None = None  # Longest latency: "12 us"
+    max_host_time: str | None = None  # Longest time of the host to queue one launch: "50 us"
     max_gpu_page_faults: str | None = None  # Most page faults of the GPU during one launch: "0"
     max_migrated: str | None = None  # Most bytes of managed memory that move during one launch: "64 MiB"
     max_kernels: str | None = None  # Most kernels in one launch: "3"

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from msgspec import UNSET
+
 from pytest_gpumem.judging.finding import basis, bounds, change, counted, window_text
 from pytest_gpumem.judging.traffic import no_share_text, size
 from pytest_gpumem.limits import LIMITS
@@ -277,6 +279,8 @@ def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[s
     if modes := modes_text(measurement):
         yield "modes", modes
     yield "method", f"{measurement.mode}, sampler {measurement.sampler} ({measurement.sampler_reason})"
+    if measurement.host_time is not UNSET:
+        yield "host", f"{format_time(measurement.host_time)} to queue one launch"
     if measurement.overlap is not None and (hidden := measurement.overlap.hidden(measurement.latency)) is not None:
         yield "overlap", f"{format_share(hidden)} of what can be hidden, {measurement.overlap.streams} streams"
     yield from _conditions(measurement)

@@ -140,7 +140,7 @@ def marked(name: str, value: str) -> Limits:
 VALUES: dict[str, Callable[[str], str]] = dict.fromkeys(LIMITS, lambda text: text) | {
     **dict.fromkeys(("max_regression", "fail_if_faster", "max_peak_regression", "min_overlap", "min_l2_hit_rate"), lambda text: f"{text}%"),
     "faster_than": lambda text: f"{text} x other",
-    "max_latency": lambda text: f"{text} s",
+    **dict.fromkeys(("max_latency", "max_host_time"), lambda text: f"{text} s"),
     "min_bandwidth": lambda text: f"{text} GB/s",
     "same_kernels": lambda text: "true",
     **dict.fromkeys(

@@ -80,7 +80,7 @@ def test_rare_options_are_ini_keys_alone() -> None:
     rare = {option.name for option in OPTIONS if option.ini_only}
     assert rare == {
         *("pinned_share", "baseline_window", "placements", "precision", "sampler", "fail_if_faster", "max_reserved", "max_allocations"),
-        *("max_migrated", "max_registers", "max_spill", "max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
+        *("max_host_time", "max_migrated", "max_registers", "max_spill", "max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
         *("allow_waits", "strict_waits"),
     }
     assert settled({"gpumem_placements": 3}).placements == 8
@@ -209,7 +209,7 @@ def test_the_marker_is_strict() -> None:
     with pytest.raises(SettingsError, match="call: mode"):
         marker_limits({"mode": "warm"}, origin="call")
     assert set(MARKER_KEYWORDS) == {
-        *("min_bandwidth", "max_latency", "max_regression", "fail_if_faster", "faster_than", "min_overlap"),
+        *("min_bandwidth", "max_latency", "max_host_time", "max_regression", "fail_if_faster", "faster_than", "min_overlap"),
         *("max_gpu_page_faults", "max_migrated", "count_pages"),
         *("max_peak", "max_kept", "max_reserved", "max_allocations", "max_peak_regression"),
         *("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_registers", "max_spill", "same_kernels"),
