@@ -126,6 +126,9 @@ def test_cupy(gpu_benchmark: GpuBenchmark) -> None:
     gpu_benchmark(lambda: cupy.add(x, y, out=y), label="add")
     gpu_benchmark(lambda: cupy.sum(x), label="sum")
     gpu_benchmark(lambda: cupy.sum(x.reshape(1024, -1), axis=0), label="sum of columns")
+    gpu_benchmark(lambda: cupy.sort(x), label="sort")
+    gpu_benchmark(lambda: cupy.matmul(x.reshape(1024, -1), y.reshape(-1, 1024)), label="matmul")
+    gpu_benchmark(lambda: x.reshape(1024, -1)[:, ::2] + y.reshape(1024, -1)[:1, ::2], label="broadcast")
     gpu_benchmark(launcher(cupy), label="raw kernel")
 
 
@@ -137,6 +140,10 @@ def test_torch(gpu_benchmark: GpuBenchmark) -> None:
     gpu_benchmark(lambda: torch.softmax(x, 1), label="softmax")
     gpu_benchmark(lambda: torch.matmul(x, x, out=y), label="matmul")
     gpu_benchmark(x.sum, label="sum")
+    gpu_benchmark(lambda: x.sum(0), label="sum of columns")
+    gpu_benchmark(lambda: torch.sort(x), label="sort")
+    gpu_benchmark(lambda: x[:, ::2] + x[:1, ::2], label="broadcast")
+    gpu_benchmark(lambda: torch.nn.functional.layer_norm(x, (1024,)), label="layer_norm")
     layer = torch.nn.Linear(1024, 1024, device="cuda")
 
     def step() -> None:
@@ -160,6 +167,81 @@ def test_triton(gpu_benchmark: GpuBenchmark) -> None:
     launch(8)
     gpu_benchmark(lambda: launch(4), label="base")
     gpu_benchmark(lambda: launch(8), label="num_warps")
+
+
+SCALED = r"""
+extern "C" __global__ void scaled(const float* x, float* y, long long n, float factor) {
+    for (long long i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) y[i] = factor * x[i];
+}
+"""
+MORE = N + N // 32  # elements of a launch that takes 3 % longer
+
+
+def scalar_raw_kernel(elements: int) -> Any:
+    cupy = pytest.importorskip("cupy")
+    kernel = cupy.RawKernel(SCALED.replace("scaled(", "scaled_raw("), "scaled_raw")
+    x, y = cupy.ones(MORE, "f4"), cupy.empty(MORE, "f4")
+    return lambda: kernel((132,), (BLOCK,), (x, y, np.int64(elements), np.float32(2)))
+
+
+def scalar_raw_module(elements: int, name: str = "scaled_module") -> Any:
+    cupy = pytest.importorskip("cupy")
+    kernel = cupy.RawModule(code=SCALED.replace("scaled(", f"{name}(")).get_function(name)
+    x, y = cupy.ones(MORE, "f4"), cupy.empty(MORE, "f4")
+    return lambda: kernel((132,), (BLOCK,), (x, y, np.int64(N), np.float32(elements)))
+
+
+def scalar_triton(elements: int) -> Any:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from evidence_triton import scale
+
+    x, y = torch.ones(MORE, device="cuda"), torch.empty(MORE, device="cuda")
+    return lambda: scale[(MORE // 1024,)](x, y, elements, BLOCK=1024)
+
+
+def scalar_torch(elements: int) -> Any:
+    torch = pytest.importorskip("torch")
+    x, y = torch.ones(N, device="cuda"), torch.empty(N, device="cuda")
+    return lambda: torch.mul(x, float(elements), out=y)
+
+
+def scalar_graph(elements: int) -> Any:
+    cupy = pytest.importorskip("cupy")
+    launch = scalar_raw_module(elements, "scaled_graph")
+    launch()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        launch()
+        graph = stream.end_capture()
+    return lambda: graph.launch(cupy.cuda.get_current_stream())
+
+
+def scalar_torch_graph(elements: int) -> Any:
+    torch = pytest.importorskip("torch")
+    work, graph = scalar_torch(elements), torch.cuda.CUDAGraph()
+    work()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+SCALARS = {
+    "raw kernel": scalar_raw_kernel,
+    "raw module": scalar_raw_module,
+    "triton": scalar_triton,
+    "torch": scalar_torch,
+    "graph": scalar_graph,
+    "torch graph": scalar_torch_graph,
+}
+
+
+@pytest.mark.parametrize("kind", SCALARS)
+def test_scalar(gpu_benchmark: GpuBenchmark, kind: str) -> None:
+    gpu_benchmark(SCALARS[kind](N), label="base")
+    gpu_benchmark(SCALARS[kind](N), label="the arguments of base, same")
+    gpu_benchmark(SCALARS[kind](MORE), label="a scalar argument")
 
 
 def test_numba(gpu_benchmark: GpuBenchmark) -> None:

@@ -58,3 +58,31 @@ def test_two_modules_with_a_kernel_of_one_name(gpu_benchmark: GpuBenchmark, cupy
         for number, work in enumerate((*functions, functions[0]))
     ]
     assert digests[0] == digests[2] != digests[1]
+
+
+def test_the_arguments_of_a_launch_and_of_a_graphs_node(gpu_benchmark: GpuBenchmark, cupy: Any) -> None:
+    source = """
+    struct pair { char tag; const float* at; };
+    extern "C" __global__ void told(float* x, pair p, long long n, float factor, int shift) {
+        if (n < 0) x[shift] = factor + p.at[p.tag];
+    }
+    """
+    import numpy as np
+
+    told = cupy.RawModule(code=source).get_function("told")
+    x = cupy.ones(64, "f4")
+    pair = np.zeros((), np.dtype({"names": ["tag", "at"], "formats": ["i1", "u8"], "offsets": [0, 8], "itemsize": 16}))
+    pair["tag"], pair["at"] = 7, x.data.ptr + 4
+
+    def launch() -> None:
+        told((1,), (32,), (x, pair, np.int64(N), np.float32(1.5), np.int32(-1)))
+
+    launch()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        launch()
+        graph = stream.end_capture()
+    expected = ("p256", "7 p4", f"{N:x}", "3fc00000", "ffffffff")
+    by_call = ran(gpu_benchmark(launch, label="call"))
+    by_graph = ran(gpu_benchmark(lambda: graph.launch(cupy.cuda.get_current_stream()), label="graph"))
+    assert [step.arguments for one in (by_call, by_graph) for step in one.of(StepKind.KERNEL)] == [expected, expected]
