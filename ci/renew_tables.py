@@ -113,7 +113,14 @@ def _function(nodeid: str, revision: str | None = None) -> str | None:
     return _functions(path, revision).get(test.partition("[")[0])
 
 
-NAMES = {"traffic": "moved_bytes", "counted": "dram_bytes", "max_syncs": "max_waits", "syncs": "waits", "no_evidence": "no_what_ran"}
+NAMES = {
+    "traffic": "moved_bytes",
+    "counted": "dram_bytes",
+    "max_syncs": "max_waits",
+    "syncs": "waits",
+    "no_evidence": "no_what_ran",
+    "further_peaks": "further",
+}
 OF_A_COMPARISON = {"delta": "change", "low": "change_low", "high": "change_high"}
 """Keys of older records, and what they are called now."""
 
@@ -124,7 +131,12 @@ def of_today(value: Any, names: Mapping[str, str] = NAMES) -> Any:
         return [of_today(one) for one in value]
     if not isinstance(value, dict):
         return value
-    return {names.get(key, key): of_today(one, OF_A_COMPARISON if key == "comparison" else NAMES) for key, one in value.items()}
+    return {
+        names.get(key, key): [{"peak": peak} for peak in one]
+        if key == "further_peaks"
+        else of_today(one, OF_A_COMPARISON if key == "comparison" else NAMES)
+        for key, one in value.items()
+    }
 
 
 def _without_limits(row: Row) -> Row:
