@@ -58,6 +58,11 @@ class GraphNodes:
         found = self._kernels.get(executable)
         return None if found is None else list(found.values())
 
+    def forget(self, _why: str) -> None:
+        """Calls were missed: handles may stand for other graphs now."""
+        self._template.clear()
+        self._kernels.clear()
+
     def begins(self, name: str, address: int) -> None:
         """A call of `CALLS` begins. `address`: of its parameters."""
         if name in _SET:
@@ -89,14 +94,14 @@ class GraphNodes:
         """Read the nodes of an executable graph while its template still has them."""
         graph = self._template.pop(executable, None)
         if graph is not None:
-            with suppress(RuntimeError):  # a driver that does not tell: the kernels stay unknown
+            with suppress(Exception):  # whatever the driver does not tell: the kernels stay unknown
                 self._kernels[executable] = dict(self._walk(graph))
 
     def _walk(self, graph: Any) -> list[tuple[int, NodeKernel]]:
         kinds, found = D.CUgraphNodeType, list[tuple[int, NodeKernel]]()
         _, count = _known(D.cuGraphGetNodes(graph))
         nodes, _ = _known(D.cuGraphGetNodes(graph, count))
-        for node in nodes[:count]:
+        for node in (nodes or ())[:count]:
             kind = _known(D.cuGraphNodeGetType(node))
             if kind == kinds.CU_GRAPH_NODE_TYPE_GRAPH:
                 found += self._walk(_known(D.cuGraphChildGraphNodeGetGraph(node)))

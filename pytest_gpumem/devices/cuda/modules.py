@@ -77,6 +77,7 @@ class Modules:
         """Raises `NotCounted` as `Callbacks.add`."""
         self._cubins: dict[int, Cubin | bytes] = {}
         """By CUPTI's number of the module; parsed when it is first asked for."""
+        self._known: dict[int, dict[str, MachineCode | None]] = {}  # by number of the module and name: the answers, which take time
         self._holder: dict[int, int] = {}
         """By the handle of a function, kernel or library's module: the handle that it was looked up in."""
         self._loaded: dict[int, list[int]] = {}  # modules by the handle of a CUmodule or CUlibrary
@@ -88,7 +89,7 @@ class Modules:
         self._ends = [CALLBACKS.add("RESOURCE", ("MODULE_LOADED", "MODULE_UNLOAD_STARTING"), partial(self._receive, self._module))]
         self._ends.append(CALLBACKS.add("DRIVER_API", (*_LOADS, *_LOOKS_UP), partial(self._receive, self._call)))
         self._graphs = GraphNodes(self.parameters)
-        self._ends.append(CALLBACKS.add("DRIVER_API", graph_nodes.CALLS, partial(self._receive, self._graph)))
+        self._ends.append(CALLBACKS.add("DRIVER_API", graph_nodes.CALLS, partial(self._receive, self._graph), self._graphs.forget))
         self._cupti: Any = imported()
 
     @contextmanager
@@ -144,6 +145,12 @@ class Modules:
         return all(self._code(module, name) is not None for name in self._names[handle])
 
     def _code(self, module: int, name: str) -> MachineCode | None:
+        known = self._known.setdefault(module, {})
+        if name not in known:
+            known[name] = self._read(module, name)
+        return known[name]
+
+    def _read(self, module: int, name: str) -> MachineCode | None:
         found = self._cubins.get(module)
         if found is None:
             return None
@@ -167,6 +174,7 @@ class Modules:
         module, nbytes, address = (int(found[field].item()) for field in ("module_id", "cubin_size", "p_cubin"))
         if number != int(self._cupti.CallbackIdResource.MODULE_LOADED):
             self._cubins.pop(module, None)
+            self._known.pop(module, None)
             return
         # CUPTI does not say how long the memory stays valid.
         self._cubins[module] = ctypes.string_at(address, nbytes) if address else b""

@@ -50,6 +50,7 @@ class Process:
         self._receivers: dict[str, Callable[[int, Any], None]] = {}
         self._kept: list[Any] = []
         self._modules = 0
+        self.lost: Callable[[str], None] | None = None
         self._correlation = 0
         resource = SimpleNamespace(from_ptr=lambda address, readonly: SimpleNamespace(_data=self._described[address]))
         self._described: dict[int, dict[str, Any]] = {}
@@ -61,8 +62,11 @@ class Process:
             monkeypatch.setattr(one, "live_memory", lambda address: LIVE if LIVE.begin <= address < LIVE.end else None)
         self.modules = Modules()
 
-    def add(self, domain: str, names: tuple[str, ...], receive: Callable[[int, Any], None]) -> Callable[[], None]:
+    def add(
+        self, domain: str, names: tuple[str, ...], receive: Callable[[int, Any], None], lost: Callable[[str], None] | None = None
+    ) -> Callable[[], None]:
         """The interface of `Callbacks`."""
+        self.lost = lost or self.lost
         keys = [f"{domain} {name}" for name in names]
         self._receivers |= dict.fromkeys(keys, receive)
 
@@ -275,6 +279,9 @@ def test_the_nodes_of_a_graph_as_it_was_made_executable(process: Process, monkey
         pass
     graph.alive = False
     assert launched(process, 81) == ["9", "6"]
+    assert process.lost is not None
+    process.lost("a profiler has CUPTI")
+    assert launched(process, 80) is None
     with process.call("cuGraphExecDestroy", 81):
         pass
     assert launched(process, 81) is None
