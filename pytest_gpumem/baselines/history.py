@@ -93,27 +93,40 @@ class Reset:
     accepted: tuple[str, ...] = ()  # `Acceptance.digest` of each accepted change; none for a gain. A change is taken over once.
 
 
+class RowPlace(Protocol):
+    """A row of a file, with its figures or without."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def reset(self) -> str | None: ...
+    @property
+    def process(self) -> Process: ...
+
+
+class TimedRow(RowPlace, Protocol):
+    """A row with a time."""
+
+    @property
+    def processes(self) -> int: ...
+
+
+P = TypeVar("P", bound=RowPlace)
+R = TypeVar("R", bound=TimedRow, covariant=True)
+F = TypeVar("F", bound=RowPlace, covariant=True)
+
+
 @dataclass(frozen=True)
-class RunFile:
-    """One file: a run."""
+class AnyFile(Generic[R, F]):
+    """One file: a run, with its figures (`RunFile`) or without."""
 
     key: str  # `DeviceFacts.key` of the device. The file belongs into the folder of that name.
     process: Process
-    rows: tuple[SavedRow, ...] = ()
-    footprints: tuple[SavedFootprint, ...] = ()
+    rows: tuple[R, ...] = ()
+    footprints: tuple[F, ...] = ()
     resets: tuple[Reset, ...] = ()
     rejected: tuple[str, ...] = ()
     """By `Row.key`: rows that show the revision to be slower than their baseline. Earlier runs of the revision leave it."""
-
-    @property
-    def id(self) -> str:
-        """As `Process.id`."""
-        return self.process.id
-
-    @property
-    def utc(self) -> datetime:
-        """As `Process.utc`."""
-        return self.process.utc
 
     @property
     def revision(self) -> str | None:
@@ -126,14 +139,28 @@ class RunFile:
         return self.process.sequence
 
     @property
-    def nodeids(self) -> dict[str, str]:
-        """The node id of each row, by its key: of those with times, then of those with footprints."""
-        return {row.key: row.nodeid for row in self.rows} | {one.key: one.nodeid for one in self.footprints}
-
-    @property
     def processes(self) -> int:
         """Number of processes of the run."""
         return max((row.processes for row in self.rows), default=1)
+
+
+class RunFile(AnyFile[SavedRow, SavedFootprint]):
+    """One file: a run."""
+
+    @property
+    def id(self) -> str:
+        """As `Process.id`."""
+        return self.process.id
+
+    @property
+    def utc(self) -> datetime:
+        """As `Process.utc`."""
+        return self.process.utc
+
+    @property
+    def nodeids(self) -> dict[str, str]:
+        """The node id of each row, by its key: of those with times, then of those with footprints."""
+        return {row.key: row.nodeid for row in self.rows} | {one.key: one.nodeid for one in self.footprints}
 
 
 @dataclass(frozen=True)
@@ -223,48 +250,6 @@ class Baseline:
 def _order(one: Process | Reset) -> tuple[int, datetime, str]:
     """By sequence number; the clock orders only files whose writers did not see each other."""
     return one.sequence, one.utc, one.id
-
-
-class RowPlace(Protocol):
-    """A row of a file, with its figures or without."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def reset(self) -> str | None: ...
-    @property
-    def process(self) -> Process: ...
-
-
-class TimedRow(RowPlace, Protocol):
-    """A row with a time."""
-
-    @property
-    def processes(self) -> int: ...
-
-
-P = TypeVar("P", bound=RowPlace)
-R = TypeVar("R", bound=TimedRow, covariant=True)
-F = TypeVar("F", bound=RowPlace, covariant=True)
-
-
-class AnyFile(Protocol[R, F]):
-    """A file, with its figures (`RunFile`) or without."""
-
-    @property
-    def rows(self) -> tuple[R, ...]: ...
-    @property
-    def footprints(self) -> tuple[F, ...]: ...
-    @property
-    def resets(self) -> tuple[Reset, ...]: ...
-    @property
-    def rejected(self) -> tuple[str, ...]: ...
-    @property
-    def revision(self) -> str | None: ...
-    @property
-    def sequence(self) -> int: ...
-    @property
-    def processes(self) -> int: ...
 
 
 @dataclass(frozen=True)

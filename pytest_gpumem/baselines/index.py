@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 from platformdirs import user_cache_path
 
-from pytest_gpumem.baselines.history import Process, Reset, RunFile
+from pytest_gpumem.baselines.history import AnyFile, Process, Reset, RunFile
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging import drift
 from pytest_gpumem.judging.judge import how
@@ -41,31 +40,8 @@ class ListedRow(NamedTuple):
     group: str = ""  # rows of one group are compared with the same measurements
 
 
-@dataclass(frozen=True)
-class IndexRun:
-    """One file without its figures. Fields as of `history.Content`."""
-
-    key: str
-    process: Process
-    rows: tuple[ListedRow, ...]
-    footprints: tuple[ListedRow, ...]
-    resets: tuple[Reset, ...]
-    rejected: tuple[str, ...]
-
-    @property
-    def revision(self) -> str | None:
-        """As `Process.revision`."""
-        return self.process.revision
-
-    @property
-    def sequence(self) -> int:
-        """As `Process.sequence`."""
-        return self.process.sequence
-
-    @property
-    def processes(self) -> int:
-        """As `history.Content.processes`."""
-        return max((row.processes for row in self.rows), default=1)
+class IndexRun(AnyFile[ListedRow, ListedRow]):
+    """One file without its figures."""
 
 
 class _FileRows(msgspec.Struct, frozen=True, array_like=True):

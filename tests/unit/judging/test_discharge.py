@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from measurements import measurement
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from pytest_gpumem.judging.expectations import (
     judged,
     loosened,
     lost,
+    of_base,
     open_under_strict,
 )
 from pytest_gpumem.judging.footprint import AT_THE_END
@@ -85,6 +86,19 @@ def test_a_measurement_is_taken_or_has_a_word(one: Expectation, found: list[Row]
         assert (missing.what, missing.label, missing.status) == (ROW, one.label, LOST if ran else NOT_RUN)
 
 
+@given(st.builds(Expectation, st.just(TEST), st.just(EXPECTED_TEST), st.just(""), st.booleans()), rows(), ENDS)
+def test_a_test_that_measures_in_base_measures_or_fails_or_has_a_word(one: Expectation, found: list[Row], ended: Ending) -> None:
+    missing = discharge(one, found, ended)
+    measured = any(row.measured_something for row in found)
+    assert (missing is None) == (ended.how == "failed" or (ended.how == "passed" and (measured or not one.unmeasured)))
+
+
+@given(st.booleans(), st.sampled_from([{}, {TEST: True}, {TEST: False}]))
+def test_a_test_of_base_is_expected_and_measures_where_it_did(measures: bool, here: dict[str, bool]) -> None:
+    (one,) = of_base(Selection({TEST: ExpectedTest(Limits(), measures=measures)}), here)
+    assert (one.nodeid, one.what, one.unmeasured) == (TEST, EXPECTED_TEST, measures and here.get(TEST) is False)
+
+
 @st.composite
 def selections(draw: st.DrawFn) -> Selection:
     """What BASE selects: the test or not, and whether a mark or its module leaves it out there."""
@@ -100,6 +114,7 @@ def selections(draw: st.DrawFn) -> Selection:
 WHAT = st.one_of(NAMES, st.just(ROW), st.just(EXPECTED_TEST))
 
 
+@settings(max_examples=1000)
 @given(st.builds(Expectation, st.just(TEST), WHAT, st.just(""), st.booleans()), rows(), ENDS, selections())
 def test_in_a_gate_what_base_selects_runs_or_is_lost(one: Expectation, found: list[Row], ended: Ending, base: Selection) -> None:
     missing = discharge(one, found, against_base(ended, one, base, "main"))
@@ -115,6 +130,7 @@ def test_in_a_gate_what_base_selects_runs_or_is_lost(one: Expectation, found: li
         # BASE does not run it either. Only what was measured once is missed all the same, if BASE has it and this machine leaves it out.
         doubtful = one.what == ROW and base.left_out != ()
         assert missing == alone if doubtful else missing.base_too
+        assert lost([missing]) == ([] if missing.accounted or missing.status == UNJUDGED else [missing])
     assert (missing is None) <= (alone is None)
 
 
