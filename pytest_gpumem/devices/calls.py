@@ -175,7 +175,7 @@ class CallSource(Protocol):
 
 @contextmanager
 def counted(source: CallSource) -> Iterator[Callable[[], Calls]]:
-    """Count the calls inside the block; yields what tells them."""
+    """Count the calls inside the block, or until the source is stopped; yields what tells them. Afterwards it runs if it ran before."""
     running = source.running
     why, window = None if running else source.start(), source.log.open()
 
@@ -188,6 +188,8 @@ def counted(source: CallSource) -> Iterator[Callable[[], Calls]]:
         window.close()
         if not running:
             source.stop()
+        elif not source.running:
+            source.start()
 
 
 class PlainCalls:

@@ -193,6 +193,62 @@ def test_a_call_that_changes_its_arguments_says_so(pytester: pytest.Pytester, gp
     result.stdout.fnmatch_lines(["1 benchmark changes its own arguments*not repeatable*test_drifts*"])
 
 
+def test_arrays_that_a_call_changes_are_found_wherever_they_are_held(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import itertools
+        import numpy
+        import pytest
+
+        numbers = itertools.count()
+        held = []
+
+        def change(a):
+            a.write(numpy.full(a.size, next(numbers), "f4"))
+
+        class Model:
+            def __init__(self, gpu):
+                self.gpu, self.weights = gpu, gpu.b
+
+            def step(self):
+                change(self.weights)
+                self.gpu.launch()
+
+        def test_object(benchmark, gpu):
+            benchmark.pedantic(Model(gpu).step, rounds=2)
+
+        def test_module(benchmark, gpu):
+            held[:] = [gpu.b]
+            def work():
+                change(held[0])
+                gpu.launch()
+            benchmark.pedantic(work, rounds=2)
+
+        def test_closure(benchmark, gpu):
+            a = gpu.b
+            def work():
+                change(a)
+                gpu.launch()
+            benchmark.pedantic(work, rounds=2)
+
+        def test_setup(benchmark, gpu):
+            def work():
+                change(gpu.b)
+                gpu.launch()
+            benchmark.pedantic(work, setup=lambda: None, rounds=2)
+
+        def test_unchanged(benchmark, gpu):
+            benchmark.pedantic(gpu.launch, rounds=2)
+        """
+    )
+    gpumem(ADOPT, "--benchmark-json=out.json").assert_outcomes(passed=5)
+    drifts = {
+        row["nodeid"].partition("::")[2]: any("not repeatable" in note for note in row["measurement"]["notes"])
+        for row in rows_in(pytester.path)
+    }
+    assert drifts == {"test_object": True, "test_module": True, "test_closure": True, "test_setup": False, "test_unchanged": False}
+
+
 def test_host_times_and_gpu_times_never_compare(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile("def test_early(benchmark, gpu):\n    benchmark(gpu.launch)\n")
     gpumem(*QUICK, "--benchmark-save=host").assert_outcomes(passed=1)

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from cuda.bindings import driver as D  # noqa: N812
+from msgspec.structs import replace
 
 from pytest_gpumem.devices.calls import CallLog
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, imported, words
@@ -298,8 +299,11 @@ def _copies(kind: str | None, parameters: int, *, ordered: bool) -> Iterator[tup
         source = destination = "device"
     else:
         source, destination = _side(kind[0], values[2]), _side(kind[3], values[0])
-    stream = None if kind == "Peer" else values[at + 1] if ordered else 0
-    yield _copy(source, destination, values[at]), stream
+    step = _copy(source, destination, values[at])
+    if kind == "Peer":
+        yield replace(step, name="P2P"), None
+    else:
+        yield step, values[at + 1] if ordered else 0
 
 
 def _side(letter: str, address: int) -> str:
