@@ -205,7 +205,8 @@ def test_names_tell_cards_and_re_runs_apart() -> None:
 def test_no_name_is_installed_without_saying_from_where() -> None:
     for template in (GITHUB["env"], GITLAB["variables"]):
         for name in ("INSTALL", "INSTALL_WITHOUT_GPU"):
-            assert re.search(r"pytest-gpumem(\[cuda13\])? @ git\+https://github\.com/pytest-gpumem/pytest-gpumem", template[name])
+            assert re.search(r"pytest-gpumem(\[cuda13\])? @ \$PLUGIN", template[name])
+        assert template["PLUGIN"].endswith("@REVISION")
 
 
 def test_each_gitlab_job_has_an_image() -> None:
