@@ -53,6 +53,7 @@ def test_dram_answers_sooner_than_mapped_host_memory(walk, in_dram, gpu_kernels,
     assert on_host.latency_per_access > 1.3 * in_dram("DRAM").latency_per_access
 
 
+@pytest.mark.gpumem(budget="0.3 s")  # for each of some fifteen rows, which differ by tens of per cents
 def test_the_ladder_from_l1_to_the_host(
     gpu_benchmark, gpu_device, gpu_kernels, device_buffer, pinned_buffer, managed_buffer, peer_buffer, of_l2
 ):

@@ -64,8 +64,8 @@ def test_the_cost_in_the_baseline_decides(pytester: pytest.Pytester, gpumem: Run
     result.stdout.fnmatch_lines([f"gpumem: budget of 1.000 s {known}, at most * a measurement to begin with*"])
     # The cheap ones get what they need; the rest is for the faulting one, which needs more, and for the unknown one.
     assert 0.05 < plans["write"] < 0.15
-    # Least samples of the faulting one exceed its share, which comes off what is left.
-    assert 0.5 * plans["write"] < plans["write device"] <= plans["write"]
+    # Least samples of the faulting one exceed its share, which comes off what is left; a cheap one that ends early leaves some of its own.
+    assert 0.5 * plans["write"] < plans["write device"] < 1.5 * plans["write"]
     assert plans["triad"] == pytest.approx((1 - 2 * (plans["write"] + FIXED)) / 2 - FIXED, rel=0.01)
     assert plans["add faulting"] > plans["triad"]
 
