@@ -273,8 +273,26 @@ class GateRun:
         unknown = unknown_to_base(rows, process.rows, process.finished - skipped) if process.error is None else set()
         base = replace(base, new=base.new | unknown, figures=process.by_key)
         if any(map(of_memory, held_by_base(rows, facts, base, strict=strict_screen))) and (own_process := self._figures(tests, HEAD)):
-            base = replace(base, alone=own_process.by_key)
+            base = self._confirmed(rows, facts, replace(base, alone=own_process.by_key), tests, strict=strict_screen)
         return base, excused(missing, skipped, self.base)
+
+    def _confirmed(self, rows: Sequence[Row], facts: DeviceFacts, base: OfBase, tests: Sequence[str], *, strict: bool) -> OfBase:
+        """What base says, with further processes of the change while a peak has grown in all of them."""
+        from pytest_gpumem.judging.footprint import CONFIRMING, with_further
+        from pytest_gpumem.runs.decision import by_base
+        from pytest_gpumem.runs.processes import HEAD
+
+        for _ in range(CONFIRMING - 1):
+            results = (one for row in by_base(rows, facts, base, strict=strict) for one in row.verdict.limits)
+            grown = any(one.limit == "max_peak_regression" and one.outcome is Outcome.FAIL for one in results)
+            if not grown or (again := self._figures(tests, HEAD)) is None:
+                break
+            alone = {
+                key: row if row.footprint is None else structs.replace(row, footprint=with_further(row.footprint, key, [again.by_key]))
+                for key, row in base.alone.items()
+            }
+            base = replace(base, alone=alone)
+        return base
 
     def _figures(self, tests: Sequence[str], side: str) -> ProcessRecord | None:
         """One process of a side; None if it could not start."""

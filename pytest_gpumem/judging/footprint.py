@@ -19,7 +19,7 @@ from pytest_gpumem.limits import OF_CALLS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Verdict
+from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.units import format_bytes, format_share, parse_bytes, parse_growth, short_bytes
 
 
@@ -100,6 +100,12 @@ def comparable(one: Footprint, other: Footprint) -> bool:
 def peaks_of(footprint: Footprint) -> tuple[int, ...]:
     """The peaks of all processes of a run."""
     return (footprint.peak, *(one.peak for one in footprint.further))
+
+
+def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
+    """A footprint with those of the same row in further processes of the run. `further`: rows of each by their key."""
+    seen = [row.footprint for rows in further if (row := rows.get(key)) is not None and row.footprint is not None]
+    return replace(footprint, further=(*footprint.further, *(one.repeat for one in seen if one.watched)))
 
 
 def variation(past: Sequence[PastFootprint], most: int) -> tuple[int, int]:

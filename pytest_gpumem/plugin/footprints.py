@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.verdicts import memory_findings, peak_is_open
 from pytest_gpumem.devices.calls import CallWindow
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
-from pytest_gpumem.judging.footprint import AT_THE_END, RULES
+from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
@@ -377,12 +377,6 @@ def _attached(rows: Sequence[Row], footprint: Footprint, watched: WatchedTest, r
                 of_all = replace(of_all, calls=None)
             found[label] = replace(row, limits=both_limits(row.limits, limits), footprint=of_all)
     return list(found.values())
-
-
-def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
-    """A footprint with those of the same row in further processes of the run. `further`: rows of each by their key."""
-    seen = [row.footprint for rows in further if (row := rows.get(key)) is not None and row.footprint is not None]
-    return replace(footprint, further=tuple(one.repeat for one in seen if one.watched))
 
 
 class BlockMemory:

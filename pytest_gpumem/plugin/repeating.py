@@ -13,9 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.footprint import with_further
 from pytest_gpumem.judging.judge import is_failure, merged
 from pytest_gpumem.judging.screen import LOOKS
-from pytest_gpumem.plugin.footprints import with_further
 from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
 from pytest_gpumem.plugin.judging import begins_baseline, explained, judged, undecided, why_text
 from pytest_gpumem.plugin.junit import JUnit

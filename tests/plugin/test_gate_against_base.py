@@ -220,6 +220,22 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate, options:
     assert "does not hold against origin/exact: no longer copy" in summary
 
 
+def test_a_peak_that_grew_by_chance_is_measured_again(gate: Gate, exact: Project) -> None:
+    varying = EXACT.replace(
+        "    device_buffer(NBYTES)\n",
+        "    from pathlib import Path\n    now, *later = Path('peaks').read_text().split()\n"
+        "    Path('peaks').write_text(' '.join(later))\n    device_buffer(int(now) << 20)\n",
+        1,
+    )
+    # The screen, and processes beside base.
+    exact.write("peaks", "80 80 64 80")
+    code, text = gate({"test_it.py": varying}, "--screen-only origin/exact -- -k peak")
+    assert (code, exact.folder.joinpath("peaks").read_text()) == (0, "80"), text
+    exact.write("peaks", "80 80 80 80 64")
+    code, text = gate({"test_it.py": varying}, "--screen-only origin/exact -- -k peak")
+    assert (code, exact.folder.joinpath("peaks").read_text()) == (1, "64"), text
+
+
 def test_what_base_has_grown_by_is_not_this_changes_fault(gate: Gate, exact: Project) -> None:
     save = ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save"
     done = exact.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
