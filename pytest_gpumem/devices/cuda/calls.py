@@ -85,7 +85,6 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.open: list[_Entered] = []
         self.loading = 0  # calls of `_FIRST` that have begun
-        self.capturing = 0  # captures that this thread has begun
         self.seen = 0  # copies and waits of the driver so far
 
 
@@ -98,6 +97,7 @@ class CudaCalls:
         self._names: dict[int, str] = {}  # by CUPTI's number of a call of the driver
         self._versions: dict[int, str] = {}  # the same with their versions
         self._of_runtime: dict[int, str] = {}  # by CUPTI's number of a call of the runtime, the call of the driver that it stands for
+        self._captures: dict[int, int] = {}  # by stream that is captured, the thread that began it
         self._graphs: dict[int, Counter[Step]] = {}  # by executable graph, its nodes
         self._runtime_names: tuple[str, ...] = ()
         self._exit = -1
@@ -158,7 +158,9 @@ class CudaCalls:
                     return
                 entered = self._leave(name)
                 thread.loading -= first and thread.loading > 0
-            if not ctypes.c_int.from_address(result).value:
+            if name.startswith("cuStreamEndCapture"):  # also where it fails
+                self._captures.pop(words(parameters, 1)[0], None)
+            elif not ctypes.c_int.from_address(result).value:
                 self._ended(name, self._versions[number], parameters, entered)
         except Exception as error:  # which CUPTI would lose
             self.log.missed(f"a call of the driver could not be read: {name}: {error}")
@@ -189,19 +191,18 @@ class CudaCalls:
     def _ended(self, name: str, version: str, parameters: int, entered: _Entered | None) -> None:
         thread = self._thread
         if name in _KERNELS:  # first: they are most
-            if not thread.capturing:
-                stream = _kernel_stream(name, parameters)
-                self.log.ran(_KERNEL, first=thread.loading > 0, on_default=_on_legacy(stream, version))
-        elif name == "cuStreamBeginCapture":
-            thread.capturing += 1
-        elif name == "cuStreamEndCapture":
-            thread.capturing = max(0, thread.capturing - 1)
+            self._work(_KERNEL, _kernel_stream(name, parameters), version)
+        elif name.startswith("cuStreamBeginCapture"):
+            self._captures[words(parameters, 1)[0]] = threading.get_ident()
         elif name.startswith("cuGraphInstantiate"):
             (executable,) = words(words(parameters, 1)[0], 1)
-            self._graphs[executable] = Counter(_nodes(words(parameters, 2)[1]))
+            self._graphs.pop(executable, None)
+            if not self._captures:  # else the driver is asked nothing
+                self._graphs[executable] = Counter(_nodes(words(parameters, 2)[1]))
         elif name == "cuGraphLaunch":
             executable, stream = words(parameters, 2)
-            self._launch_graph(executable, _on_legacy(stream, version))
+            if not self._captured(stream):
+                self._launch_graph(executable, _on_legacy(stream, version))
         elif _FIRST.fullmatch(name):
             if "Load" in name:
                 self.log.used_first("modules")
@@ -215,13 +216,21 @@ class CudaCalls:
             waits, of = WAITS[name]
             if name != "cuMemFree" or words(parameters, 1)[0]:  # to free nothing does nothing
                 self._waited(name, of, waits, entered)
-        elif not thread.capturing:
+        elif not self._captured(None):
             self.log.missed(f"{name} is not read")
 
-    def _work(self, step: Step, stream: int | None, version: str, count: int = 1) -> None:
-        if not self._thread.capturing:  # else it becomes a node of a graph
+    def _captured(self, stream: int | None) -> bool:
+        """True if work of this thread, or on this stream, becomes a node of a graph."""
+        return bool(self._captures) and (stream in self._captures or threading.get_ident() in self._captures.values())
+
+    def _memory(self, address: int) -> str:
+        """The kind of memory at an address. While a stream is captured, the driver is asked nothing."""
+        return "unknown" if self._captures else _memory(address)
+
+    def _work(self, step: Step, stream: int | None, version: str) -> None:
+        if not self._captured(stream):
             on_default = stream is not None and _on_legacy(stream, version)
-            self.log.ran(step, count=count, first=self._thread.loading > 0, on_default=on_default)
+            self.log.ran(step, first=self._thread.loading > 0, on_default=on_default)
 
     def _waited(self, name: str, of: str, waits: Waits, entered: _Entered | None) -> None:
         if waits == "does not":
@@ -231,21 +240,19 @@ class CudaCalls:
         self.log.waited(name, of, seconds, sure=waits == "waits", first=first)
 
     def _copied(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _Entered | None) -> None:
-        if self._thread.capturing:
-            return
         ordered = found[2] is not None
-        for step, stream in _copies(found[1], parameters, ordered=ordered):
-            self._work(step, stream, version)
-            self._waited(name, "copy", copy_waits(step.source or "unknown", step.memory or "unknown", ordered=ordered), entered)
+        for step, stream in _copies(found[1], parameters, self._memory, ordered=ordered):
+            if not self._captured(stream):
+                self._work(step, stream, version)
+                self._waited(name, "copy", copy_waits(step.source or "unknown", step.memory or "unknown", ordered=ordered), entered)
 
     def _filled(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _Entered | None) -> None:
-        if self._thread.capturing:
-            return
         ordered, at = found[3] is not None, 5 if found[1] else 3
         values = words(parameters, at + ordered)
-        memory = _memory(values[0]) if not ordered else "device"
-        self._work(Step(StepKind.MEMSET), values[at] if ordered else 0, version)
-        self._waited(name, "memset", memset_waits(memory, ordered=ordered), entered)
+        stream = values[at] if ordered else 0
+        if not self._captured(stream):
+            self._work(Step(StepKind.MEMSET), stream, version)
+            self._waited(name, "memset", "does not" if ordered else memset_waits(self._memory(values[0]), ordered=False), entered)
 
     def _launch_graph(self, executable: int, on_default: bool) -> None:
         nodes = self._graphs.get(executable)
@@ -257,7 +264,7 @@ class CudaCalls:
 
 
 def _is_graph(base: str) -> bool:
-    return base.startswith("cuGraphInstantiate") or base in ("cuGraphLaunch", "cuStreamBeginCapture", "cuStreamEndCapture")
+    return base.startswith(("cuGraphInstantiate", "cuStreamBeginCapture", "cuStreamEndCapture")) or base == "cuGraphLaunch"
 
 
 def _on_legacy(stream: int, version: str) -> bool:
@@ -272,12 +279,12 @@ def _kernel_stream(name: str, parameters: int) -> int:
     return words(words(parameters, 1)[0], _STREAM_OF_CONFIG + 1)[_STREAM_OF_CONFIG]
 
 
-def _copies(kind: str | None, parameters: int, *, ordered: bool) -> Iterator[tuple[Step, int | None]]:
+def _copies(kind: str | None, parameters: int, memory: Callable[[int], str], *, ordered: bool) -> Iterator[tuple[Step, int | None]]:
     """Each copy of a call, with its stream where the call names one."""
     if kind == "Batch":
         to, of, sizes, count = words(parameters, 4)
         for one in zip(words(of, count), words(to, count), words(sizes, count), strict=True):
-            yield _copy(_memory(one[0]), _memory(one[1]), one[2]), None
+            yield _copy(memory(one[0]), memory(one[1]), one[2]), None
         return
     if kind in _BOX:
         length, reads, writes, sides = _BOX[kind]
@@ -286,19 +293,19 @@ def _copies(kind: str | None, parameters: int, *, ordered: bool) -> Iterator[tup
         for side in sides:
             nbytes *= values[side]
         # The address behind the kind of memory: of the host, then of the device.
-        source, destination = (_typed(values[at], values[at + 1], values[at + 2]) for at in (reads, writes))
+        source, destination = (_typed(values[at], values[at + 1], values[at + 2], memory) for at in (reads, writes))
         yield _copy(source, destination, nbytes), words(parameters, 2)[1] if ordered else 0
         return
     at = _BYTES_AT[kind]
     values = words(parameters, at + 1 + ordered)
     to, of = values[0], values[2] if kind == "Peer" else values[1]
     if kind in (None, "HtoD", "DtoH", "DtoD"):
-        source = "device" if kind in ("DtoH", "DtoD") else _memory(of)
-        destination = "device" if kind in ("HtoD", "DtoD") else _memory(to)
+        source = "device" if kind in ("DtoH", "DtoD") else memory(of)
+        destination = "device" if kind in ("HtoD", "DtoD") else memory(to)
     elif kind == "Peer":
         source = destination = "device"
     else:
-        source, destination = _side(kind[0], values[2]), _side(kind[3], values[0])
+        source, destination = _side(kind[0], values[2], memory), _side(kind[3], values[0], memory)
     step = _copy(source, destination, values[at])
     if kind == "Peer":
         yield replace(step, name="P2P"), None
@@ -306,8 +313,8 @@ def _copies(kind: str | None, parameters: int, *, ordered: bool) -> Iterator[tup
         yield step, values[at + 1] if ordered else 0
 
 
-def _side(letter: str, address: int) -> str:
-    return {"D": "device", "A": "array"}.get(letter) or _memory(address)
+def _side(letter: str, address: int, memory: Callable[[int], str]) -> str:
+    return {"D": "device", "A": "array"}.get(letter) or memory(address)
 
 
 def _copy(source: str, destination: str, nbytes: int) -> Step:
@@ -315,10 +322,10 @@ def _copy(source: str, destination: str, nbytes: int) -> Step:
     return Step(StepKind.COPY, way, source=source, memory=destination, nbytes=nbytes)
 
 
-def _typed(kind: int, host: int, device: int) -> str:
+def _typed(kind: int, host: int, device: int, memory: Callable[[int], str]) -> str:
     """The memory that a side of a structure names: CUmemorytype, and both addresses."""
     known = _TYPES.get(kind & 0xFFFFFFFF, "unknown")
-    return _memory(host) if known == "pinned" else _memory(device) if known == "managed" else known
+    return memory(host) if known == "pinned" else memory(device) if known == "managed" else known
 
 
 _TYPE = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
@@ -351,8 +358,8 @@ def _nodes(graph: int) -> Iterator[Step]:
             yield Step(StepKind.MEMSET)
         elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
             box = _known(D.cuGraphMemcpyNodeGetParams(node))[1]
-            reads = _typed(int(box.srcMemoryType), int(box.srcHost or 0), int(box.srcDevice))
-            writes = _typed(int(box.dstMemoryType), int(box.dstHost or 0), int(box.dstDevice))
+            reads = _typed(int(box.srcMemoryType), int(box.srcHost or 0), int(box.srcDevice), _memory)
+            writes = _typed(int(box.dstMemoryType), int(box.dstHost or 0), int(box.dstDevice), _memory)
             yield _copy(reads, writes, box.WidthInBytes * box.Height * box.Depth)
         elif kind == kinds.CU_GRAPH_NODE_TYPE_GRAPH:
             yield from _nodes(int(_known(D.cuGraphChildGraphNodeGetGraph(node))[1]))

@@ -32,8 +32,8 @@ def _pending(stream: int) -> bool:
 
 def _current() -> Iterator[int]:
     """The current streams of the libraries that are in use."""
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if torch is not None and torch.cuda.is_initialized():
-        yield int(torch.cuda.current_stream().cuda_stream)
+    torch, cupy = (getattr(sys.modules.get(name), "cuda", None) for name in ("torch", "cupy"))
+    if torch is not None and torch.is_initialized():
+        yield int(torch.current_stream().cuda_stream)
     if cupy is not None:
-        yield int(cupy.cuda.get_current_stream().ptr)
+        yield int(cupy.get_current_stream().ptr)

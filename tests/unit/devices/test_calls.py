@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,17 +235,32 @@ def test_a_capture_runs_nothing_and_a_graph_its_nodes(calls: Callbacks, monkeypa
     calls("cuStreamBeginCapture_v2", 5, 0)
     calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
     calls("cuMemsetD8Async", DEVICE, 0, 8, 5)
-    calls("cuStreamEndCapture", 5, 0)
+    calls("cuStreamEndCapture", 5, 0, result=901)  # it fails, and has ended
     assert not read(calls).any
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
+    assert read(calls).kernels == 1
     copy = Step(StepKind.COPY, "D2D", source="device", memory="device", nbytes=64)
     monkeypatch.setattr(cuda, "_nodes", lambda graph: iter([KERNEL, KERNEL, copy] if graph == 0x51 else []))
     executable = ctypes.c_uint64(0xE1)
     calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
     for _ in range(3):
         calls("cuGraphLaunch", 0xE1, 5)
-    assert (read(calls).kernels, read(calls).copied, read(calls).copied_bytes) == (6, 3, 192)
+    assert (read(calls).kernels, read(calls).copied, read(calls).copied_bytes) == (7, 3, 192)
     calls("cuGraphLaunch", 0xE2, 5)
     assert "a graph was launched that was made before" in str(read(calls).not_counted)
+
+
+def test_only_the_threads_and_streams_of_a_capture_are_captured(calls: Callbacks) -> None:
+    calls("cuStreamBeginCapture_v2", 5, 0)
+    for stream in (5, 6):
+        other = threading.Thread(target=calls, args=("cuLaunchKernel", 1, 0, 0, 0, 0, stream))
+        other.start()
+        other.join()
+    assert read(calls).kernels == 1  # the one on another stream
+    copying = threading.Thread(target=calls, args=("cuMemcpyDtoHAsync_v2", PAGEABLE, DEVICE, 8, 6))
+    copying.start()
+    copying.join()
+    assert [(one.source, one.destination) for one in read(calls).copies] == [("device", "unknown")]  # the driver is asked nothing meanwhile
 
 
 def test_memsets(calls: Callbacks) -> None:
