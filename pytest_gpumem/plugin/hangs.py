@@ -162,11 +162,9 @@ class EndFeature(Feature):
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
-        own = False  # the handler of SIGTERM
         with suppress(ValueError):  # not in the main thread
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, terminate)
-                own = True
                 session.config.add_cleanup(_terminate_as_before)
         try:
             yield
@@ -175,9 +173,12 @@ class EndFeature(Feature):
         except pytest.exit.Exception as error:
             error.returncode = error.returncode or pytest.ExitCode.INTERRUPTED  # tests have not run
             raise
-        finally:
-            if own:  # from here on the results are written, and nothing else follows
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def ignore_termination() -> None:
+    """From here on the results are written, and nothing else follows: SIGTERM changes nothing."""
+    if signal.getsignal(signal.SIGTERM) is terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _terminate_as_before() -> None:

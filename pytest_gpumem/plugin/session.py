@@ -30,8 +30,9 @@ from pytest_gpumem.plugin.existing import ExistingFeature
 from pytest_gpumem.plugin.expecting import IN_BASE, ExpectationFeature, base_of_gate
 from pytest_gpumem.plugin.footprints import FootprintFeature
 from pytest_gpumem.plugin.gpus import VISIBLE
-from pytest_gpumem.plugin.guardian import RESUMES
-from pytest_gpumem.plugin.hangs import EndFeature, GuardianFeature, interrupts
+from pytest_gpumem.plugin.guardian import RESUMES, TERMINATED
+from pytest_gpumem.plugin.guarding import Termination
+from pytest_gpumem.plugin.hangs import EndFeature, GuardianFeature, ignore_termination, interrupts
 from pytest_gpumem.plugin.isolation import FOLDER, IsolationFeature, ReplacementFeature
 from pytest_gpumem.plugin.judging import VerdictFeature
 from pytest_gpumem.plugin.junit import JUnit
@@ -301,7 +302,8 @@ def _stoppable(session: pytest.Session) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, pytest.exit.Exception) as error:
         session.config.hook.pytest_keyboard_interrupt(excinfo=pytest.ExceptionInfo.from_exception(error))
-        session.exitstatus = getattr(error, "returncode", None) or pytest.ExitCode.INTERRUPTED
+        ended = TERMINATED if isinstance(error, Termination) else pytest.ExitCode.INTERRUPTED
+        session.exitstatus = getattr(error, "returncode", None) or ended
     except Exception as error:
         session.config.notify_exception(pytest.ExceptionInfo.from_exception(error), session.config.option)
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
@@ -381,6 +383,7 @@ class Session(Feature):
                 failed = self._repeats.measure_again(session)
             if session.exitstatus in COMPLETE and not gpu.is_further:  # the main process has a further one's rows
                 gpu.check_controls()
+        ignore_termination()
         if self._results is None:
             self._channel.send()
             return

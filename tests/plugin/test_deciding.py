@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from sessions import Run, rows_in, slower
 
 from pytest_gpumem.plugin import repeating
 from pytest_gpumem.plugin import state as session_module
+from pytest_gpumem.plugin.guardian import TERMINATED
+from pytest_gpumem.plugin.guarding import Termination
 from pytest_gpumem.plugin.judging import judged
 from pytest_gpumem.plugin.repeating import AHEAD
 from pytest_gpumem.plugin.state import GpuSession
@@ -206,13 +209,18 @@ def test_a_row_that_stays_undecided_fails_a_strict_run_alone(
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(pytest.exit.Exception("enough"), pytest.ExitCode.INTERRUPTED), (ValueError("a bug"), pytest.ExitCode.INTERNAL_ERROR)],
-    ids=["exit", "error"],
+    [
+        (pytest.exit.Exception("enough"), pytest.ExitCode.INTERRUPTED),
+        (Termination("SIGTERM"), TERMINATED),
+        (ValueError("a bug"), pytest.ExitCode.INTERNAL_ERROR),
+    ],
+    ids=["exit", "SIGTERM", "error"],
 )
 def test_whatever_ends_the_further_processes_the_results_are_written(
-    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: pytest.ExitCode
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
 ) -> None:
     def broken(*_: object, **__: object) -> None:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
         raise error
 
     monkeypatch.setattr(repeating, "repeat", broken)
