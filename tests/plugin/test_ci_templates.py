@@ -225,7 +225,7 @@ def test_what_the_templates_call_is_there() -> None:
     whole += [line for job in GITLAB.values() if isinstance(job, dict) for line in job.get("before_script", []) + job.get("script", [])]
     options = set(re.findall(r"--gpumem[\w-]*", "\n".join(whole)))
     assert options == {"--gpumem", "--gpumem-device", "--gpumem-budget", "--gpumem-save", "--gpumem-report"}
-    assert set(re.findall(r"^\s*gpumem (\w+)", "\n".join(whole), re.MULTILINE)) == {"doctor", "gate"}
+    assert set(re.findall(r"^\s*gpumem (\w+)", "\n".join(whole), re.MULTILINE)) == {"baseline", "doctor", "gate"}
 
 
 @pytest.fixture
@@ -380,7 +380,7 @@ def test_the_comment_replaces_its_own_earlier_one_only(project: Project, own: bo
     (project.folder / "gh.py").write_text(GH)
     for card in ("a", "b"):
         (project.folder / "results" / f"gpumem-results-{card}").mkdir(parents=True)
-        (project.folder / "results" / f"gpumem-results-{card}" / "summary.md").write_text(f"card {card}\n")
+        (project.folder / "results" / f"gpumem-results-{card}" / "summary.md").write_text(f"card {card}\n" + "x" * 70_000)
     comments = [{"id": 1, "login": "github-actions[bot]", "body": "coverage"}, {"id": 2, "login": "mallory", "body": "<!-- gpumem -->"}]
     comments += [{"id": 3, "login": "github-actions[bot]", "body": "<!-- gpumem -->\nold"}] * own
     (project.folder / "comments.json").write_text(json.dumps(comments))
@@ -395,4 +395,5 @@ def test_the_comment_replaces_its_own_earlier_one_only(project: Project, own: bo
     assert body.startswith("<!-- gpumem -->\n")
     assert "card a\n" in body
     assert "card b\n" in body
+    assert len(body) < 65_536
     assert body.endswith("[Reports and results](https://example.org/run/1#artifacts)\n")
