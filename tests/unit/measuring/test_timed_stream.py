@@ -370,3 +370,19 @@ def test_of_the_default_streams_the_one_that_has_the_work_is_named(scene: Scene,
         scene.device.kernels.launch(moment, other)  # as long as the wait
 
     assert scene.find(launch) == (has, name)
+
+
+def test_records_that_are_lost_at_first_are_asked_for_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    spans, asked = scene.device.counters.spans, list[int]()
+
+    def lossy(work: Callable[[], None]) -> Any:
+        asked.append(1)
+        found = spans(work)
+        return found if len(asked) > most else found[:1]
+
+    monkeypatch.setattr(scene.device.counters, "spans", lossy)
+    for most, said in ((1, False), (99, True)):
+        asked.clear()
+        notes = take(scene, scene.on(None)).notes
+        assert ("own streams not checked: CUPTI did not deliver all kernels" in notes) is said
+        assert len(asked) == (2 if most == 1 else 3)
