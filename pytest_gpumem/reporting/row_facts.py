@@ -256,7 +256,8 @@ def _moved(measurement: Measurement, device: DeviceFacts) -> str | None:
 
 def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[str, str]]:
     noise = f" ± {format_share(measurement.noise)} (95 %)" if measurement.noise is not None else ""
-    yield "latency", f"{format_time(measurement.latency)}{noise}, {measurement.target}"
+    host = "" if measurement.host_time is UNSET else f"; the host takes {format_time(measurement.host_time)} to queue it"
+    yield "latency", f"{format_time(measurement.latency)}{noise}, {measurement.target}{host}"
     if not measurement.checked:
         yield UNCHECKED, "no check compared the result of a launch with a reference"
     if interval := interval_text(measurement):
@@ -279,8 +280,6 @@ def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[s
     if modes := modes_text(measurement):
         yield "modes", modes
     yield "method", f"{measurement.mode}, sampler {measurement.sampler} ({measurement.sampler_reason})"
-    if measurement.host_time is not UNSET:
-        yield "host", f"{format_time(measurement.host_time)} to queue one launch"
     if measurement.overlap is not None and (hidden := measurement.overlap.hidden(measurement.latency)) is not None:
         yield "overlap", f"{format_share(hidden)} of what can be hidden, {measurement.overlap.streams} streams"
     yield from _conditions(measurement)
