@@ -182,6 +182,7 @@ class RunningHooks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+        self._set_up = ()
         phase = _Phase(item, "test")
         phase.enter(self._features, item, nextitem)
         self._not_begun = phase.defer()
@@ -241,8 +242,11 @@ class RunningHooks:
         for feature in reversed(self._set_up):
             try:
                 feature.report(item, call, report)
-            except Exception as error:
+            except _STOPS:
+                raise
+            except BaseException as error:  # pytest's own outcomes are no Exceptions
                 report.outcome, report.longrepr = "failed", str(_named(error, feature, "report", item))
+                vars(report).pop("wasxfail", None)
         return report
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -390,7 +394,7 @@ def _named(error: BaseException, feature: Feature, method: str, item: pytest.Ite
     """What a feature raised, as the failure of the test: with the feature's name if nobody meant to raise it."""
     if not isinstance(error, Exception) or isinstance(error, _STOPS):
         return error
-    if (known := replaced(error, item)) is not error:
+    if (known := replaced(error, item)) is not error and not isinstance(known, pytest.skip.Exception):  # it is the test that may skip
         return known
     failure = pytest.fail.Exception(f"gpumem: {type(feature).__name__}.{method} raised {type(error).__name__}: {error}")
     failure.__cause__ = error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.plugin.running import Feature, RunningHooks
 
 PHASES = ("test", "setup", "call", "teardown", "fixture")
@@ -78,6 +79,16 @@ def test_an_error_in_a_phase_fails_the_test_with_the_feature_s_name(pytester: py
     was_set_up = when == "leaving" or phase in ("call", "teardown")
     assert Path("torn down").exists() == was_set_up
     assert recorders[0].left[-1] == "test"
+
+
+@pytest.mark.parametrize("error", [Unsupported("no counters"), pytest.fail.Exception("no counters", pytrace=False)])
+@pytest.mark.parametrize("method", ["setup", "call", "teardown", "judge", "report"])
+def test_what_a_feature_cannot_do_skips_no_test(pytester: pytest.Pytester, method: str, error: BaseException) -> None:
+    result, _ = run(pytester, Planted(method, "leaving", error))
+    assert result.ret == 1
+    assert result.parseoutcomes().keys() & {"failed", "errors", "error"}
+    assert "skipped" not in result.parseoutcomes()
+    result.stdout.fnmatch_lines(["*no counters*"])
 
 
 @pytest.mark.parametrize("method", ["judge", "report"])
