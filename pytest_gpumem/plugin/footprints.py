@@ -297,7 +297,7 @@ class FootprintFeature(Feature):
         if session.lost_in is not None or not (asked or counts or uses(item, TEST_FIXTURE)):
             return None
         watched = WatchedTest(item, session, limits, asked=asked, limited=limited, counts=counts)
-        watched.begin(partial(self._start, (asked, session.settings.footprint == "trace", counts)))
+        watched.begin(partial(self._start, (asked, session.settings.footprint == "trace", counts or WATCH in session.settings.existing)))
         if watched.trouble is not None and not self._refused:
             session.remarks.append(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
             self._refused = True

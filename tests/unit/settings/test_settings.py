@@ -249,6 +249,24 @@ def test_more_managed_memory_than_is_free_is_asked_for_by_the_test() -> None:
         of_marker({"oversubscribe": "perhaps"}, "oversubscribe")
 
 
+def test_what_is_done_with_existing_tests() -> None:
+    assert settled().existing == ()
+    assert settled({"gpumem_existing": " watch, adopt"}).existing == ("adopt", "watch")
+    assert settled({"gpumem_existing": "adopt"}).footprint == "auto"
+    assert settled({"gpumem_existing": "watch"}).footprint == "on"  # memory is watched too, unless the words say otherwise
+    assert settled({"gpumem_existing": "watch", "gpumem_footprint": "auto"}).footprint == "auto"
+    with pytest.raises(SettingsError, match="--gpumem-existing: watch contradicts --gpumem-footprint off; accepted are on, trace and auto"):
+        settled({"gpumem_existing": "watch", "gpumem_footprint": "off"})
+    with pytest.raises(
+        SettingsError, match="'adopted' does not say what is done with existing tests; accepted is adopt, watch, or adopt,watch"
+    ):
+        settled({"gpumem_existing": "adopted"})
+    assert of_test(Settings(), {"existing": "watch", "allow_waits": "conftest.py:*"}).allow_waits == ("conftest.py:*",)
+    with pytest.raises(SettingsError, match=r"'conftest\.py' names no line; accepted is a line such as"):
+        of_test(Settings(), {"allow_waits": "conftest.py"})
+    assert of_marker({"adopt": False}, "adopt") is False
+
+
 def test_the_number_of_gpus_is_the_tests() -> None:
     assert of_marker({"gpus": 2, "max_latency": "1 us"}, "gpus") == 2
     assert of_marker({}, "gpus") is None
