@@ -24,7 +24,7 @@ import sys
 import sysconfig
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -110,6 +110,12 @@ def makes_a_verdict(function: ast.AST) -> bool:
     return False
 
 
+def flat(targets: Iterable[ast.expr]) -> Iterator[ast.expr]:
+    """The targets of an assignment, with those inside of tuples."""
+    for one in targets:
+        yield from flat(one.elts) if isinstance(one, (ast.Tuple, ast.List)) else [one]
+
+
 def session_fields(trees: dict[str, ast.Module]) -> tuple[set[str], set[str]]:
     """The attributes of the session's state, and those of them that modules other than its own assign."""
     home, fields = next(
@@ -120,7 +126,7 @@ def session_fields(trees: dict[str, ast.Module]) -> tuple[set[str], set[str]]:
     for name, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for target in flat(node.targets if isinstance(node, ast.Assign) else [node.target]):
                     if isinstance(target, ast.Attribute):
                         owner = target.value.attr if isinstance(target.value, ast.Attribute) else getattr(target.value, "id", "")
                         targets["own" if owner == "self" and name == home else name if owner in SESSION_NAMES else ""].add(target.attr)

@@ -7,7 +7,7 @@ import inspect
 import os
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -28,7 +28,7 @@ from pytest_gpumem.plugin.running import ENDS, Feature
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
 from pytest_gpumem.plugin.tracing import memory_texts
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.measurement import Limits, Measurement
+from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import ENOUGH, LimitResult, Row, key_of
 from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.reporting.columns import wrapped
@@ -118,7 +118,7 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
         skip = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
         rows = [with_verdict(row, [skip], simulated=session.facts.simulated) for row in rows]
     else:
-        rows = [judged(row, siblings, session) for row in with_footprints(item, rows, test.range_name, session)]
+        rows = [session.judged(row, siblings) for row in with_footprints(item, rows, test.range_name, session)]
     failing = [row for row in rows if fails(row, session)]
     failed = (error is not None and not skipped) or test.subtest_failed or bool(failing)
     rows = [replace(row, failed=failed) for row in rows]
@@ -165,25 +165,6 @@ def begins_baseline(row: Row, session: GpuSession) -> bool:
     return 1 + len(measurement.further) < ENOUGH and not is_failure(row.verdict, session.settings.strict)
 
 
-def judged(row: Row, siblings: Mapping[str, Measurement], session: GpuSession) -> Row:
-    """The row with its verdict.
-    `row`: with its measurement and limits.
-    `session`: its session, whose family of compared rows counts it.
-    """
-    row, session.family = verdicts.judged(
-        row,
-        session.baseline,
-        session.facts,
-        session.family,
-        siblings=siblings,
-        strict=session.settings.strict,
-        changes=session.changes,
-        evidence=session.evidence,
-        left=session.without_accepted,
-    )
-    return row
-
-
 def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
     """Judge the memory of a test without fixtures of ours. Returns as `judge_test`."""
     watched = item.stash.get(WATCHED, None)
@@ -192,7 +173,7 @@ def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | No
             watched.row_at_end = True
         return []
     rows = with_footprints(item, [], session.names.unique(item.nodeid), session)
-    rows = [judged(row, {}, session) for row in rows]
+    rows = [session.judged(row, {}) for row in rows]
     failing = [row for row in rows if fails(row, session)]
     failed = error is not None or bool(failing)
     item.stash[ROWS] = [replace(row, failed=failed) for row in rows]

@@ -17,7 +17,7 @@ from pytest_gpumem.judging.footprint import with_further
 from pytest_gpumem.judging.judge import is_failure, merged
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
-from pytest_gpumem.plugin.judging import begins_baseline, explained, judged, undecided, why_text
+from pytest_gpumem.plugin.judging import begins_baseline, explained, undecided, why_text
 from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, may_measure, uses
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, COMPLETE, PASSED, ROWS_ATTRIBUTE, failure_texts
@@ -285,7 +285,7 @@ class DecideFeature(Feature):
             siblings = {row.label: row.measurement for row in gpu.rows if row.nodeid == first.nodeid and row.measurement is not None}
             measurement = None if first.measurement is None else merged(first.measurement, key, rows)
             footprint = None if first.footprint is None else with_further(first.footprint, key, rows)
-            row = judged(replace(first, measurement=measurement, footprint=footprint), siblings, gpu)
+            row = gpu.judged(replace(first, measurement=measurement, footprint=footprint), siblings)
             gpu.rows.update(row)
             begun = begins_baseline(row, gpu) and len(further) + 1 >= ENOUGH  # without processes that do not count
             if begun or not undecided(row, gpu, most):

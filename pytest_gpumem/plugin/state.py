@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, without_accepted
 from pytest_gpumem.baselines.history import Baseline, History, SavedRow
 from pytest_gpumem.baselines.store import Store
@@ -212,6 +213,24 @@ class GpuSession:
         """The runs of the baseline that a row is compared with, oldest first."""
         measurement = row.measurement
         return [] if measurement is None else [one for one in self.history(row).accepted if comparable(measurement, one.measurement)]
+
+    def judged(self, row: Row, siblings: Mapping[str, Measurement]) -> Row:
+        """The row with its verdict, counted in the family of compared rows.
+        `row`: with its measurement and limits.
+        `siblings`: measurements of the same test, by label.
+        """
+        row, self.family = verdicts.judged(
+            row,
+            self.baseline,
+            self.facts,
+            self.family,
+            siblings=siblings,
+            strict=self.settings.strict,
+            changes=self.changes,
+            evidence=self.evidence,
+            left=self.without_accepted,
+        )
+        return row
 
     def failure_elsewhere(self, nodeid: str) -> str | None:
         """Why a test failed in a further process; None if it did not."""

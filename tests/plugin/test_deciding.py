@@ -17,7 +17,6 @@ from pytest_gpumem.plugin import repeating
 from pytest_gpumem.plugin import state as session_module
 from pytest_gpumem.plugin.guardian import TERMINATED
 from pytest_gpumem.plugin.guarding import Termination
-from pytest_gpumem.plugin.judging import judged
 from pytest_gpumem.plugin.repeating import AHEAD
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.records.measurement import Measurement
@@ -267,11 +266,13 @@ def test_rows_are_judged_among_all_of_the_baseline(run: Run, monkeypatch: pytest
         pytest.importorskip("xdist")
     sizes = list[int]()
 
-    def noted(row: Row, siblings: Mapping[str, Measurement], gpu: GpuSession) -> Row:
-        sizes.append(gpu.family.size)
-        return judged(row, siblings, gpu)
+    judged = GpuSession.judged
 
-    monkeypatch.setattr(repeating, "judged", noted)
+    def noted(gpu: GpuSession, row: Row, siblings: Mapping[str, Measurement]) -> Row:
+        sizes.append(gpu.family.size)
+        return judged(gpu, row, siblings)
+
+    monkeypatch.setattr(GpuSession, "judged", noted)
     run(*chosen, LIMIT="0.6%")
     assert set(sizes) == {2}
 

@@ -14,7 +14,7 @@ FILES = {
     "pytest_gpumem/__init__.py": '"""Docs."""\nfrom __future__ import annotations\n',
     "pytest_gpumem/state.py": "class GpuSession:\n    def __init__(self):\n        self.rows = []\n        self.lost: str | None = None\n",
     "pytest_gpumem/hooks.py": (
-        "class Hooks:\n    def pytest_sessionfinish(self):\n        self._session.rows = [Verdict('PASS')]\n"
+        "class Hooks:\n    def pytest_sessionfinish(self):\n        one, self._session.rows = 1, [Verdict('PASS')]\n"
         "    @hookimpl(tryfirst=True)\n    def pytest_configure(self):\n        self.lost = is_worker\n"
     ),
     "pytest_gpumem/room/l2_sweep.py": "class Hooks:\n    def run(self, row):\n        return replace(row, verdict=None)\n",
