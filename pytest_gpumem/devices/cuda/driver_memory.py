@@ -63,8 +63,23 @@ _CALLS = {
 _VIRTUAL = {"cuMemCreate": 3, "cuMemRelease": 1, "cuMemMap": 4, "cuMemUnmap": 2, "cuMemRetainAllocationHandle": 2}
 """Calls of virtual memory management, with the parameters of each that are read (CUDA Driver API, Virtual Memory Management). Memory lives
 from its creation until its last handle is released and its last mapping ends."""
+_ARRAYS = {
+    "cuArrayCreate_v2": 2,
+    "cuArray3DCreate_v2": 2,
+    "cuArrayDestroy": 1,
+    "cuMipmappedArrayCreate": 3,
+    "cuMipmappedArrayDestroy": 1,
+}
+"""Calls that make and destroy CUDA arrays, with the parameters of each that are read. The driver does not tell the bytes of an array: they
+are those of its elements, without what its layout adds."""
+_ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
+_ARRAY3D = struct.Struct("<QQQIII")  # CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
+_LAYERS = 0x01 | 0x04  # CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_CUBEMAP: the depth is a number of layers
+_FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
+"""Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
+_OWN_POOLS = {"cuMemPoolCreate": 2, "cuMemPoolDestroy": 1}  # calls that make and destroy pools, with the parameters that are read
 _ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
-_LOCATION = struct.Struct("<8xii")  # of a CUmemAllocationProp: the type and the id of its location
+_LOCATION = struct.Struct("<8xii")  # of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
 _POOLS = re.compile(
     r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
 )
@@ -95,7 +110,8 @@ class DriverMemory(Source):
         self._handles: dict[str, tuple[int, ...]] = {}
         self._calls: dict[int, _Call] = {}  # by CUPTI's number of a call
         self._pools: set[int] = set()  # numbers of the calls of `_POOLS`
-        self._virtual: dict[int, str] = {}  # by number, the calls of `_VIRTUAL`
+        self._virtual: dict[int, str] = {}  # by number, the calls of `_VIRTUAL`, `_ARRAYS` and `_OWN_POOLS`
+        self._own_pools: list[int] = []  # pools of the device that the process has made
         self._held: dict[int, int] = {}  # by handle of virtual memory: its handles and mappings
         self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, and its handle
         self._last = (0, 0)  # correlation id and address of the last call that was read
@@ -116,6 +132,7 @@ class DriverMemory(Source):
         return None
 
     def _missed(self, why: str) -> None:
+        self._own_pools = []  # a handle may be gone, and reading it would crash
         self.gaps = (*self.gaps, why)
 
     def _number_calls(self, cupti: Any) -> None:
@@ -124,7 +141,7 @@ class DriverMemory(Source):
         self._exit = int(cupti.ApiCallbackSite.API_EXIT)
         self._calls = {numbers[name]: call for name, call in _CALLS.items() if name in numbers}
         self._pools = {number for name, number in numbers.items() if _POOLS.match(name)}
-        self._virtual = {numbers[name]: name for name in _VIRTUAL if name in numbers}
+        self._virtual = {numbers[name]: name for name in (*_VIRTUAL, *_ARRAYS, *_OWN_POOLS) if name in numbers}
         watched = {*self._calls, *self._pools, *self._virtual}
         self._names = tuple(name for name, number in numbers.items() if number in watched)
 
@@ -139,7 +156,9 @@ class DriverMemory(Source):
             if (call := self._calls.get(cbid)) is not None and not ctypes.c_int.from_address(result).value:
                 self._take(call, parameters, correlation)
             elif (name := self._virtual.get(cbid)) is not None and not ctypes.c_int.from_address(result).value:
-                self._take_virtual(name, words(parameters, _VIRTUAL[name]))
+                read = {**_VIRTUAL, **_ARRAYS, **_OWN_POOLS}[name]
+                take = self._take_array if name in _ARRAYS else self._take_pool if name in _OWN_POOLS else self._take_virtual
+                take(name, words(parameters, read))
         except Exception as error:  # which CUPTI would lose
             self._failed = error
 
@@ -188,6 +207,39 @@ class DriverMemory(Source):
             for address in [one for one, (nbytes, _) in self._mapped.items() if begin <= one and one + nbytes <= end]:
                 self._hold(self._mapped.pop(address)[1], -1)
 
+    def _take_array(self, name: str, values: Sequence[int]) -> None:
+        """Count a CUDA array, whose handle stands for its address."""
+        if name.endswith("Destroy"):
+            self._hold(values[0], -1)
+            return
+        (handle,) = words(values[0], 1)
+        if name == "cuArrayCreate_v2":
+            width, height, form, channels = _ARRAY.unpack(ctypes.string_at(values[1], _ARRAY.size))
+            depth, flags, levels = 1, 0, 1
+        else:
+            width, height, depth, form, channels, flags = _ARRAY3D.unpack(ctypes.string_at(values[1], _ARRAY3D.size))
+            levels = values[2] & 0xFFFFFFFF if len(values) > 2 else 1
+        if form not in _FORMAT_BYTES:
+            raise ValueError(f"a CUDA array of the format {form:#x}, whose bytes are not known")
+        if int(_known(D.cuCtxGetDevice())) != self._index:
+            return
+        elements = sum(
+            max(1, width >> level) * max(1, height >> level) * max(1, depth if flags & _LAYERS else depth >> level)
+            for level in range(levels)
+        )
+        self._held[handle] = 1
+        self._emit("device", handle, elements * channels * _FORMAT_BYTES[form])
+
+    def _take_pool(self, name: str, values: Sequence[int]) -> None:
+        """Note a stream-ordered pool, whose unused memory counts as reserved."""
+        if name == "cuMemPoolDestroy":
+            self._own_pools = [one for one in self._own_pools if one != values[0]]
+            return
+        (pool,) = words(values[0], 1)
+        if _LOCATION.unpack(ctypes.string_at(values[1], _LOCATION.size)) == (_ON_DEVICE, self._index):
+            self._own_pools.append(pool)
+            self._nothing = None
+
     def _hold(self, handle: int, by: int) -> None:
         if handle not in self._held:
             return
@@ -221,7 +273,7 @@ class DriverMemory(Source):
                 return {(DRIVER, "device"): NOTHING, (GRAPHS, "device"): NOTHING}
             self._default = _known(R.cudaDeviceGetDefaultMemPool(self._index))
         current = _known(R.cudaDeviceGetMemPool(self._index))
-        pools = [self._default] if int(current) == int(self._default) else [self._default, current]
+        pools = list({int(one): one for one in (self._default, current, *self._own_pools)}.values())
 
         def of_pools(attribute: Any) -> int:
             return sum(int(_known(R.cudaMemPoolGetAttribute(one, attribute))) for one in pools)
@@ -282,6 +334,8 @@ class DriverMemory(Source):
 
     def stop(self) -> None:
         self._nothing = None
+        if self._own_pools:
+            self._missed("a stream-ordered pool of the test's own lived while something was measured: what it keeps is not known since")
         end, self._end = self._end, None
         if end is not None:
             end()

@@ -14,6 +14,7 @@ from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, Frame, Layer, MemoryLog, Series
+from pytest_gpumem.devices.protocol import NotCounted
 
 NAME = "PyTorch"
 _SERIES: Series = (NAME, "device")
@@ -99,6 +100,8 @@ class TorchMemory(Source):
         # Cleared: the next look would get the whole history again.
         self._end()
         self._record()
+        if len(entries) >= MOST_ENTRIES:
+            raise NotCounted(f"PyTorch's history has room for {MOST_ENTRIES:,} entries, and older ones are lost")
 
     def _end(self) -> None:
         self._torch.cuda.memory._record_memory_history(None)
@@ -133,7 +136,9 @@ class TorchMemory(Source):
         return True
 
     def _private(self) -> int:
-        """Bytes in pools of CUDA graphs that no tensor uses."""
+        """Bytes in pools of CUDA graphs that no tensor uses. Only PyTorch's own allocator tells its segments."""
+        if self._torch.cuda.get_allocator_backend() != "native":
+            return 0
         return sum(
             int(segment["total_size"]) - int(segment["allocated_size"])
             for segment in self._torch.cuda.memory_snapshot()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 from collections.abc import Callable
 from enum import IntEnum
@@ -30,7 +31,7 @@ KEPT = (AllocationEvent(0.0, ("CUDA", "device"), "driver", 1, 100),)
 NAMES = (
     *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemAllocHost_v2", "cuMemHostRegister_v2"),
     *("cuMemAllocAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister", "cuMemFreeAsync"),
-    *("cuMemcpyHtoD_v2", "cuGraphLaunch"),
+    *("cuMemcpyHtoD_v2", "cuGraphLaunch", *driver_memory._ARRAYS, *driver_memory._OWN_POOLS),
 )
 Number = IntEnum("Number", NAMES)  # type: ignore[misc]
 CUPTI = SimpleNamespace(ApiCallbackSite=Site, driver_api_trace_cbid=Number)
@@ -56,7 +57,9 @@ class Calls:
         self.receivers: list[tuple[Any, Callable[[int, Any], None]]] = []
         self.number = 0
 
-    def add(self, domain: str, names: Any, receive: Callable[[int, Any], None]) -> Callable[[], None]:
+    def add(
+        self, domain: str, names: Any, receive: Callable[[int, Any], None], lost: Callable[[str], None] | None = None
+    ) -> Callable[[], None]:
         assert domain == "DRIVER_API"
         self.receivers.append((names, receive))
         return lambda: self.receivers.remove((names, receive))
@@ -94,7 +97,7 @@ class Runtime:
 
     def cudaMemPoolGetAttribute(self, pool: int, attribute: int) -> tuple[int, int]:  # noqa: N802
         self.asked += 1
-        return 0, self.pool if attribute == 2 else 0
+        return 0, {1: self.pool, 0xF0: 700}.get(int(pool), 0) if attribute == 2 else 0
 
     def cudaDeviceGetGraphMemAttribute(self, index: int, attribute: int) -> tuple[int, int]:  # noqa: N802
         return 0, self.graphs
@@ -118,6 +121,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     driver = SimpleNamespace(
         cuPointerGetAttribute=lambda _attribute, address: (0, int(address >= OTHERS)),
         cuStreamIsCapturing=lambda stream: (0, int(stream == CAPTURED)),
+        cuCtxGetDevice=lambda: (0, 0),
     )
     monkeypatch.setattr(driver_memory, "D", driver)
     return made
@@ -180,6 +184,47 @@ def test_calls_become_events_by_kind(calls: Calls, source: DriverMemory) -> None
     log.settle()
     assert log.of_driver() == []
     assert len(log.since()[0]) == 2 * len(living)
+
+
+def test_arrays_count_by_their_elements(calls: Calls, source: DriverMemory) -> None:
+    log = MemoryLog()
+    assert source.start(log, stacks=False) is None
+    kept = []
+
+    def described(layout: str, *values: int) -> int:
+        kept.append(ctypes.create_string_buffer(struct.pack(layout, *values)))
+        return ctypes.addressof(kept[-1])
+
+    calls.allocates("cuArrayCreate_v2", 0xC0, described("<QQII", 64, 0, 0x20, 4))  # one-dimensional, float4
+    calls.allocates("cuArray3DCreate_v2", 0xC1, described("<QQQIII", 8, 8, 8, 0x10, 1, 0))  # half
+    calls.allocates("cuMipmappedArrayCreate", 0xC2, described("<QQQIII", 8, 8, 3, 0x08, 2, 0x01), 4)  # three layers of char2
+    log.settle()
+    living = {one.address: one.nbytes for one in log.of_driver()}
+    assert living == {0xC0: 64 * 16, 0xC1: 512 * 2, 0xC2: (64 + 16 + 4 + 1) * 3 * 2}
+    assert all(source.alive(one) for one in log.of_driver())
+    calls("cuArrayDestroy", 0xC0)
+    calls("cuArrayDestroy", 0xC1)
+    calls("cuMipmappedArrayDestroy", 0xC2)
+    log.settle()
+    assert log.of_driver() == []
+    calls.allocates("cuArrayCreate_v2", 0xC0, described("<QQII", 64, 64, 0x91, 1))
+    with pytest.raises(NotCounted, match="a CUDA array of the format 0x91, whose bytes are not known"):
+        source.drain()
+
+
+def test_what_own_pools_keep_is_reserved(calls: Calls, source: DriverMemory) -> None:
+    assert source.start(MemoryLog(), stacks=False) is None
+    here, elsewhere = (ctypes.create_string_buffer(struct.pack("<IIii", 1, 0, 1, device)) for device in (0, 1))
+    calls.allocates("cuMemPoolCreate", 0xF0, ctypes.addressof(here))
+    calls.allocates("cuMemPoolCreate", 0xF1, ctypes.addressof(elsewhere))
+    assert source.figures()["CUDA", "device"].unused == 700
+    calls("cuMemPoolDestroy", 0xF0)
+    assert source.figures()["CUDA", "device"].unused == 0
+    assert not source.gaps
+    calls.allocates("cuMemPoolCreate", 0xF0, ctypes.addressof(here))
+    source.stop()  # it may be destroyed before the watch goes on
+    assert source.figures()["CUDA", "device"].unused == 0
+    assert "a stream-ordered pool of the test's own" in " ".join(source.gaps)
 
 
 def test_memory_that_is_allocated_again_at_once_counts_again(calls: Calls, source: DriverMemory) -> None:
