@@ -254,7 +254,7 @@ def _profiler(machine: Machine, tool: Tool, lost: str) -> Check:
     try:
         found = machine.tool(tool)
     except ToolMissing as missing:
-        what, _, remedy = str(missing).partition(": ")
+        what, _, remedy = str(missing).partition("; looked on")[0].partition(": ")
         remedy = remedy or f"install {tool.title} ({tool.source}), or correct {tool.variable}"
         return Check(name, Status.WARNING, f"{lost}: {what}", remedy, missing=True)
     if machine.which(name):

@@ -51,7 +51,8 @@ class Divergence:
             return "the same steps in another order"
         if self.change == "changed":
             if self.field == "code":
-                return f"{subject}: other machine code"
+                # The reference that a simulated device runs has no machine code.
+                return f"{self.name}: other source" if self.name == "reference" else f"{subject}: other machine code"
             return f"{subject}: {_WORDS.get(self.field, self.field)} {self.was} → {self.now}".replace(":  ", ": ")
         properties = self.now if self.change == "added" else self.was
         return f"{subject} {self.change}" + (f" ({properties})" if properties else "")

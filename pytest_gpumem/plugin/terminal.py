@@ -210,7 +210,7 @@ class TerminalFeature(Feature):
         removed = [one.key for one in gpu.missing if one.status == ACCEPTED]
         saved = gpu.store.save(rows, replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline, gpu.accepted, removed)
         if saved.path is not None:
-            yield f"{len(saved.accepted)} of {measured} rows stored in {gpu.store.storage.shown(saved.path)}"
+            yield f"{len(saved.accepted)} of {measured} rows stored in {gpu.store.storage}"
         else:
             yield "no row was accepted, nothing is stored"
         for key in saved.rejected:

@@ -101,3 +101,7 @@ def test_calls_and_state() -> None:
         ("changed", "call", "cuLaunchKernel", "2", "3"): "call cuLaunchKernel: count 2 → 3",
         ("changed", "state", "x", "pinned", "pageable"): "state x: pinned → pageable",
     }
+
+
+def test_the_reference_of_a_simulated_device_has_no_machine_code() -> None:
+    assert Divergence("changed", "kernel", "reference", "code").text == "reference: other source"
