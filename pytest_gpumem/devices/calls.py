@@ -13,14 +13,14 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, is_pytests, is_users, shown_path
-from pytest_gpumem.records.calls import Calls, Wait
+from pytest_gpumem.records.calls import Calls, WaitLine
 from pytest_gpumem.records.uses import CopyUse
 from pytest_gpumem.records.what_ran import Step, StepKind
 
 _WORDS = {StepKind.KERNEL: "kernels", StepKind.COPY: "copies", StepKind.MEMSET: "memsets"}
 
 
-class _Waited(NamedTuple):
+class _WaitKey(NamedTuple):
     """A line that waits by one call."""
 
     file: str
@@ -63,7 +63,7 @@ class CallLog:
             return
         file, line, function = _line(sys._getframe(1))
         with self._lock:
-            key = _Waited(file, line, function, call, of, sure)
+            key = _WaitKey(file, line, function, call, of, sure)
             self.sums[key] += 1
             self.sums["seconds", key] += seconds  # type: ignore[assignment]
 
@@ -117,7 +117,7 @@ class CallWindow:
             waiting=tuple(
                 _wait(key, count, max(0.0, found.get(("seconds", key), 0)), root, allowed)
                 for key, count in found.items()
-                if isinstance(key, _Waited)
+                if isinstance(key, _WaitKey)
             ),
             strict=strict,
             first_use={str(key[1]): count for key, count in found.items() if isinstance(key, tuple) and key[0] == "first"},
@@ -125,12 +125,12 @@ class CallWindow:
         )
 
 
-def _wait(key: _Waited, count: int, seconds: float, root: Path, allowed: Sequence[str]) -> Wait:
+def _wait(key: _WaitKey, count: int, seconds: float, root: Path, allowed: Sequence[str]) -> WaitLine:
     file = shown_path(key.file, root)
     place = f"{file}:{key.line}"
     named = any(fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}") for pattern in allowed)
     code = code_of(key.file, key.line)
-    return Wait(file, key.line, key.function, code, key.call, key.of, count, seconds, key.sure, allowed=bool(file) and named)
+    return WaitLine(file, key.line, key.function, code, key.call, key.of, count, seconds, key.sure, allowed=bool(file) and named)
 
 
 def _line(frame: FrameType | None) -> tuple[str, int, str]:

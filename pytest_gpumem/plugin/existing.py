@@ -48,7 +48,7 @@ DRIFTING = "change their own arguments, so that no two calls start alike (not re
 Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # arguments of a call
 
 
-class Refused(Exception):
+class CannotAdopt(Exception):
     """A benchmark that is left as it is; the message is the reason."""
 
 
@@ -115,7 +115,7 @@ class ExistingFeature(Feature):
             if adopts:
                 self._say("NOT RUN: another plugin, such as CodSpeed, has the fixture", item.nodeid)
             return
-        run = _Adopting(item, fixture, self._session, self._say).run if adopts else partial(self._look, item, fixture)
+        run = _Adoption(item, fixture, self._session, self._say).run if adopts else partial(self._look, item, fixture)
         fixture._raw = partial(run, fixture._raw, _call)
         fixture._raw_pedantic = partial(run, fixture._raw_pedantic, _pedantic_call)
 
@@ -136,7 +136,7 @@ def _of_one(what: str) -> str:
     return what
 
 
-class _Called:
+class _Call:
     """A function with its arguments, which a setup may make for each call."""
 
     def __init__(
@@ -174,17 +174,17 @@ class _Called:
         return self.setup is not None or self._teardown is not None
 
 
-def _call(function: Callable[..., object], *args: Any, **kwargs: Any) -> _Called:
-    return _Called(function, (args, kwargs))
+def _call(function: Callable[..., object], *args: Any, **kwargs: Any) -> _Call:
+    return _Call(function, (args, kwargs))
 
 
 def _pedantic_call(
     target: Callable[..., object], args: Any = (), kwargs: Any = None, setup: Any = None, teardown: Any = None, **_: object
-) -> _Called:
-    return _Called(target, (tuple(args), dict(kwargs or {})), setup, teardown)
+) -> _Call:
+    return _Call(target, (tuple(args), dict(kwargs or {})), setup, teardown)
 
 
-class _AdoptedReplay(Replay):
+class _AdoptionReplay(Replay):
     """pytest-benchmark's entry of an adopted benchmark, which has its times already when the test is judged."""
 
     def __init__(self, item: pytest.Item, fixture: Any) -> None:
@@ -214,7 +214,7 @@ class _AdoptedReplay(Replay):
         self._adopted.has_error = self._adopted.has_error or failed
 
 
-class _Adopting:
+class _Adoption:
     """One test's use of `benchmark`, measured on the GPU."""
 
     def __init__(self, item: pytest.Item, fixture: Any, session: GpuSession, say: Callable[[str, str], None]) -> None:
@@ -224,7 +224,7 @@ class _Adopting:
     def _said(self, say: Callable[[str, str], None], what: str) -> None:
         say(what, self._item.nodeid)
 
-    def run(self, original: Callable[..., Any], describe: Callable[..., _Called], *args: Any, **kwargs: Any) -> Any:
+    def run(self, original: Callable[..., Any], describe: Callable[..., _Call], *args: Any, **kwargs: Any) -> Any:
         """Have pytest-benchmark measure; then measure the GPU, if it took part."""
         session, chosen = self._session, self._session.chosen
         source = chosen.calls() or session.device.footprints.calls
@@ -246,7 +246,7 @@ class _Adopting:
             self._adopt(called)
         except (ContextLost, KeyboardInterrupt):
             raise
-        except Refused as reason:
+        except CannotAdopt as reason:
             self._say(f"are left to the host's clock: {reason}")
         except Exception as error:
             self._say(f"are left to the host's clock: {printable(type(error).__name__)}: {printable(str(error)).splitlines()[0]}")
@@ -255,17 +255,17 @@ class _Adopting:
         _refuse_other_clock(self._fixture, session)
         return result
 
-    def _adopt(self, called: _Called) -> None:
+    def _adopt(self, called: _Call) -> None:
         item = self._item
         request: pytest.FixtureRequest = item._request  # type: ignore[attr-defined]
         test: GpuTest = request.getfixturevalue("_gpumem_test")
         drifts = self._repeats(called, test)
-        replay = _AdoptedReplay(item, self._fixture)
+        replay = _AdoptionReplay(item, self._fixture)
         before = len(test.measurements)
-        measured = _AdoptedBenchmark(test, replay).measure(called)
+        measured = _AdoptionBenchmark(test, replay).measure(called)
         if measured.work_seen is False:
             del test.measurements[before:]
-            raise Refused("no work of the GPU was seen in a call")
+            raise CannotAdopt("no work of the GPU was seen in a call")
         host = float(self._fixture.stats.stats.median)
         notes = (*measured.notes, *self._notes(measured, host, drifts=drifts))
         test.measurements[-1] = (replace(measured, notes=notes), test.measurements[-1][1])
@@ -284,9 +284,9 @@ class _Adopting:
             gpu = "not known" if not busy else format_time(busy)
             yield f"wall time {format_time(measured.latency)} of a call until the GPU is done; GPU time of its kernels and copies {gpu}"
 
-    def _repeats(self, called: _Called, test: GpuTest) -> bool:
+    def _repeats(self, called: _Call, test: GpuTest) -> bool:
         """Call until two calls that follow each other run the same; gives whether a call changes its arguments.
-        Raises `Refused`: no two calls do.
+        Raises `CannotAdopt`: no two calls do.
         """
         source = test.device.footprints.calls
         last: Calls | None = None
@@ -306,7 +306,7 @@ class _Adopting:
             if last is not None and _work(seen) == _work(last) and not seen.first_use.get("modules"):
                 return drifts
             last = seen
-        raise Refused("not repeatable: calls that follow each other run other work")
+        raise CannotAdopt("not repeatable: calls that follow each other run other work")
 
 
 def _before(holder: Any, name: str, first: Callable[[], object]) -> None:
@@ -325,13 +325,13 @@ def _work(calls: Calls) -> tuple[object, ...]:
     return calls.kernels, calls.copies, calls.memsets
 
 
-class _AdoptedBenchmark(GpuBenchmark):
+class _AdoptionBenchmark(GpuBenchmark):
     """Measures a call of pytest-benchmark's."""
 
     def __init__(self, test: GpuTest, replay: Replay) -> None:
         self._test, self._replay = test, replay
 
-    def measure(self, called: _Called) -> Measurement:
+    def measure(self, called: _Call) -> Measurement:
         """Measure, hot unless the marker says otherwise."""
         test = self._test
         mode = marker_keywords(marks_of(test.item)).get("mode") or "hot"
@@ -353,7 +353,7 @@ class _AdoptedBenchmark(GpuBenchmark):
         return measured.sampler == "host" or super()._needs_causes(limits, measured)
 
 
-def _content(called: _Called, test: GpuTest) -> list[bytes]:
+def _content(called: _Call, test: GpuTest) -> list[bytes]:
     """The first and the last bytes of each array that the call is given, or that its function holds."""
     found = []
     for allocation in list(_arrays(called))[:ARRAYS]:
@@ -364,7 +364,7 @@ def _content(called: _Called, test: GpuTest) -> list[bytes]:
     return found
 
 
-def _arrays(called: _Called) -> Iterator[Allocation]:
+def _arrays(called: _Call) -> Iterator[Allocation]:
     seen: set[int] = set()
     for value in _values([*called.given[0], *called.given[1].values(), *_held(called.function)]):
         allocation = value.allocation if isinstance(value, Buffer) else _of_library(value)

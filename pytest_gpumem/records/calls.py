@@ -8,7 +8,7 @@ from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
 from pytest_gpumem.records.uses import CopyUse
 
 
-class Wait(Record, frozen=True):
+class WaitLine(Record, frozen=True):
     """A line at which one call makes the host wait."""
 
     file: str  # As `Site.file`; empty where no Python code ran in the thread that called
@@ -35,7 +35,7 @@ class Calls(Record, frozen=True):
     copies: tuple[CopyUse, ...] = ()  # Copies by kind, without times
     memsets: Count = 0  # Memsets
     default_stream: Count = 0  # Kernels, copies and memsets on the legacy default stream, which waits for other streams
-    waiting: tuple[Wait, ...] = ()  # Lines that wait or may wait, in the order of their first call
+    waiting: tuple[WaitLine, ...] = ()  # Lines that wait or may wait, in the order of their first call
     strict: bool = False  # `strict_waits`: calls that may wait count as waits
     first_use: dict[str, Count] = field(default_factory=dict)
     """Calls inside a first use, by kind such as "modules", "kernels" and "waits": they depend on what ran before."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.records.calls import Calls, Wait
+from pytest_gpumem.records.calls import Calls, WaitLine
 from pytest_gpumem.units import format_time, short_bytes
 
 SHOWN = 5  # lines that the summary of a run names
@@ -25,7 +25,7 @@ def call_facts(calls: Calls) -> Iterator[tuple[str, str]]:
         yield "first use", ", ".join(f"{count} {what}" for what, count in calls.first_use.items()) + "; counted apart"
 
 
-def _place(wait: Wait) -> str:
+def _place(wait: WaitLine) -> str:
     time = f", {format_time(wait.seconds)}" if wait.seconds else ""
     return f"{wait.place} {wait.count} x {wait.call} ({wait.of}{time})" + (f": {wait.code}" if wait.code else "")
 

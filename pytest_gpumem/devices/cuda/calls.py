@@ -71,7 +71,7 @@ _POOLS = (b"/cupy/cuda/memory", b"libc10_cuda", b"librmm", b"/rmm/")
 _DEEPEST = 64  # native frames that are looked at
 
 
-class _Entered(NamedTuple):
+class _OpenCall(NamedTuple):
     """A call that has begun."""
 
     name: str
@@ -83,7 +83,7 @@ class _Thread(threading.local):
     """What a thread is doing."""
 
     def __init__(self) -> None:
-        self.open: list[_Entered] = []
+        self.open: list[_OpenCall] = []
         self.loading = 0  # calls of `_FIRST` that have begun
         self.seen = 0  # copies and waits of the driver so far
 
@@ -153,7 +153,7 @@ class CudaCalls:
             if name not in _KERNELS:
                 first = _FIRST.fullmatch(name) is not None
                 if site != self._exit:
-                    thread.open.append(_Entered(name, time.perf_counter(), thread.seen))
+                    thread.open.append(_OpenCall(name, time.perf_counter(), thread.seen))
                     thread.loading += first
                     return
                 entered = self._leave(name)
@@ -165,7 +165,7 @@ class CudaCalls:
         except Exception as error:  # which CUPTI would lose
             self.log.missed(f"a call of the driver could not be read: {name}: {error}")
 
-    def _leave(self, name: str) -> _Entered | None:
+    def _leave(self, name: str) -> _OpenCall | None:
         """The begin of the call that ends; None if it began before it was followed."""
         opened = self._thread.open
         while opened:
@@ -180,7 +180,7 @@ class CudaCalls:
         name, thread = self._of_runtime[number], self._thread
         try:
             if site != self._exit:
-                thread.open.append(_Entered(f"runtime {name}", time.perf_counter(), thread.seen))
+                thread.open.append(_OpenCall(f"runtime {name}", time.perf_counter(), thread.seen))
                 return
             entered = self._leave(f"runtime {name}")
             if entered is not None and thread.seen == entered.waits and not ctypes.c_int.from_address(result).value:
@@ -188,7 +188,7 @@ class CudaCalls:
         except Exception as error:
             self.log.missed(f"a call of the runtime could not be read: {name}: {error}")
 
-    def _ended(self, name: str, version: str, parameters: int, entered: _Entered | None) -> None:
+    def _ended(self, name: str, version: str, parameters: int, entered: _OpenCall | None) -> None:
         thread = self._thread
         if name in _KERNELS:  # first: they are most
             self._work(_KERNEL, _kernel_stream(name, parameters), version)
@@ -232,21 +232,21 @@ class CudaCalls:
             on_default = stream is not None and _on_legacy(stream, version)
             self.log.ran(step, first=self._thread.loading > 0, on_default=on_default)
 
-    def _waited(self, name: str, of: str, waits: Waits, entered: _Entered | None) -> None:
+    def _waited(self, name: str, of: str, waits: Waits, entered: _OpenCall | None) -> None:
         if waits == "does not":
             return
         first = self._thread.loading > 0 or _first_use(allocates=of == "allocation")
         seconds = 0.0 if entered is None else time.perf_counter() - entered.at
         self.log.waited(name, of, seconds, sure=waits == "waits", first=first)
 
-    def _copied(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _Entered | None) -> None:
+    def _copied(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _OpenCall | None) -> None:
         ordered = found[2] is not None
         for step, stream in _copies(found[1], parameters, self._memory, ordered=ordered):
             if not self._captured(stream):
                 self._work(step, stream, version)
                 self._waited(name, "copy", copy_waits(step.source or "unknown", step.memory or "unknown", ordered=ordered), entered)
 
-    def _filled(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _Entered | None) -> None:
+    def _filled(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _OpenCall | None) -> None:
         ordered, at = found[3] is not None, 5 if found[1] else 3
         values = words(parameters, at + ordered)
         stream = values[at] if ordered else 0

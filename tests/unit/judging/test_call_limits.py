@@ -10,15 +10,15 @@ from pytest_gpumem.judging.exact import against_base
 from pytest_gpumem.judging.footprint import judge_footprint
 from pytest_gpumem.limits import OF_CALLS
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.calls import Calls, Wait
+from pytest_gpumem.records.calls import Calls, WaitLine
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import LimitResult, Row, Verdict
 from pytest_gpumem.records.uses import CopyUse
 
 
-def waiting(count: int, *, line: int = 12, sure: bool = True, allowed: bool = False) -> Wait:
-    return Wait("test_a.py", line, "test_a", "", "cuStreamSynchronize", "stream", count, sure=sure, allowed=allowed)
+def waiting(count: int, *, line: int = 12, sure: bool = True, allowed: bool = False) -> WaitLine:
+    return WaitLine("test_a.py", line, "test_a", "", "cuStreamSynchronize", "stream", count, sure=sure, allowed=allowed)
 
 
 def judged(calls: Calls, written: str, *past: PastCalls, name: str = "max_waits") -> tuple[Outcome, str]:
