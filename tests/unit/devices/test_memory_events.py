@@ -22,7 +22,7 @@ from pytest_gpumem.devices.memory_events import (
     owned,
     thinned,
 )
-from pytest_gpumem.devices.protocol import DeviceError
+from pytest_gpumem.devices.protocol import DeviceError, NotCounted
 from pytest_gpumem.records.footprint import SizeCount
 
 MIB = 2**20
@@ -499,3 +499,19 @@ def test_nothing_is_read_once_the_context_is_gone(library: Library, monkeypatch:
         assert growth == {}
     watch.close()
     footprints.stop()
+
+
+def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read(library: Library) -> None:
+    """As while PyTorch's profiler has CUPTI. What begins afterwards is read."""
+    driver = Driver()
+    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints.start(driver=True)
+    outer = footprints.watch()
+    inner = footprints.watch()
+    driver.gaps = (*driver.gaps, "the profiler of PyTorch had CUPTI")
+    after = footprints.watch()
+    library.take(1, MIB)
+    for watch in (inner, outer, inner):
+        with pytest.raises(NotCounted, match="PyTorch had CUPTI"):
+            watch.read()
+    assert after.read().kept == MIB

@@ -56,11 +56,13 @@ class Calls:
     def __init__(self) -> None:
         self.receivers: list[tuple[Any, Callable[[int, Any], None]]] = []
         self.number = 0
+        self.lost: Any = None
 
     def add(
         self, domain: str, names: Any, receive: Callable[[int, Any], None], lost: Callable[[str], None] | None = None
     ) -> Callable[[], None]:
         assert domain == "DRIVER_API"
+        self.lost = lost
         self.receivers.append((names, receive))
         return lambda: self.receivers.remove((names, receive))
 
@@ -333,3 +335,9 @@ def test_memory_that_no_graph_uses_any_more_is_not_kept(calls: Calls, source: Dr
     assert source.figures()["CUDA graphs", "device"] == Figures(96, 0)
     assert [source.settle(()), source.settle(())] == [True, False]
     assert source.figures()["CUDA graphs", "device"] == Figures(32, 0)
+
+
+def test_calls_that_a_profiler_has_kept_from_it_are_a_gap(calls: Calls, source: DriverMemory) -> None:
+    source.start(MemoryLog(), stacks=False)
+    calls.lost("the profiler of PyTorch had CUPTI")
+    assert source.gaps == ("the profiler of PyTorch had CUPTI",)
