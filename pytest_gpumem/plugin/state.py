@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import sys
@@ -355,6 +356,7 @@ class GpuSession:
             try:
                 if self._device.was_reset():
                     self._gone.append(self.watch)
+                    gc.freeze()  # to free a handle of the lost context, such as of an event in a cycle, is a crash
                     self.lost_in, self.watch = nodeid, None
                     self.remark(f"{printable(nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run")
                     return
