@@ -24,10 +24,9 @@ import pytest
 from _pytest.config import default_plugins
 
 SERVER = multiprocessing.get_context("forkserver")
-# Nothing whose assertions pytest rewrites, such as its plugins.
 SERVER.set_forkserver_preload(
     ["pytest", "execnet.gateway_io", "numpy.ma", "rich.console", "rich.text", "email.parser", "unittest", "pdb"]
-    + ["forkserver_requests", "nvtx", "pytest_gpumem.cli"]
+    + ["forkserver_requests", "nvtx", "pytest_gpumem.cli", "forked_plugins"]
     + [f"_pytest.{name}" for name in default_plugins if name != "pytester_assertions"]
     + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table")]
     + [f"pytest_gpumem.plugin.{name}" for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")]

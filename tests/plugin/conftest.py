@@ -7,13 +7,11 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 import forked
 import pytest
-import pytest_benchmark.plugin
-import pytest_benchmark.session
+import quick_plugins
 from sessions import QUICKLY, SIMULATED
 
 from pytest_gpumem.devices.simulated import content
@@ -30,17 +28,7 @@ for name in ("email.parser", "rich.console"):
 with suppress(ImportError):
     importlib.import_module("nvtx")
 
-# What is installed stays: each session reads the metadata of all of it, and the lists of the files of plugins.
-installed, found = [*metadata.distributions()], metadata.distributions
-metadata.distributions = lambda **sought: found(**sought) if sought else iter(installed)
-for name in ("entry_points", "files", "metadata"):
-    setattr(metadata.PathDistribution, name, once := functools.cached_property(vars(metadata.Distribution)[name].fget))
-    once.__set_name__(metadata.PathDistribution, name)
-
-# pytest-benchmark asks programs for the processor, the machine and the commit, some of them in every session.
-pytest_benchmark.plugin.get_cpu_info = functools.cache(pytest_benchmark.plugin.get_cpu_info)
-pytest_benchmark.session.get_machine_id = functools.cache(pytest_benchmark.session.get_machine_id)
-pytest_benchmark.plugin.get_tag = lambda: "tag"
+quick_plugins.remember()
 
 
 @pytest.fixture(autouse=True)
