@@ -22,6 +22,7 @@ VARIES = "varies"  # the text of an argument that the test says varies on purpos
 
 _DIGITS = 2 * WORD
 _UNKNOWN = "??"
+_UNIT = WORD // 2  # bytes that are left out together
 
 
 PATTERN = r"^(varies|(p\d{1,3}|h|[0-9a-f?]{1,16})(\*\d{1,4})?( (p\d{1,3}|h|[0-9a-f?]{1,16})(\*\d{1,4})?)*)$"
@@ -95,8 +96,36 @@ def _tokens_of(block: bytes, begin: int, end: int, address: Callable[[int], str 
 
 
 def masked(one: str, other: str) -> str:
-    """The text of an argument with "??" for each byte in which two launches differ, or that either leaves out already."""
+    """The text of an argument with "??" for each aligned four bytes in which two launches differ, or that either leaves out already. What
+    is not initialised is mostly a half of some address, of which single bytes may agree by chance."""
     return _each(one, other, _masked)
+
+
+LEAST_VALUES = 5  # different values from which on four bytes vary by themselves, if four of five runs have one of their own
+
+
+def varying(runs: Sequence[str]) -> str:
+    """The text of the first run's argument with "??" for each aligned four bytes that have another value in most runs. A change of the code
+    gives few values."""
+    words = [tokens(text) for text in runs]
+    if len({len(found) for found in words}) != 1:
+        return runs[0]
+    return _text([_varying(list(word)) for word in zip(*words, strict=True)])
+
+
+def _varying(found: Sequence[str]) -> str:
+    if len(set(found)) < LEAST_VALUES:
+        return found[0]
+    of_bytes = [_bytes(token) for token in found]
+    known = [one for one in of_bytes if one is not None]
+    if len(known) < len(found):
+        return _UNKNOWN * WORD if _many(found) else found[0]
+    halves = (["".join(one[at : at + _UNIT]) for one in known] for at in (0, _UNIT))
+    return _number([byte for half in halves for byte in ([_UNKNOWN] * _UNIT if _many(half) else _pairs(half[0]))])
+
+
+def _many(values: Sequence[str]) -> bool:
+    return len(set(values)) >= max(LEAST_VALUES, 0.8 * len(values))
 
 
 def under(one: str, mask: str) -> str:
@@ -150,7 +179,8 @@ def _masked(one: str, other: str) -> str:
     first, second = bytes_of
     assert first is not None
     assert second is not None
-    return _number([a if a == b else _UNKNOWN for a, b in zip(first, second, strict=True)])
+    halves = ((first[at : at + _UNIT], second[at : at + _UNIT]) for at in (0, _UNIT))
+    return _number([byte for mine, theirs in halves for byte in (mine if mine == theirs else [_UNKNOWN] * _UNIT)])
 
 
 def _under(one: str, mask: str) -> str:
@@ -166,8 +196,11 @@ def _bytes(token: str) -> list[str] | None:
     """The bytes of a word in hexadecimal, the highest first; None for an address."""
     if token[:1] in ("p", "h", "v"):
         return None
-    digits = token.zfill(_DIGITS)
-    return [digits[at : at + 2] for at in range(0, _DIGITS, 2)]
+    return _pairs(token.zfill(_DIGITS))
+
+
+def _pairs(digits: str) -> list[str]:
+    return [digits[at : at + 2] for at in range(0, len(digits), 2)]
 
 
 def _number(of_bytes: Sequence[str]) -> str:

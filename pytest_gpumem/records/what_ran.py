@@ -182,8 +182,8 @@ def together(records: Sequence[WhatRan]) -> WhatRan | None:
 
 
 def ran_the_same(one: WhatRan, past: Sequence[WhatRan]) -> bool:
-    """True if a launch ran the same as all past ones. Bytes of arguments that a past record leaves out are not compared: those of unchanged
-    code vary. Bytes that only `one` leaves out count as a change."""
+    """True if a launch ran the same as all past ones. Bytes of arguments that a past record leaves out, or that have other values in most
+    of them, are not compared: those of unchanged code vary. Bytes that only `one` leaves out count as a change."""
     if one.digest is None or any(other.digest is None for other in past):
         return False
     if all(other.digest == one.digest for other in past):
@@ -192,9 +192,21 @@ def ran_the_same(one: WhatRan, past: Sequence[WhatRan]) -> bool:
     if not list(one.launch) or any(_without_arguments(other) != _without_arguments(one) for other in past):
         return False
     launches = [list(each.launch) for each in (one, *past)]
-    for hidden in launches[1:]:
+    for hidden in (*launches[1:], _varying(launches[1:])):
         launches = [[_with(step, mask, texts.under) for step, mask in zip(launch, hidden, strict=True)] for launch in launches]
     return all([step.arguments for step in launch] == [step.arguments for step in launches[0]] for launch in launches)
+
+
+def _varying(launches: Sequence[Sequence[Step]]) -> list[Step]:
+    """The first launch, without bytes of arguments that have other values in most of them."""
+    found = []
+    for steps in zip(*launches, strict=True):
+        given = [step.arguments for step in steps if step.arguments is not None]
+        if len(given) == len(steps) and len(set(given)) >= texts.LEAST_VALUES:
+            found.append(replace(steps[0], arguments=tuple(texts.varying(each) for each in zip(*given, strict=True))))
+        else:
+            found.append(steps[0])
+    return found
 
 
 def declared(found: WhatRan, varying: Iterable[int]) -> WhatRan:

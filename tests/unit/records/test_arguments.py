@@ -81,11 +81,12 @@ def test_two_texts_are_equal_exactly_if_their_bytes_are(blocks: tuple[bytes, byt
 
 
 @given(BLOCKS)
-def test_a_mask_leaves_out_the_bytes_that_differ_and_no_other(blocks: tuple[bytes, bytes]) -> None:
+def test_a_mask_leaves_out_the_four_bytes_that_differ_and_no_other(blocks: tuple[bytes, bytes]) -> None:
     one, other = (arguments.texts(block, ((0, len(block)),), lambda _: None)[0] for block in blocks)
     mask = arguments.masked(one, other)
     assert mask == arguments.masked(other, one)
-    assert arguments.unknown_bytes(mask) == sum(a != b for a, b in zip(*blocks, strict=True))
+    units = [[block[at : at + 4] for at in range(0, len(block), 4)] for block in blocks]
+    assert arguments.unknown_bytes(mask) == 4 * sum(a != b for a, b in zip(*units, strict=True))
     assert arguments.under(one, mask) == arguments.under(other, mask) == mask
     assert arguments.masked(mask, one) == mask
     assert re.search(arguments.PATTERN, mask)
@@ -112,7 +113,7 @@ def test_the_digest_is_of_the_arguments_too() -> None:
 def test_bytes_that_vary_between_launches_are_left_out_and_counted() -> None:
     both = together([launch("5", "1234"), launch("5", "1299")])
     assert both is not None
-    assert (both.steps[0].arguments, both.left_out) == (("5", "12??"), 1)
+    assert (both.steps[0].arguments, both.left_out) == (("5", "????????"), 4)
     assert together([launch("5"), launch("5", "6")]) is None
     assert together([launch("5"), launch("5", code="b")]) is None
     assert together([launch("5"), what_ran([Step(StepKind.KERNEL, "k", code="a")], {})]) is None
@@ -122,14 +123,28 @@ def test_bytes_that_vary_between_launches_are_left_out_and_counted() -> None:
 
 
 def test_what_the_past_leaves_out_is_not_compared_and_what_only_the_new_leaves_out_is_a_change() -> None:
-    past = together([launch("5", "1234"), launch("5", "1299")])
+    past = together([launch("5", "900001234"), launch("5", "900001299")])
     assert past is not None
-    assert ran_the_same(launch("5", "12aa"), [past])
-    assert ran_the_same(launch("5", "12aa"), [past, launch("5", "1201")])
-    assert not ran_the_same(launch("5", "13aa"), [past])
-    assert not ran_the_same(launch("6", "12aa"), [past])
-    assert not ran_the_same(past, [launch("5", "1234")])
+    assert ran_the_same(launch("5", "9000012aa"), [past])
+    assert ran_the_same(launch("5", "9000012aa"), [past, launch("5", "900001201")])
+    assert not ran_the_same(launch("5", "8000012aa"), [past])
+    assert not ran_the_same(launch("6", "9000012aa"), [past])
+    assert not ran_the_same(past, [launch("5", "900001234")])
     assert not ran_the_same(WhatRan(), [past])
+
+
+def test_what_is_other_in_most_past_runs_varies_and_what_changed_once_does_not() -> None:
+    runs = [launch("5", f"7f{number:02x}00000009") for number in range(20)]
+    assert ran_the_same(launch("5", "7faa00000009"), runs)
+    assert ran_the_same(launch("5", "7faa00000009"), runs[:5])
+    assert not ran_the_same(launch("5", "7faa00000009"), runs[:4])
+    assert not ran_the_same(launch("5", "7faa0000000a"), runs)
+    assert not ran_the_same(launch("6", "7faa00000009"), runs)
+    grown = [launch("100"), launch("100"), launch("103"), launch("103"), launch("106")]
+    assert not any(ran_the_same(launch(size), grown) for size in ("100", "106", "109"))
+    mixed = [launch("p8"), launch("p16"), launch("7f12"), launch("7f14"), launch("h")]
+    assert ran_the_same(launch("1234"), mixed)
+    assert not ran_the_same(launch("1234"), [launch("p8"), launch("p8"), launch("p16"), launch("p16"), launch("h")])
 
 
 def test_an_argument_that_varies_on_purpose_is_left_out_on_both_sides_alone() -> None:
