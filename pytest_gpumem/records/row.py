@@ -110,6 +110,7 @@ ALLOWED: Final = "allowed"
 ACCEPTED: Final = "accepted"
 NOT_RUN: Final = "not run"
 UNJUDGED: Final = "undecided"
+NOT_REACHED: Final = "not reached"  # `Omission.reason` of what the session did not come to, because it ended before
 
 
 UNEXPLAINED: Final = "unexplained"  # name of the part of a slow-down without a cause, in `Row.why`

@@ -11,7 +11,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.records.row import ACCEPTED, ALLOWED, LOST, NOT_RUN, ROW, TEST, UNJUDGED, Omission
+from pytest_gpumem.records.row import ACCEPTED, ALLOWED, LOST, NOT_REACHED, NOT_RUN, ROW, TEST, UNJUDGED, Omission
 from pytest_gpumem.reporting.row_facts import conditions_text
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
@@ -75,6 +75,12 @@ def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str
     `remedy`: what to do about lost measurements.
     """
     lines = []
+    unreached = [one for one in missing if one.status == LOST and one.reason == NOT_REACHED]
+    if tests := len({one.nodeid for one in unreached}):
+        lines.append(
+            f"lost: {counted(tests, 'test')} not reached, because the session ended before; --gpumem-isolate runs them all the same"
+        )
+        missing = [one for one in missing if one not in unreached]
     for status, name in ((LOST, "lost"), (ALLOWED, "lost, as allowed"), (ACCEPTED, "removed"), (UNJUDGED, "not judged")):
         those = [one for one in missing if one.status == status]
         lines += [f"{name}: {one.key}{'' if one.what in (ROW, TEST) else f', {one.what}'}: {one.reason}" for one in those[:MOST]]

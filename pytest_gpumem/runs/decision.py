@@ -26,7 +26,7 @@ from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.limits import LIMITS, OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_RUN, ROW, TEST, UNJUDGED, LimitResult, Omission, Row, Verdict
+from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_REACHED, NOT_RUN, ROW, TEST, UNJUDGED, LimitResult, Omission, Row, Verdict
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.reading import DuetVerdict
 
@@ -220,7 +220,8 @@ def if_meant(decision: Decision) -> list[str]:
     if decision.code != Exit.FAILED:
         return []
     tests = [row.nodeid for row in decision.rows if row.test_error is not True and any(changes_of(row))]
-    tests += [one.nodeid for one in decision.missing if one.status == LOST]
+    # What a crash kept from running nobody means.
+    tests += [one.nodeid for one in decision.missing if one.status == LOST and one.reason != NOT_REACHED]
     named = list(dict.fromkeys(tests))
     more = f" (and {len(named) - SHOWN} more)" if len(named) > SHOWN else ""
     return (

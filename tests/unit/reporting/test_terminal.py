@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.reporting.terminal import baseline_line, header, one_place, wants_colour
+from pytest_gpumem.records.row import NOT_REACHED, ROW, TEST, Omission
+from pytest_gpumem.reporting.terminal import REMEDY, baseline_line, header, missing_lines, one_place, wants_colour
 from pytest_gpumem.settings import Settings
 
 
@@ -85,3 +86,10 @@ def test_the_short_header_is_two_lines(facts: DeviceFacts) -> None:
     assert first == "gpumem: SIMULATED NVIDIA H100 80GB HBM3: no GPU is measured, times come from a model (no driver)"
     throttled = Conditions(throttle_reasons=("sw_power_cap",), other_processes=1)
     assert header(facts, settings, conditions=throttled, short=True)[0].endswith("; THROTTLED: sw_power_cap, 1 OTHER PROCESS")
+
+
+def test_tests_that_a_crash_kept_from_running_are_one_line_without_advice() -> None:
+    lost = [Omission(f"t.py::test_{n}", "", "lost", NOT_REACHED, what=what) for n in range(8) for what in (ROW, TEST)]
+    said = "lost: 8 tests not reached, because the session ended before; --gpumem-isolate runs them all the same"
+    assert missing_lines(lost) == [said]
+    assert missing_lines([*lost, Omission("t.py::gone", "", "lost", "gone")])[1:] == ["lost: t.py::gone: gone", REMEDY]
