@@ -157,8 +157,7 @@ class Conductor:
         device.streams.synchronize()
         with device.counters.loading() if target.foreign else nullcontext():
             unchecked = self._check(target, name)
-        if target.window is None and device.facts.persists:
-            device.l2.reset_persisting()  # a read flush does not evict lines that were left persisting
+        self._prepare_l2(target)
         harness.wake()
         floors = harness.floors()
         sampling = Sampling(harness, target, plan, arena.seed, name)
@@ -186,6 +185,11 @@ class Conductor:
         said = [one for one in (unchecked, outside) if isinstance(one, str)]
         notes = dict.fromkeys((*target.notes, *sampling.notes, *said))
         return replace(measured, checked=target.check is not None and unchecked is None, notes=tuple(notes))
+
+    def _prepare_l2(self, target: Target) -> None:
+        # A read flush does not evict lines that were left persisting.
+        if target.window is None and self.device.facts.persists:
+            self.device.l2.reset_persisting()
 
     def _whole(self, sampling: Sampling, name: str, *, look: bool) -> tuple[Sampling, float | str | None]:
         """The sampling, or one by the host's clock if a part of the work runs outside of the timed interval; and the seconds of that part

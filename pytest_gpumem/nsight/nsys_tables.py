@@ -10,7 +10,7 @@ import re
 import sqlite3
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -266,8 +266,7 @@ def ranges_of(tables: Tables) -> RangesByThread:
             marks.append((key, start, thread, name, category))
         elif kind == PUSH_POP and name:
             ranges[key].append(Range(name, start, end, thread))
-    ours = {key for key, name in names.items() if name == DOMAIN}
-    ours |= {key for key, found in ranges.items() if key not in names and key[1] and _measures(found)}
+    ours = _domains(names, ranges)
     # If an exporter leaves out the names of categories, all our marks are node ids.
     without_names = ours - {(process, domain) for process, domain, _ in categories}
     categories |= {(*key, category) for key, *_, category in marks if key in without_names}
@@ -275,5 +274,7 @@ def ranges_of(tables: Tables) -> RangesByThread:
     return RangesByThread((one for key in ours for one in ranges[key]), nodeids)
 
 
-def _measures(ranges: Iterable[Range]) -> bool:
-    return any(one.name.endswith(f".{MEASURE}") for one in ranges)
+def _domains(names: Mapping[tuple[int, int], str], ranges: Mapping[tuple[int, int], Sequence[Range]]) -> set[tuple[int, int]]:
+    named = {key for key, name in names.items() if name == DOMAIN}
+    unnamed = (key for key in ranges if key not in names and key[1])
+    return named | {key for key in unnamed if any(one.name.endswith(f".{MEASURE}") for one in ranges[key])}

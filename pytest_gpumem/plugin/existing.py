@@ -136,7 +136,7 @@ def _of_one(what: str) -> str:
     return what
 
 
-class _Call:
+class _BenchmarkCall:
     """A function with its arguments, which a setup may make for each call."""
 
     def __init__(
@@ -174,14 +174,14 @@ class _Call:
         return self.setup is not None or self._teardown is not None
 
 
-def _call(function: Callable[..., object], *args: Any, **kwargs: Any) -> _Call:
-    return _Call(function, (args, kwargs))
+def _call(function: Callable[..., object], *args: Any, **kwargs: Any) -> _BenchmarkCall:
+    return _BenchmarkCall(function, (args, kwargs))
 
 
 def _pedantic_call(
     target: Callable[..., object], args: Any = (), kwargs: Any = None, setup: Any = None, teardown: Any = None, **_: object
-) -> _Call:
-    return _Call(target, (tuple(args), dict(kwargs or {})), setup, teardown)
+) -> _BenchmarkCall:
+    return _BenchmarkCall(target, (tuple(args), dict(kwargs or {})), setup, teardown)
 
 
 class _AdoptionReplay(Replay):
@@ -224,7 +224,7 @@ class _Adoption:
     def _said(self, say: Callable[[str, str], None], what: str) -> None:
         say(what, self._item.nodeid)
 
-    def run(self, original: Callable[..., Any], describe: Callable[..., _Call], *args: Any, **kwargs: Any) -> Any:
+    def run(self, original: Callable[..., Any], describe: Callable[..., _BenchmarkCall], *args: Any, **kwargs: Any) -> Any:
         """Have pytest-benchmark measure; then measure the GPU, if it took part."""
         session, chosen = self._session, self._session.chosen
         source = chosen.calls() or session.device.footprints.calls
@@ -255,7 +255,7 @@ class _Adoption:
         _refuse_other_clock(self._fixture, session)
         return result
 
-    def _adopt(self, called: _Call) -> None:
+    def _adopt(self, called: _BenchmarkCall) -> None:
         item = self._item
         request: pytest.FixtureRequest = item._request  # type: ignore[attr-defined]
         test: GpuTest = request.getfixturevalue("_gpumem_test")
@@ -284,7 +284,7 @@ class _Adoption:
             gpu = "not known" if not busy else format_time(busy)
             yield f"wall time {format_time(measured.latency)} of a call until the GPU is done; GPU time of its kernels and copies {gpu}"
 
-    def _repeats(self, called: _Call, test: GpuTest) -> bool:
+    def _repeats(self, called: _BenchmarkCall, test: GpuTest) -> bool:
         """Call until two calls that follow each other run the same; gives whether a call changes its arguments.
         Raises `CannotAdopt`: no two calls do.
         """
@@ -331,7 +331,7 @@ class _AdoptionBenchmark(GpuBenchmark):
     def __init__(self, test: GpuTest, replay: Replay) -> None:
         self._test, self._replay = test, replay
 
-    def measure(self, called: _Call) -> Measurement:
+    def measure(self, called: _BenchmarkCall) -> Measurement:
         """Measure, hot unless the marker says otherwise."""
         test = self._test
         mode = marker_keywords(marks_of(test.item)).get("mode") or "hot"
@@ -353,7 +353,7 @@ class _AdoptionBenchmark(GpuBenchmark):
         return measured.sampler == "host" or super()._needs_causes(limits, measured)
 
 
-def _content(called: _Call, test: GpuTest) -> list[bytes]:
+def _content(called: _BenchmarkCall, test: GpuTest) -> list[bytes]:
     """The first and the last bytes of each array that the call is given, or that its function holds."""
     found = []
     for allocation in list(_arrays(called))[:ARRAYS]:
@@ -364,7 +364,7 @@ def _content(called: _Call, test: GpuTest) -> list[bytes]:
     return found
 
 
-def _arrays(called: _Call) -> Iterator[Allocation]:
+def _arrays(called: _BenchmarkCall) -> Iterator[Allocation]:
     seen: set[int] = set()
     for value in _values([*called.given[0], *called.given[1].values(), *_held(called.function)]):
         allocation = value.allocation if isinstance(value, Buffer) else _of_library(value)
