@@ -149,9 +149,9 @@ def test_hot_calls_of_many_kernels_keep_the_devices_clock(gpu_benchmark: GpuBenc
 
 
 @pytest.mark.gpumem(budget="0.3 s")
-@pytest.mark.parametrize("mib", [4, 16])
+@pytest.mark.parametrize(("mib", "share"), [(4, 0.92), (16, 0.91)])  # 0.87 and 0.907 without resets (H100)
 def test_lines_that_are_to_be_evicted_last_are_nearly_cold(
-    gpu_benchmark: GpuBenchmark, cupy: Any, kernel: Callable[[str], Any], mib: int
+    gpu_benchmark: GpuBenchmark, cupy: Any, kernel: Callable[[str], Any], mib: int, share: float
 ) -> None:
     import numpy as np
 
@@ -160,7 +160,7 @@ def test_lines_that_are_to_be_evicted_last_are_nearly_cold(
     plain, last = (
         gpu_benchmark(lambda name=name: kernel(name)((1056,), (256,), (a, n, out)), label=name).latency for name in ("read", "read_last")
     )
-    assert last > 0.92 * plain  # 0.87 and 0.91 without resets (H100)
+    assert last > share * plain
 
 
 @pytest.mark.gpumem(budget="1 s")
