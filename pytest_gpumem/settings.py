@@ -370,7 +370,7 @@ OPTIONS: tuple[Option, ...] = (
         "no_what_ran",
         OptionRole.MEASURING,
         _flag,
-        "Watch no launch: what it runs is not recorded, the same machine code settles no doubt, and a failure has no causes.",
+        "Do not record what a launch runs. A noisy row then never passes by the same machine code, and a failure names no causes.",
     ),
     Option(
         "processes",

@@ -235,13 +235,13 @@ def _what(side: SideResults) -> str:
 )
 @click.option("--strict", is_flag=True, help="Exit with 6 unless every row has a limit and is a PASS of a real GPU.")
 @json_option("Write the comparison as JSON.")
-@click.option("--force", is_flag=True, help="Compare results of different GPUs too; the exit code is then 6 at best.")
+@click.option("--force", is_flag=True, help="Compare results of different GPUs too. Such a comparison never exits with 0.")
 @click.argument("sides", nargs=-1, metavar="BASE HEAD")
 def compare(sides: tuple[str, ...], max_regression: str | None, strict: bool, file: Path | None, force: bool) -> int:
     """Judge HEAD against BASE as a session judges a run against its baseline, without a GPU.
 
-    Times, memory, counts and machine code are held to the limits of the tests, and a row of BASE that HEAD lacks is lost. The figures that
-    differ are listed. Each side is a file, a folder, or a quoted pattern such as "base-*.json": --benchmark-json files of this plugin or
+    The limits of the tests apply to times, memory, counts and machine code. A row of BASE that HEAD lacks is lost. The command lists the
+    figures that differ. Each side is a file, a folder, or a quoted pattern such as "base-*.json": --benchmark-json files of this plugin or
     of stock pytest-benchmark, or files of a baseline. Each file of BASE is a run; the files of HEAD are the processes of one run.
     """
     from pytest_gpumem.baselines.result_sets import side

@@ -1,7 +1,7 @@
 """A row against that of one process of base: its exact figures, which are bytes, counts and kernels, and the limits of its calls. Pure.
 
 A gate compares rows with the baseline. Where an exact figure grew against it, or it has none, base says whether the growth is of this
-change. The limits of a call are known once it ran.
+change. The limits of a call are known only after the test has run.
 """
 
 from __future__ import annotations
