@@ -52,7 +52,7 @@ class Code(str, Enum):
     """Why an outcome is what it is, for programs and for grouping."""
 
     SLOWER = "slower"  # FAIL: above `max_regression`, beyond doubt
-    CREPT = "crept"  # FAIL: above `max_regression` against the first saved run, by steps that each passed
+    CREPT = "crept"  # FAIL: above `max_regression` against the first saved runs, by steps that each passed
     FASTER = "faster"  # FAIL: beyond `fail_if_faster`, beyond doubt
     TOO_MUCH_MEMORY = "too much memory"  # FAIL: above a limit on the memory of a test
     NOISY = "noisy"  # UNDECIDED: the interval of the change holds the limit

@@ -1,7 +1,7 @@
 """SIMULATED: how often the gate errs, on processes drawn at random with the spreads that H200 cards showed.
 
 No GPU takes part. A process's latency is drawn from a model: the shares of its session, itself and its placements, and its launch overhead.
-The shipped judge gives every verdict, again with 2, 3, 6 and 12 processes of the run while more of them can decide, as
+The shipped judge gives every verdict, again with 3 and 12 processes of the run while more of them can decide, as
 `--gpumem-processes auto` does. Modelled rows draw what the judge assumes. The other rows draw what it does not assume. The simulation does
 not show that a GPU is like the model.
 
