@@ -30,7 +30,8 @@ def test_every_session_fits_on_a_screen() -> None:
     for text in SHOWN.values():
         lines = text.splitlines()
         assert 0 < len(lines) <= 42
-        assert max(map(len, lines)) <= 100
+        # A line with a command is never broken.
+        assert max(len(line) for line in lines if ": gpumem " not in line) <= 100
 
 
 def test_sessions_are_shown_as_they_are(tmp_path: Path) -> None:
