@@ -254,6 +254,15 @@ def _moved(measurement: Measurement, device: DeviceFacts) -> str | None:
     return f"{format_rate(bandwidth)} for {size(moved.total)}{apart}{peak}"
 
 
+def _samples(measurement: Measurement) -> Iterator[tuple[str, str]]:
+    spread = measurement.placement_spread
+    apart = f", spread between placements {format_share(spread)}" if spread is not None else ""
+    discarded = f", {measurement.discarded} discarded under throttling" if measurement.discarded else ""
+    yield "samples", f"{basis(measurement)}{apart}{discarded}"
+    more = f" and {len(measurement.medians) - _MEDIANS} more" if len(measurement.medians) > _MEDIANS else ""
+    yield "medians", ", ".join(format_time(median) for median in measurement.medians[:_MEDIANS]) + more
+
+
 def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[str, str]]:
     noise = f" ± {format_share(measurement.noise)} (95 %)" if measurement.noise is not None else ""
     host = "" if measurement.host_time is UNSET else f"; the host takes {format_time(measurement.host_time)} to queue it"
@@ -271,12 +280,7 @@ def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[s
         yield "access pattern", f"{pattern} ({COALESCED} where coalesced)"
     if (window := measurement.window) is not None:
         yield "window", window_text(window)
-    spread = measurement.placement_spread
-    apart = f", spread between placements {format_share(spread)}" if spread is not None else ""
-    discarded = f", {measurement.discarded} discarded under throttling" if measurement.discarded else ""
-    yield "samples", f"{basis(measurement)}{apart}{discarded}"
-    more = f" and {len(measurement.medians) - _MEDIANS} more" if len(measurement.medians) > _MEDIANS else ""
-    yield "medians", ", ".join(format_time(median) for median in measurement.medians[:_MEDIANS]) + more
+    yield from _samples(measurement)
     if modes := modes_text(measurement):
         yield "modes", modes
     yield "method", f"{measurement.mode}, sampler {measurement.sampler} ({measurement.sampler_reason})"
