@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import time
@@ -23,10 +24,11 @@ from pytest_gpumem.devices.cuda.counters import CudaCounters
 from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
 from pytest_gpumem.devices.cuda.facts import CudaUnavailable, uuid_of
-from pytest_gpumem.devices.cuda.graphs import CudaGraphs
+from pytest_gpumem.devices.cuda.graphs import CudaGraph, CudaGraphs
 from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
 from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
+from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.kept_facts import forget
 from pytest_gpumem.devices.cuda.l2 import CudaL2
 from pytest_gpumem.devices.cuda.launches import CudaKernels
@@ -101,6 +103,7 @@ class CudaDevice:
         # cuda-bindings carries a runtime of its own; both share the primary context.
         check(R.cudaSetDevice(index), f"opening device {index}")
         self._context = identity(index)
+        self._dangling: list[object] = []
         compiler = Compiler(cache)
         self.memory = CudaMemory(index, facts)
         self.content = CudaContent(compiler, facts, self.memory)
@@ -128,7 +131,12 @@ class CudaDevice:
         return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
 
     def was_reset(self) -> bool:
-        return identity(self._index) != self._context
+        if not self._dangling and identity(self._index) != self._context:
+            # Also those in garbage that is not collected yet: to destroy a handle of the context before is a segmentation fault.
+            kinds = (cupy.cuda.Stream, cupy.cuda.Event, CudaStream, CudaGraph)
+            self._dangling = [self, *(one for one in gc.get_objects() if issubclass(type(one), kinds))]
+            _DANGLING.append(self._dangling)
+        return bool(self._dangling)
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
         return links.peer_access(self._index, allowed)
@@ -145,6 +153,9 @@ class CudaDevice:
             self.memory.close()
         except (*CUPY_ERRORS, ContextLost):
             pass  # a lost context: there is nothing left to free
+
+
+_DANGLING: list[list[object]] = []  # objects that live on because the device was reset under their handles
 
 
 def _check_same(index: int, facts: DeviceFacts) -> None:
