@@ -19,7 +19,3 @@ def test_tables_are_those_of_their_source(document: Path) -> None:
     marked = sum(text.count(f"<!-- {kind}: ") for kind in ("record", "summary", "output"))
     assert len(renew_tables.BLOCK.findall(text)) == marked
     assert renew_tables.renewed(text) == text
-
-
-def test_the_readme_shows_a_record() -> None:
-    assert "<!-- record: ci/records/" in (ROOT / "README.md").read_text()
