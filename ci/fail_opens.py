@@ -78,8 +78,9 @@ def planted(number: int, workers: str) -> str | None:
         for tests in PROPERTIES:
             command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *([f"-n{workers}"] if workers else []), tests]
             done = subprocess.run(command, cwd=folder, env=variables | {"DRAWS": DRAWS}, capture_output=True, text=True, check=False)
-            if done.returncode == 1 and (found := re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)):
-                return str(found[-1]).partition("::")[2]  # the sessions inside of tests print such lines too
+            # 2: pytest-xdist stopped after the first failure. The sessions inside of tests print such lines, too.
+            if done.returncode in (1, 2) and (found := re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)):
+                return str(found[-1]).partition("::")[2]
             if done.returncode != 0:
                 raise ValueError(f"{tests} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
     return None

@@ -218,7 +218,7 @@ class Option(NamedTuple):
     @property
     def needs_results(self) -> bool:
         """True if a session that measures nothing cannot do it, such as hold a limit: without `--gpumem` it is a usage error."""
-        return self.name in LIMITS or self.role in (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
+        return self.name in LIMITS or self.name == "existing" or self.role in (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
 
     def accepts(self, value: str) -> bool:
         """True if a text is a value of the option."""

@@ -10,7 +10,7 @@ from msgspec import structs
 from sessions import SIMULATED, TRIAD, Run, results_in
 
 from pytest_gpumem.devices import cuda, opening
-from pytest_gpumem.settings import Option, OptionRole, of_role
+from pytest_gpumem.settings import OPTIONS, Option, OptionRole, of_role
 
 SHOW = """
 def test_it(request):
@@ -160,11 +160,15 @@ def test_strict_needs_the_gpu(pytester: pytest.Pytester, without_gpu: Run) -> No
     assert "--gpumem-strict" in only_line(without_gpu("--gpumem", "--gpumem-strict"))
 
 
-@pytest.mark.parametrize("option", of_role(OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT), ids=lambda option: option.name)
+@pytest.mark.parametrize(
+    "option",
+    [*of_role(OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT), *(one for one in OPTIONS if one.name == "existing")],
+    ids=lambda option: option.name,
+)
 def test_an_option_that_needs_results_is_a_usage_error_without_the_switch(pytester: pytest.Pytester, option: Option) -> None:
     """A pipeline that forgets --gpumem must not pass and write nothing."""
     pytester.makepyfile("def test_it(): pass")
-    value = "4 GiB" if option.metavar == "SIZE" else "out.svg"
+    value = {"SIZE": "4 GiB", "WORDS": "adopt"}.get(str(option.metavar), "out.svg")
     argument = option.flag if option.is_flag else f"{option.flag}={value}"
     line = only_line(pytester.runpytest_inprocess("-p", "no:cacheprovider", argument))
     assert f"{option.flag} without --gpumem: nothing would be measured" in line
