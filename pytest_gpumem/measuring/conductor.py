@@ -17,7 +17,7 @@ from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
 from pytest_gpumem.measuring.samplers import BATCHES
 from pytest_gpumem.measuring.sampling import Plan, Sampling
-from pytest_gpumem.measuring.target import NotChecked, Target, declared_bytes
+from pytest_gpumem.measuring.target import NotChecked, Target
 from pytest_gpumem.measuring.target_callable import callable_target
 from pytest_gpumem.measuring.target_case import Case, CasePlacements
 from pytest_gpumem.measuring.target_kernel import KernelLaunches
@@ -65,17 +65,19 @@ class Conductor:
     @on_its_device
     def target(
         self,
+        /,
         function: BoundKernel | Work | Callable[..., object],
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
         *,
         arena: Arena,
         stream: PersistingStream | None = None,
-        moved: int | str | None = None,
         on_simulated: bool = False,
+        **declared: Any,
     ) -> Target:
         """Describe what the short form measures: a kernel of the catalogue, work or any callable, with its arguments.
-        Raises `BadCall`: the arguments do not fit, `function` cannot be called, or `moved` is given for a kernel whose traffic is known.
+        `declared`: fields of a `Case` that the user gave for a callable: `moved`, `reads`, `writes`, `check`, `reference`.
+        Raises `BadCall`: the arguments do not fit, `function` cannot be called, or something is declared that is known from a kernel.
         """
         if stream is not None and not isinstance(stream, PersistingStream):
             raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
@@ -85,12 +87,15 @@ class Conductor:
             stream.used = True
         queue = arena.stream if stream is None else stream.stream
         if isinstance(function, Work):
-            if arguments or keywords or moved is not None or stream is not None:
-                raise BadCall(f"gpu_benchmark({function.name}): work of gpu_work takes no arguments, moved= or stream=: it has its own")
+            if arguments or keywords or declared or stream is not None:
+                given = ", ".join(f"{name}=" for name in (declared or ("stream",)))
+                raise BadCall(f"gpu_benchmark({function.name}): work of gpu_work takes no arguments and no {given}: it has its own")
             return work_target(function, arena)
         if isinstance(function, BoundKernel):
-            if moved is not None:
-                raise BadCall(f"moved={moved!r}: the traffic of {function.name} is known from the kernel")
+            if declared:
+                name, value = next(iter(declared.items()))
+                known = "check" if name in ("check", "reference") else "traffic"
+                raise BadCall(f"{name}={value!r}: the {known} of {function.name} is known from the kernel")
             if stream is None and any(function.stream is one.stream for one in open_streams(self.device)):
                 raise BadCall(f"{function.name}.with_stream(stream): with_stream() is for untimed calls; measure with stream=stream")
             return KernelLaunches(function, arguments, keywords, arena, queue, stream).target
@@ -102,9 +107,7 @@ class Conductor:
                 f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type {type(function).__name__}{remedy}"
             )
         self.device.memory.make_room(unless_free=PLENTY)
-        return callable_target(
-            function, arguments, keywords, arena, queue, stream, declared_bytes("moved", moved), on_simulated=on_simulated
-        )
+        return callable_target(function, arguments, keywords, arena, queue, stream, declared, on_simulated=on_simulated)
 
     @on_its_device
     def case(self, build: Callable[[Memory], Case], *, arena: Arena) -> Target:

@@ -10,19 +10,23 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Device, Foreign, Graph, Stream
+from pytest_gpumem.devices.protocol import Device, Graph, Stream
 from pytest_gpumem.judging.traffic import beyond_arguments
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.samplers import HOLD_TIMEOUT, held
 from pytest_gpumem.measuring.target import Target, captured, padding, refuse_window, window_notes
+from pytest_gpumem.measuring.target_case import Case, by_buffers, check_launch, footprint_of, foreign_of, notes_of, traffic_of
 from pytest_gpumem.memory.buffers import Arena, Buffer
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.managed import notes as managed_notes
-from pytest_gpumem.records.measurement import NOTHING_RAN, MovedBytes
+from pytest_gpumem.records.measurement import NOTHING_RAN
+
+NAMED = "{}="  # how the user wrote a declared field
 
 
 def callable_target(
@@ -32,16 +36,17 @@ def callable_target(
     arena: Arena,
     stream: Stream,
     window: PersistingStream | None = None,
-    moved: int | None = None,
+    declared: Mapping[str, Any] = MappingProxyType({}),
     *,
     on_simulated: bool = False,
 ) -> Target:
     """Describe a call of a function.
     `function`: launches work on the current stream.
     `window`: the persisting stream, if `stream` is one.
-    `moved`: compulsory bytes of one call, as declared.
+    `declared`: fields of a `Case` that the user gave for one call: `moved`, `reads`, `writes`, `check`, `reference`.
     `on_simulated`: as `Foreign.on_simulated`.
-    Raises `BadCall`: the window cannot be on launches that the function makes itself, or the function has no kernel that could carry it.
+    Raises `BadCall`: a declared field is wrong; the window cannot be on launches that the function makes itself, or the function has no
+    kernel that could carry it.
     Raises `CannotCapture`: the window is to lie on a graph's kernels, and the function cannot be captured.
     """
     name = getattr(function, "__name__", type(function).__name__)
@@ -49,21 +54,23 @@ def callable_target(
         raise BadCall(f'where="launch" is for kernels of gpu_kernels: {name} makes its launches itself; "stream" and "graph" reach them')
     values = (*arguments, *keywords.values())
     movable = tuple(b for b in dict.fromkeys(v for v in values if isinstance(v, Buffer)) if arena.can_move(b))
-    calls = _Calls(name, Foreign(lambda: function(*arguments, **keywords), on_simulated=on_simulated), movable, arena, stream, window)
+    case = by_buffers(Case(lambda: function(*arguments, **keywords), **declared), arena, NAMED)
+    calls = _Calls(name, case, on_simulated, movable, arena, stream, window)
     notes = [] if movable else ["one placement: the callable's arrays are its own; a Case is built anew for each"]
-    if moved is not None and (note := beyond_arguments(moved, _nbytes(values))):
+    if case.moved is not None and (note := beyond_arguments(int(case.moved), _nbytes(values))):
         notes.append(note)
     calls.target = Target(
         name=name,
         kind="callable",
         stream=stream,
         launch=calls.launch,
-        moved_bytes=None if moved is None else MovedBytes(0, 0, declared=moved),
-        footprint=moved,
+        moved_bytes=traffic_of(case),
+        footprint=footprint_of(case),
         # The callable may touch any managed buffer of the test, through closures or arrays of other libraries.
         managed=arena.homes,
         window=window,
-        notes=(*notes, *window_notes(arena.device, window), *managed_notes(arena.device.facts, arena.managed)),
+        notes=(*notes, *notes_of(case, arena), *window_notes(arena.device, window), *managed_notes(arena.device.facts, arena.managed)),
+        check=None if case.check is None else calls.check,
         move=calls.move if movable else None,
         run_on=calls.run_on,
     )
@@ -74,28 +81,45 @@ class _Calls:
     """The calls of a function, as they are or as a graph."""
 
     def __init__(
-        self, name: str, foreign: Foreign, movable: tuple[Buffer, ...], arena: Arena, stream: Stream, window: PersistingStream | None
+        self,
+        name: str,
+        case: Case,
+        on_simulated: bool,
+        movable: tuple[Buffer, ...],
+        arena: Arena,
+        stream: Stream,
+        window: PersistingStream | None,
     ) -> None:
-        self._name, self._foreign, self._movable, self._arena, self._window = name, foreign, movable, arena, window
+        self._name, self._case, self._on_simulated = name, case, on_simulated
+        self._movable, self._arena, self._window = movable, arena, window
+        self._reads, self._writes = ([b for b in map(arena.find, arrays) if b is not None] for arrays in (case.reads, case.writes))
         self._graph: Graph | None = None
         self.target: Target
         if window is not None and window.where == "graph":
             # What a library sets up at its first call cannot be captured.
-            arena.device.kernels.call(foreign, stream)
+            self._call(stream)
             arena.device.streams.synchronize()
             self._capture()
 
     def _capture(self) -> None:
         """Capture one call, for where its buffers now are, if the window is on a graph's kernels."""
         if self._window is not None and self._window.where == "graph":
-            body = partial(self._arena.device.kernels.call, self._foreign, self._window.stream)
+            body = partial(self._call, self._window.stream)
             self._graph = captured(self._name, self._arena.device, self._window, body)
 
     def launch(self, place: int, stream: Stream) -> None:
         if self._graph is not None:
             self._arena.device.graphs.replay(self._graph, stream)
         else:
-            self._arena.device.kernels.call(self._foreign, stream)
+            self._call(stream)
+
+    def _call(self, stream: Stream) -> None:
+        case = self._case
+        foreign = foreign_of(case.launch, case.reference, self._reads, self._writes, on_simulated=self._on_simulated)
+        self._arena.device.kernels.call(foreign, stream)
+
+    def check(self) -> None:
+        check_launch(self._arena.device, self.target, self._case, self._reads, self._writes, NAMED)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
         self._arena.pad(padding(random))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, Foreign, OutOfMemory, Stream
+from pytest_gpumem.devices.protocol import Allocation, Device, Foreign, OutOfMemory, Stream
 from pytest_gpumem.devices.shortage import out_of_memory
 from pytest_gpumem.judging.traffic import two_declarations
 from pytest_gpumem.kernels.kernel import Access
@@ -143,8 +143,7 @@ class CasePlacements:
             case = self._build(Memory(arena, self._stream))
             if not isinstance(case, Case):
                 raise BadCall(f"the function given to gpu_benchmark.case() returned {case!r}, not a Case")
-            case = _by_buffers(case, arena)
-            _check_fields(case)
+            case = by_buffers(case, arena, "Case.{}")
             under_window = None if case.window is None else arena.find(case.window)
             if case.window is not None and under_window is None:
                 raise BadCall("Case.window is a buffer or array made by the `memory` that the function is given")
@@ -162,18 +161,17 @@ class CasePlacements:
         window: PersistingStream | None = None
         if built.under_window is not None:
             window = self._window.enter_context(persisting(self._device, built.under_window))
-        arrays = {id(a): int(a.nbytes) for a in (*case.reads, *case.writes)}
         return Target(
             name=self._name,
             kind="case",
             stream=self._stream if window is None else window.stream,
             launch=self._launching(case.launch),
-            moved_bytes=_traffic(case),
-            footprint=sum(arrays.values()) or (None if case.moved is None else int(case.moved)),
+            moved_bytes=traffic_of(case),
+            footprint=footprint_of(case),
             managed=built.arena.homes,
             window=window,
             notes=(
-                *_notes(case, len(case.writes) - len(built.writes)),
+                *notes_of(case, built.arena),
                 *_same_memory(self._addresses),
                 *managed_notes(self._device.facts, built.arena.managed),
                 *window_notes(self._device, window),
@@ -189,10 +187,8 @@ class CasePlacements:
     def _launching(self, function: Callable[[], object]) -> Callable[[int, Stream], None]:
         """A function of the case as one that queues it on a stream, on its only placement."""
         case, built = self._built.case, self._built
-        reads = tuple(Access(f"read {i}", "read", b.nbytes, b.nbytes) for i, b in enumerate(built.reads))
-        writes = tuple(Access(f"write {i}", "write", b.nbytes, b.nbytes) for i, b in enumerate(built.writes))
         reference = case.reference if function is case.launch else function
-        foreign = Foreign(function, reference, reads + writes, tuple(b.allocation for b in (*built.reads, *built.writes)))
+        foreign = foreign_of(function, reference, built.reads, built.writes)
         return lambda _, stream: self._device.kernels.call(foreign, stream)
 
     def move(self, wanted: int, most: int, random: np.random.Generator) -> Target:
@@ -229,34 +225,8 @@ class CasePlacements:
         return self.target
 
     def check(self) -> None:
-        built, device, target = self._built, self._device, self.target
-        assert built.case.check is not None
-        for buffer in built.writes:
-            if buffer not in built.reads:
-                device.content.poison(buffer.allocation, target.stream)
-        # The poison is on our stream; what restores, launches and checks need be on none of ours, and no stream of ours waits for another.
-        device.streams.synchronize()
-        target.prepare(target.stream)
-        device.streams.synchronize()
-        target.launch(0, target.stream)
-        device.streams.synchronize()
-        try:
-            result = built.case.check()
-        except AssertionError as error:
-            raise WrongResult(f"{self._name}: the result of one launch is wrong: {str(error) or 'its check failed'}") from error
-        try:
-            # Libraries answer with their own kinds of False: numpy.bool, or an array or tensor of one element.
-            right = result is None or bool(result)
-        except (ValueError, RuntimeError) as error:  # NumPy's and CuPy's, PyTorch's
-            raise BadCall(
-                f"Case.check returned a value of type {type(result).__name__} that is neither true nor false ({error}); return one truth "
-                "value, such as that of (y == wanted).all(), or raise an AssertionError"
-            ) from error
-        if not right:
-            raise WrongResult(f"{self._name}: its check returned {result} after one launch")
-        for buffer in target.managed:
-            buffer.put_home(target.stream)
-        device.streams.synchronize(target.stream)
+        built = self._built
+        check_launch(self._device, self.target, built.case, built.reads, built.writes, "Case.{}")
 
     def close(self) -> None:
         """Close the window. The memory lives until the test ends: the test may look at the arrays of the last placement."""
@@ -276,31 +246,36 @@ class _Built:
     under_window: Buffer | None
 
 
-def _by_buffers(case: Case, arena: Arena) -> Case:
-    """The case with the buffers that its arrays lie in, as not every library's array knows its bytes; and with its declared bytes."""
+# What a case declares, and the keywords of a call that are named as its fields
+
+
+def by_buffers(case: Case, arena: Arena, named: str) -> Case:
+    """The case with the buffers that its arrays lie in, as not every library's array knows its bytes; and with its declared bytes.
+    `named`: how the user wrote a field, such as "Case.{}".
+    Raises `BadCall`: a field is wrong.
+    """
 
     def known(arrays: Sequence[Any]) -> Sequence[Any]:
         if not isinstance(arrays, (list, tuple)):
             return arrays
         return [array if (buffer := arena.find(array)) is None else buffer for array in arrays]
 
-    return replace(case, reads=known(case.reads), writes=known(case.writes), moved=declared_bytes("Case.moved", case.moved))
-
-
-def _check_fields(case: Case) -> None:
+    moved = declared_bytes(named.format("moved").rstrip("="), case.moved)
+    case = replace(case, reads=known(case.reads), writes=known(case.writes), moved=moved)
     for field in ("launch", "restore", "check", "reference"):
         function = getattr(case, field)
         if not callable(function) and (function is not None or field == "launch"):
-            raise BadCall(f"Case.{field} is a function without arguments, not {function!r}")
+            raise BadCall(f"{named.format(field)} is a function without arguments, not {function!r}")
     for field, arrays in (("reads", case.reads), ("writes", case.writes)):
         if not isinstance(arrays, (list, tuple)):
-            raise BadCall(f"Case.{field} is a list of arrays or buffers, not {type(arrays).__name__}")
+            raise BadCall(f"{named.format(field)} is a list of arrays or buffers, not {type(arrays).__name__}")
         for array in arrays:
             if not hasattr(array, "nbytes"):
-                raise BadCall(f"Case.{field} takes arrays or buffers; {array!r} has no nbytes")
+                raise BadCall(f"{named.format(field)} takes arrays or buffers; {array!r} has no nbytes")
+    return case
 
 
-def _traffic(case: Case) -> MovedBytes | None:
+def traffic_of(case: Case) -> MovedBytes | None:
     if case.moved is not None:
         return MovedBytes(0, 0, declared=int(case.moved))
     if not case.reads and not case.writes:
@@ -308,14 +283,70 @@ def _traffic(case: Case) -> MovedBytes | None:
     return MovedBytes(reads=sum(int(a.nbytes) for a in case.reads), writes=sum(int(a.nbytes) for a in case.writes))
 
 
-def _notes(case: Case, unpoisoned: int) -> Iterator[str]:
-    """What a reader of a case's result must know; `unpoisoned` counts its outputs that lie in memory of its own."""
-    if case.check is not None and unpoisoned:
-        yield "outputs that are no arrays of the function's `memory` are not poisoned before a check"
+def footprint_of(case: Case) -> int | None:
+    """Bytes of the distinct arrays, else the declared ones."""
+    arrays = {id(a): int(a.nbytes) for a in (*case.reads, *case.writes)}
+    return sum(arrays.values()) or (None if case.moved is None else int(case.moved))
+
+
+def notes_of(case: Case, arena: Arena) -> Iterator[str]:
+    """What a reader of the result must know."""
+    if case.check is not None and any(arena.find(one) is None for one in case.writes):
+        yield "outputs that are no buffers of a fixture or of `memory` are not poisoned before a check"
     if case.moved is not None:
         reads, writes = (sum(int(a.nbytes) for a in arrays) for arrays in (case.reads, case.writes))
         if note := two_declarations(int(case.moved), reads, writes):
             yield note
+
+
+def foreign_of(
+    function: Callable[[], object],
+    reference: Callable[[], object] | None,
+    reads: Sequence[Buffer],
+    writes: Sequence[Buffer],
+    *,
+    on_simulated: bool = False,
+) -> Foreign:
+    """A function of the user with the buffers that it touches, where they are now."""
+    accesses = (
+        *(Access(f"read {i}", "read", b.nbytes, b.nbytes) for i, b in enumerate(reads)),
+        *(Access(f"write {i}", "write", b.nbytes, b.nbytes) for i, b in enumerate(writes)),
+    )
+    return Foreign(function, reference, accesses, tuple(b.allocation for b in (*reads, *writes)), on_simulated)
+
+
+def check_launch(device: Device, target: Target, case: Case, reads: Sequence[Buffer], writes: Sequence[Buffer], named: str) -> None:
+    """Check the result of one launch on poisoned outputs and restored inputs.
+    `reads`, `writes`: the buffers of ours among the arrays of `case`; `named`: as for `by_buffers`.
+    Raises `WrongResult`; `BadCall` if the check gives no truth value.
+    """
+    assert case.check is not None
+    for buffer in writes:
+        if buffer not in reads:
+            device.content.poison(buffer.allocation, target.stream)
+    # The poison is on our stream; what restores, launches and checks need be on none of ours, and no stream of ours waits for another.
+    device.streams.synchronize()
+    target.prepare(target.stream)
+    device.streams.synchronize()
+    target.launch(0, target.stream)
+    device.streams.synchronize()
+    try:
+        result = case.check()
+    except AssertionError as error:
+        raise WrongResult(f"{target.name}: the result of one launch is wrong: {str(error) or 'its check failed'}") from error
+    try:
+        # Libraries answer with their own kinds of False: numpy.bool, or an array or tensor of one element.
+        right = result is None or bool(result)
+    except (ValueError, RuntimeError) as error:  # NumPy's and CuPy's, PyTorch's
+        raise BadCall(
+            f"{named.format('check')} returned a value of type {type(result).__name__} that is neither true nor false ({error}); return "
+            "one truth value, such as that of (y == wanted).all(), or raise an AssertionError"
+        ) from error
+    if not right:
+        raise WrongResult(f"{target.name}: its check returned {result} after one launch")
+    for buffer in target.managed:
+        buffer.put_home(target.stream)
+    device.streams.synchronize(target.stream)
 
 
 def _same_memory(addresses: Sequence[tuple[int, ...]]) -> Iterator[str]:

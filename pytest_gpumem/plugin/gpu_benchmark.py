@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 LIKELY = 0.975  # confidence that a row takes longer than its baseline, one-sided, from which it may have to be explained
-KEYWORDS = ("label", "stream", "moved", "mode", "count_pages", *OF_MEASUREMENT)
+DECLARED = ("moved", "reads", "writes", "check", "reference")  # fields of a `Case` that a call of a function may have as keywords
+KEYWORDS = ("label", "stream", "mode", "count_pages", *DECLARED, *OF_MEASUREMENT)
 """Keywords of a measurement. All others go to the function, and so does one that is the name of a parameter of it."""
 
 
@@ -80,6 +81,10 @@ class GpuBenchmark:
         label: str | None = None,
         stream: PersistingStream | None = None,
         moved: int | str | None = None,
+        reads: Sequence[Any] | None = None,
+        writes: Sequence[Any] | None = None,
+        check: Callable[[], object] | None = None,
+        reference: Callable[[], object] | None = None,
         mode: str | None = None,
         count_pages: bool | None = None,
         **limits: Unpack[LimitKeywords],
@@ -93,6 +98,10 @@ class GpuBenchmark:
         label: str | None = None,
         stream: PersistingStream | None = None,
         moved: int | str | None = None,
+        reads: Sequence[Any] | None = None,
+        writes: Sequence[Any] | None = None,
+        check: Callable[[], object] | None = None,
+        reference: Callable[[], object] | None = None,
         mode: str | None = None,
         count_pages: bool | None = None,
         **kwargs: Any,
@@ -105,6 +114,10 @@ class GpuBenchmark:
         label: str | None = None,
         stream: PersistingStream | None = None,
         moved: int | str | None = None,
+        reads: Sequence[Any] | None = None,
+        writes: Sequence[Any] | None = None,
+        check: Callable[[], object] | None = None,
+        reference: Callable[[], object] | None = None,
         mode: str | None = None,
         count_pages: bool | None = None,
         **kwargs: Any,
@@ -117,7 +130,11 @@ class GpuBenchmark:
                 limit reaches `function` if it has a parameter of that name; wrap it in a lambda to use both.
             label: tells this measurement from others of the same test.
             stream: from `persisting_stream`; default: a stream of the test's own.
-            moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where it cannot be known.
+            moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where `reads` and `writes` do not give it.
+            reads, writes: lists of the arrays or buffers that one launch of a callable reads or writes, whole.
+            check: raises, or returns something false, if the result of one launch of a callable is wrong; called before and after timing.
+                Buffers of `writes` that are not in `reads` are poisoned before it.
+            reference: does on the host what a callable does on a GPU, through the buffers' `view()`; the simulated device runs it.
             mode: state of the cache before each sample, "clean-cold", "dirty-cold" or "hot"; default: the marker's or the session's.
             count_pages: count page faults and migrations of managed memory in an untimed pass; default: the marker's or the session's.
             limits: limits of this measurement by name, such as `max_latency="12 us"`. They take precedence over those of the marker and
@@ -133,19 +150,21 @@ class GpuBenchmark:
         self._replay.called = True
         test = self._test
         parameters = parameters_of(function)
-        own: dict[str, Any] = {"label": label, "stream": stream, "moved": moved, "mode": mode, "count_pages": count_pages}
+        own: dict[str, Any] = {"label": label, "stream": stream, "mode": mode, "count_pages": count_pages}
+        own |= dict(zip(DECLARED, (moved, reads, writes, check, reference), strict=True))
         for name in parameters & own.keys():
             # A persisting stream is a keyword of the measurement, whatever the function calls its own streams.
             if own[name] is not None and not isinstance(own[name], PersistingStream):
                 kwargs[name], own[name] = own[name], None
-        label, stream, moved, mode, count_pages = own.values()
+        label, stream, mode, count_pages, *fields = own.values()
+        declared = {name: value for name, value in zip(DECLARED, fields, strict=True) if value is not None}
         given = {name: kwargs.pop(name) for name in LIMITS if name in kwargs and name not in parameters}
         for name in [one for one in kwargs if one not in parameters]:
             if isinstance(function, BoundKernel) and (near := did_you_mean(name, KEYWORDS)):
                 raise BadCall(f"gpu_benchmark() has no keyword {name!r}{near}")
         label = self._check_label(label)
         limits = self._limits(given)
-        target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, moved=moved)
+        target = test.conductor.target(function, args, kwargs, arena=test.arena, stream=stream, **declared)
         return self._measure(target, label, limits, mode, count_pages, function if isinstance(function, Work) else None)
 
     def case(
@@ -168,6 +187,8 @@ class GpuBenchmark:
         test = self._test
         label = self._check_label(label)
         for name in limits:
+            if name in DECLARED:
+                raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}: it is a field of the Case")
             if name not in LIMITS:  # one of a footprint is refused with the others
                 raise BadCall(f"gpu_benchmark.case() has no keyword {name!r}{did_you_mean(name, KEYWORDS)}")
         return self._measure(test.conductor.case(build, arena=test.arena), label, self._limits(limits), mode, count_pages)

@@ -82,13 +82,53 @@ def test_a_name_that_the_function_has_as_a_parameter_goes_to_it(pytester: pytest
                 raise KeyError
 
             monkeypatch.setattr(Conductor, "target", target)
-            for function in (lambda *, mode, label=None, max_kernels=0: None, lambda **others: None, print):
+            for function in (lambda *, mode, check, label=None, max_kernels=0: None, lambda **others: None, print):
                 with pytest.raises(KeyError):
-                    gpu_benchmark(function, mode="hot", label="mine", max_kernels=7, others=1)
-            assert given == [{"mode": "hot", "label": "mine", "max_kernels": 7, "others": 1}, {"others": 1}, {"others": 1}]
+                    gpu_benchmark(function, mode="hot", label="mine", check=True, max_kernels=7, others=1)
+            taken = {"mode": "hot", "label": "mine", "check": True, "max_kernels": 7, "others": 1}
+            assert given == [taken, {"others": 1}, {"others": 1}]
+            with pytest.raises(ValueError, match=r"^gpu_benchmark.case\\(\\) has no keyword 'reads': it is a field of the Case$"):
+                gpu_benchmark.case(lambda memory: None, reads=[])
         """
     )
     gpumem().assert_outcomes(passed=2)
+
+
+def test_a_function_of_your_own_is_checked_and_has_a_bandwidth(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def scale(x, y):
+            raise NotImplementedError("needs a GPU")
+
+        @pytest.mark.parametrize("factor", [2, 3])
+        def test_scale(gpu_benchmark, device_buffer, factor):
+            x, y = device_buffer("64 MiB"), device_buffer("64 MiB")
+
+            def reference():
+                y.view()[:] = factor * x.view()
+
+            right = lambda: (y.read() == 2 * x.read()).all()
+            result = gpu_benchmark(scale, x, y, reference=reference, check=right, reads=[x], writes=[y])
+            assert result.checked and len(result.placements) > 1
+            assert result.bandwidth == pytest.approx(2 * x.nbytes / result.latency)
+
+        def test_no_reference(gpu_benchmark, device_buffer):
+            x, y = device_buffer("64 MiB"), device_buffer("64 MiB")
+            gpu_benchmark(scale, x, y, check=lambda: True, reads=[x], writes=[y])
+        """
+    )
+    result = gpumem("-rfs")
+    result.assert_outcomes(passed=1, failed=1, skipped=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*WrongResult: scale: its check returned False after one launch",
+            "test_scale?2?*measured (sim)*",
+            "1 row (simulated): 1 measured; 1 test failed without a measurement*",
+            "SKIPPED*a function of the user's own cannot run on the simulated device unless it has a reference=",
+        ]
+    )
 
 
 @pytest.mark.parametrize("then", ["pass", "pytest.skip('flaky')", "raise ValueError('its own')"])

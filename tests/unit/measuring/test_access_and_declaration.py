@@ -89,7 +89,7 @@ def test_a_case_keeps_its_other_notes(bench: Bench) -> None:
 
     notes = bench.conductor.case(build, arena=bench.arena).notes
     assert len(notes) == 2
-    assert notes[0] == "outputs that are no arrays of the function's `memory` are not poisoned before a check"
+    assert notes[0] == "outputs that are no buffers of a fixture or of `memory` are not poisoned before a check"
     assert len(declared(notes)) == 1
 
 
