@@ -389,7 +389,7 @@ def test_roles_decide_what_a_command_switches_off_and_what_a_gate_writes() -> No
     outputs = {"report", "markdown", "code_quality"}
     assert of_a_run == {"save", "strict", "memory_limit", "processes", "isolate", *outputs}
     limits = {option.name for option in OPTIONS if option.name in LIMITS}
-    assert {option.name for option in OPTIONS if option.needs_results} == limits | of_a_run - {"processes", "isolate"}
+    assert {option.name for option in OPTIONS if option.needs_results} == limits | {"existing"} | of_a_run - {"processes", "isolate"}
     assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
     # A gate gives each output a file of its own.
     files = [option.gate_file for option in of_role(OptionRole.OUTPUT)]
