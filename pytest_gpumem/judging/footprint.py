@@ -121,8 +121,10 @@ def variation(past: Sequence[PastFootprint], most: int) -> tuple[int, int]:
 
 
 def by_chance(high: int, processes: int, own: int) -> float:
-    """The probability that all processes of a run of unchanged code have a higher peak, as `high` of `processes` had; a few processes say
-    little, so one more is taken for high. `own`: processes of the run."""
+    """The probability that all processes of a run of unchanged code have a higher peak.
+    `high`: saved processes with a higher peak, of all `processes`. Both count one more, because few processes say little.
+    `own`: processes of the run.
+    """
     return ((high + 1) / (processes + 1)) ** own
 
 

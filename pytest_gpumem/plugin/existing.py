@@ -59,7 +59,7 @@ class ExistingFeature(Feature):
         self._session = session
         self._item: pytest.Item | None = None  # the test that runs
         self._said: dict[str, dict[str, None]] = {}
-        """By what is said of them: the benchmarks."""
+        """The benchmarks that each sentence of the summary is about."""
         self._lines: dict[str, str] = {}  # the lines of it in the session's remarks
 
     @contextmanager

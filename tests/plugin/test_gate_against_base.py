@@ -77,6 +77,15 @@ Change = dict[str, str]
 Gate = Callable[..., tuple[int, str]]
 
 
+def publish(project: Project, branch: str, *new: str) -> None:
+    """Commit what changed, and new files, as a branch of origin."""
+    project.git("add", "--update")
+    for name in new:
+        project.git("add", name)
+    project.git("commit", "-qm", branch)
+    project.git("update-ref", f"refs/remotes/origin/{branch}", "HEAD")
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
     return saved_project(tmp_path_factory.mktemp("saved"), programs, {"test_it.py": TESTS, "pytest.ini": INI})
@@ -171,8 +180,7 @@ def test_what_the_words_leave_out_or_allow_is_not_lost(gate: Gate, change: Chang
 def test_a_change_to_a_test_that_base_leaves_out_by_its_own_files_is_no_loss(gate: Gate, project: Project) -> None:
     """The baseline may hold measurements of a nightly run."""
     project.write("pytest.ini", INI.replace("addopts =", 'addopts = -k "not sizes"'))
-    project.git("commit", "-qam", "leave out sizes")
-    project.git("update-ref", "refs/remotes/origin/quick", "HEAD")
+    publish(project, "quick")
     code, text = gate({}, "--screen-only origin/quick -- -m gpu")
     assert code == 0, text
     assert "not run: 2 measurements of the baseline (2 left out of origin/quick too)" in text
@@ -197,8 +205,7 @@ def test_a_skip_in_the_body_is_a_loss_unless_base_skips_too(gate: Gate) -> None:
 def exact(project: Project) -> Project:
     """The project with limits on exact figures, and without a baseline."""
     project.write("test_it.py", EXACT)
-    project.git("commit", "-qam", "exact figures")
-    project.git("update-ref", "refs/remotes/origin/exact", "HEAD")
+    publish(project, "exact")
     shutil.rmtree(project.folder / ".gpumem-baseline")
     return project
 
@@ -241,8 +248,7 @@ def test_what_base_has_grown_by_is_not_this_changes_fault(gate: Gate, exact: Pro
     done = exact.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
     assert done.returncode == 0, done.stdout + done.stderr
     exact.write("kern.py", GROWN["kern.py"])
-    exact.git("commit", "-qam", "grown")
-    exact.git("update-ref", "refs/remotes/origin/grown", "HEAD")
+    publish(exact, "grown")
     code, text = gate({"README.md": "words\n"}, "origin/grown")
     assert code == 0, text
     assert "gpumem gate: origin/grown has it too: test_it.py::test_peak: a peak of 80 MiB against 64 MiB of 1 saved run (+16 MiB" in text
@@ -263,9 +269,7 @@ def test_exact_figures_that_base_does_not_have_are_new(gate: Gate) -> None:
 
 def test_exact_figures_of_a_base_that_crashes_are_no_verdict(gate: Gate, exact: Project) -> None:
     exact.write("conftest.py", "import os\n\ndef pytest_runtest_setup():\n    os._exit(7)\n")
-    exact.git("add", ".")
-    exact.git("commit", "-qm", "crash")
-    exact.git("update-ref", "refs/remotes/origin/crash", "HEAD")
+    publish(exact, "crash", "conftest.py")
     code, text = gate({"conftest.py": ""}, "--screen-only origin/crash -- -k peak")
     assert code == 6, text
     assert "no figures of origin/crash: base (merge base with origin/crash " in text
@@ -274,9 +278,7 @@ def test_exact_figures_of_a_base_that_crashes_are_no_verdict(gate: Gate, exact: 
 
 def test_a_base_whose_tests_cannot_be_collected_is_no_verdict(gate: Gate, project: Project) -> None:
     project.write("conftest.py", "syntax error\n")
-    project.git("add", ".")
-    project.git("commit", "-qm", "broken")
-    project.git("update-ref", "refs/remotes/origin/broken", "HEAD")
+    publish(project, "broken", "conftest.py")
     code, text = gate({"conftest.py": ""}, "--screen-only origin/broken")
     assert code == 6, text
     _, line = text.splitlines()
@@ -286,8 +288,7 @@ def test_a_base_whose_tests_cannot_be_collected_is_no_verdict(gate: Gate, projec
 def test_tests_that_base_cannot_import_are_not_new(gate: Gate, project: Project) -> None:
     """Nobody knows how they performed: a library, or a submodule of git, may be missing in its worktree."""
     project.write("test_it.py", "import no_such_library\n" + TESTS)
-    project.git("commit", "-qam", "broken")
-    project.git("update-ref", "refs/remotes/origin/broken", "HEAD")
+    publish(project, "broken")
     shutil.rmtree(project.folder / ".gpumem-baseline")
     code, text = gate({"test_it.py": TESTS}, "origin/broken --rounds-max 12 -- -k test_copy")
     assert code == 6, text
@@ -337,8 +338,7 @@ def test_a_change_is_held_to_the_limits_of_the_calls_of_base(
     gate: Gate, project: Project, old: str, new: str, line: str | None, options: str, code: int
 ) -> None:
     project.write("test_it.py", CALLS)
-    project.git("commit", "-qam", "calls")
-    project.git("update-ref", "refs/remotes/origin/calls", "HEAD")
+    publish(project, "calls")
     shutil.rmtree(project.folder / ".gpumem-baseline")
     assert old in CALLS
     test = (line or "test_latency").partition(":")[0].partition("[")[0]
@@ -412,8 +412,7 @@ def test_a_duet_holds_a_change_to_the_limits_of_base(gate: Gate, project: Projec
 
 def test_a_change_of_the_limit_of_the_session_is_said_once(gate: Gate, project: Project) -> None:
     project.write("pytest.ini", INI + "gpumem_max_regression = 5%\n")
-    project.git("commit", "-qam", "limit")
-    project.git("update-ref", "refs/remotes/origin/limited", "HEAD")
+    publish(project, "limited")
     code, text = gate({"pytest.ini": INI + "gpumem_max_regression = 50%\n"}, "--screen-only origin/limited -- -m gpu")
     assert code == 0, text
     assert "limit of 2 tests: max_regression 5% -> 50% in this change (5% holds)" in text

@@ -175,7 +175,7 @@ class CudaCalls:
         return None
 
     def _runtime(self, number: int, data: Any) -> None:
-        """Count a call of the runtime of which the driver told nothing."""
+        """Count a call of the runtime without a callback of the driver."""
         site, parameters, result, _ = _DATA.unpack_from(data._data.tobytes())
         name, thread = self._of_runtime[number], self._thread
         try:

@@ -123,7 +123,7 @@ class Callbacks:
         self._cupti: Any = None
         self._subscriber: Any = None
         self._receivers: dict[tuple[int, int], tuple[Receive, ...]] = {}
-        self._lost: dict[Receive, Callable[[str], None]] = {}  # by receiver, what is told that calls were missed
+        self._lost: dict[Receive, Callable[[str], None]] = {}  # by receiver, the function that takes the reason why calls were missed
         self._lending: Lending | None = None
         self._holder: str | None = None  # whose profiler has CUPTI now
         self.lent = 0  # times that a profiler had CUPTI

@@ -335,7 +335,7 @@ class DriverMemory(Source):
     def stop(self) -> None:
         self._nothing = None
         if self._own_pools:
-            self._missed("a stream-ordered pool of the test's own lived while something was measured: what it keeps is not known since")
+            self._missed("a stream-ordered pool of the test's own lived during a measurement: what it keeps since then is not known")
         end, self._end = self._end, None
         if end is not None:
             end()
