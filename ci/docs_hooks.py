@@ -1,15 +1,13 @@
-"""Hooks of MkDocs: tables of the reference are made when the site is built, and links into the repository become its files' names."""
+"""Hooks of MkDocs: links that leave the documentation lead into the repository, or become text where its address is unknown."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-GENERATED = re.compile(r"^<!-- generated: (\S+) -->$", re.MULTILINE)
 OUTSIDE = re.compile(r"(?<!!)\[([^\]\n]+)\]\(((?:\.\./)+[^)\s]*)\)")
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 # What is logged below this name as a warning ends a strict build.
@@ -19,21 +17,7 @@ log = logging.getLogger("mkdocs.hooks.gpumem")
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     """One page before it is rendered."""
     folder = Path(page.file.abs_src_path).parent
-    return inside(generated(markdown), folder, Path(config["docs_dir"]), config["repo_url"])
-
-
-def generated(markdown: str) -> str:
-    """The page with a table behind each marker.
-
-    Raises:
-        KeyError: a marker names no table.
-    """
-    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "ci" / "docs_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    reference = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reference)
-    return GENERATED.sub(lambda marker: reference.TABLES[marker[1]](), markdown)
+    return inside(markdown, folder, Path(config["docs_dir"]), config["repo_url"])
 
 
 def inside(markdown: str, folder: Path, docs: Path, repository: str | None) -> str:

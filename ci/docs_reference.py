@@ -1,6 +1,6 @@
-"""The reference pages' tables, from the code: options and marker, kernels, fixtures, commands and exit codes, records, rules.
+"""The tables of the reference, from the code: options and marker, kernels, fixtures, commands and exit codes, API, records, rules.
 
-Pure functions that give Markdown; `ci/docs_hooks.py` puts each behind its marker when the site is built.
+Pure functions that give Markdown; `ci/renew_tables.py` writes each between its markers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from docs_api import api
 
 if TYPE_CHECKING:
     from pytest_gpumem.kernels.kernel import Kernel
@@ -226,8 +227,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernels": kernels,
     "fixtures": fixtures,
     "commands": commands,
+    "api": api,
     "schema": schema,
     "exit-codes": exit_codes,
     "rules": rules,
 }
-"""The tables by the NAME of `<!-- generated: NAME -->`."""
+"""The tables by the NAME of their marker."""

@@ -11,6 +11,11 @@ A marker stands on a line of its own before a ```text block, which is replaced:
     <!-- summary: FILE -->              the end of that session: a line for each test, or for each kind of test
     <!-- output: FILE -->               what a script of this repository prints
     <!-- session: NAME -->              a session of ci/docs_sessions.py
+
+What stands between two others is a table of the reference (ci/docs_reference.py):
+
+    <!-- generated: NAME -->
+    <!-- end of generated -->
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from docs_reference import TABLES
 from msgspec.structs import replace
 
 from pytest_gpumem.limits import LIMITS
@@ -41,6 +47,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
 KINDS = "record|summary|output|session"
 BLOCK = re.compile(rf"(<!-- ({KINDS}): (\S+)(?: (of|without) (\S+))? -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
+END = "<!-- end of generated -->"
+GENERATED = re.compile(rf"^(<!-- generated: (\S+) -->)$.*?^{END}$", re.DOTALL | re.MULTILINE)
 
 
 def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool = False) -> str:
@@ -168,7 +176,17 @@ def session(name: str, *_: str | None) -> str:
 def renewed(text: str) -> str:
     """Markdown with every marked block drawn anew."""
     draw: dict[str, Callable[..., str]] = {"record": record, "summary": partial(record, short=True), "output": output, "session": session}
-    return BLOCK.sub(lambda block: f"{block[1]}{draw[block[2]](block[3], block[4], block[5])}\n```", text)
+    text = BLOCK.sub(lambda block: f"{block[1]}{draw[block[2]](block[3], block[4], block[5])}\n```", text)
+    return generated(text)
+
+
+def generated(text: str) -> str:
+    """Markdown with the tables of the reference.
+
+    Raises:
+        KeyError: a marker names no table.
+    """
+    return GENERATED.sub(lambda found: f"{found[1]}\n\n{TABLES[found[2]]()}\n\n{END}", text)
 
 
 def main() -> int:

@@ -18,4 +18,10 @@ def test_tables_are_those_of_their_source(document: Path) -> None:
     text = document.read_text().replace("<!-- session: ", "<!-- its own test: ").replace("<!-- output: ci/bench/simulated_fit", "<!-- ")
     marked = sum(text.count(f"<!-- {kind}: ") for kind in ("record", "summary", "output"))
     assert len(renew_tables.BLOCK.findall(text)) == marked
-    assert renew_tables.renewed(text) == text
+    assert len(renew_tables.GENERATED.findall(text)) == text.count("<!-- generated: ")
+    assert renew_tables.renewed(text) == text, f"python ci/renew_tables.py {document.relative_to(ROOT)}"
+
+
+def test_a_marker_without_a_table_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        renew_tables.renewed("<!-- generated: nothing -->\n<!-- end of generated -->\n")

@@ -1,0 +1,134 @@
+"""The Python API as Markdown, from the source of the public classes: signatures, fields and docstrings.
+
+What is read is the text of the source, so that every version of Python gives the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from importlib import import_module
+
+SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Measuring": {
+        "plugin.gpu_benchmark.GpuBenchmark": ("__call__", "case", "stream"),
+        "measuring.target_case.Case": (),
+        "plugin.result.Result": (),
+    },
+    "Memory": {
+        "memory.spaces.Memory": (),
+        "memory.buffers.Buffer": ("kind", "address", "host_address", "size", "itemsize", "nbytes", "read", "write", "view"),
+        "memory.managed.ManagedBuffer": ("advice", "advise", "prefetch", "discard"),
+        "plugin.footprints.GpuMemory": ("watch",),
+        "plugin.footprints.BlockMemory": ("footprint", "peak", "kept", "reserved", "allocations", "largest", "pinned", "managed"),
+    },
+    "Persisting L2": {"memory.l2.PersistingStream": ("handle", "where", "nbytes", "window", "reset", "renew")},
+    "Work that overlaps": {
+        "measuring.works.Works": ("copy", "kernel", "host", "busy", "allocating", "in_turn", "after", "together", "staged", "enqueue"),
+        "records.overlap.Overlap": (),
+    },
+}
+"""The classes by heading, each with its public members; all of them where none is named."""
+LEFT_OUT = {"Memory": ("arena",)}
+CALLED = {"__call__": "gpu_benchmark"}
+WIDTH = 100
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def api() -> str:
+    """Every class with its members."""
+    parts = []
+    for heading, classes in SECTIONS.items():
+        parts.append(f"## {heading}")
+        for path, members in classes.items():
+            module, _, name = path.rpartition(".")
+            parts += described(getattr(import_module(f"pytest_gpumem.{module}"), name), members)
+    return "\n\n".join(part for part in parts if part)
+
+
+def described(kind: type, members: tuple[str, ...]) -> Iterator[str]:
+    """One class: its docstring, a table of its attributes, and its methods.
+
+    Raises:
+        LookupError: it has no such member.
+    """
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    attributes, methods = dict[str, str](), dict[str, Function]()
+    for one, below in zip(body.body, [*body.body[1:], ast.Pass()], strict=True):
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+            text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
+            attributes[one.target.id] = str(text)
+        elif isinstance(one, Function):
+            if any(isinstance(by, ast.Name) and by.id.endswith("property") for by in one.decorator_list):
+                attributes[one.name] = ast.get_docstring(one) or ""
+            else:
+                methods[one.name] = one
+    left_out = LEFT_OUT.get(kind.__name__, ())
+    shown = members or [name for name in (*attributes, *methods) if not name.startswith("_") and name not in left_out]
+    if unknown := [name for name in shown if name not in attributes and name not in methods]:
+        raise LookupError(f"{kind.__name__} has no {', '.join(unknown)}")
+    yield f"### {kind.__name__}"
+    yield prose(inspect.getdoc(kind) or "")
+    rows = [f"| `{name}` | {cell(attributes[name])} |" for name in shown if name in attributes]
+    yield "\n".join(["| attribute | |", "|---|---|", *rows]) if rows else ""
+    for name in shown:
+        if name in methods:
+            method = methods[name]
+            method.name = CALLED.get(name, name)
+            yield f"#### {kind.__name__}.{name}" if method.name == name else f"#### {method.name}()"
+            yield f"```py\n{signature(method)}\n```"
+            yield prose(ast.get_docstring(method) or "")
+
+
+def signature(function: Function) -> str:
+    """The name with the parameters, one a line where they do not fit on one."""
+    parameters = parts_of(ast.unparse(function.args))[1:]
+    if parameters[:1] == ["/"]:
+        del parameters[0]  # between the object itself and the rest
+    result = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+    line = f"{function.name}({', '.join(parameters)}){result}"
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"{function.name}(", *(f"    {one}," for one in parameters), f"){result}"])
+
+
+def parts_of(parameters: str) -> list[str]:
+    """The parameters of a signature: what commas outside of brackets separate."""
+    parts, depth = [""], 0
+    for character in parameters:
+        depth += (character in "[(") - (character in "])")
+        if character == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [re.sub(r"(: .*[^ ])=(?! )", r"\1 = ", part.strip()) for part in parts if part.strip()]
+
+
+def prose(docstring: str) -> str:
+    """A docstring of Google's style as Markdown: its sections become lists."""
+    paragraphs = []
+    for part in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
+        head, _, rest = part.partition("\n")
+        if head in ("Args:", "Raises:", "Returns:", "Yields:"):
+            entries = re.sub(r"\n\s{5,}", " ", textwrap.indent(textwrap.dedent(rest), "    ")).splitlines()
+            items = [re.sub(r"^([\w*]+(?:, [\w*]+)*): ", named, entry.strip()) for entry in entries]
+            title = {"Args:": "Parameters"}.get(head, head.rstrip(":"))
+            paragraphs.append(f"{title}:\n\n" + "\n".join(f"- {item}" for item in items))
+        else:
+            paragraphs.append(" ".join(part.split()))
+    return "\n\n".join(paragraphs).replace("<", "&lt;")
+
+
+def named(names: re.Match[str]) -> str:
+    """The names at the beginning of an entry as code."""
+    return ", ".join(f"`{name}`" for name in names[1].split(", ")) + ": "
+
+
+def cell(docstring: str) -> str:
+    """A docstring in one cell of a table."""
+    text = re.sub(r"\n\s*(Raises|Returns|Args):\s*\n", r" \1: ", inspect.cleandoc(docstring))
+    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
