@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -78,3 +79,16 @@ def test_actions_of_every_workflow_are_pinned() -> None:
     used = [line.split("uses:")[1].strip() for file in files for line in file.read_text().splitlines() if "uses:" in line]
     assert len(files) == 3
     assert not [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tag", "reason"),
+    [
+        (["--publish"], "", "unknown arguments: --publish; accepted is --tag"),
+        ([], "v9.9", "the tag is v9.9, the version in pyproject.toml is"),
+    ],
+)
+def test_a_wrong_release_ends_before_it_builds(arguments: list[str], tag: str, reason: str) -> None:
+    environment = {**os.environ, "GITHUB_REF_TYPE": "tag" if tag else "", "GITHUB_REF_NAME": tag}
+    done = subprocess.run([ROOT / "ci" / "release.sh", *arguments], env=environment, capture_output=True, text=True)
+    assert (done.returncode, reason in done.stderr) == (1, True), done.stderr
