@@ -18,7 +18,7 @@ SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "measuring.target_case.Case": (),
         "plugin.result.Result": (),
     },
-    "Memory": {
+    "Buffers and memory": {
         "memory.spaces.Memory": (),
         "memory.buffers.Buffer": ("kind", "address", "host_address", "size", "itemsize", "nbytes", "read", "write", "view"),
         "memory.managed.ManagedBuffer": ("advice", "advise", "prefetch", "discard"),
