@@ -170,7 +170,7 @@ class Conductor:
         outside: float | str | None = None
         if target.foreign and sampling.choice.sampler in ("blocked", "batched"):
             sampling, outside = self._whole(sampling, name, look=passes.streams)
-        after = device.conditions()
+        before, after = sampling.around(before, device.conditions())
         target = sampling.target
         migrations, ran = self._untimed(sampling, arena, passes, name)
         measured = self._record(label, sampling, plan, floors, (before, after), migrations, ran)

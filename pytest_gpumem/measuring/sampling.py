@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from msgspec import structs
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import CannotCapture, HoldExpired, OutOfMemory
@@ -41,6 +42,7 @@ WARM_UP_SHARE = 0.25  # share of the budget that a warm-up may use
 PROFILED_SAMPLES = 5  # samples under a profiler, which measures each of them in its own way
 WAIT_SHARE = 0.3  # share of the budget for which a measurement waits while the device is throttled or busy
 LOOKS = 3  # looks for other work before the samples, and after them; between them there is one for each reading of the clocks
+FULL_SPEED = 0.99  # share of the highest SM clock from which a throttle reason slows nothing
 CHUNK_SECONDS = 0.025  # seconds of samples between two readings of clocks and throttle reasons
 
 
@@ -78,6 +80,7 @@ class Sampling:
         self.looks: list[bool] = []  # of each look before, between and after the samples, whether other work kept the device busy
         self._host_times: list[float] = []
         self._clocks: list[float] = []
+        self._chunks: list[float | None] = []  # the SM clock that ran in each chunk of samples, where it is known
         self.alone = False  # a look for the stream of long work has shown that nothing of it runs elsewhere
         self._alone: list[float] = []  # that look, as the first sample of work too slow for the budget
         self._waited = 0.0  # seconds of waiting while the device was throttled or busy
@@ -107,6 +110,20 @@ class Sampling:
     def sm_clock_hz(self) -> float | None:
         """Median of the SM clock that ran before the samples, in hertz; None where it is unknown."""
         return statistics.median(self._clocks) if self._clocks else None
+
+    def around(self, before: Conditions, after: Conditions) -> tuple[Conditions, Conditions]:
+        """Conditions before and after the samples, with the throttle reasons that slowed the samples next to them."""
+        first, last = (self._chunks[0], self._chunks[-1]) if self._chunks else (None, None)
+        return self._slowing(before, first), self._slowing(after, last)
+
+    def _slowing(self, reported: Conditions, ran_at: float | None) -> Conditions:
+        """Conditions without throttle reasons if the SM clock that ran was the highest one all the same."""
+        highest = self._device.facts.sm_clock_hz
+        if not reported.throttle_reasons or ran_at is None or highest is None or ran_at < FULL_SPEED * highest:
+            return reported
+        full = f"{100 * FULL_SPEED:.0f} % or more of {highest / 1e6:.0f} MHz"
+        self.notes.append(f"{', '.join(reported.throttle_reasons)} reported, but the SM clock ran at {full}")
+        return structs.replace(reported, throttle_reasons=())
 
     def by_host(self, reason: str) -> Sampling:
         """The sampling of the same target anew, by the host's clock. Raises `BadCall`: the user asked for this sampler."""
@@ -295,15 +312,18 @@ class Sampling:
         while True:
             count = len(self._kept[0]) + len(self._lost[0])
             left = stopping.rounds_left(count, self.target.places) if together else quota - count
+            already = len(self._clocks)
             samples = [(0, seconds) for seconds in self._alone] or self._take(min(chunk, left))
             self._alone = []
-            now = self._device.conditions()
+            reported, ran = self._device.conditions(), self._clocks[already:]
+            self._chunks.append(statistics.median(ran) if ran else None)
+            now = self._slowing(reported, self._chunks[-1])
             self.seen.append(now)
             into = self._lost if now.throttle_reasons else self._kept
             for place, seconds in samples:
                 into[place].append(seconds)
             self._look()
-            if now.throttle_reasons:
+            if reported.throttle_reasons:
                 self.wait_out()
             both = [kept + lost for kept, lost in zip(self._kept, self._lost, strict=True)]
             spent = self._device.now() - begun

@@ -79,6 +79,8 @@ class DeviceFacts(Record, frozen=True):
     """Name of the host link, such as "PCIe Gen5 x16"."""
     link_bandwidth: float | None = None
     """Theoretical bandwidth of the host link in one direction, in bytes per second."""
+    sm_clock_hz: float | None = None
+    """Highest SM clock."""
     pci_bus_id: str | None = None
     """PCI bus id, such as "0000:18:00.0"."""
 

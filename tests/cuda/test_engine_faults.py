@@ -164,7 +164,9 @@ def test_lines_that_are_to_be_evicted_last_are_nearly_cold(
 
 
 @pytest.mark.gpumem(budget="1 s")
-def test_rows_after_much_power_read_as_before(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
+def test_rows_after_much_power_read_as_before(
+    gpu_benchmark: GpuBenchmark, gpu_device: Any, gpu_kernels: Kernels, device_buffer: Any
+) -> None:
     torch = pytest.importorskip("torch")
     buffers = [device_buffer(2 * MiB) for _ in range(3)]
     before = gpu_benchmark(gpu_kernels.triad, *buffers, label="before")
@@ -173,8 +175,12 @@ def test_rows_after_much_power_read_as_before(gpu_benchmark: GpuBenchmark, gpu_k
         torch.matmul(x, x)
     torch.cuda.synchronize()
     after = gpu_benchmark(gpu_kernels.triad, *buffers, label="after")
-    # The power cap may outlast the wait, by 15 MHz of the clock on an H200: the row is UNDECIDED then.
     assert after.latency == pytest.approx(before.latency, rel=0.02)
+    # The power cap may outlast the wait, by 15 MHz of the clock on an H200.
+    ran, highest = after.measurement.ran_at_hz, gpu_device.facts.sm_clock_hz
+    assert ran is not UNSET
+    assert highest is not None
+    assert any("throttled" in doubt for doubt in unreliable(after.measurement)) is (ran < 0.99 * highest)
 
 
 @pytest.mark.gpumem(budget="0.5 s")

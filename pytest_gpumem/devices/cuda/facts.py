@@ -255,6 +255,7 @@ def _read(driver: Any, device: Any) -> DeviceFacts:
         driver=nvml.asked(pynvml.nvmlSystemGetDriverVersion) if handle is not None else None,
         link=link,
         link_bandwidth=link_bandwidth,
+        sm_clock_hz=1e3 * attribute("CLOCK_RATE") or None,
         pci_bus_id=bus_id,
     )
 

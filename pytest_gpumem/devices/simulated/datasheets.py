@@ -150,6 +150,7 @@ class Datasheet:
             **alike,
             simulated=True,
             memory_clock_hz=self.memory_clock,
+            sm_clock_hz=self.sm_clock,
             can_map_host=True,
             concurrent_managed_access=True,
             pageable_memory_access=False,

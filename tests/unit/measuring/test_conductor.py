@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, HoldExpired, OutOfMemory
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
+from pytest_gpumem.devices.simulated.streams import SimulatedHold
 from pytest_gpumem.kernels.stream import VECTOR_BYTES
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.conductor import worst
@@ -402,6 +403,7 @@ def throttling(bench: Bench, monkeypatch: pytest.MonkeyPatch, hot: Callable[[int
         return replace(calm, throttle_reasons=("sw_power_cap",)) if hot(looks[0]) else calm
 
     monkeypatch.setattr(bench.device, "conditions", conditions)
+    monkeypatch.setattr(SimulatedHold, "clock", lambda _: 1.4e9)
     bench.conductor._harness._awake = True
 
 

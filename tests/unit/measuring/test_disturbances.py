@@ -11,6 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from verdicts_alone import judge
 
+from pytest_gpumem.devices.simulated.streams import SimulatedHold
 from pytest_gpumem.measuring.sampling import WAIT_SHARE
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.outcomes import Code, Outcome
@@ -76,10 +77,31 @@ def test_throttling_is_waited_out_within_the_budget(
         return replace(calm, throttle_reasons=("sw_power_cap",)) if hot else calm
 
     monkeypatch.setattr(bench.device, "conditions", conditions)
+    monkeypatch.setattr(SimulatedHold, "clock", lambda _: 1.4e9)
     taken = triad(bench, budget=1.0)
     assert judged(bench, taken).outcome is outcome
     assert (taken.discarded == 0) is (outcome is Outcome.PASS)
     assert bench.device.now() - begun < 1.5
+
+
+@pytest.mark.parametrize(("share", "counts"), [(0.9924, False), (0.98, True), (None, True)])
+def test_a_throttle_reason_counts_only_where_the_sm_clock_ran_lower(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, share: float | None, counts: bool
+) -> None:
+    """After much power an H200 reports `sw_power_cap` for seconds, at 1965 of 1980 MHz."""
+    bench.conductor.ready()
+    highest = bench.device.facts.sm_clock_hz
+    assert highest is not None
+    limited = replace(bench.device.conditions(), throttle_reasons=("sw_power_cap",))
+    monkeypatch.setattr(bench.device, "conditions", lambda: limited)
+    monkeypatch.setattr(SimulatedHold, "clock", lambda _: None if share is None else share * highest)
+    begun = bench.device.now()
+    taken = triad(bench)
+    assert bench.device.now() - begun > WAIT_SHARE * 0.2  # it is waited for all the same
+    assert taken.ran_at_hz == (UNSET if share is None else share * highest)
+    assert judged(bench, taken).outcome is (Outcome.UNDECIDED if counts else Outcome.PASS)
+    assert (taken.discarded > 0) is counts
+    assert ("sw_power_cap reported, but the SM clock ran at 99 % or more of 1980 MHz" in taken.notes) is not counts
 
 
 def test_the_sm_clock_that_ran_is_recorded(bench: Bench) -> None:
