@@ -26,11 +26,14 @@ WATCHED = (
     ("plugin.footprints", "FootprintFeature", "_end"),
     ("plugin.leftovers", "LeftoverFeature", "_settle"),
     ("plugin.guarding", "Guardian", "_send"),
-    ("devices.footprints", "Footprints", "look"),
+    ("devices.footprints", "SourceFootprints", "look"),
     ("devices.footprints", "_Watch", "read"),
     ("devices.footprints", "_Watch", "settle"),
     ("devices.cuda.driver_memory", "DriverMemory", "figures"),
     ("devices.cuda.driver_memory", "DriverMemory", "_called"),
+    ("devices.cuda.calls", "CudaCalls", "_launched"),
+    ("devices.cuda.calls", "CudaCalls", "_driver"),
+    ("devices.cuda.calls", "CudaCalls", "_runtime"),
     ("devices.cuda.guests.cupy_memory", "CupyMemory", "figures"),
     ("devices.cuda.guests.cupy_memory", "_Hook", "malloc_postprocess"),
     ("devices.cuda.guests.cupy_memory", "_Hook", "free_postprocess"),
@@ -78,7 +81,7 @@ def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments, **options)
         finally:
             # A call of the driver has a number of its own.
-            of = f"{name} {arguments[1]}" if name.endswith("._called") else name
+            of = f"{name} {arguments[1]}" if name.endswith(("._called", "._driver")) else name
             cost = _costs.setdefault(of, [0, 0.0])
             cost[0] += 1
             cost[1] += time.perf_counter() - begun

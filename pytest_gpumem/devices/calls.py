@@ -1,4 +1,4 @@
-"""Calls of this process, added up for the tests and their parts: both devices report each call at its end, and windows read the sums."""
+"""Calls of this process, added up for the tests and their parts: both devices report each call at its end to the windows that are open."""
 
 from __future__ import annotations
 
@@ -32,59 +32,75 @@ class _WaitKey(NamedTuple):
 
 
 class CallLog:
-    """The calls since the process began to count them. Threads report at once; a lock keeps the sums whole."""
+    """Takes the calls of the process for the windows that are open. Threads report at once; a lock keeps the sums whole."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory, which is a call
-        self.sums: Counter[object] = Counter()
-        """Counts by `Step` kind, by kind of copy and by line; bytes by ("bytes", kind of copy); seconds by ("seconds", line)."""
+        self.windows: tuple[CallWindow, ...] = ()  # without any, calls do not matter
+
+    def _add(self, key: object, count: float = 1) -> None:
+        with self._lock:
+            for window in self.windows:
+                window.sums[key] += count  # type: ignore[assignment]
+
+    def launched(self, *, on_default: bool) -> None:
+        """A kernel was queued: as `ran`, in the least time."""
+        with self._lock:
+            for window in self.windows:
+                window.sums["kernels"] += 1
+                if on_default:
+                    window.sums["default"] += 1
 
     def ran(self, step: Step, *, count: int = 1, first: bool = False, on_default: bool = False) -> None:
         """Work was queued. `first`: inside a first use. `on_default`: on the legacy default stream."""
         word = _WORDS.get(step.kind)
         if word is None:
             return
-        with self._lock:
-            if first:
-                self.sums["first", word] += count
-                return
-            self.sums[word] += count
-            if on_default:
-                self.sums["default"] += count
-            if step.kind is StepKind.COPY:
-                key = ("copy", step.name, step.source or "unknown", step.memory or "unknown")
-                self.sums[key] += count
-                self.sums[("bytes", *key)] += step.nbytes or 0
+        if first:
+            self._add(("first", word), count)
+            return
+        self._add(word, count)
+        if on_default:
+            self._add("default", count)
+        if step.kind is StepKind.COPY:
+            key = ("copy", step.name, step.source or "unknown", step.memory or "unknown")
+            self._add(key, count)
+            self._add(("bytes", *key), step.nbytes or 0)
 
     def waited(self, call: str, of: str, seconds: float, *, sure: bool = True, first: bool = False) -> None:
         """The host waited, or may have waited, in a call that ends now. `first`: inside a first use."""
         if first:
             self.used_first("waits")
-            return
-        file, line, function = _line(sys._getframe(1))
-        with self._lock:
+        elif self.windows:
+            file, line, function = _line(sys._getframe(1))
             key = _WaitKey(file, line, function, call, of, sure)
-            self.sums[key] += 1
-            self.sums["seconds", key] += seconds  # type: ignore[assignment]
+            self._add(key)
+            self._add(("seconds", key), seconds)
 
     def used_first(self, word: str) -> None:
         """Something was used for the first time: "modules", or a call inside."""
-        with self._lock:
-            self.sums["first", word] += 1
+        self._add(("first", word))
 
     def missed(self, why: str) -> None:
         """Calls were not counted: the windows that are open have less than there was."""
-        with self._lock:
-            self.sums["missed", why] += 1
+        self._add(("missed", why))
 
     def open(self) -> CallWindow:
         """Count from now on."""
-        return CallWindow(self)
-
-    def now(self) -> Counter[object]:
-        """The sums so far."""
+        window = CallWindow(self)
         with self._lock:
-            return Counter(self.sums)
+            self.windows = (*self.windows, window)
+        return window
+
+    def close(self, window: CallWindow) -> None:
+        """Count no further for a window; a second call does nothing."""
+        with self._lock:
+            self.windows = tuple(one for one in self.windows if one is not window)
+
+    def now(self, window: CallWindow) -> Counter[object]:
+        """The sums of a window so far."""
+        with self._lock:
+            return Counter(window.sums)
 
 
 class CallWindow:
@@ -92,13 +108,12 @@ class CallWindow:
 
     def __init__(self, log: CallLog) -> None:
         self._log = log
-        self._before = log.now()
-        self._after: Counter[object] | None = None
+        self.sums: Counter[object] = Counter()
+        """Counts by `Step` kind, by kind of copy and by line; bytes by ("bytes", kind of copy); seconds by ("seconds", line)."""
 
     def close(self) -> None:
         """Count no further."""
-        if self._after is None:
-            self._after = self._log.now()
+        self._log.close(self)
 
     def read(self, root: Path, allowed: Sequence[str] = (), *, strict: bool = False) -> Calls:
         """What was called so far.
@@ -106,8 +121,7 @@ class CallWindow:
         `allowed`: lines that may wait, such as "conftest.py:*".
         `strict`: calls that may wait are waits.
         """
-        after = self._log.now() if self._after is None else self._after
-        found = {key: count - self._before[key] for key, count in after.items() if count != self._before[key]}
+        found = self._log.now(self)
         copies = [key for key in found if isinstance(key, tuple) and key[0] == "copy"]
         return Calls(
             kernels=found.get("kernels", 0),
@@ -172,12 +186,15 @@ class CallSource(Protocol):
     def stop(self) -> None:
         """Report no longer; a second call does nothing."""
 
+    def refused(self) -> str | None:
+        """Why calls are not reported now, though they were to be."""
+
 
 @contextmanager
 def counted(source: CallSource) -> Iterator[Callable[[], Calls]]:
     """Count the calls inside the block, or until the source is stopped; yields what tells them. Afterwards it runs if it ran before."""
     running = source.running
-    why, window = None if running else source.start(), source.log.open()
+    why, window = source.refused() if running else source.start(), source.log.open()
 
     def read() -> Calls:
         return Calls(not_counted=why) if why is not None else window.read(Path())
@@ -208,3 +225,6 @@ class PlainCalls:
     def stop(self) -> None:
         self._report(None)
         self.running = False
+
+    def refused(self) -> str | None:
+        return None

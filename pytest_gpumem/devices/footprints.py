@@ -182,7 +182,7 @@ class SourceFootprints:
         return {series: figures for source in self._running.values() for series, figures in source.figures().items()}
 
     def counting(self) -> CallWindow | str:
-        return self.calls.log.open() if self._not_counted is None else self._not_counted
+        return self._not_counted or self.calls.refused() or self.calls.log.open()
 
     def watch(self) -> MemoryWatch:
         if self._wanted is None:

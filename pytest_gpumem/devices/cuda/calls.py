@@ -11,30 +11,26 @@ from __future__ import annotations
 
 import ctypes
 import re
-import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from cuda.bindings import driver as D  # noqa: N812
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.calls import CallLog
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS, imported, words
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.devices.waits import CALLS as WAITS
 from pytest_gpumem.devices.waits import Waits, base_name, copy_waits, memset_waits
 from pytest_gpumem.records.what_ran import Step, StepKind
 
-_DATA = struct.Struct("<i4x8xqq32xI")
-"""Of a CUpti_CallbackData: the site, the addresses of the parameters and of the result, and the correlation id."""
 _KERNELS = {"cuLaunchKernel": 5, "cuLaunchCooperativeKernel": 5, "cuLaunchKernelEx": None}
 """Calls that launch a kernel: which parameter, of eight bytes each, holds the stream; None: it is in the structure of the first one."""
 _STREAM_OF_CONFIG = 4  # word of a CUlaunchConfig
-_KERNEL = Step(StepKind.KERNEL)
+_Words = ctypes.c_uint64 * 6  # the words up to a stream
 _COPY = re.compile(r"cuMemcpy(?:(HtoD|DtoH|DtoD|DtoA|AtoD|HtoA|AtoH|AtoA|2D|2DUnaligned|3D|Peer|3DPeer|Batch)?)(Async)?$")
 _BYTES_AT = {"HtoD": 2, "DtoH": 2, "DtoD": 2, None: 2, "Peer": 4, "DtoA": 3, "AtoD": 3, "HtoA": 3, "AtoH": 3, "AtoA": 4}
 """By the kind of a copy, the parameter that holds its bytes."""
@@ -68,7 +64,18 @@ _CREATES = re.compile(
 )
 _POOLS = (b"/cupy/cuda/memory", b"libc10_cuda", b"librmm", b"/rmm/")
 """Parts of the names of files whose code asks the driver for memory of a pool."""
-_DEEPEST = 64  # native frames that are looked at
+_DEEPEST = 40  # native frames that are looked at, for each takes a microsecond
+
+
+class _Call(NamedTuple):
+    """A call of the driver that is followed."""
+
+    name: str  # without its version
+    version: str
+    first: bool  # it loads a module, or a part of it
+    state: bool  # it counts also while nobody counts: what is captured, and the nodes of graphs
+    copy: re.Match[str] | None
+    memset: re.Match[str] | None
 
 
 class _OpenCall(NamedTuple):
@@ -94,13 +101,14 @@ class CudaCalls:
     def __init__(self) -> None:
         self.log = CallLog()
         self._thread = _Thread()
-        self._names: dict[int, str] = {}  # by CUPTI's number of a call of the driver
-        self._versions: dict[int, str] = {}  # the same with their versions
+        self._launches: dict[int, tuple[int | None, bool]] = {}
+        """By CUPTI's number of a call that launches a kernel: as in `_KERNELS`, and whether its stream 0 is the legacy default stream."""
+        self._calls: dict[int, _Call] = {}  # by CUPTI's number, the other calls of the driver
         self._of_runtime: dict[int, str] = {}  # by CUPTI's number of a call of the runtime, the call of the driver that it stands for
         self._captures: dict[int, int] = {}  # by stream that is captured, the thread that began it
         self._graphs: dict[int, Counter[Step]] = {}  # by executable graph, its nodes
+        self._launch_names: tuple[str, ...] = ()
         self._runtime_names: tuple[str, ...] = ()
-        self._exit = -1
         self._ends: list[Callable[[], None]] = []
 
     @property
@@ -112,17 +120,22 @@ class CudaCalls:
         if self._ends:
             return None
         try:
-            if not self._names:
+            if not self._calls:
                 self._number(imported())
-            self._ends.append(CALLBACKS.add("DRIVER_API", tuple(self._versions.values()), self._driver, self._missed))
+            self._ends.append(CALLBACKS.add("DRIVER_API", self._launch_names, self._launched, begins=False))
+            self._ends.append(CALLBACKS.add("DRIVER_API", [one.version for one in self._calls.values()], self._driver, self.log.missed))
             self._ends.append(CALLBACKS.add("RUNTIME_API", self._runtime_names, self._runtime))
         except NotCounted as why:
             self.stop()
             return str(why)
         return None
 
-    def _missed(self, why: str) -> None:
-        self.log.missed(why)
+    def refused(self) -> str | None:
+        try:
+            CALLBACKS.refuse_while_lent()
+        except NotCounted as why:
+            return str(why)
+        return None
 
     def stop(self) -> None:
         ends, self._ends = self._ends, []
@@ -132,38 +145,54 @@ class CudaCalls:
     def _number(self, cupti: Any) -> None:
         """Find the calls in the installed version. Old versions of a call, and those that run in a green context, are left out with it."""
         members = {name: int(number) for name, number in cupti.driver_api_trace_cbid.__members__.items()}
-        self._exit = int(cupti.ApiCallbackSite.API_EXIT)
         for name, number in members.items():
             base = base_name(name)
-            if base in WAITS or base in _KERNELS or _is_graph(base) or any(one.fullmatch(base) for one in _READ):
-                self._names[number], self._versions[number] = base, name
+            if base in _KERNELS:
+                self._launches[number] = _KERNELS[base], _on_legacy(0, name)
+                self._launch_names += (name,)
+            elif base in WAITS or _is_graph(base) or any(one.fullmatch(base) for one in _READ):
+                first = _FIRST.fullmatch(base) is not None
+                state = first or (_is_graph(base) and base != "cuGraphLaunch")
+                self._calls[number] = _Call(base, name, first, state, _COPY.match(base), _MEMSET.match(base))
         runtime = {name: int(number) for name, number in cupti.runtime_api_trace_cbid.__members__.items() if _RUNTIME.match(name)}
         self._of_runtime = {number: _OF_RUNTIME[name.partition("_")[0]] for name, number in runtime.items()}
         self._runtime_names = tuple(runtime)
 
     # Callbacks, in the thread of the call
 
-    def _driver(self, number: int, data: Any) -> None:
-        site, parameters, result, _ = _DATA.unpack_from(data._data.tobytes())
-        name = self._names[number]
-        if site != self._exit and name in _KERNELS:
+    def _launched(self, number: int, address: int) -> None:
+        """Count a kernel. Most calls are these: they are looked at no longer than needed."""
+        call = ApiCall.from_address(address)
+        if not self.log.windows or call.failed:
             return
+        at, legacy = self._launches[number]
+        block = _Words.from_address(call.parameters)
+        stream = block[at] if at is not None else _Words.from_address(block[0])[_STREAM_OF_CONFIG]
+        if self._captures and self._captured(stream):
+            return
+        if self._thread.loading:
+            self.log.ran(Step(StepKind.KERNEL), first=True)
+        else:
+            self.log.launched(on_default=stream == 1 or (stream == 0 and legacy))
+
+    def _driver(self, number: int, address: int) -> None:
+        known = self._calls[number]
+        if not (self.log.windows or known.state):
+            return
+        call, thread = ApiCall.from_address(address), self._thread
         try:
-            thread, entered = self._thread, None
-            if name not in _KERNELS:
-                first = _FIRST.fullmatch(name) is not None
-                if site != self._exit:
-                    thread.open.append(_OpenCall(name, time.perf_counter(), thread.seen))
-                    thread.loading += first
-                    return
-                entered = self._leave(name)
-                thread.loading -= first and thread.loading > 0
-            if name.startswith("cuStreamEndCapture"):  # also where it fails
-                self._captures.pop(words(parameters, 1)[0], None)
-            elif not ctypes.c_int.from_address(result).value:
-                self._ended(name, self._versions[number], parameters, entered)
+            if not call.site:
+                thread.open.append(_OpenCall(known.name, time.perf_counter(), thread.seen))
+                thread.loading += known.first
+                return
+            entered = self._leave(known.name)
+            thread.loading -= known.first and thread.loading > 0
+            if known.name.startswith("cuStreamEndCapture"):  # also where it fails
+                self._captures.pop(words(call.parameters, 1)[0], None)
+            elif not call.failed:
+                self._ended(known, call.parameters, entered)
         except Exception as error:  # which CUPTI would lose
-            self.log.missed(f"a call of the driver could not be read: {name}: {error}")
+            self.log.missed(f"a call of the driver could not be read: {known.name}: {error}")
 
     def _leave(self, name: str) -> _OpenCall | None:
         """The begin of the call that ends; None if it began before it was followed."""
@@ -174,25 +203,24 @@ class CudaCalls:
                 return found
         return None
 
-    def _runtime(self, number: int, data: Any) -> None:
+    def _runtime(self, number: int, address: int) -> None:
         """Count a call of the runtime without a callback of the driver."""
-        site, parameters, result, _ = _DATA.unpack_from(data._data.tobytes())
-        name, thread = self._of_runtime[number], self._thread
+        if not self.log.windows:
+            return
+        call, name, thread = ApiCall.from_address(address), self._of_runtime[number], self._thread
         try:
-            if site != self._exit:
+            if not call.site:
                 thread.open.append(_OpenCall(f"runtime {name}", time.perf_counter(), thread.seen))
                 return
             entered = self._leave(f"runtime {name}")
-            if entered is not None and thread.seen == entered.waits and not ctypes.c_int.from_address(result).value:
-                self._ended(name, name, parameters, entered)
+            if entered is not None and thread.seen == entered.waits and not call.failed:
+                self._ended(_Call(name, name, first=False, state=False, copy=_COPY.match(name), memset=None), call.parameters, entered)
         except Exception as error:
             self.log.missed(f"a call of the runtime could not be read: {name}: {error}")
 
-    def _ended(self, name: str, version: str, parameters: int, entered: _OpenCall | None) -> None:
-        thread = self._thread
-        if name in _KERNELS:  # first: they are most
-            self._work(_KERNEL, _kernel_stream(name, parameters), version)
-        elif name.startswith("cuStreamBeginCapture"):
+    def _ended(self, known: _Call, parameters: int, entered: _OpenCall | None) -> None:
+        thread, name, version = self._thread, known.name, known.version
+        if name.startswith("cuStreamBeginCapture"):
             self._captures[words(parameters, 1)[0]] = threading.get_ident()
         elif name.startswith("cuGraphInstantiate"):
             (executable,) = words(words(parameters, 1)[0], 1)
@@ -203,14 +231,14 @@ class CudaCalls:
             executable, stream = words(parameters, 2)
             if not self._captured(stream):
                 self._launch_graph(executable, _on_legacy(stream, version))
-        elif _FIRST.fullmatch(name):
+        elif known.first:
             if "Load" in name:
                 self.log.used_first("modules")
-        elif (copied := _COPY.match(name)) is not None:
+        elif known.copy is not None:
             thread.seen += 1
-            self._copied(name, version, copied, parameters, entered)
-        elif (filled := _MEMSET.match(name)) is not None:
-            self._filled(name, version, filled, parameters, entered)
+            self._copied(name, version, known.copy, parameters, entered)
+        elif known.memset is not None:
+            self._filled(name, version, known.memset, parameters, entered)
         elif name in WAITS:
             thread.seen += 1
             waits, of = WAITS[name]
@@ -270,13 +298,6 @@ def _is_graph(base: str) -> bool:
 def _on_legacy(stream: int, version: str) -> bool:
     """True for the legacy default stream, whose handle is 0 in calls that are not of the per-thread kind."""
     return stream == 1 or (stream == 0 and not version.endswith(("_ptds", "_ptsz")))
-
-
-def _kernel_stream(name: str, parameters: int) -> int:
-    at = _KERNELS[name]
-    if at is not None:
-        return words(parameters, at + 1)[at]
-    return words(words(parameters, 1)[0], _STREAM_OF_CONFIG + 1)[_STREAM_OF_CONFIG]
 
 
 def _copies(kind: str | None, parameters: int, memory: Callable[[int], str], *, ordered: bool) -> Iterator[tuple[Step, int | None]]:
@@ -383,8 +404,11 @@ _CREATING, _POOL = 1, 2  # what `meaning` tells of a native frame
 def _first_use(*, allocates: bool) -> bool:
     """True in a call that a library makes to create a handle or a plan, or, if it `allocates`, to let its pool grow. The native frames of
     this thread tell, by the names of their files and of the functions that these export."""
+    frames = set(native_frames())
+    for address in frames - _MEANINGS.keys():
+        _MEANINGS[address] = _of_address(address)
     wanted = _CREATING | _POOL if allocates else _CREATING
-    return any(_of_address(address) & wanted for address in native_frames())
+    return any(_MEANINGS[address] & wanted for address in frames)
 
 
 def native_frames() -> Sequence[int]:
@@ -397,7 +421,9 @@ def native_frames() -> Sequence[int]:
     return cast("Sequence[int]", frames[:count])
 
 
-@lru_cache(maxsize=4096)
+_MEANINGS: dict[int, int] = {}  # by address of code, what `meaning` tells
+
+
 def _of_address(address: int) -> int:
     found = _DynamicSymbol()
     ctypes.pythonapi.dladdr(ctypes.c_void_p(address), ctypes.byref(found))

@@ -1,9 +1,10 @@
 """CUPTI through `cupti-python` (the extra `cupti13`): activity records of kernels, copies and memsets, and callbacks.
 
 Records need no permission for counters. They hold names, times and launch shapes, no hardware counts. All callbacks of the process come
-through one subscriber, because CUPTI serves one at a time.
+through one subscriber, because CUPTI serves one at a time. They come from CUPTI itself: those of cupti-python 13.0 take 5 us each, and
+those of 13.4 have other attributes.
 Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset; enum CUpti_ActivityMemoryKind; Callback API,
-`cuptiSubscribe`, `cuptiEnableCallback`.
+`cuptiSubscribe`, `cuptiEnableCallback`, CUpti_CallbackData.
 """
 
 from __future__ import annotations
@@ -96,11 +97,40 @@ def memory_kind(cupti: Any, kind: int) -> str:
     return _MEMORY.get(known.get(int(kind), ""), "unknown")
 
 
-Receive = Callable[[int, Any], None]
-"""A receiver. CUPTI calls it with the id of a callback and its data, in the calling thread, before the call returns.
+class ApiCall(ctypes.Structure):
+    """A CUpti_CallbackData: what the callback of a call of the driver or of the runtime tells."""
 
-CUPTI ignores the errors of a receiver.
+    site: int  # 0 at the begin of the call, 1 at its end
+    parameters: int  # address of them
+    result: int  # address of it
+    symbol: bytes | None  # mangled name of the kernel, in a launch
+    correlation: int
+    _fields_ = (
+        ("site", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("parameters", ctypes.c_uint64),
+        ("result", ctypes.c_uint64),
+        ("symbol", ctypes.c_char_p),
+        ("context", ctypes.c_void_p),
+        ("context_uid", ctypes.c_uint32),
+        ("correlation_data", ctypes.c_void_p),
+        ("correlation", ctypes.c_uint32),
+    )
+
+    @property
+    def failed(self) -> bool:
+        """True if the call has ended with an error."""
+        return bool(self.result) and ctypes.c_int.from_address(self.result).value != 0
+
+
+Receive = Callable[[int, int], None]
+"""A receiver. It is called with the id of a callback and the address of its data, in the calling thread, before the call returns. Its
+errors are lost.
 """
+_CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t)  # CUpti_CallbackFunc
+_SUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _CALLED, ctypes.c_void_p)
+_UNSUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_ENABLE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32)
 
 _HELD = "the profiler of {} had CUPTI, which serves one tool at a time"
 _IDS = {"DRIVER_API": "driver_api_trace_cbid", "RUNTIME_API": "runtime_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
@@ -116,29 +146,61 @@ def imported() -> Any:
     return cupti
 
 
+class _Subscription:
+    """The process's subscription to CUPTI's callbacks, by the functions of the library that cupti-python has loaded.
+    Raises cupti-python's errors.
+    """
+
+    def __init__(self, cupti: Any, called: Any) -> None:
+        from cupti._internal import cupti as loaded
+
+        self._cupti = cupti
+        self._functions: dict[str, int] = loaded._inspect_function_pointers()
+        self._handle = ctypes.c_void_p()
+        self._checked(_SUBSCRIBE(self._functions["__cuptiSubscribe"])(ctypes.addressof(self._handle), called, None))
+        self._enable = _ENABLE(self._functions["__cuptiEnableCallback"])
+
+    def _checked(self, result: int) -> None:
+        if result:
+            raise self._cupti.cuptiError(result)
+
+    def enable(self, key: tuple[int, int], *, on: bool = True) -> None:
+        """Have one callback, of a domain and an id, or no longer."""
+        self._checked(self._enable(on, self._handle, *key))
+
+    def end(self) -> None:
+        """Have no more callbacks."""
+        self._checked(_UNSUBSCRIBE(self._functions["__cuptiUnsubscribe"])(self._handle))
+
+
 class Callbacks:
     """Hands CUPTI's callbacks to their receivers; subscribed while there are any, so that other tools can have CUPTI otherwise."""
 
     def __init__(self) -> None:
         self._cupti: Any = None
-        self._subscriber: Any = None
+        self._subscription: _Subscription | None = None
+        self._function = _CALLED(self._called)  # as C sees it; it lives as long as threads may call it
         self._receivers: dict[tuple[int, int], tuple[Receive, ...]] = {}
+        self._at_begin: dict[tuple[int, int], tuple[Receive, ...]] = {}  # those of the begins of calls too
         self._lost: dict[Receive, Callable[[str], None]] = {}  # by receiver, the function that takes the reason why calls were missed
         self._lending: Lending | None = None
         self._holder: str | None = None  # whose profiler has CUPTI now
         self.lent = 0  # times that a profiler had CUPTI
         atexit.register(self.close)  # a callback after Python's end would crash
 
-    def add(self, domain: str, names: Sequence[str], receive: Receive, lost: Callable[[str], None] | None = None) -> Callable[[], None]:
+    def add(
+        self, domain: str, names: Sequence[str], receive: Receive, lost: Callable[[str], None] | None = None, *, begins: bool = True
+    ) -> Callable[[], None]:
         """Have `receive` called for these callbacks; gives the function that ends it.
         `domain`: "DRIVER_API", "RUNTIME_API" or "RESOURCE".
         `names`: as in cupti-python; those that the installed version lacks are left out.
         `receive`: must be quick, and may ask the driver for attributes, but call nothing else of CUDA.
         `lost`: called with the reason once calls are missed.
+        `begins`: False where only the ends of calls matter.
         Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool holds it.
         """
         cupti = imported()
-        errors = (cupti.cuptiError, RuntimeError)  # RuntimeError: cupti-python found no libcupti
+        errors = (cupti.cuptiError, ImportError, RuntimeError)  # RuntimeError: cupti-python found no libcupti
         ids = getattr(cupti, _IDS[domain])
         keys = [(int(getattr(cupti.CallbackDomain, domain)), int(getattr(ids, name))) for name in names if hasattr(ids, name)]
         self._cupti = cupti
@@ -149,16 +211,17 @@ class Callbacks:
         if lost is not None:
             self._lost[receive] = lost
         try:
-            again = self._subscriber is None
+            again = self._subscription is None
             if again:
-                self._subscriber = cupti.subscribe(self._called, None)
+                self._subscription = _Subscription(cupti, self._function)
             for key in keys:
                 first = key not in self._receivers
-                self._receivers[key] = (*self._receivers.get(key, ()), receive)
+                for receivers in (self._receivers, self._at_begin) if begins else (self._receivers,):
+                    receivers[key] = (*receivers.get(key, ()), receive)
                 if first and not again:
-                    cupti.enable_callback(1, self._subscriber, *key)
+                    self._enable(key)
             if again:
-                self._enable()
+                self._enable(*self._receivers)
         except errors as error:
             self._remove(keys, receive)
             raise NotCounted(f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}") from error
@@ -172,13 +235,15 @@ class Callbacks:
     def close(self) -> None:
         """Call nobody any more."""
         self._receivers.clear()
+        self._at_begin.clear()
         self._unsubscribe()
         if self._lending is not None:
             self._lending.close()
 
-    def _enable(self) -> None:
-        for key in self._receivers:
-            self._cupti.enable_callback(1, self._subscriber, *key)
+    def _enable(self, *keys: tuple[int, int]) -> None:
+        assert self._subscription is not None
+        for key in keys:
+            self._subscription.enable(key)
 
     def _lend(self, whose: str) -> None:
         """Give CUPTI to a profiler."""
@@ -193,24 +258,24 @@ class Callbacks:
         self._holder = None
         if self._receivers:
             with suppress(self._cupti.cuptiError):
-                self._subscriber = self._cupti.subscribe(self._called, None)
-                self._enable()
+                self._subscription = _Subscription(self._cupti, self._function)
+                self._enable(*self._receivers)
 
     def _unsubscribe(self) -> None:
-        subscriber, self._subscriber = self._subscriber, None
-        if subscriber is not None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
             with suppress(self._cupti.cuptiError):
-                self._cupti.unsubscribe(subscriber)
+                subscription.end()
 
     def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
-        cupti = self._cupti
         for key in keys:
-            left = tuple(one for one in self._receivers.pop(key, ()) if one is not receive)
-            if left:
-                self._receivers[key] = left
-            elif self._subscriber is not None:
-                with suppress(cupti.cuptiError):  # after a lost context
-                    cupti.enable_callback(0, self._subscriber, *key)
+            for receivers in (self._receivers, self._at_begin):
+                left = tuple(one for one in receivers.pop(key, ()) if one is not receive)
+                if left:
+                    receivers[key] = left
+            if key not in self._receivers and self._subscription is not None:
+                with suppress(self._cupti.cuptiError):  # after a lost context
+                    self._subscription.enable(key, on=False)
         if not any(receive in receivers for receivers in self._receivers.values()):
             self._lost.pop(receive, None)
         if not self._receivers:
@@ -219,14 +284,17 @@ class Callbacks:
                 self._lending.close()
                 self._lending = None
 
-    def _called(self, _data: Any, domain: Any, cbid: Any, data: Any) -> None:
-        for receive in self._receivers.get((int(domain), int(cbid)), ()):
+    def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
+        # The data of a resource begin with the address of its context, which has no site: its receivers take either.
+        receivers = self._receivers if _SITE(address).value else self._at_begin
+        for receive in receivers.get((domain, number), ()):
             try:  # noqa: SIM105 - launches repeat it
-                receive(int(cbid), data)
+                receive(number, address)
             except Exception:  # it would end in CUPTI's own code
                 pass
 
 
+_SITE = ctypes.c_int.from_address
 CALLBACKS = Callbacks()  # the callbacks of this process
 
 

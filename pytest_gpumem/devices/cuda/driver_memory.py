@@ -23,7 +23,7 @@ from cupy.cuda import runtime
 
 from pytest_gpumem.devices.allocation_sites import python_stack
 from pytest_gpumem.devices.cuda.allocators import has_pools
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS, imported, words
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import NOTHING, AllocationEvent, Figures, MemoryLog, Series
@@ -84,8 +84,6 @@ _POOLS = re.compile(
     r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
 )
 """Calls after which pools and graphs may hold other amounts."""
-_DATA = struct.Struct("<i4x8xqq32xI")
-"""Of a CUpti_CallbackData: the site, the addresses of the parameters and of the result, and the correlation id."""
 _ORDINAL = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
@@ -100,7 +98,6 @@ class DriverMemory(Source):
         self._log: MemoryLog | None = None
         self._stacks = False
         self._names: tuple[str, ...] = ()  # of the calls that are watched
-        self._exit = -1  # CUpti_ApiCallbackSite of the end of a call
         self._default: Any = None  # the device's own stream-ordered pool
         self._nothing: Mapping[Series, Figures] | None = None
         """The figures while pools and graphs hold nothing, until a call may have changed that."""
@@ -126,7 +123,7 @@ class DriverMemory(Source):
         try:
             if not self._names:
                 self._number_calls(imported())
-            self._end = CALLBACKS.add("DRIVER_API", self._names, self._called, self._missed)
+            self._end = CALLBACKS.add("DRIVER_API", self._names, self._called, self._missed, begins=False)
         except NotCounted as why:
             return str(why)
         return None
@@ -138,27 +135,24 @@ class DriverMemory(Source):
     def _number_calls(self, cupti: Any) -> None:
         """Find the calls in the installed version: once, for memory is watched again after each measurement."""
         numbers = {name: int(number) for name, number in cupti.driver_api_trace_cbid.__members__.items()}
-        self._exit = int(cupti.ApiCallbackSite.API_EXIT)
         self._calls = {numbers[name]: call for name, call in _CALLS.items() if name in numbers}
         self._pools = {number for name, number in numbers.items() if _POOLS.match(name)}
         self._virtual = {numbers[name]: name for name in (*_VIRTUAL, *_ARRAYS, *_OWN_POOLS) if name in numbers}
         watched = {*self._calls, *self._pools, *self._virtual}
         self._names = tuple(name for name, number in numbers.items() if number in watched)
 
-    def _called(self, cbid: int, data: Any) -> None:
+    def _called(self, cbid: int, address: int) -> None:
         """Report what a call has done, at its end."""
-        site, parameters, result, correlation = _DATA.unpack_from(data._data.tobytes())
-        if site != self._exit:
-            return
+        ended = ApiCall.from_address(address)
         if cbid in self._pools:
             self._nothing = None
         try:
-            if (call := self._calls.get(cbid)) is not None and not ctypes.c_int.from_address(result).value:
-                self._take(call, parameters, correlation)
-            elif (name := self._virtual.get(cbid)) is not None and not ctypes.c_int.from_address(result).value:
+            if (call := self._calls.get(cbid)) is not None and not ended.failed:
+                self._take(call, ended.parameters, ended.correlation)
+            elif (name := self._virtual.get(cbid)) is not None and not ended.failed:
                 read = {**_VIRTUAL, **_ARRAYS, **_OWN_POOLS}[name]
                 take = self._take_array if name in _ARRAYS else self._take_pool if name in _OWN_POOLS else self._take_virtual
-                take(name, words(parameters, read))
+                take(name, words(ended.parameters, read))
         except Exception as error:  # which CUPTI would lose
             self._failed = error
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from pytest_gpumem.devices.cuda import graph_nodes
 from pytest_gpumem.devices.cuda.arguments import block_of, live_memory
-from pytest_gpumem.devices.cuda.cupti import CALLBACKS, imported, words
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
 from pytest_gpumem.devices.cuda.graph_nodes import GraphNodes, NodeKernel
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.kernels.cubin import Cubin, MachineCode, NotACubin, NotInCubin
@@ -45,6 +45,15 @@ _LAUNCHES = {
 
 
 _GRAPH_LAUNCHES = ("cuGraphLaunch", "cuGraphLaunch_ptsz")  # calls whose first parameter is an executable graph
+
+
+class _ModuleData(ctypes.Structure):
+    """A CUpti_ModuleResourceData."""
+
+    _fields_ = (("number", ctypes.c_uint32), ("nbytes", ctypes.c_size_t), ("cubin", ctypes.c_size_t))
+
+
+_DESCRIPTOR = 2  # word of a CUpti_ResourceData with the address of what it describes
 
 
 class LaunchFunction(NamedTuple):
@@ -163,21 +172,21 @@ class Modules:
 
     # Callbacks, in the thread of the call
 
-    def _receive(self, receive: Callable[[int, Any], None], number: int, data: Any) -> None:
+    def _receive(self, receive: Callable[[int, int], None], number: int, address: int) -> None:
         try:
-            receive(number, data)
+            receive(number, address)
         except Exception as error:  # which would be lost
             self.failed = error
 
-    def _module(self, number: int, data: Any) -> None:
-        found = self._cupti.ModuleResourceData.from_ptr(int(data.resource_descriptor), readonly=True)._data
-        module, nbytes, address = (int(found[field].item()) for field in ("module_id", "cubin_size", "p_cubin"))
+    def _module(self, number: int, address: int) -> None:
+        found = _ModuleData.from_address(words(address, _DESCRIPTOR + 1)[_DESCRIPTOR])
+        module = found.number
         if number != int(self._cupti.CallbackIdResource.MODULE_LOADED):
             self._cubins.pop(module, None)
             self._known.pop(module, None)
             return
         # CUPTI does not say how long the memory stays valid.
-        self._cubins[module] = ctypes.string_at(address, nbytes) if address else b""
+        self._cubins[module] = ctypes.string_at(found.cubin, found.nbytes) if found.cubin else b""
         if self._calls:
             self._calls[-1].append(module)
             return
@@ -195,17 +204,16 @@ class Modules:
             self._local.calls = []
         return self._local.calls  # type: ignore[no-any-return]
 
-    def _call(self, number: int, data: Any) -> None:
-        name, plain = self._cupti.driver_api_trace_cbid(number).name, data._data
-        if int(plain["callback_site"].item()) == int(self._cupti.ApiCallbackSite.API_ENTER):
+    def _call(self, number: int, data: int) -> None:
+        name, call = self._cupti.driver_api_trace_cbid(number).name, ApiCall.from_address(data)
+        if not call.site:
             self._calls.append([])
             return
         loaded = self._calls.pop() if self._calls else []
-        address, result = int(plain["function_params"].item()), int(plain["function_return_value"].item())
-        failed = bool(result and ctypes.c_int.from_address(result).value)
+        address, failed = call.parameters, call.failed
         if (places := _LAUNCHES.get(name)) is not None:
             # At the end of the call: the module that it loaded tells how the arguments lie, and they still lie there.
-            self._launched(places, address, int(plain["correlation_id"].item()), str(data.symbol_name), loaded, failed=failed)
+            self._launched(places, address, call.correlation, (call.symbol or b"").decode(errors="replace"), loaded, failed=failed)
             return
         first, second, *others = words(address, 3 if name in _BY_NAME else 2)
         if name in _GRAPH_LAUNCHES:
@@ -227,13 +235,12 @@ class Modules:
             self._names.setdefault(second, set()).add(ctypes.string_at(others[0]).decode(errors="replace"))
         self._place(second, loaded)
 
-    def _graph(self, number: int, data: Any) -> None:
-        name, plain = self._cupti.driver_api_trace_cbid(number).name, data._data
-        address, result = int(plain["function_params"].item()), int(plain["function_return_value"].item())
-        if int(plain["callback_site"].item()) == int(self._cupti.ApiCallbackSite.API_ENTER):
-            self._graphs.begins(name, address)
-        elif not (result and ctypes.c_int.from_address(result).value):
-            self._graphs.ended(name, address)
+    def _graph(self, number: int, data: int) -> None:
+        name, call = self._cupti.driver_api_trace_cbid(number).name, ApiCall.from_address(data)
+        if not call.site:
+            self._graphs.begins(name, call.parameters)
+        elif not call.failed:
+            self._graphs.ended(name, call.parameters)
 
     def _launched(
         self, places: tuple[int, int, int | None], address: int, number: int, name: str, loaded: list[int], *, failed: bool

@@ -24,6 +24,7 @@ if sys.platform != "linux":
 from cuda.bindings import driver as D  # noqa: N812
 
 from pytest_gpumem.devices.cuda import calls as cuda
+from pytest_gpumem.devices.cuda.cupti import ApiCall
 
 PAGEABLE, PINNED, DEVICE = 0x1000, 0x2000, 0x3000
 KERNEL = Step(StepKind.KERNEL)
@@ -89,20 +90,22 @@ class Callbacks:
         self.calls = calls
         driver = enum.IntEnum("driver", {name: at for at, name in enumerate(NAMES)})  # type: ignore[misc]
         runtime = enum.IntEnum("runtime", {name: at for at, name in enumerate(RUNTIME)})  # type: ignore[misc]
-        site = SimpleNamespace(API_EXIT=1)
-        calls._number(SimpleNamespace(driver_api_trace_cbid=driver, runtime_api_trace_cbid=runtime, ApiCallbackSite=site))
+        calls._number(SimpleNamespace(driver_api_trace_cbid=driver, runtime_api_trace_cbid=runtime))
+        self.window = calls.log.open()
 
     def _report(self, receive: Any, number: int, site: int, words: tuple[int, ...], result: int = 0) -> None:
         parameters = (ctypes.c_uint64 * max(1, len(words)))(*words)
         status = ctypes.c_int(result)
-        data = cuda._DATA.pack(site, ctypes.addressof(parameters), ctypes.addressof(status), 7)
-        receive(number, SimpleNamespace(_data=SimpleNamespace(tobytes=lambda: data)))
+        data = ApiCall(site=site, parameters=ctypes.addressof(parameters), result=ctypes.addressof(status), correlation=7)
+        receive(number, ctypes.addressof(data))
 
     def begin(self, name: str, *words: int) -> None:
-        self._report(self.calls._driver, NAMES.index(name), 0, words)
+        if NAMES.index(name) not in self.calls._launches:  # of launches only the ends are received
+            self._report(self.calls._driver, NAMES.index(name), 0, words)
 
     def end(self, name: str, *words: int, result: int = 0) -> None:
-        self._report(self.calls._driver, NAMES.index(name), 1, words, result)
+        number = NAMES.index(name)
+        self._report(self.calls._launched if number in self.calls._launches else self.calls._driver, number, 1, words, result)
 
     def __call__(self, name: str, *words: int, result: int = 0) -> None:
         self.begin(name, *words)
@@ -121,18 +124,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Callbacks:
     kinds = {PAGEABLE: "pageable", PINNED: "pinned", DEVICE: "device"}
     monkeypatch.setattr(cuda, "_memory", lambda address: kinds.get(address & 0xF000, "unknown"))
     monkeypatch.setattr(cuda, "native_frames", lambda: ())
+    monkeypatch.setattr(cuda, "_MEANINGS", {})
     return Callbacks(cuda.CudaCalls())
 
 
 def read(calls: Callbacks) -> Calls:
-    found: Calls = cuda_window(calls).read(Path(__file__).parent)
-    return found
-
-
-def cuda_window(calls: Callbacks) -> Any:
-    window = calls.calls.log.open()
-    window._before.clear()  # from the first call on
-    return window
+    return calls.window.read(Path(__file__).parent)
 
 
 def waits(calls: Callbacks) -> list[tuple[str, str, bool]]:
@@ -197,7 +194,7 @@ def test_waits_have_the_line_and_the_time(calls: Callbacks) -> None:
     calls("cuMemFree_v2", DEVICE)
     calls("cuMemFree_v2", 0)  # does nothing
     calls("cuMemAlloc_v2", 0, 64)
-    assert "cuEventQuery" not in calls.calls._versions.values()  # it has no callback
+    assert "cuEventQuery" not in [one.name for one in calls.calls._calls.values()]  # it has no callback
     assert waits(calls) == [("cuStreamSynchronize", "stream", True), ("cuMemFree", "free", True), ("cuMemAlloc", "allocation", False)]
     first = read(calls).waiting[0]
     assert (first.file, first.function) == (Path(__file__).name, "_report")  # the innermost line of code that is the user's
@@ -222,6 +219,7 @@ def test_first_use_is_counted_apart(calls: Callbacks, monkeypatch: pytest.Monkey
     monkeypatch.setattr(cuda, "native_frames", lambda: (1,))
     monkeypatch.setattr(cuda, "_of_address", lambda _: cuda.meaning(b"/lib/libcublas.so.13", b"cublasCreate_v2"))
     calls("cuStreamSynchronize", 0)
+    monkeypatch.setattr(cuda, "native_frames", lambda: (2, 3))
     monkeypatch.setattr(cuda, "_of_address", lambda _: cuda.meaning(b"/site-packages/cupy/cuda/memory.so", b""))
     calls("cuMemAlloc_v2", 0, 64)
     calls("cuStreamSynchronize", 0)  # a pool that waits for another reason

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import struct
 import sys
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.cuda.cupti import Callbacks
+from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, Callbacks, Receive
 from pytest_gpumem.devices.cuda.lending import Lending
 from pytest_gpumem.devices.protocol import NotCounted
 
@@ -36,32 +38,50 @@ class CuptiError(Exception):
     pass
 
 
+SUBSCRIBED = 39  # CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
+DATA = struct.Struct("<i4xQQQQQIxxxxQI4x")  # CUpti_CallbackData
+
+
 class Cupti:
-    """Calls back what is enabled, and takes one subscriber."""
+    """Calls back what is enabled, and takes one subscriber. Its functions are C functions, as those of the library."""
 
     CallbackDomain, driver_api_trace_cbid, CallbackIdResource, cuptiError = Domain, Driver, Resource, CuptiError  # noqa: N815
 
     def __init__(self) -> None:
         self.callback: Any = None
         self.enabled: set[tuple[int, int]] = set()
+        number, pointer = ctypes.c_uint32, ctypes.c_void_p
+        self._kept = {
+            "__cuptiSubscribe": ctypes.CFUNCTYPE(ctypes.c_int, pointer, pointer, pointer)(self._subscribe),
+            "__cuptiUnsubscribe": ctypes.CFUNCTYPE(ctypes.c_int, pointer)(self._unsubscribe),
+            "__cuptiEnableCallback": ctypes.CFUNCTYPE(ctypes.c_int, number, pointer, ctypes.c_int, number)(self._enable),
+        }
+        self.pointers = {name: ctypes.cast(function, pointer).value for name, function in self._kept.items()}
 
-    def subscribe(self, callback: Any, data: Any) -> int:
+    def _subscribe(self, handle: int, callback: int, data: int) -> int:
         if self.callback is not None:
-            raise CuptiError("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
-        self.callback = callback
-        return 7
+            return SUBSCRIBED
+        ctypes.c_uint64.from_address(handle).value = 7
+        self.callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)(callback)
+        return 0
 
-    def unsubscribe(self, subscriber: int) -> None:
+    def _unsubscribe(self, subscriber: int) -> int:
         assert subscriber == 7
         self.callback = None
         self.enabled.clear()
+        return 0
 
-    def enable_callback(self, enable: int, subscriber: int, domain: int, cbid: int) -> None:
+    def _enable(self, enable: int, subscriber: int, domain: int, cbid: int) -> int:
+        assert subscriber == 7
         (self.enabled.add if enable else self.enabled.discard)((domain, cbid))
+        return 0
 
     def call(self, domain: Domain, cbid: int) -> None:
+        """The begin and the end of a call; a resource has one callback, whose data begin with an address."""
         if (domain, cbid) in self.enabled:
-            self.callback(None, domain, cbid, "data")
+            for site in (0, 1) if domain is not Domain.RESOURCE else (0x7F00,):
+                data = ctypes.create_string_buffer(DATA.pack(site, 0, 2, 3, 0, 0, 0, 0, 9))
+                self.callback(None, domain, cbid, ctypes.addressof(data))
 
 
 @pytest.fixture
@@ -69,22 +89,30 @@ def cupti(monkeypatch: pytest.MonkeyPatch) -> Cupti:
     # Callbacks that another test never ended would wrap the profiler first.
     monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if not isinstance(one, Lending)])
     made = Cupti()
-    monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=made))
+    package, internal = ModuleType("cupti"), ModuleType("cupti._internal")
+    package.cupti, package._internal = made, internal  # type: ignore[attr-defined]
+    internal.cupti = SimpleNamespace(_inspect_function_pointers=lambda: made.pointers)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupti", package)
+    monkeypatch.setitem(sys.modules, "cupti._internal", internal)
     return made
 
 
 def test_receivers_share_one_subscriber_until_the_last_has_ended(cupti: Cupti) -> None:
     callbacks, seen = Callbacks(), list[Any]()
-    end_one = callbacks.add("DRIVER_API", ["cuMemAlloc_v2", "cuOfTheFuture"], lambda cbid, data: seen.append(("one", cbid, data)))
-    end_two = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(("two", cbid, data)))
-    end_three = callbacks.add("RESOURCE", ["MODULE_LOADED"], lambda cbid, data: seen.append(("three", cbid, data)))
+
+    def receive(name: str) -> Receive:
+        return lambda cbid, address: seen.append((name, cbid, ApiCall.from_address(address).site))
+
+    end_one = callbacks.add("DRIVER_API", ["cuMemAlloc_v2", "cuOfTheFuture"], receive("one"))
+    end_two = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], receive("two"), begins=False)
+    end_three = callbacks.add("RESOURCE", ["MODULE_LOADED"], receive("three"))
     cupti.call(Domain.DRIVER_API, 243)
     cupti.call(Domain.RESOURCE, 8)
     cupti.call(Domain.DRIVER_API, 600)
-    assert seen == [("one", 243, "data"), ("two", 243, "data"), ("three", 8, "data")]
+    assert seen == [("one", 243, 0), ("one", 243, 1), ("two", 243, 1), ("three", 8, 0x7F00)]
     end_one()
     cupti.call(Domain.DRIVER_API, 243)
-    assert seen[3:] == [("two", 243, "data")]
+    assert seen[4:] == [("two", 243, 1)]
     end_two()
     assert cupti.enabled == {(3, 8)}
     end_three()
@@ -98,14 +126,35 @@ def test_an_error_of_a_receiver_reaches_neither_cupti_nor_others(cupti: Cupti) -
         raise ValueError("broken")
 
     callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], broken)
-    callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid))
+    callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), begins=False)
     cupti.call(Domain.DRIVER_API, 243)
     assert seen == [243]
 
 
+def test_the_data_of_a_call_lie_as_in_cuptis_header() -> None:
+    result = ctypes.c_int(2)
+    name = ctypes.create_string_buffer(b"triad")
+    data = ctypes.create_string_buffer(DATA.pack(1, 11, 12, ctypes.addressof(result), ctypes.addressof(name), 13, 14, 15, 16))
+    call = ApiCall.from_address(ctypes.addressof(data))
+    assert (call.site, call.parameters, call.symbol, call.correlation, call.failed) == (1, 12, b"triad", 16, True)
+    result.value = 0
+    assert not call.failed
+
+
+def test_calls_are_refused_while_a_profiler_has_cupti(cupti: Cupti) -> None:
+    """Also in a part of a test that begins then: it would count nothing, and its limits would hold."""
+    source = pytest.importorskip("pytest_gpumem.devices.cuda.calls", exc_type=ImportError).CudaCalls()
+    CALLBACKS._lend("PyTorch")
+    try:
+        assert "the profiler of PyTorch" in str(source.refused())
+    finally:
+        CALLBACKS._take_back()
+    assert source.refused() is None
+
+
 def test_another_tool_holds_cupti(cupti: Cupti) -> None:
     cupti.callback = print
-    with pytest.raises(NotCounted, match="MULTIPLE_SUBSCRIBERS"):
+    with pytest.raises(NotCounted, match=f"{SUBSCRIBED}"):
         Callbacks().add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: None)
 
 
@@ -148,7 +197,7 @@ def test_a_profiler_has_cupti_while_it_traces(cupti: Cupti, torch: Path, first: 
     if first == "profiler":
         importlib.import_module("torch.profiler.profiler")
     callbacks, seen, missed = Callbacks(), list[int](), list[str]()
-    end = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), missed.append)
+    end = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), missed.append, begins=False)
     profiler: Any = importlib.import_module("torch.profiler.profiler")
     for times in (1, 2):
         profile, other = profiler._KinetoProfile(), profiler._KinetoProfile()
@@ -179,6 +228,6 @@ def test_a_profiler_that_keeps_cupti_leaves_everything_uncounted(cupti: Cupti, t
     cupti.callback = print
     profile.stop_trace()
     assert cupti.callback is print
-    with pytest.raises(NotCounted, match="MULTIPLE_SUBSCRIBERS"):
+    with pytest.raises(NotCounted, match=f"{SUBSCRIBED}"):
         callbacks.add("RESOURCE", ["MODULE_LOADED"], lambda cbid, data: None)
     callbacks.close()

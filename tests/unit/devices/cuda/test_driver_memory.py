@@ -10,22 +10,16 @@ from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("cupy")
 pytest.importorskip("cuda.bindings.runtime")
 
 from pytest_gpumem.devices.cuda import driver_memory
+from pytest_gpumem.devices.cuda.cupti import ApiCall, Receive
 from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
 from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog
 from pytest_gpumem.devices.protocol import NotCounted
-
-
-class Site(IntEnum):
-    API_ENTER = 0
-    API_EXIT = 1
-
 
 KEPT = (AllocationEvent(0.0, ("CUDA", "device"), "driver", 1, 100),)
 NAMES = (
@@ -34,16 +28,7 @@ NAMES = (
     *("cuMemcpyHtoD_v2", "cuGraphLaunch", *driver_memory._ARRAYS, *driver_memory._OWN_POOLS),
 )
 Number = IntEnum("Number", NAMES)  # type: ignore[misc]
-CUPTI = SimpleNamespace(ApiCallbackSite=Site, driver_api_trace_cbid=Number)
-DATA = np.dtype(
-    {
-        "names": ["callback_site", "function_params", "function_return_value", "correlation_id"],
-        "formats": ["i4", "i8", "i8", "u4"],
-        "offsets": [0, 16, 24, 64],
-        "itemsize": 72,
-    }
-)
-"""As `cupti.CallbackData` has it."""
+CUPTI = SimpleNamespace(driver_api_trace_cbid=Number)
 OTHERS = 0xB000
 """Device memory from here on is another GPU's."""
 CAPTURED = 9
@@ -54,28 +39,28 @@ class Calls:
     """The callbacks of CUPTI."""
 
     def __init__(self) -> None:
-        self.receivers: list[tuple[Any, Callable[[int, Any], None]]] = []
+        self.receivers: list[tuple[Any, Receive]] = []
         self.number = 0
         self.lost: Any = None
 
     def add(
-        self, domain: str, names: Any, receive: Callable[[int, Any], None], lost: Callable[[str], None] | None = None
+        self, domain: str, names: Any, receive: Receive, lost: Callable[[str], None] | None = None, *, begins: bool
     ) -> Callable[[], None]:
         assert domain == "DRIVER_API"
+        assert not begins
         self.lost = lost
         self.receivers.append((names, receive))
         return lambda: self.receivers.remove((names, receive))
 
     def __call__(self, name: str, *parameters: int, result: int = 0, repeats: int = 1) -> None:
-        """A call as CUPTI shows it, with its parameters in memory. `repeats`: the call and those within it."""
+        """The end of a call as CUPTI shows it, with its parameters in memory. `repeats`: the call and those within it."""
         self.number += 1
         values, returned = (ctypes.c_uint64 * len(parameters))(*parameters), ctypes.c_int(result)
-        for site in [Site.API_ENTER] * repeats + [Site.API_EXIT] * repeats:
-            data = np.zeros(1, DATA)
-            data[0] = site, ctypes.addressof(values), ctypes.addressof(returned), self.number
+        data = ApiCall(1, parameters=ctypes.addressof(values), result=ctypes.addressof(returned), correlation=self.number)
+        for _ in range(repeats):
             for names, receive in self.receivers:
                 if name in names:
-                    receive(int(Number[name]), SimpleNamespace(_data=data))
+                    receive(int(Number[name]), ctypes.addressof(data))
 
     def allocates(self, name: str, address: int, *others: int, **options: int) -> None:
         """A call that returns an address."""

@@ -11,12 +11,12 @@ from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings has no wheel for this machine")
 
 from pytest_gpumem.devices.cuda import graph_nodes, modules  # noqa: E402
+from pytest_gpumem.devices.cuda.cupti import ApiCall, Receive  # noqa: E402
 from pytest_gpumem.devices.cuda.modules import Modules, UnknownCode  # noqa: E402
 from pytest_gpumem.kernels.cubin import NotInCubin  # noqa: E402
 from pytest_gpumem.records.arguments import Interval  # noqa: E402
@@ -24,7 +24,6 @@ from pytest_gpumem.records.arguments import Interval  # noqa: E402
 NAMES = (*modules._LOADS, *modules._LOOKS_UP, *modules._LAUNCHES, *modules._GRAPH_LAUNCHES, *graph_nodes.CALLS)
 Cbid = IntEnum("Cbid", NAMES)  # type: ignore[misc]
 Resource = IntEnum("Resource", ["MODULE_LOADED", "MODULE_UNLOAD_STARTING"])
-Site = IntEnum("Site", ["API_ENTER", "API_EXIT"], start=0)
 
 
 PARAMETERS = ((0, 8), (8, 4), (16, 16))  # of every kernel: an address, an int, and a struct of an address and an int
@@ -47,14 +46,12 @@ class Process:
     """Plays the calls of a process. Handles are any numbers; pointers point to real memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._receivers: dict[str, Callable[[int, Any], None]] = {}
+        self._receivers: dict[str, Receive] = {}
         self._kept: list[Any] = []
         self._modules = 0
         self.lost: Callable[[str], None] | None = None
         self._correlation = 0
-        resource = SimpleNamespace(from_ptr=lambda address, readonly: SimpleNamespace(_data=self._described[address]))
-        self._described: dict[int, dict[str, Any]] = {}
-        fake = SimpleNamespace(driver_api_trace_cbid=Cbid, CallbackIdResource=Resource, ApiCallbackSite=Site, ModuleResourceData=resource)
+        fake = SimpleNamespace(driver_api_trace_cbid=Cbid, CallbackIdResource=Resource)
         monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=fake))
         monkeypatch.setattr(modules, "CALLBACKS", self)
         monkeypatch.setattr(modules, "Cubin", FakeCubin)
@@ -62,9 +59,7 @@ class Process:
             monkeypatch.setattr(one, "live_memory", lambda address: LIVE if LIVE.begin <= address < LIVE.end else None)
         self.modules = Modules()
 
-    def add(
-        self, domain: str, names: tuple[str, ...], receive: Callable[[int, Any], None], lost: Callable[[str], None] | None = None
-    ) -> Callable[[], None]:
+    def add(self, domain: str, names: tuple[str, ...], receive: Receive, lost: Callable[[str], None] | None = None) -> Callable[[], None]:
         """The interface of `Callbacks`."""
         self.lost = lost or self.lost
         keys = [f"{domain} {name}" for name in names]
@@ -81,13 +76,17 @@ class Process:
         self._modules += 1
         text = ctypes.create_string_buffer(content.encode())
         self._kept.append(text)
-        described = {"module_id": self._modules, "cubin_size": len(content), "p_cubin": ctypes.addressof(text)}
-        self._described[self._modules] = {name: np.array(value) for name, value in described.items()}
-        self._receivers["RESOURCE MODULE_LOADED"](Resource.MODULE_LOADED, SimpleNamespace(resource_descriptor=self._modules))
+        self._resource("MODULE_LOADED", self._modules, len(content), ctypes.addressof(text))
         return self._modules
 
     def unloaded(self, module: int) -> None:
-        self._receivers["RESOURCE MODULE_UNLOAD_STARTING"](Resource.MODULE_UNLOAD_STARTING, SimpleNamespace(resource_descriptor=module))
+        self._resource("MODULE_UNLOAD_STARTING", module, 0, 0)
+
+    def _resource(self, name: str, *described: int) -> None:
+        """A callback with a CUpti_ResourceData, whose descriptor is a CUpti_ModuleResourceData."""
+        descriptor = ctypes.create_string_buffer(struct.pack("<I4xQQ", *described))
+        data = ctypes.create_string_buffer(struct.pack("<QQQ", 1, 2, ctypes.addressof(descriptor)))
+        self._receivers[f"RESOURCE {name}"](Resource[name], ctypes.addressof(data))
 
     @contextmanager
     def call(self, name: str, *parameters: int, out: int | None = None, text: str = "", result: int = 0) -> Iterator[None]:
@@ -99,21 +98,14 @@ class Process:
         words = (ctypes.c_uint64 * 8)(*(*given, *parameters, *([ctypes.addressof(named)] if text and "Launch" not in name else [])))
         self._kept += [pointer, code, named, words]
         self._correlation += 1
-        plain = {
-            "function_params": ctypes.addressof(words),
-            "function_return_value": ctypes.addressof(code),
-            "correlation_id": self._correlation,
-        }
-
-        def told(site: Site) -> None:
-            data = {key: np.array(value) for key, value in {**plain, "callback_site": int(site)}.items()}
-            if receive is not None:
-                receive(Cbid[name], SimpleNamespace(_data=data, symbol_name=text))
-
-        told(Site.API_ENTER)
+        given_back = ctypes.addressof(code)
+        data = ApiCall(0, None, ctypes.addressof(words), given_back, text.encode(), correlation=self._correlation)
+        if receive is not None:
+            receive(Cbid[name], ctypes.addressof(data))
         yield
-        pointer.value = out or 0
-        told(Site.API_EXIT)
+        pointer.value, data.site = out or 0, 1
+        if receive is not None:
+            receive(Cbid[name], ctypes.addressof(data))
 
     def module(self, handle: int, content: str) -> int:
         with self.call("cuModuleLoadData", 99, out=handle):
@@ -344,7 +336,7 @@ def test_a_call_that_fails_gives_no_handle(process: Process) -> None:
 
 def test_a_callback_that_fails_leaves_no_code_known(process: Process) -> None:
     process.module(10, "scale=a")
-    process.modules._receive(process.modules._call, 10_000, SimpleNamespace())
+    process.modules._receive(process.modules._call, 10_000, 0)
     with pytest.raises(UnknownCode, match="a callback of CUPTI failed"):
         process.modules.code("scale", None)
 
