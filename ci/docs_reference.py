@@ -5,6 +5,7 @@ Pure functions that give Markdown; `ci/renew_tables.py` writes each between its 
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -157,7 +158,8 @@ def _walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Comman
             yield from _walk(command.commands[name], f"{path} {name}")
 
 
-SCHEMA = Path(__file__).resolve().parents[1] / "docs" / "reference" / "results.schema.json"
+ROOT = Path(__file__).resolve().parents[1]
+SCHEMA = ROOT / "docs" / "reference" / "results.schema.json"
 
 
 def schema() -> str:
@@ -220,6 +222,16 @@ def rules() -> str:
     return "\n".join(lines)
 
 
+def features() -> str:
+    """What a session does around a test beside running it: the classes that inherit from `Feature`."""
+    lines = ["| feature | in | |", "|---|---|---|"]
+    for path in sorted((ROOT / "pytest_gpumem" / "plugin").glob("*.py")):
+        for one in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(one, ast.ClassDef) and any(isinstance(base, ast.Name) and base.id == "Feature" for base in one.bases):
+                lines.append(f"| `{one.name}` | `plugin.{path.stem}` | {_cell(ast.get_docstring(one) or '')} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "ini-keys": ini_keys,
@@ -231,5 +243,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "schema": schema,
     "exit-codes": exit_codes,
     "rules": rules,
+    "features": features,
 }
 """The tables by the NAME of their marker."""
