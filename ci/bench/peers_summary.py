@@ -1,4 +1,4 @@
-"""Spread between processes, wall time and agreement of the ways of peers.py, with intervals. Pure functions over its record."""
+"""Spread between processes, wall time, cost of precision and agreement of the ways of peers.py. Pure functions over its record."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from record_file import head
 from scipy import stats
 
 CONFIDENCE = 0.95
-RESAMPLES = 10_000
-SEED = 0
 
 OURS, DIRTY, HOT = "gpumem clean-cold", "gpumem dirty-cold", "gpumem hot"
 HOT_ONCE = "gpumem hot, one placement"
@@ -21,14 +19,8 @@ CORRECTED = ", corrected"
 """Added to the name of a way: its values as if all processes had the same launch overhead, as a comparison of processes takes them."""
 NVBENCH, CUDAGRAPH = "nvbench cold", "triton do_bench_cudagraph"
 
-SPREAD_LIMITS = {256: 0.0004, 32: 0.0014, 2: 0.006}
-"""Largest spread between processes, by MiB of each array, with the same allocations every time."""
-SPREAD_RATIO_LIMIT = 1.3
-"""Spread over nvbench's in the same run, with the same allocations every time."""
-RANDOM_RATIO_LIMITS = {32: 0.5, 2: 0.5}
-"""Spread over nvbench's in the same run, with random unrelated allocations first."""
-WALL_LIMITS = {256: 1 / 4, 32: 1 / 10, 2: 1 / 10}
-"""Wall time over nvbench's."""
+COST_LIMITS = {256: 1 / 5, 32: 1 / 20, 2: 1 / 20}
+"""Cost of precision over nvbench's, by MiB of each array: the variance between processes times the wall time of a case."""
 DIRTY_LIMITS = {256: 0.015, 32: 0.015}
 """Difference of the dirty-cold mean from nvbench's cold mean."""
 HOT_LIMIT = 0.01
@@ -99,22 +91,18 @@ def spread_interval(values: Values) -> Interval | None:
     return Interval(found, found * math.sqrt((n - 1) / above), found * math.sqrt((n - 1) / below))
 
 
-def spread_ratio(ours: Values, theirs: Values) -> Interval | None:
-    """Our spread over theirs, with the F interval of normal values; None if either is missing or theirs is nil."""
+def cost_ratio(ours: Values, theirs: Values, our_walls: Values, their_walls: Values) -> Interval | None:
+    """Cost of precision of ours over theirs: the ratio of the variances, each as a share of its mean, times the ratio of the wall times.
+
+    A way that takes n times as long, or needs n processes, to reduce its variance to the n-th part costs the same. The interval is the F
+    interval of the variances of normal values; the medians of the wall times are taken as known. None if either has fewer than two values
+    or theirs do not differ.
+    """
     if len(ours) < 2 or len(theirs) < 2 or spread(theirs) == 0:
         return None
-    found, tail = spread(ours) / spread(theirs), (1 - CONFIDENCE) / 2
-    m, n = len(ours) - 1, len(theirs) - 1
-    return Interval(found, found / math.sqrt(float(stats.f.ppf(1 - tail, m, n))), found * math.sqrt(float(stats.f.ppf(1 - tail, n, m))))
-
-
-def median_ratio(ours: Values, theirs: Values) -> Interval | None:
-    """Median of ours over median of theirs, with the percentile bootstrap of each."""
-    if not ours or not theirs:
-        return None
-    random = np.random.default_rng(SEED)
-    drawn = np.median(_drawn(ours, random), axis=1) / np.median(_drawn(theirs, random), axis=1)
-    return _percentiles(float(np.median(ours) / np.median(theirs)), drawn)
+    found = (spread(ours) / spread(theirs)) ** 2 * float(np.median(our_walls) / np.median(their_walls))
+    tail, m, n = (1 - CONFIDENCE) / 2, len(ours) - 1, len(theirs) - 1
+    return Interval(found, found / float(stats.f.ppf(1 - tail, m, n)), found * float(stats.f.ppf(1 - tail, n, m)))
 
 
 def mean_difference(ours: Values, theirs: Values) -> Interval | None:
@@ -129,16 +117,6 @@ def mean_difference(ours: Values, theirs: Values) -> Interval | None:
     freedom = (a + b) ** 2 / (a**2 / (len(ours) - 1) + b**2 / (len(theirs) - 1))
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(a + b) / base
     return Interval(difference, difference - half, difference + half)
-
-
-def _drawn(values: Values, random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return random.choice(np.asarray(values, dtype=float), size=(RESAMPLES, len(values)))
-
-
-def _percentiles(value: float, drawn: Any) -> Interval:
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(drawn, [tail, 100 - tail])
-    return Interval(value, float(low), float(high))
 
 
 # Over a record
@@ -259,30 +237,17 @@ def lines(record: dict[str, Any]) -> list[Line]:
         return [case[what] for case in cases(record, condition, way, mib)]
 
     found = []
-    for mib, limit in SPREAD_LIMITS.items():
-        own = values("same", OURS, mib)
-        found.append(_line("spread between processes", "same", mib, limit, spread_interval(own), "chi-square"))
-    ratio_limits = [("same", mib, SPREAD_RATIO_LIMIT) for mib in SPREAD_LIMITS]
-    ratio_limits += [("random", mib, limit) for mib, limit in RANDOM_RATIO_LIMITS.items()]
-    for condition, mib, limit in ratio_limits:
-        ratio = spread_ratio(values(condition, OURS, mib), values(condition, NVBENCH, mib))
-        found.append(_line("spread over nvbench's", condition, mib, limit, ratio, "F"))
-    if any(case["way"] == OURS + CORRECTED for case in cases(record)):
-        for mib, limit in SPREAD_LIMITS.items():
-            own = values("same", OURS + CORRECTED, mib)
-            found.append(_line("corrected spread", "same", mib, limit, spread_interval(own), "chi-square"))
-        for condition, mib, limit in ratio_limits:
-            ratio = spread_ratio(values(condition, OURS + CORRECTED, mib), values(condition, NVBENCH, mib))
-            found.append(_line("corrected spread over nvbench's", condition, mib, limit, ratio, "F"))
-    for condition in ("same", "random"):
-        for mib, limit in WALL_LIMITS.items():
-            ratio = median_ratio(values(condition, OURS, mib, "wall"), values(condition, NVBENCH, mib, "wall"))
-            found.append(_line("wall time over nvbench's", condition, mib, limit, ratio, "bootstrap"))
+    for way in (OURS, OURS + CORRECTED):
+        for condition in ("same", "random"):
+            for mib, limit in COST_LIMITS.items():
+                figures = (values(condition, one, mib, what) for what in ("value", "wall") for one in (way, NVBENCH))
+                claim = f"cost of precision over nvbench's{way.removeprefix(OURS)}"
+                found.append(_line(claim, condition, mib, limit, cost_ratio(*figures), "F"))
     for mib, limit in DIRTY_LIMITS.items():
         difference = mean_difference(values("same", DIRTY, mib), values("same", NVBENCH, mib))
         found.append(_line("dirty-cold less nvbench's cold mean", "same", mib, limit, difference, "Welch", both_ways=True))
     for claim, way in (("hot less do_bench_cudagraph", HOT), ("hot, one placement, less do_bench_cudagraph", HOT_ONCE)):
-        for mib in SPREAD_LIMITS:
+        for mib in COST_LIMITS:
             difference = mean_difference(values("same", way, mib), values("same", CUDAGRAPH, mib))
             found.append(_line(claim, "same", mib, HOT_LIMIT, difference, "Welch", both_ways=True))
     return found

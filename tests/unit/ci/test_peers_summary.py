@@ -26,13 +26,13 @@ def test_intervals_hold_the_truth_as_often_as_they_say(n: int) -> None:
     for _ in range(tries):
         ours, theirs = random.normal(10, 0.1, n).tolist(), random.normal(10, 0.2, n).tolist()
         spread = peers_summary.spread_interval(ours)
-        ratio = peers_summary.spread_ratio(ours, theirs)
+        ratio = peers_summary.cost_ratio(ours, theirs, [1.0], [10.0])
         difference = peers_summary.mean_difference(ours, theirs)
         assert spread is not None
         assert ratio is not None
         assert difference is not None
         held["chi-square"] += spread.low <= 0.01 <= spread.high
-        held["F"] += ratio.low <= 0.5 <= ratio.high
+        held["F"] += ratio.low <= 0.025 <= ratio.high
         held["Welch"] += difference.low <= 0 <= difference.high
     # 95 % of 1000 with a standard deviation of 7.
     assert all(abs(count - 0.95 * tries) < 30 for count in held.values()), held
@@ -40,9 +40,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say(n: int) -> None:
 
 def test_one_process_has_no_spread() -> None:
     assert peers_summary.spread_interval([1.0]) is None
-    assert peers_summary.spread_ratio([1.0], [1.0, 2.0]) is None
+    assert peers_summary.cost_ratio([1.0], [1.0, 2.0], [1.0], [1.0]) is None
     assert peers_summary.mean_difference([1.0], [1.0, 2.0]) is None
-    assert peers_summary.median_ratio([], [1.0]) is None
 
 
 def test_rows_hold_each_way_size_and_condition_once_and_failed_workers_are_left_out() -> None:
@@ -63,40 +62,47 @@ def lines_of(
     return {(line.claim, line.condition, line.mib): line for line in found}
 
 
+COST = "cost of precision over nvbench's"
+
+
 @pytest.mark.parametrize(
-    ("mib", "spread", "holds"), [(256, 0.00039, True), (256, 0.00041, False), (32, 0.00139, True), (32, 0.00141, False), (2, 0.0061, False)]
+    ("mib", "spread", "wall", "holds"),
+    [
+        (256, 1.0, 0.19, True),
+        (256, 1.0, 0.21, False),
+        (256, 0.5, 0.79, True),
+        (32, 2.0, 0.0124, True),
+        (32, 2.0, 0.0126, False),
+        (2, 1.0, 0.06, False),
+    ],
 )
-def test_spread_is_held_against_its_limit(mib: int, spread: float, holds: bool) -> None:
-    line = lines_of({("same", OURS, mib): scattered(1e-5, spread)})["spread between processes", "same", mib]
-    assert line.holds is holds
-    assert not line.beyond_doubt
+def test_half_the_spread_is_worth_four_times_the_time(mib: int, spread: float, wall: float, holds: bool) -> None:
+    values = {("same", OURS, mib): scattered(1e-5, 0.001 * spread), ("same", NVBENCH, mib): scattered(2e-5, 0.001)}
+    line = lines_of(values, {("same", OURS, mib): wall, ("same", NVBENCH, mib): 1.0})[COST, "same", mib]
+    assert line.measured is not None
+    assert line.measured.value == pytest.approx(spread**2 * wall)
+    assert (line.holds, line.beyond_doubt) == (holds, False)
 
 
-def test_a_spread_far_from_its_limit_is_beyond_doubt() -> None:
-    near = lines_of({("same", OURS, 2): scattered(1e-5, 0.001)})["spread between processes", "same", 2]
-    far = lines_of({("same", OURS, 2): scattered(1e-5, 0.06)})["spread between processes", "same", 2]
+def test_a_cost_far_from_its_limit_is_beyond_doubt() -> None:
+    near, far = (
+        lines_of({("same", OURS, 2): scattered(1e-5, own), ("same", NVBENCH, 2): scattered(1e-5, 0.01)})[COST, "same", 2]
+        for own in (0.001, 0.06)
+    )
     assert (near.holds, near.beyond_doubt) == (True, True)
     assert (far.holds, far.beyond_doubt) == (False, True)
 
 
 def test_what_is_not_in_the_record_is_said_to_be_missing() -> None:
     found = lines_of({("same", OURS, 2): scattered(1e-5, 0.001)})
-    line = found["spread over nvbench's", "random", 2]
+    line = found[COST, "random", 2]
     assert (line.holds, line.measured) == (None, None)
     claims = [(line.claim, line.condition) for line in found.values()]
-    assert claims.count(("spread between processes", "same")) == 3
-    assert claims.count(("spread over nvbench's", "same")) == 3
-    assert claims.count(("spread over nvbench's", "random")) == 2
-    assert claims.count(("wall time over nvbench's", "same")) == 3
+    for claim in (COST, COST + CORRECTED):
+        assert claims.count((claim, "same")) == 3
+        assert claims.count((claim, "random")) == 3
     assert claims.count(("dirty-cold less nvbench's cold mean", "same")) == 2
     assert claims.count(("hot less do_bench_cudagraph", "same")) == 3
-
-
-@pytest.mark.parametrize(("mib", "wall", "holds"), [(256, 0.24, True), (256, 0.26, False), (32, 0.09, True), (2, 0.11, False)])
-def test_wall_time_is_held_against_nvbenchs(mib: int, wall: float, holds: bool) -> None:
-    values = {("same", OURS, mib): [1e-5] * 3, ("same", NVBENCH, mib): [1e-5] * 3}
-    found = lines_of(values, {("same", OURS, mib): wall, ("same", NVBENCH, mib): 1.0})
-    assert found["wall time over nvbench's", "same", mib].holds is holds
 
 
 @pytest.mark.parametrize(("shift", "holds"), [(0.014, True), (0.016, False), (-0.014, True), (-0.016, False)])
@@ -143,9 +149,9 @@ def test_corrected_values_have_the_launch_overhead_of_all() -> None:
     corrected = rows[OURS + CORRECTED].spread
     assert corrected is not None
     assert corrected.value < 1e-9
-    lines = {line.claim: line for line in peers_summary.lines(record) if line.mib == 2 and line.condition == "same"}
-    assert lines["spread between processes"].holds is False
-    assert lines["corrected spread"].holds is True
+    raw = rows[OURS].spread
+    assert raw is not None
+    assert raw.value > 0.01
     parts = peers_summary.made_of(record, "same", 2)
     assert parts is not None
     assert parts["overhead"] == pytest.approx(parts["found"])
