@@ -44,6 +44,11 @@ def unpacked(project: str, folder: Path) -> Path:
 
 def outcomes(source: Path, arguments: Sequence[str]) -> Mapping[str, str]:
     """The outcome of each test, by its name."""
+    return session(source, arguments)[0]
+
+
+def session(source: Path, arguments: Sequence[str]) -> tuple[Mapping[str, str], str]:
+    """The outcome of each test, by its name, and what the session printed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "junit.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
@@ -56,7 +61,7 @@ def outcomes(source: Path, arguments: Sequence[str]) -> Mapping[str, str]:
         for case in ElementTree.parse(report).iter("testcase"):
             kinds = [kind for kind in ("error", "failure", "skipped") if case.find(kind) is not None]
             found[f"{case.get('classname')}::{case.get('name')}"] = kinds[0] if kinds else "passed"
-        return found
+        return found, done.stdout
 
 
 def different(left: Mapping[str, str], right: Mapping[str, str]) -> set[str]:

@@ -258,7 +258,7 @@ def test_a_handle_of_cublas_is_looked_at_once_and_counts_for_nothing(
 
 
 def test_without_callbacks_the_reason_is_given(calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(*_: Any) -> Any:
+    def refuses(*_: Any, **__: Any) -> Any:
         raise NotCounted("another tool holds CUPTI")
 
     monkeypatch.setattr(calls, "add", refuses)
