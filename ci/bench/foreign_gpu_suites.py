@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--suites", type=Path, required=True, metavar="FOLDER", help="the sources")
     options = parser.parse_args()
     found = {name: suite((options.suites / name).resolve(), arguments, options.device) for name, arguments in SUITES.items()}
-    device = [one.pop("device") for one in found.values()][0]
+    device, *_ = [one.pop("device") for one in found.values()]
     for name, one in found.items():
         print(f"{name}: {one['tests']} tests {one['ends']}, {len(one['changed'])} end otherwise {one['changed'] or ''}")
         print(f"  {one['wall_seconds']['without']:.1f} s without, {one['wall_seconds']['with']:.1f} s with")
