@@ -1,7 +1,7 @@
 """Keep a run's pytest-benchmark JSON as a record: compact, and each sample once.
 
     python ci/keep_record.py RESULTS.json ci/records/nvidia-h200/suite.json
-    python ci/keep_record.py --tests test_l2_ RESULTS.json ci/records/nvidia-h100/l2_suite.json    # only tests with this in their names
+    python ci/keep_record.py --tests test_l2_ RESULTS.json ci/records/nvidia-h100/l2.json    # only tests with this in their names
 
 The samples of `stats.data` are left out, for the rows under `gpumem` hold them all, placement by placement; these keep eight digits, for
 CUDA gives times in 32 bits. Nothing else changes.

@@ -9,6 +9,8 @@ A marker stands on a line of its own before a ```text block, which is replaced:
     <!-- record: FILE of NODEID -->     only the rows of a run whose node id begins so, or
     <!-- record: FILE without NODEID -->    all others
     <!-- summary: FILE -->              the end of that session: a line for each test, or for each kind of test
+    <!-- texts: FILE -->                its figures that belong to the experiments of CUDA's guides and other texts; of a record of
+                                        l2_persistence.py those of two windows at once
     <!-- output: FILE -->               what a script of this repository prints
     <!-- session: NAME -->              a session of ci/docs_sessions.py
 
@@ -34,6 +36,7 @@ from typing import Any
 
 from docs_reference import TABLES
 from msgspec.structs import replace
+from texts_table import lines, of_two_windows
 
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Outcome
@@ -45,7 +48,7 @@ from pytest_gpumem.reporting.table import table
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
-KINDS = "record|summary|output|session"
+KINDS = "record|summary|texts|output|session"
 BLOCK = re.compile(rf"(<!-- ({KINDS}): (\S+)(?: (of|without) (\S+))? -->\n```text\n).*?^```$", re.DOTALL | re.MULTILINE)
 END = "<!-- end of generated -->"
 GENERATED = re.compile(rf"^(<!-- generated: (\S+) -->)$.*?^{END}$", re.DOTALL | re.MULTILINE)
@@ -72,6 +75,18 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
         else table(rows, device, width=WIDTH, colour=False, notes=False)
     )
     return "\n".join([head, *flawed(flaws(run, {row.nodeid: row.failed for row in rows})), "", drawn])
+
+
+def texts(name: str, *_: str | None) -> str:
+    """The device, the day and the revision of a recorded run, and its figures that belong to the texts' experiments."""
+    run = json.loads((ROOT / name).read_text())
+    if "kind" in run:
+        head = f"{run['device']['name']}, driver {run['device']['driver']}, {run['ended'][:10]}"
+        return "\n".join([head, *flawed(flaws(run)), "", *of_two_windows(run["streams"], run["device"]["l2_bytes"])])
+    document = document_from_json(of_today(run["gpumem"]))
+    head = f"{document.device.name}, driver {document.device.driver}, {run['datetime'][:10]}, revision {run['commit_info']['id'][:12]}"
+    found = flaws(run, {row.nodeid: row.failed for row in document.rows})
+    return "\n".join([head, *flawed(found), "", *lines(document.rows, document.device)])
 
 
 def flawed(found: Sequence[str]) -> list[str]:
@@ -175,7 +190,13 @@ def session(name: str, *_: str | None) -> str:
 
 def renewed(text: str) -> str:
     """Markdown with every marked block drawn anew."""
-    draw: dict[str, Callable[..., str]] = {"record": record, "summary": partial(record, short=True), "output": output, "session": session}
+    draw: dict[str, Callable[..., str]] = {
+        "record": record,
+        "summary": partial(record, short=True),
+        "texts": texts,
+        "output": output,
+        "session": session,
+    }
     text = BLOCK.sub(lambda block: f"{block[1]}{draw[block[2]](block[3], block[4], block[5])}\n```", text)
     return generated(text)
 

@@ -6,6 +6,7 @@ from statistics import fmean
 
 import pytest
 
+from pytest_gpumem import MiB
 from pytest_gpumem.kernels.calls import SECTORS_COALESCED, sectors_per_request
 
 OFFSETS = range(1, 33)
@@ -47,6 +48,13 @@ def test_stride_copy(gpu_kernels, copied):
         strided, predicted = copied(gpu_kernels.stride_copy, stride, label=f"stride {stride}")
         least = 0.75 if stride <= WORDS_PER_SECTOR else 0.35
         assert least < strided / (predicted * unit) < 1.25, stride
+
+
+@pytest.mark.parametrize(("kernel", "scalar", "sectors"), [("offset_copy", 1, 5), ("stride_copy", 2, 8), ("stride_copy", 32, 32)])
+def test_a_request_touches_the_guides_sectors(gpu_kernels, device_buffer, kernel, scalar, sectors):
+    """Five where the four of a coalesced warp begin between two, eight at stride 2, and one for each thread at stride 32."""
+    out, source = device_buffer(MiB, "f4"), device_buffer(MiB, "f4")
+    assert sectors_per_request(getattr(gpu_kernels, kernel).accesses(out, source, scalar)) == sectors
 
 
 def test_permutation_within_aligned_segments_is_nearly_free(gpu_kernels, copied):

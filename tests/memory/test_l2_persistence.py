@@ -12,6 +12,7 @@ import pytest
 
 from pytest_gpumem import KiB, MiB
 from pytest_gpumem.devices.protocol import AccessProperty, WindowSpec
+from pytest_gpumem.memory.l2 import Thrashing
 
 LEAN_GRID = 32
 """Blocks of the seed's launch: too few to saturate memory, so the table's latency shows."""
@@ -63,6 +64,36 @@ def test_the_driver_holds_the_window_that_was_asked_for(gpu_device, device_buffe
         stream.handle  # noqa: B018, nothing is measured on it
         held = gpu_device.l2.window(stream.stream)
     assert held == WindowSpec(table.address + half, half // 2, 0.5, AccessProperty(hit), AccessProperty(miss))
+
+
+def test_a_small_window_gets_a_granule_more_than_holds_it(gpu_device, device_buffer, persisting_stream):
+    """With the least set-aside that holds a window, its lines overflow some sets of L2 at some placements."""
+    if gpu_device.facts.mps:
+        pytest.skip("under MPS the L2 set-aside is fixed")
+    step = gpu_device.facts.l2_step_bytes
+    with persisting_stream(device_buffer(step * 3 // 2 // 4096 * 4096, "i4")) as stream:
+        stream.handle  # noqa: B018, nothing is measured on it
+        granted = gpu_device.l2.set_aside()
+    assert granted == 3 * step
+
+
+def test_a_hit_ratio_is_fitted_to_what_the_driver_granted(gpu_device, device_buffer, persisting_stream):
+    """The driver rounds a set-aside up to steps of L2/16, and the window fills all of it."""
+    step = gpu_device.facts.l2_step_bytes
+    with persisting_stream(device_buffer(2 * step // 4096 * 4096, "i4"), set_aside=step + 4096) as stream:
+        stream.handle  # noqa: B018, nothing is measured on it
+        held = gpu_device.l2.window(stream.stream)
+        assert gpu_device.l2.set_aside() == 2 * step
+    assert held is not None
+    assert held.hit_ratio == 1.0
+
+
+def test_a_window_beyond_its_set_aside_is_said_to_thrash(gpu_device, device_buffer, persisting_stream, recwarn):
+    step = gpu_device.facts.l2_step_bytes
+    table = device_buffer(2 * step // 4096 * 4096, "i4")
+    with persisting_stream(table, set_aside=step, hit_ratio=1.0) as stream:
+        stream.handle  # noqa: B018, nothing is measured on it
+    assert "evict each other" in str(recwarn.pop(Thrashing).message)
 
 
 def test_a_set_aside_that_nothing_uses_slows_a_saturated_kernel(

@@ -16,7 +16,7 @@ def test_tables_are_those_of_their_source(document: Path) -> None:
     # Sessions take half a minute, and their figures follow every change of the simulated device: a test of their own looks at them.
     # Nor is the fit of the simulated device drawn here, which runs the whole memory suite.
     text = document.read_text().replace("<!-- session: ", "<!-- its own test: ").replace("<!-- output: ci/bench/simulated_fit", "<!-- ")
-    marked = sum(text.count(f"<!-- {kind}: ") for kind in ("record", "summary", "output"))
+    marked = sum(text.count(f"<!-- {kind}: ") for kind in ("record", "summary", "texts", "output"))
     assert len(renew_tables.BLOCK.findall(text)) == marked
     assert len(renew_tables.GENERATED.findall(text)) == text.count("<!-- generated: ")
     assert renew_tables.renewed(text) == text, f"python ci/renew_tables.py {document.relative_to(ROOT)}"

@@ -6,22 +6,25 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peers_records
 import pytest
 import renew_tables
+import texts_table
 from peers_summary import NVBENCH, OURS
 
 ROOT = Path(__file__).parents[3]
 RECORD = {("same", OURS, 2): [6e-6, 6.1e-6, 6.05e-6], ("same", NVBENCH, 2): [6.6e-6, 6.7e-6, 6.8e-6], ("random", OURS, 2): [6e-6, 6.2e-6]}
 
 
-def test_no_record_is_left_that_nothing_names() -> None:
-    """A page or the package names it, or it is one of those that `gate_validation_table` draws together."""
-    paths = [ROOT / "README.md", *(ROOT / "ci").rglob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    paths += [path for folder in ("pytest_gpumem", "kernels") for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".cu")]
-    everything = "\n".join(path.read_text() for path in paths)
+def test_no_record_is_left_that_no_page_draws() -> None:
+    """`ci/records/README.md` has its table, a page or the package gives its figures, or `gate_validation_table` draws it with others."""
+    pages = "\n".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
+    sources = [path for folder in ("pytest_gpumem", "kernels") for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".cu")]
+    drawn = [block[3] for block in renew_tables.BLOCK.finditer((ROOT / "ci" / "records" / "README.md").read_text())]
+    everything = "\n".join([pages, *(path.read_text() for path in sources), *drawn])
     records = [path.relative_to(ROOT / "ci" / "records").as_posix() for path in sorted((ROOT / "ci" / "records").glob("*/*.json"))]
     assert [one for one in records if one not in everything and not Path(one).stem.startswith("gate_validation")] == []
 
@@ -69,22 +72,50 @@ def test_a_record_is_evidence_by_a_clean_revision_whose_tests_passed_and_are_tod
     assert renew_tables.flaws(run, tests) == flaws
 
 
-AWAITED = {("docs/results.md", "ci/records/nvidia-h200/suite.json")}
-"""Tables of these pages whose records await a run of today's suite. They say so. No other may."""
+AWAITED = {("docs/seeds-experiments.md", f"ci/records/nvidia-{gpu}/l2_placements.json") for gpu in ("h100", "h200")}
+"""Tables of pages whose records await a run from a clean revision. They say so. No other may: the list only shrinks."""
 
 
 @pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")
-def test_pages_draw_sound_records_and_say_what_a_provisional_one_lacks() -> None:
+def test_pages_draw_no_record_with_failed_or_changed_tests_or_without_a_clean_revision() -> None:
     found = set()
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for block in renew_tables.BLOCK.finditer(path.read_text()):
-            if block[2] not in ("record", "summary"):
+            kind, name, which, nodeid = block[2], block[3], block[4], block[5] or ""
+            if kind not in ("record", "summary", "texts"):
                 continue
-            drawn = renew_tables.record(block[3], block[4], block[5] or "", short=block[2] == "summary")
+            drawn = renew_tables.texts(name) if kind == "texts" else renew_tables.record(name, which, nodeid, short=kind == "summary")
             lacks = [line for line in drawn.splitlines() if line.startswith("provisional: ")]
             assert all(line in block[0] for line in lacks), f"python ci/renew_tables.py {path.relative_to(ROOT)}"
-            found |= {(path.relative_to(ROOT).as_posix(), block[3]) for _ in lacks}
+            found |= {(path.relative_to(ROOT).as_posix(), name) for _ in lacks}
     assert found == AWAITED
+
+
+def measured(latency: float, half_width: float | None) -> Any:
+    return SimpleNamespace(latency=latency, half_width=half_width)
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "said"),
+    [
+        ((1.0, 0.001), (1.046, 0.001), "+4.6 %"),
+        ((1.0, 0.001), (0.86, 0.05), "-14 ± 5 %"),
+        ((1.0, 0.04), (1.01, 0.04), "+1 ± 6 %?"),
+        ((1.0, 0.001), (1.0, 0.001), "+0.0 %?"),
+        ((1.0, None), (1.33, None), "+33.0 %*"),
+        ((1.0, 0.001), (2.04, 0.001), "2.04 times"),
+        ((1.0, 0.1), (3.0, 0.3), "3 ± 0.42 times"),
+        ((206.0, 12.0), (1.0, 0.01), "1/206 ± 6 %"),
+    ],
+)
+def test_a_change_says_its_interval_and_where_it_shows_nothing(base: Any, other: Any, said: str) -> None:
+    assert texts_table.change(measured(*base), measured(*other)) == said
+
+
+def test_the_texts_figures_are_all_in_the_suites_record() -> None:
+    drawn = renew_tables.texts("ci/records/nvidia-h200/suite.json")
+    assert "not in this record" not in drawn
+    assert len(drawn.splitlines()) > 70
 
 
 def test_the_figure_is_the_same_for_the_same_record_and_names_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
