@@ -155,7 +155,7 @@ def _bandwidths(find: Find, device: DeviceFacts) -> Iterator[str]:
     try:
         moved = find("test_the_link_bounds_migration_and_not_the_kernel", "prefetched").migrations
         if moved is not None and moved.before is not None and device.link_bandwidth:
-            there, back = (f"{rate / 1e9:.1f}" for rate in (moved.before.to_device_bandwidth, moved.before.to_host_bandwidth))
+            there, back = (f"{(rate or 0) / 1e9:.1f}" for rate in (moved.before.to_device_bandwidth, moved.before.to_host_bandwidth))
             yield f"prefetch of 128 MiB: {there} GB/s there, {back} GB/s back, of a link of {device.link_bandwidth / 1e9:.0f} GB/s"
         for page in PAGES:
             ways = [find(WARPS.format(page), label).migrations for label in ("grid stride", "a warp a page")]

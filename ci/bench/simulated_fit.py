@@ -49,16 +49,17 @@ ROOT = Path(__file__).parents[2]
 SUITES = {"h100": ROOT / "ci/records/nvidia-h100/suite.json", "h200": ROOT / "ci/records/nvidia-h200/suite.json"}
 """The recorded suite of each simulated device that has one."""
 LARGEST_ERROR = 0.15
-"""Largest error of held-out rows of the RTX 3090 table, and of nine rows of ten of a suite."""
+"""Largest error of held-out rows of the RTX 3090 table, and of nine rows of ten of a suite: of an H200's, of those held out."""
 LARGEST_RATIO = 1.5
 """Largest error of any row of a suite."""
 OF_THE_MACHINE = re.compile(r"\[pageable\]|faulting|page|read mostly|discarded|written|size\[|L2 read|has_a_knee|test_allocators")
 """Rows of the H200's suite that decided its own parameters: of its host, its driver and its L2."""
 UNSTEADY = re.compile(
-    r"1024 copies of 4 KiB|test_pageable_memory_hides_less\[pageable\]|\[discarded\]|cudaHostRegister, 4 MiB|\[65536\]\[a warp a page\]"
+    r"1024 copies of 4 KiB|test_pageable_memory_hides_less\[pageable\]|\[discarded\]|cudaHost(Register|Alloc), 4 MiB"
+    r"|\[65536\]\[a warp a page\]"
 )
-"""Rows in which this project's own machines differ by more than `LARGEST_RATIO`: 2.6 to 10.5 ms, 4.6 to 11.9 ms, 11.4 to 22.8 ms,
-0.21 to 0.39 ms, 5.5 to 8.9 ms."""
+"""Rows in which this project's own machines differ by more than `LARGEST_RATIO`: 2.6 to 11.0 ms, 4.6 to 11.9 ms, 11.4 to 22.8 ms,
+0.20 to 0.39 ms and 1.2 to 2.4 ms, 5.3 to 8.9 ms."""
 NOT_COMPARED = re.compile(r"test_own_code")
 """Rows of code that the simulated device does not run: it runs the reference."""
 
@@ -425,7 +426,8 @@ def main() -> int:
     for device in SUITES:
         of_suite = compared(device)
         print_suite(device, of_suite, every=chosen.all)
-        failed = failed or bool(beyond(of_suite)) or len(misses(of_suite)) > 0.1 * len(of_suite)
+        counted = [row for row in of_suite if device == "h100" or not row.fitted]
+        failed = failed or bool(beyond(of_suite)) or len(misses(counted)) > 0.1 * len(counted)
     return 1 if failed else 0
 
 
