@@ -16,7 +16,7 @@ from pytest_gpumem.devices.protocol import PLENTY, Device, HoldExpired, NotCount
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
 from pytest_gpumem.measuring.samplers import BATCHES
-from pytest_gpumem.measuring.sampling import Plan, Sampling
+from pytest_gpumem.measuring.sampling import Plan, Sampling, Stopwatch
 from pytest_gpumem.measuring.target import NotChecked, Target
 from pytest_gpumem.measuring.target_callable import callable_target
 from pytest_gpumem.measuring.target_case import Case, CasePlacements
@@ -155,15 +155,16 @@ class Conductor:
                 target.close()
 
     def _measure(self, target: Target, plan: Plan, arena: Arena, label: str, name: str, passes: Passes) -> Measurement:
-        device, harness = self.device, self._harness
+        device, harness, took = self.device, self._harness, Stopwatch(self.device.now)
         # What the test queued before, on whatever stream, must neither race with the check nor run beside a sample.
         device.streams.synchronize()
         with device.counters.loading() if target.foreign else nullcontext():
             unchecked = self._check(target, name)
+        took.lap("check")
         self._prepare_l2(target)
         harness.wake()
         floors = harness.floors()
-        sampling = Sampling(harness, target, plan, arena.seed, name)
+        sampling = Sampling(harness, target, plan, arena.seed, name, took)
         sampling.wait_out()
         before = device.conditions()
         sampling.sample()
@@ -172,6 +173,7 @@ class Conductor:
             sampling, outside = self._whole(sampling, name, look=passes.streams)
         before, after = sampling.around(before, device.conditions())
         target = sampling.target
+        took.lap("samples")
         migrations, ran = self._untimed(sampling, arena, passes, name)
         measured = self._record(label, sampling, plan, floors, (before, after), migrations, ran)
         measured = replace(measured, outside=outside if isinstance(outside, float) else UNSET)
@@ -184,10 +186,13 @@ class Conductor:
             # What CUPTI leaves in a process once it has looked may change what a launch costs there.
             harness.forget_floors()
             self._watched = True
+        took.lap("passes")
         unchecked = self._check(target, name) or unchecked
+        took.lap("check")
         said = [one for one in (unchecked, outside) if isinstance(one, str)]
         notes = dict.fromkeys((*target.notes, *sampling.notes, *said))
-        return replace(measured, checked=target.check is not None and unchecked is None, notes=tuple(notes))
+        checked = target.check is not None and unchecked is None
+        return replace(measured, checked=checked, notes=tuple(notes), took=took.seconds)
 
     def _prepare_l2(self, target: Target) -> None:
         # A read flush does not evict lines that were left persisting.

@@ -46,6 +46,20 @@ FULL_SPEED = 0.99  # share of the highest SM clock from which a throttle reason 
 CHUNK_SECONDS = 0.025  # seconds of samples between two readings of clocks and throttle reasons
 
 
+class Stopwatch:
+    """Seconds of the phases of a measurement."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self._last = now, now()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """Count the time since the last lap as the phase's."""
+        now = self._now()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
 @dataclass(frozen=True)
 class Plan:
     """How to measure."""
@@ -60,8 +74,8 @@ class Plan:
 class Sampling:
     """Takes the samples of one target; `sample` fills the fields that a measurement is made of."""
 
-    def __init__(self, harness: Harness, target: Target, plan: Plan, seed: int, name: str) -> None:
-        self._harness, self._plan, self._name = harness, plan, name
+    def __init__(self, harness: Harness, target: Target, plan: Plan, seed: int, name: str, took: Stopwatch) -> None:
+        self._harness, self._plan, self._name, self.took = harness, plan, name, took
         self._device, self._ranges = harness.device, harness.ranges
         self._random = np.random.default_rng(harness.device.entropy(seed))
         self._latency: float | None = None
@@ -127,7 +141,7 @@ class Sampling:
 
     def by_host(self, reason: str) -> Sampling:
         """The sampling of the same target anew, by the host's clock. Raises `BadCall`: the user asked for this sampler."""
-        again = Sampling(self._harness, self.target, self._plan, 0, self._name)
+        again = Sampling(self._harness, self.target, self._plan, 0, self._name, self.took)
         again._random, again.choice = self._random, self.choice
         again._to_host(reason)
         return again
@@ -149,6 +163,7 @@ class Sampling:
         self._look(LOOKS)
         with self._ranges.range(phase(self._name, "warm-up")):
             cost = self._warm_up()
+        self.took.lap("warm-up")
         self._host_times.clear()
         self._clocks.clear()
         fixed = self.target.move is None
@@ -162,7 +177,9 @@ class Sampling:
                 # What moves one placement at a time starts where it is.
                 if wanted > 1 and (self.target.any_stream or begun_already) and not self._move(wanted, cost, budget) and begun_already:
                     break
+                self.took.lap("placements")
                 self._fill(wanted, cost, begun, budget)
+                self.took.lap("samples")
                 spent = self._device.now() - begun
                 seen = [statistics.median(p) for p in (*self.placements, *self._throttled)]
                 undecided = self._has_modes(seen) and len(seen) < most and spent < budget

@@ -270,7 +270,12 @@ class TerminalFeature(Feature):
         elif rows:
             for line in self._results(rows, writer).splitlines():  # pytest escapes all of a text that the output cannot encode
                 writer.write_line(line)
-        for note in filter(None, (self._budget(), *self._notes)):  # not wrapped: some end with a command to copy
+        slow: Iterable[str] = ()
+        if (count := session.config.getoption("durations", None)) is not None:
+            from pytest_gpumem.reporting.summary import slowest
+
+            slow = slowest(rows, count)
+        for note in filter(None, (*slow, self._budget(), *self._notes)):  # not wrapped: some end with a command to copy
             writer.write_line(printable(note))
 
 

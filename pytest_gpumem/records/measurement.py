@@ -251,6 +251,9 @@ class Measurement(Record, frozen=True, dict=True):
     """SM clock that really ran just before the samples, in hertz, by the device's own timer: the median. Not written where it is
     unknown."""
 
+    took: dict[str, Seconds] | UnsetType = UNSET
+    """Seconds of each phase of this measurement: "check", "warm-up", "placements", "samples", "passes"."""
+
     @property
     def controls(self) -> Controls | None:
         """Readings of the control kernels in its process; None where they did not run."""

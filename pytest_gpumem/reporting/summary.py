@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from msgspec import UNSET
 from rich.text import Text
 
 from pytest_gpumem.judging.finding import counted
@@ -17,6 +18,7 @@ from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
 from pytest_gpumem.reporting.footprints import totals
 from pytest_gpumem.reporting.groups import function_of, ordered
 from pytest_gpumem.reporting.row_facts import HEADINGS, OF_MEMORY, RowFacts, row_facts
+from pytest_gpumem.units import format_time
 
 MOST = 20  # lines of tests without a failure or a doubt. More tests than that are folded into a line for each kind of test.
 _INTERVALS = "intervals"
@@ -63,6 +65,19 @@ def counts_text(rows: Sequence[Row]) -> str:
     if nothing := {row.nodeid for row in rows if not row.measured_something}:
         parts.append(f"{counted(len(nothing), 'test')} failed without a measurement")
     return "; ".join(parts)
+
+
+def slowest(rows: Iterable[Row], count: int) -> Iterator[str]:
+    """The rows that took longest to measure, with the time of each phase, the longest first. `count`: how many; 0 for all."""
+    timed = [(sum(one.took.values()), row.key, one) for row in rows if (one := row.measurement) is not None and one.took is not UNSET]
+    timed.sort(key=lambda one: one[:2], reverse=True)
+    if timed:
+        yield f"slowest {counted(min(count, len(timed)) or len(timed), 'row')}, with what took the time:"
+    for seconds, key, measured in timed[: count or None]:
+        samples = f"{len(measured.samples)} of {format_time(measured.latency)} at {counted(len(measured.placements), 'placement')}"
+        phases = sorted(measured.took.items(), key=lambda phase: -phase[1]) if measured.took is not UNSET else []
+        parts = ", ".join(f"{name} {format_time(one)}{f' ({samples})' if name == 'samples' else ''}" for name, one in phases)
+        yield f"{format_time(seconds)} {printable(key)}: {parts}"
 
 
 def _parts(shown: Sequence[RowFacts], facts: DeviceFacts) -> Iterator[_Part]:

@@ -129,6 +129,14 @@ def test_the_hosts_time_of_a_launch_is_a_figure_of_its_own(bench: Bench, mode: s
     assert judge(graph, Limits(max_host_time="1 ms"), bench.device.facts, [], strict=False).outcome is Outcome.UNDECIDED
 
 
+def test_the_time_of_each_phase_is_recorded(bench: Bench) -> None:
+    begun = bench.device.now()
+    took = triad(bench).took
+    assert took is not UNSET
+    assert list(took) == ["check", "warm-up", "placements", "samples", "passes"]
+    assert sum(took.values()) == pytest.approx(bench.device.now() - begun, rel=0.01)
+
+
 def test_a_row_whose_launches_all_wait_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.device, "launches_wait", lambda: True)
     monkeypatch.setattr(bench.device.streams, "hold", lambda *_: pytest.fail("it would expire"))
