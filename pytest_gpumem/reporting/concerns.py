@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from pytest_gpumem.files import append_whole
+from pytest_gpumem.judging.screen import base_latency
+from pytest_gpumem.limits import LIMITS, count_of, over_baseline
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import UNEXPLAINED, Row
+from pytest_gpumem.reporting.exports import exact_figures
 from pytest_gpumem.reporting.groups import FAILING, attention
 from pytest_gpumem.reporting.row_facts import verdict_text
+from pytest_gpumem.units import QuantityError, Share, parse_growth, parse_margin, parse_rate, parse_time
 
 MOST = 10  # annotations of each level that GitHub shows of one step; it drops further ones silently
 VARIABLE = "GITHUB_STEP_SUMMARY"  # environment variable that names the file of GitHub's job summary
@@ -39,7 +46,44 @@ def concerns(rows: Iterable[Row], *, new: bool = False) -> list[Row]:
     """Failures, then UNDECIDED and ACCEPTED rows; within each, the largest slow-down first. A NEW row needs no look, unless `new`."""
     doubtful = (Outcome.UNDECIDED, Outcome.ACCEPTED, *([Outcome.NEW] if new else []))
     found = [row for row in rows if fails(row) or row.verdict.outcome in doubtful]
-    return sorted(found, key=lambda row: (not fails(row), -row.verdict.comparison.delta if row.verdict.comparison is not None else 0.0))
+    return sorted(worst_first(found), key=lambda row: not fails(row))
+
+
+def worst_first(rows: Iterable[Row], before: Mapping[str, Footprint] = MappingProxyType({})) -> list[Row]:
+    """By verdict, then by the share by which a figure is beyond its limit. `before`: by key, the memory of rows in the baseline."""
+
+    def rank(row: Row) -> tuple[int, int, float]:
+        return attention(row), row.verdict.outcome.rank, -_beyond(row, before.get(row.key))
+
+    return sorted(rows, key=rank)
+
+
+def _beyond(row: Row, before: Footprint | None) -> float:
+    """The share by which a figure is beyond its limit, the largest of the row; below 0 within all. A row without a limit comes last."""
+    limits, measured, comparison, exact = row.limits, row.measurement, row.verdict.comparison, exact_figures(row)
+    found = [-math.inf]
+    try:
+        if comparison is not None:
+            margin = 0.0
+            if limits.max_regression is not None and measured is not None and comparison.delta > -1:
+                margin = parse_margin(limits.max_regression).over(base_latency(measured, comparison))
+            found.append(comparison.delta - margin)
+        if measured is not None and limits.max_latency is not None:
+            found.append(measured.latency / parse_time(limits.max_latency) - 1)
+        if measured is not None and measured.bandwidth and limits.min_bandwidth is not None:
+            least = parse_rate(limits.min_bandwidth)
+            found += [] if isinstance(least, Share) else [least / measured.bandwidth - 1]
+        if before is not None and before.peak and row.footprint is not None and limits.max_peak_regression is not None:
+            found.append(row.footprint.peak / before.peak - 1 - parse_growth(limits.max_peak_regression).over(before.peak))
+        for name in LIMITS:
+            stem, written = name.removeprefix("max_"), getattr(limits, name)
+            count = exact.get(stem, exact.get(f"{stem}_bytes"))
+            if written is not None and count is not None and over_baseline(written) is None:
+                most = count_of(written)
+                found.append((count - most) / (most or 1))
+    except QuantityError:  # in a file that somebody else wrote
+        pass
+    return max(found)
 
 
 def sentence(row: Row) -> str:
@@ -64,16 +108,14 @@ def in_brief(row: Row) -> list[str]:
     words = worst.removeprefix("the duet: FAIL, ").partition("; ")[0].split()
     reason = " ".join([*words[:WORDS], "..."] if len(words) > WORDS else words)
     lines = [f"{verdict_text(row)} {row.key}: {reason}"]
-    return [*lines, f"  why: {why}"] if (why := _cause(row)) is not None else lines
+    return [*lines, *(f"  why: {why}" for why in causes(row)[:1])]
 
 
-def _cause(row: Row) -> str | None:
-    """The first cause in words; what ran differently where no share is explained; None if neither is known."""
-    causes = [found for line in row.why if (found := CAUSE.fullmatch(line))]
-    named = [found for found in causes if found["cause"] != UNEXPLAINED]
-    if named:
-        return f"{named[0]['cause']} ({named[0]['share']} of the change)"
-    return next((line.strip().removeprefix(RAN) for line in row.why if line.strip().startswith(RAN)), None)
+def causes(row: Row) -> list[str]:
+    """The causes in words; what ran differently where no share is explained; none if neither is known."""
+    found = [one for line in row.why if (one := CAUSE.fullmatch(line)) and one["cause"] != UNEXPLAINED]
+    ran = [line.strip().removeprefix(RAN) for line in row.why if line.strip().startswith(RAN)]
+    return [f"{one['cause']} ({one['share']} of the change)" for one in found] or ran
 
 
 def ending(rows: Iterable[Row], base: str) -> list[str]:

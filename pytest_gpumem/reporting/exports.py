@@ -89,19 +89,25 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
         }
         known["card_variant_dram_latency_s"] = None if measurement.controls is None else measurement.controls.latency
         known["share_of_peak"] = measurement.share_of_peak(facts)
-        known["moved_bytes"] = None if measurement.moved_bytes is None else measurement.moved_bytes.total
-        known["dram_bytes"] = None if measurement.dram_bytes is None else measurement.dram_bytes.total
+    if row.extra:
+        found["extra"] = row.extra
+    found |= exact_figures(row)
+    if comparison is not None:
+        found |= {"change": comparison.delta, "change_low": comparison.low, "change_high": comparison.high, "catches": comparison.catches}
+    return found | {name: value for name, value in known.items() if value is not None}
+
+
+def exact_figures(row: Row) -> dict[str, int]:
+    """Those of `_EXACT` that are known."""
+    found: dict[str, int] = {}
+    if (measurement := row.measurement) is not None:
+        found |= {} if measurement.moved_bytes is None else {"moved_bytes": measurement.moved_bytes.total}
+        found |= {} if measurement.dram_bytes is None else {"dram_bytes": measurement.dram_bytes.total}
         if measurement.what_ran is not None and measurement.what_ran.order:
             found |= _counts(measurement.what_ran)
         if measurement.migrations is not None and (counts := measurement.migrations.launch) is not None:
             found |= {"gpu_page_faults": counts.gpu_faults, "cpu_page_faults": counts.cpu_faults, "migrated_bytes": counts.migrated}
-    if row.extra:
-        found["extra"] = row.extra
-    if row.footprint is not None:
-        found |= _of_test(row.footprint)
-    if comparison is not None:
-        found |= {"change": comparison.delta, "change_low": comparison.low, "change_high": comparison.high, "catches": comparison.catches}
-    return found | {name: value for name, value in known.items() if value is not None}
+    return found if row.footprint is None else found | _of_test(row.footprint)
 
 
 def _of_test(footprint: Footprint) -> dict[str, int]:
@@ -125,7 +131,7 @@ PROPERTY = "gpumem"  # name, and prefix of the names, of the JUnit properties
 
 READABLE = (
     *("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "share_of_peak"),
-    *("change", "change_low", "change_high", "catches", "mode", "sampler", "gpu", "simulated"),
+    *("change", "change_low", "change_high", "catches", *_EXACT, "mode", "sampler", "gpu", "simulated"),
 )
 """Figures that have a JUnit property of their own."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Past, Row
+from pytest_gpumem.reporting.concerns import causes, worst_first
 from pytest_gpumem.reporting.families import caption_of, colours, curve, families
 from pytest_gpumem.reporting.footprints import growths, peak_stack, site_lines
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
@@ -36,6 +38,8 @@ from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
 from pytest_gpumem.units import QuantityError, format_time, parse_margin, short_bytes
+
+CAUSES = 3  # of a row that needs a look
 
 
 def anchor(key: str) -> str:
@@ -58,7 +62,7 @@ def page(run: Run) -> str:
     """The page."""
     rows, facts, past, footprints = printable((list(run.rows), run.facts, dict(run.past), dict(run.footprints)))
     groups = ordered(rows, facts)
-    shown = row_facts([row for _, of in groups for row in of], facts)
+    shown = row_facts(worst_first(rows, footprints), facts)
     counts = Counter((one.outcome.rank, one.verdict, one.css) for one in shown)
     kinds = behaviours(rows, facts)
     headings = shown_headings(shown)
@@ -72,8 +76,7 @@ def page(run: Run) -> str:
         script=Markup(script),
         title=f"{facts.name} (simulated)" if simulated else facts.name,
         simulated=simulated,
-        utc=run.utc,
-        revision=printable(run.revision),
+        taken=_taken(run),
         header=header(facts, run.settings),
         counts=[(verdict, count, css) for (_, verdict, css), count in sorted(counts.items())],
         kinds=[(kind.value, len(of)) for kind, of in groups],
@@ -92,20 +95,27 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _concerns(rows: Sequence[RowFacts], strict: bool) -> Iterator[tuple[str, str, str, str, str]]:
-    """What needs a look, worst first: verdict, its class, test or row, reason, and element of the page."""
+def _taken(run: Run) -> str:
+    """When the run was, to the minute, and the start of its revision."""
+    utc = re.sub(r"T(\d\d:\d\d).*(\+00:00|Z)$", r" \1 UTC", run.utc)
+    revision = re.sub(r"\b([0-9a-f]{12})[0-9a-f]{28}\b", r"\1", printable(run.revision or ""))
+    return f"{utc}, revision {revision}" if revision else utc
+
+
+def _concerns(rows: Sequence[RowFacts], strict: bool) -> Iterator[tuple[str, str, str, str, Sequence[str], str]]:
+    """What needs a look, worst first: verdict, its class, test or row, reason, causes, and element of the page."""
     errors = failing_in_themselves([one.row for one in rows], strict)
     failed = Counter(one.row.nodeid for one in rows if one.row.nodeid in errors and one.row.verdict.outcome is not Outcome.FAIL)
-    for one in sorted(rows, key=lambda one: attention(one.row)):
+    for one in rows:
         row, how_soon = one.row, attention(one.row)
         if row.nodeid in failed and row.verdict.outcome is not Outcome.FAIL:
             if count := failed[row.nodeid]:
                 verdicts = "the verdict on its measurement" if count == 1 else f"the verdicts on {count} measurements"
-                yield "TEST FAILED", one.css, row.nodeid, f"the test failed by something else than {verdicts}", anchor(row.key)
+                yield "TEST FAILED", one.css, row.nodeid, f"the test failed by something else than {verdicts}", (), anchor(row.key)
             failed[row.nodeid] = 0
         elif how_soon < FINE and (is_failure(row.verdict, strict) or not row.failed):  # else another row fails the test
             verdict, css = ("SLOWER", "doubt") if how_soon == SLOWER else (one.verdict, one.css)
-            yield verdict, css, row.key, row.verdict.reason, anchor(row.key)
+            yield verdict, css, row.key, row.verdict.reason, causes(row)[:CAUSES], anchor(row.key)
 
 
 def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint | None) -> dict[str, object]:
@@ -214,11 +224,12 @@ def _of_suite(rows: Sequence[RowFacts], facts: DeviceFacts, past: Mapping[str, S
     rows = [one for one in rows if one.device == facts]  # the peak and the history are of one GPU
     now = {one.row.key: one.row.measurement.latency for one in rows if one.row.measurement is not None}
     if len(now) > 1 and (earlier := turns(past, now)):
-        note = "A line is from the row that changed least to the one that changed most; below zero, the suite was faster than it is now."
-        yield _Figure(f"all rows over {counted(len(earlier), 'earlier run')}", trend(earlier, len(now)), notes=(note,))
+        note = "A line spans all rows, its dot is the median. Below zero, the run was faster than this one."
+        rows_of_all = "all" if earlier[0].rows == len(now) else f"{earlier[0].rows} of {len(now)}"
+        yield _Figure(f"{rows_of_all} rows over {counted(len(earlier), 'earlier run')}", trend(earlier), notes=(note,))
     if len(loads := [load for one in rows if (load := _load(one, facts)) is not None]) > 1:
         legend = (("s0", "served by DRAM"), ("s1", "footprint within reach of L2")) if len({load.dram for load in loads}) > 1 else ()
-        yield _Figure("roofline: bandwidth over the bytes of a launch", roofline(loads, facts.dram_peak or None), legend)
+        yield _Figure("bandwidth over the bytes of a launch", roofline(loads, facts.dram_peak or None), legend)
 
 
 def _load(one: RowFacts, facts: DeviceFacts) -> Load | None:

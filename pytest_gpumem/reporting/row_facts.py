@@ -24,10 +24,9 @@ from pytest_gpumem.reporting.footprints import footprint_facts
 from pytest_gpumem.reporting.groups import COALESCED, function_of
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time, short_bytes
 
-ALWAYS = ("latency", "bandwidth", "of peak", "noise")  # headings that a page has also where no row has a figure
 OF_MEMORY = ("peak memory", "kept")  # headings of bytes
 UNCHECKED = "unchecked"  # term of a measurement whose result nothing checked
-HEADINGS = (*ALWAYS, *OF_MEMORY, "change")  # of `RowFacts.figures`
+HEADINGS = ("latency", "bandwidth", "of peak", "noise", *OF_MEMORY, "change")  # of `RowFacts.figures`
 LEAST_NOISE = 1e-5  # share below which a noise is shown as "< 0.00100 %": the medians of all placements are on the same tick of the clock
 _MEDIANS = 24  # placements whose medians are listed
 
@@ -135,8 +134,8 @@ def row_facts(rows: Sequence[Row], device: DeviceFacts, *, memory: bool = False)
 
 
 def shown_headings(rows: Sequence[RowFacts]) -> list[str]:
-    """The headings of a page: `ALWAYS`, and those for which some row has a figure."""
-    return [heading for heading in HEADINGS if heading in ALWAYS or any(row.figures[heading].text for row in rows)]
+    """The headings of a page: those for which some row has a figure."""
+    return [heading for heading in HEADINGS if any(row.figures[heading].text for row in rows)]
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:

@@ -102,18 +102,18 @@ class BytesOfTest:
 def memory_bars(tests: Sequence[BytesOfTest]) -> Markup:
     """A bar for each test, the largest first, with a mark at the bytes of the baseline where they differ; at most `MOST` tests."""
     shown = sorted(tests, key=lambda one: -one.nbytes)[:MOST]
-    height, room = 30.0 * len(shown) + 8, svg.WIDTH - (90.0 if all(one.before in (None, one.nbytes) for one in shown) else 160.0)
+    height, room = 33.0 * len(shown) + 8, svg.WIDTH - (90.0 if all(one.before in (None, one.nbytes) for one in shown) else 160.0)
     most = max(max(one.nbytes, one.before or 0) for one in shown)
     parts = []
     for index, one in enumerate(shown):
-        top = 30.0 * index + 4
+        top = 33.0 * index + 4
         width = room * one.nbytes / most
         parts.append(svg.link(one.target, svg.text(0, top + 10, svg.fitted(one.name, svg.WIDTH))))
-        parts.append(svg.box(0, top + 14, width, 9, "s0 bar"))
+        parts.append(svg.box(0, top + 16, width, 9, "s0 bar"))
         if one.before is None or one.before == one.nbytes:
-            parts.append(svg.text(width + 5, top + 22, short_bytes(one.nbytes)))
+            parts.append(svg.text(width + 5, top + 24, short_bytes(one.nbytes)))
             continue
         mark = room * one.before / most
-        parts.append(svg.line(mark, top + 12, mark, top + 25, "ceiling"))
-        parts.append(svg.text(max(width, mark) + 5, top + 22, f"{short_bytes(one.nbytes)}, was {short_bytes(one.before)}"))
+        parts.append(svg.line(mark, top + 14, mark, top + 27, "margin"))
+        parts.append(svg.text(max(width, mark) + 5, top + 24, f"{short_bytes(one.nbytes)}, was {short_bytes(one.before)}"))
     return svg.drawing(height, parts, f"bytes of {len(shown)} tests, the largest first")

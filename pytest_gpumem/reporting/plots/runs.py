@@ -129,23 +129,28 @@ class EarlierRun:
 
 
 def turns(past: Mapping[str, Sequence[Past]], now: Mapping[str, float]) -> list[EarlierRun]:
-    """The earlier runs that have at least half of this run's rows, oldest first.
+    """Earlier runs, oldest first, each by the same rows, which are at least half of this run's. A run with too few of them is left out.
     `past`: by key, measurements of earlier runs.
     `now`: by key, seconds in this run.
     """
-    found: dict[tuple[datetime, str | None], list[float]] = {}
+    found: dict[tuple[datetime, str | None], dict[str, float]] = {}
     for key, seconds in now.items():
         for one in past.get(key, ()):
-            found.setdefault((one.utc, one.revision), []).append(one.latency / seconds - 1)
-    kept = {run: shares for run, shares in found.items() if 2 * len(shares) >= len(now)}
+            found.setdefault((one.utc, one.revision), {})[key] = one.latency / seconds - 1
+    common, runs = set(now), list[tuple[datetime, str | None]]()
+    for run in sorted(found, key=lambda run: run[0], reverse=True):
+        if 2 * len(both := common & found[run].keys()) >= len(now):
+            common, runs = both, [run, *runs]
+    shares = [[found[run][key] for key in common] for run in runs]
     return [
-        EarlierRun(utc, statistics.median(shares), min(shares), max(shares), len(shares), revision)
-        for (utc, revision), shares in sorted(kept.items(), key=lambda one: one[0][0])
+        EarlierRun(utc, statistics.median(of), min(of), max(of), len(of), revision)
+        for (utc, revision), of in zip(runs, shares, strict=True)
     ]
 
 
-def trend(past: Sequence[EarlierRun], rows: int) -> Markup:
+def trend(past: Sequence[EarlierRun]) -> Markup:
     """Earlier runs against this one, which is at zero on the right. At least one earlier run."""
+    rows = counted(past[0].rows, "row")
     frame = svg.Frame(_SUITE_HEIGHT)
     ends = [end for one in past for end in (one.low, one.high)]
     y = frame.y(*svg.spanned([*ends, 0.0], least=0.002), svg.Unit("%", 0.01))
@@ -156,13 +161,13 @@ def trend(past: Sequence[EarlierRun], rows: int) -> Markup:
     for index, one in enumerate(past):
         revision = f" {one.revision[:7]}" if one.revision else ""
         spread = f"{100 * one.low:+.2f} to {100 * one.high:+.2f} %"
-        tip = f"{one.utc:%Y-%m-%d}{revision}: median {100 * one.middle:+.2f} %, {spread}, {one.rows} rows"
+        tip = f"{one.utc:%Y-%m-%d}{revision}: median {100 * one.middle:+.2f} %, {spread}, {rows}"
         parts.append(svg.dot(x(index), y(one.middle), 3.6, "s0 dot", tip))
-    parts.append(svg.dot(x(len(past)), y(0.0), 4, "s1 dot", f"this run, {rows} rows"))
+    parts.append(svg.dot(x(len(past)), y(0.0), 4, "s1 dot", f"this run, {rows}"))
     parts.append(svg.text(frame.left, frame.bottom + 16, f"{past[0].utc:%Y-%m-%d}"))
     parts.append(svg.text((frame.left + frame.right) / 2, frame.bottom + 16, "runs, oldest first", anchor="middle", style="unit"))
     parts.append(svg.text(frame.right, frame.bottom + 16, "this run", anchor="end", style="unit"))
-    return svg.drawing(_SUITE_HEIGHT - 12, parts, f"latency of {rows} rows over {counted(len(past), 'earlier run')}")
+    return svg.drawing(_SUITE_HEIGHT - 12, parts, f"latency of {rows} over {counted(len(past), 'earlier run')}")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pytest_gpumem.records.footprint import Footprint, MemoryUse
 from pytest_gpumem.records.measurement import DramBytes
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
-from pytest_gpumem.reporting.exports import as_bmf, as_csv, as_json, figures
+from pytest_gpumem.reporting.exports import as_bmf, as_csv, as_json, figures, properties
 from pytest_gpumem.reporting.run import Run
 
 MakeRow = Callable[..., Row]
@@ -166,3 +166,9 @@ def test_hostile_names_stay_text(make_row: MakeRow, facts: DeviceFacts) -> None:
     run = Run([replace(make_row("t.py::test[\x1b[2J\n]"), extra={"\u202e": 1.0})], facts, {})
     for text in (as_csv(run), as_bmf(run), as_json(run)):
         assert text.replace("\n", "").isprintable()
+
+
+def test_junit_has_the_bytes_and_counts_of_a_memory_row(facts: DeviceFacts, make_row: MakeRow) -> None:
+    found = dict(properties(replace(make_row(measured=False, label="part"), footprint=FOOTPRINT), facts))
+    names = ("peak_bytes", "kept_bytes", "reserved_bytes", "allocations")
+    assert [found[f"gpumem_{name}[part]"] for name in names] == [3 << 20, 4096, 1 << 20, 7]

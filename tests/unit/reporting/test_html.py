@@ -9,18 +9,21 @@ import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Repeat
+from pytest_gpumem.records.footprint import Footprint
+from pytest_gpumem.records.measurement import Limits, Repeat
 from pytest_gpumem.records.overlap import Overlap, Part
-from pytest_gpumem.records.row import Comparison, Past, Row
+from pytest_gpumem.records.row import Comparison, Past, Row, Verdict
 from pytest_gpumem.reporting import markdown
 from pytest_gpumem.reporting.html import anchor, page
 from pytest_gpumem.reporting.plots.bars import Delta, forest
+from pytest_gpumem.reporting.plots.runs import turns
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.units import format_time
 
@@ -69,7 +72,8 @@ def test_shows_every_row_with_its_figures(facts: DeviceFacts, make_row: MakeRow)
     assert not read.open
     assert read.tags.count("tr") == 4
     assert read.tags.count("details") == 3
-    for shown in ("268.3 us", "3002 GB/s", "89.5 %", "test_b", "2 PASS", "1 FAIL", "mode hot", UTC, facts.name, "revision abc123"):
+    taken = "taken 2026-11-21 12:00 UTC, revision abc123"
+    for shown in ("268.3 us", "3002 GB/s", "89.5 %", "test_b", "2 PASS", "1 FAIL", "mode hot", taken, facts.name):
         assert shown in read.text
 
 
@@ -235,7 +239,7 @@ def test_a_suite_has_its_trend_its_roofline_and_the_base_of_a_change(facts: Devi
     text = page(Run(rows, facts, {}, utc=UTC, past=past))
     assert "all rows over 2 earlier runs" in text
     assert "2026-11-01 abcdef0: median +11.82 %" in text
-    assert "roofline: bandwidth" in text
+    assert "bandwidth over the bytes of a launch" in text
     assert "most measured in DRAM 3002" in text
     # 268.3 us is 25 % more than 214.6 us.
     assert "from 214.6 us" in text
@@ -245,7 +249,7 @@ def test_a_suite_has_its_trend_its_roofline_and_the_base_of_a_change(facts: Devi
     further = replace(rows[0], measurement=replace(rows[0].measurement, further=(slower,)))
     assert f"from {format_time(268.3e-6 * math.sqrt(2) / 1.25)}" in page(Run([further], facts, {}, utc=UTC))
     alone = page(Run(rows[:1], facts, {}, utc=UTC))
-    assert "roofline" not in alone
+    assert "over the bytes of a launch" not in alone
     assert "earlier run" not in alone
 
 
@@ -253,6 +257,80 @@ def test_the_causes_of_a_failure_are_on_the_page(facts: DeviceFacts, make_row: M
     row = replace(make_row(outcome=Outcome.FAIL), why=("ran differently: kernel copy: grid 64 -> 8",))
     assert "<dt>why</dt><dd>ran differently: kernel copy: grid 64 -&gt; 8</dd>" in page(Run([row], facts, {}, utc=UTC))
     assert "why: kernel copy: grid 64 -&gt; 8" in markdown.page(Run([row], facts, {}))
+
+
+def watched(peak: int) -> Footprint:
+    return Footprint(peak, watched=("fixtures",))
+
+
+def order_of(rows: list[Row], facts: DeviceFacts, **more: Any) -> list[str]:
+    """The tests of the page's table, as it comes."""
+    table = page(Run(rows, facts, {}, utc=UTC, **more)).partition("<tbody>")[2].partition("</tbody>")[0]
+    return re.findall(r"test_(\w+)</a>", table)
+
+
+def test_worst_first_is_by_verdict_and_by_how_far_a_figure_is_beyond_its_limit(facts: DeviceFacts, make_row: MakeRow) -> None:
+    def changed(name: str, delta: float, limit: str, outcome: Outcome = Outcome.PASS) -> Row:
+        return replace(
+            make_row(f"t.py::test_{name}", outcome, comparison=Comparison(delta, -1e-3, delta, 0.01, 3)),
+            limits=Limits(max_regression=limit),
+        )
+
+    memory = Row("t.py::test_memory", Limits(max_peak="8 MiB"), Verdict(Outcome.FAIL, ""), footprint=watched(12 << 20))
+    grown = Row("t.py::test_grown", Limits(max_peak_regression="5%"), Verdict(Outcome.FAIL, ""), footprint=watched(120))
+    rows = [
+        make_row("t.py::test_slowest", placements=((51e-3,),)),
+        changed("near", 0.01, "2%"),
+        changed("nearer", 0.019, "2%"),
+        changed("fail", 0.03, "2%", Outcome.FAIL),
+        replace(make_row("t.py::test_asserts"), failed=True),
+        changed("wide", 0.1, "50%"),
+        changed("worse", 0.08, "2%", Outcome.FAIL),
+        memory,
+        replace(make_row("t.py::test_latency", Outcome.FAIL), limits=Limits(max_latency="260 us")),
+        grown,
+        replace(make_row("t.py::test_rate", Outcome.FAIL), limits=Limits(min_bandwidth="3100 GB/s")),
+        make_row("t.py::test_new", Outcome.NEW),
+    ]
+    order = order_of(rows, facts, footprints={"t.py::test_grown": Footprint(peak=100)})
+    failing = ["memory", "grown", "worse", "rate", "latency", "fail", "asserts"]
+    assert order == [*failing, "new", "nearer", "near", "wide", "slowest"]
+
+
+def test_a_column_without_a_figure_is_left_out(facts: DeviceFacts, make_row: MakeRow) -> None:
+    memory = Row("t.py::test_memory", Limits(max_peak="8 MiB"), Verdict(Outcome.PASS, ""), footprint=watched(1 << 20))
+    alone = page(Run([memory], facts, {}, utc=UTC))
+    assert re.findall(r"<th [^>]*>(.*?)</th>", alone) == ["test", "peak memory", "verdict"]
+    assert "by peak memory, largest first" in alone
+    both = page(Run([memory, make_row(footprint=10 << 20)], facts, {}, utc=UTC))
+    assert re.findall(r"<th [^>]*>(.*?)</th>", both) == ["test", "latency", "bandwidth", "noise", "peak memory", "verdict"]
+
+
+def test_the_causes_stand_under_what_needs_a_look(facts: DeviceFacts, make_row: MakeRow) -> None:
+    why = (
+        "ran differently: kernel copy: grid 64 -> 8",
+        " 60.0 %  1.5 us  +25 % bytes",
+        " 30.0 %  0.7 us  other clock",
+        " 10.0 %  0.2 us  unexplained",
+    )
+    drawn = page(Run([replace(make_row(outcome=Outcome.FAIL), why=why)], facts, {}, utc=UTC))
+    concerns = drawn.partition('id="concerns"')[2].partition("</section>")[0]
+    assert re.findall(r"why: (.*?)</div>", concerns) == ["+25 % bytes (60.0 % of the change)", "other clock (30.0 % of the change)"]
+
+
+def test_every_point_of_earlier_runs_is_of_the_same_rows() -> None:
+    """A row that an older run has alone, such as after an acceptance, moves no point."""
+    days = [datetime(2026, 11, day, tzinfo=timezone.utc) for day in (1, 2, 3)]
+    now = dict.fromkeys("abcd", 1.0)
+    past = {key: [Past(day, 1.0) for day in days] for key in "abc"}
+    past["c"] = past["c"][1:]
+    past["d"] = [Past(days[0], 9.0), Past(days[1], 9.0)]
+    found = turns(past, now)
+    assert [(one.utc, one.middle, one.high, one.rows) for one in found] == [(day, 0.0, 0.0, 2) for day in days]
+    # An old run that shares too little with the newer ones is left out, rather than all of them.
+    past = {"a": [Past(days[0], 9.0), Past(days[2], 1.0)], "b": [Past(days[2], 1.0)], "c": [Past(days[0], 9.0)], "d": [Past(days[0], 9.0)]}
+    assert [(one.utc, one.rows) for one in turns(past, now)] == [(days[2], 2)]
+    assert [one.rows for one in turns({"a": past["a"]}, now)] == []
 
 
 def test_a_limit_far_beyond_the_changes_is_named_at_the_edge() -> None:

@@ -25,11 +25,15 @@ def test_the_page_works(opened: Callable[[Path, int], Any], tmp_path: Path, fact
     rows = [make_row("t.py::test_size", label=f"{size} MiB", placements=((size * 1e-4,),)) for size in (1, 10, 2)]
     rows += [
         make_row("t.py::test_slow", Outcome.FAIL, comparison=COMPARISON, mode="hot"),
-        make_row(f"t.py::test_{HOSTILE}", measured=False),
+        replace(make_row(f"t.py::test_{HOSTILE}", Outcome.UNDECIDED, comparison=COMPARISON, placements=((1.5e-4,),)), failed=True),
     ]
     past = [Past(datetime(2026, 11, day, tzinfo=timezone.utc), day * 1e-4, None, of) for day, of in ((1, None), (2, "abcdef012"))]
     file = tmp_path / "page.html"
-    file.write_text(drawn(Run(rows, replace(facts, name=f"GPU {HOSTILE}"), {}, utc="2026-11-21T12:00:00+00:00", past={rows[0].key: past})))
+    file.write_text(
+        drawn(
+            Run(rows, replace(facts, name=f"GPU {HOSTILE}", simulated=True), {}, utc="2026-11-21T12:00:00+00:00", past={rows[0].key: past})
+        )
+    )
     page = opened(file, 400)
 
     def shown() -> list[str]:
@@ -50,6 +54,8 @@ def test_the_page_works(opened: Callable[[Path, int], Any], tmp_path: Path, fact
     page.select_option("#order", "")
     assert shown()[0] == "test_slow"
     page.set_viewport_size({"width": 1000, "height": 800})
+    height = "(cell) => { const text = document.createRange(); text.selectNodeContents(cell); return text.getBoundingClientRect().height }"
+    assert max(page.evaluate(f"Array.from(document.querySelectorAll('td:last-child'), {height})")) < 30  # a verdict is one line
     for expected in ("test_size[10 MiB]", "test_size[1 MiB]"):  # slowest first, and at the second click last
         page.click("th[data-order='0']")
         assert shown()[0] == expected
