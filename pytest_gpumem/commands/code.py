@@ -18,7 +18,7 @@ from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.what_ran import CompiledKernel, CompiledKernels
 from pytest_gpumem.reporting.columns import Columns, Line
-from pytest_gpumem.units import format_bytes
+from pytest_gpumem.units import short_bytes
 
 if TYPE_CHECKING:
     from pytest_gpumem.kernels.declared import DeclaredSource, Project
@@ -206,4 +206,4 @@ def _shown(name: str, one: CompiledKernel) -> str:
 def _figure(name: str, figure: float) -> str:
     from pytest_gpumem.kernels.declared import IN_BYTES
 
-    return format_bytes(int(figure)) if name in IN_BYTES else f"{figure:.3g}"
+    return short_bytes(int(figure)) if name in IN_BYTES else f"{figure:.3g}"

@@ -36,8 +36,7 @@ from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, DUET_FOLLOWS, SELECT
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.storage import Storage
-    from pytest_gpumem.reporting.concerns import Place
-    from pytest_gpumem.reporting.run import Run
+    from pytest_gpumem.reporting.run import Place, Run
     from pytest_gpumem.runs.base import Base
     from pytest_gpumem.runs.decision import Decision, OfBase
     from pytest_gpumem.runs.processes import ProcessRecord
@@ -482,7 +481,8 @@ def _tell(output: Path, base: str, document: Document, decision: Decision) -> No
 
 def _places(output: Path, document: Document) -> dict[str, Place]:
     """The places of tests in the screen's own code-quality report."""
-    from pytest_gpumem.reporting.concerns import Place, fingerprint
+    from pytest_gpumem.reporting.concerns import fingerprint
+    from pytest_gpumem.reporting.run import Place
 
     try:
         findings: list[dict[str, Any]] = json.loads((output / OUTPUT_FILES["code_quality"]).read_text(encoding="utf-8"))

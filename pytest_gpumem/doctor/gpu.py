@@ -14,7 +14,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.memory.managed import no_migration
 from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.settings import device_choice
-from pytest_gpumem.units import GiB, QuantityError, format_bytes, format_rate
+from pytest_gpumem.units import GiB, QuantityError, format_rate, short_bytes
 
 HARDWARE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
 """Clock event reasons by which the hardware protects itself. Waiting for an idle GPU does not clear them."""
@@ -82,7 +82,7 @@ def _description(facts: DeviceFacts) -> str:
     peak = format_rate(facts.dram_peak) if facts.dram_peak else "unknown"
     return (
         f"{facts.name}, {facts.arch}, {facts.sm_count} SMs, {facts.memory_bytes / 2**30:.1f} GiB, "
-        f"L2 {format_bytes(facts.l2_bytes)}, peak {peak}{link}"
+        f"L2 {short_bytes(facts.l2_bytes)}, peak {peak}{link}"
     )
 
 
@@ -117,10 +117,10 @@ def _persisting(machine: Machine, chosen: opening.DeviceChoice) -> Check:
             "stop the server while measuring" if facts.mps else "measure L2 persistence on a whole GPU of compute capability 8.0 or newer"
         )
         return Check("set-aside", Status.WARNING, f"{reason}; tests of persisting_stream skip", remedy)
-    most, step = format_bytes(facts.persisting_l2_max_bytes), format_bytes(facts.l2_step_bytes)
-    window = format_bytes(facts.access_policy_max_window_bytes)
+    most, step = short_bytes(facts.persisting_l2_max_bytes), short_bytes(facts.l2_step_bytes)
+    window = short_bytes(facts.access_policy_max_window_bytes)
     if facts.mps:
-        detail = f"{fixed_by_mps(f'{format_bytes(fixed())} are set aside now')}; persisting_stream takes them as they are"
+        detail = f"{fixed_by_mps(f'{short_bytes(fixed())} are set aside now')}; persisting_stream takes them as they are"
         return Check("set-aside", Status.WARNING, detail, "stop the server to measure other set-asides")
     return Check("set-aside", Status.OK, f"up to {most} of L2 in steps of {step}, windows up to {window}")
 
@@ -244,7 +244,7 @@ def _processes(card: Card) -> Check:
 
 
 def _process(one: CardProcess) -> str:
-    details = [part for part in (one.name, format_bytes(one.memory_bytes) if one.memory_bytes else None) if part]
+    details = [part for part in (one.name, short_bytes(one.memory_bytes) if one.memory_bytes else None) if part]
     return f"pid {one.pid}" + (f" ({', '.join(details)})" if details else "")
 
 

@@ -18,7 +18,7 @@ from pytest_gpumem.memory.pinned import DEFAULT_SHARE
 from pytest_gpumem.nsight.tools import COUNTERS_DOCUMENT, NCU, NSYS, Tool, ToolMissing, find
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.runs.child import run
-from pytest_gpumem.units import GiB, format_bytes
+from pytest_gpumem.units import GiB, short_bytes
 
 TRIAL_SECONDS = 60  # how long a library may take to launch one kernel
 
@@ -105,7 +105,7 @@ def pinned(machine: Machine) -> Check:
     if free is not None:
         details.append(f"{_gib(min(free, total))} free")
     lockable = machine.lockable()
-    details.append(f"RLIMIT_MEMLOCK {format_bytes(lockable) if lockable is not None else 'unlimited'}")
+    details.append(f"RLIMIT_MEMLOCK {short_bytes(lockable) if lockable is not None else 'unlimited'}")
     detail = f"buffers may lock {_gib(DEFAULT_SHARE * total)} ({', '.join(details)})"
     if free is not None and min(free, total) < LEAST_FREE:
         return Check("pinned memory", Status.WARNING, detail, "free some, or give the container more: locked pages cannot be swapped")

@@ -15,7 +15,7 @@ from pytest_gpumem.judging.traffic import size
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import UNEXPLAINED, Row
 from pytest_gpumem.reporting.columns import hanging
-from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
+from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
 WIDTH = 120
 RATE_VARIES = 0.01  # change of an L2 hit rate that has no meaning
@@ -166,8 +166,8 @@ def _growth(pair: tuple[float, float]) -> float:
     return pair[1] / pair[0] - 1 if pair[0] else 0.0
 
 
-def _exact(nbytes: float) -> str:
-    return format_bytes(round(nbytes))
+def _bytes(nbytes: float) -> str:
+    return short_bytes(round(nbytes))
 
 
 def _hit_rate(cause: Cause) -> str:
@@ -191,8 +191,8 @@ def _kernel(cause: Cause) -> str:
 
 def _window_gone(cause: Cause) -> str:
     aside = cause.figures["set_aside"]
-    set_aside = f"; set-aside {_exact(aside[0] or 0)} → {_exact(aside[1])}" if aside[1] is not None else ""
-    window = _exact(_values(cause, "window")[0])
+    set_aside = f"; set-aside {_bytes(aside[0] or 0)} → {_bytes(aside[1])}" if aside[1] is not None else ""
+    window = _bytes(_values(cause, "window")[0])
     return f"{_dram_reads(cause)}{window} no longer stay in L2, their persisting window is gone{set_aside}"
 
 
@@ -200,8 +200,8 @@ def _thrashing(cause: Cause) -> str:
     (_, window), (_, ratio), (_, aside) = (_values(cause, name) for name in ("window", "hit_ratio", "set_aside"))
     before = cause.figures["hit_ratio"][0]
     return (
-        f"{_dram_reads(cause)}the window thrashes: hit ratio {'' if before is None else f'{before:.3g} → '}{ratio:.3g} of {_exact(window)} "
-        f"asks for {_exact(window * ratio)} in a set-aside of {_exact(aside)}, so its lines evict each other"
+        f"{_dram_reads(cause)}the window thrashes: hit ratio {'' if before is None else f'{before:.3g} → '}{ratio:.3g} of {_bytes(window)} "
+        f"asks for {_bytes(window * ratio)} in a set-aside of {_bytes(aside)}, so its lines evict each other"
     )
 
 
@@ -209,9 +209,9 @@ def _keeps_less(cause: Cause) -> str:
     was, now = _values(cause, "kept")
     moved = []
     for name, words, form in (
-        ("set_aside", "set-aside", _exact),
+        ("set_aside", "set-aside", _bytes),
         ("hit_ratio", "hit ratio", "{:.3g}".format),
-        ("window", "window", _exact),
+        ("window", "window", _bytes),
     ):
         before, after = _values(cause, name)
         if after < before:
@@ -222,9 +222,9 @@ def _keeps_less(cause: Cause) -> str:
 def _set_aside_too_large(cause: Cause) -> str:
     (before, after), (_, l2) = _values(cause, "set_aside"), _values(cause, "l2")
     (_, window), (_, ratio) = _values(cause, "window"), _values(cause, "hit_ratio")
-    need = f"the window needs {_exact(window * ratio)} of it" if window else "no window uses it"
-    rest = f"; everything else has {_exact(max(0, l2 - after))} of L2 where it had {_exact(max(0, l2 - before))}" if l2 else ""
-    return f"set-aside {_exact(before)} → {_exact(after)}: {need}{rest}{_hit_rate(cause)}"
+    need = f"the window needs {_bytes(window * ratio)} of it" if window else "no window uses it"
+    rest = f"; everything else has {_bytes(max(0, l2 - after))} of L2 where it had {_bytes(max(0, l2 - before))}" if l2 else ""
+    return f"set-aside {_bytes(before)} → {_bytes(after)}: {need}{rest}{_hit_rate(cause)}"
 
 
 _FAULTS = {
@@ -322,7 +322,7 @@ def _kept_by_l1(cause: Cause) -> str:
 def _more_bytes(cause: Cause) -> str:
     parts = []
     if declared := _pair(cause, "declared"):
-        parts.append(f"declared {_exact(declared[0])} → {_exact(declared[1])}")
+        parts.append(f"declared {_bytes(declared[0])} → {_bytes(declared[1])}")
     if dram := _pair(cause, "dram"):
         parts.append(f"DRAM {size(dram[0])} → {size(dram[1])}{_hit_rate(cause)}")
     if asked := _pair(cause, "asked_of_l2"):

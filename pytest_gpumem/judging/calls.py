@@ -13,7 +13,7 @@ from pytest_gpumem.judging.finding import Finding, against_most, counted, find
 from pytest_gpumem.limits import count_of, over_baseline
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.calls import Calls
-from pytest_gpumem.units import format_bytes
+from pytest_gpumem.units import short_bytes
 
 SHOWN = 5  # lines that wait which a sentence names
 
@@ -34,7 +34,7 @@ def _lines(calls: Calls) -> str:
 FIGURES: Mapping[str, tuple[Callable[[Calls], int], Callable[[int], str]]] = {
     "max_kernels": (lambda calls: calls.kernels, lambda count: counted(count, "kernel")),
     "max_copies": (lambda calls: calls.copied, lambda count: f"{count} {'copy' if count == 1 else 'copies'}"),
-    "max_copied_bytes": (lambda calls: calls.copied_bytes, lambda count: f"{format_bytes(count)} copied"),
+    "max_copied_bytes": (lambda calls: calls.copied_bytes, lambda count: f"{short_bytes(count)} copied"),
     "max_waits": (lambda calls: calls.waits, lambda count: f"the host waits {counted(count, 'time')}"),
 }
 """By limit: its figure, and the figure in words."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement, Window
 from pytest_gpumem.records.row import Comparison, LimitResult
-from pytest_gpumem.units import format_bytes, format_share, format_shares
+from pytest_gpumem.units import format_share, format_shares, short_bytes
 
 SENTENCES: Mapping[str, str] = {
     # Limits of a measurement by itself.
@@ -113,6 +113,8 @@ def of_limit(name: str, finding: Finding) -> Finding:
 def against_most(limit: str, count: float, most: float, figure: str, code: Code | None = None) -> Finding:
     """The finding about an exact count, which `figure` has in words. `code`: of a FAIL."""
     if count > most:
+        if most >= 10_000 and short_bytes(int(count)) == short_bytes(int(most)):
+            figure += f", {int(count - most)} B more"
         return find(Outcome.FAIL, "counted", code, figure=figure, side="above", limit=limit)
     return find(Outcome.PASS, "counted", figure=figure, side="not above", limit=limit)
 
@@ -125,14 +127,14 @@ def basis(measurement: Measurement) -> str:
 
 def window_text(window: Window) -> str:
     """ "8 MiB at hit ratio 1 and a set-aside of 9.375 MiB", with where it begins and its properties where they are not the usual ones."""
-    parts = [format_bytes(window.nbytes)]
+    parts = [short_bytes(window.nbytes)]
     if window.offset:
-        parts.append(f"from {format_bytes(window.offset)} on")
+        parts.append(f"from {short_bytes(window.offset)} on")
     if window.hit != "persisting":
         parts.append(f"with the hit property {window.hit}")
     if window.miss != "streaming":
         parts.append(f"with the miss property {window.miss}")
-    return " ".join([*parts, f"at hit ratio {window.hit_ratio:.3g} and a set-aside of {format_bytes(window.set_aside)}"])
+    return " ".join([*parts, f"at hit ratio {window.hit_ratio:.3g} and a set-aside of {short_bytes(window.set_aside)}"])
 
 
 def counted(count: int, thing: str) -> str:

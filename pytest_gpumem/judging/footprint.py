@@ -20,7 +20,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict
-from pytest_gpumem.units import format_bytes, format_share, parse_bytes, parse_growth, short_bytes
+from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_bytes, sizes
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _most(
         count = max(own, *(getattr(further, name) for further in one.footprint.further), own)
         text = words(count, one.footprint)
         if count > own:
-            text += f" in another process of the run, {size(own) if parse is parse_bytes else own} in the first"
+            text += f" in another process of the run, {short_bytes(own) if parse is parse_bytes else own} in the first"
         return against_most(one.limit, count, parse(one.written), text, Code.TOO_MUCH_MEMORY)
 
     return rule
@@ -59,12 +59,12 @@ def _most(
 
 def _kept(count: int, footprint: Footprint) -> str:
     kinds = ((use, "" if use.kind == "device" else f" {use.kind}") for use in footprint.uses)
-    return f"{size(count)} kept{_in_brackets(f'{use.library} {size(use.kept)}{kind}' for use, kind in kinds if use.kept > 0)}"
+    return f"{short_bytes(count)} kept{_in_brackets(f'{use.library} {short_bytes(use.kept)}{kind}' for use, kind in kinds if use.kept > 0)}"
 
 
 def _reserved(count: int, footprint: Footprint) -> str:
-    parts = (f"{use.library} {size(use.reserved)}" for use in footprint.uses if use.reserved > 0)
-    return f"{size(count)} reserved and unused{_in_brackets(parts)}"
+    parts = (f"{use.library} {short_bytes(use.reserved)}" for use in footprint.uses if use.reserved > 0)
+    return f"{short_bytes(count)} reserved and unused{_in_brackets(parts)}"
 
 
 def _max_peak_regression(one: _FootprintCheck) -> Finding:
@@ -80,13 +80,14 @@ def _max_peak_regression(one: _FootprintCheck) -> Finding:
     growth = f"{'+' if peak >= before else ''}{short_bytes(peak - before)}"
     if before:
         growth += f", {format_share(peak / before - 1, sign=True)}"
-    figure = f"a peak of {size(peak)} against {size(before)} of {one.of or counted(len(alike), 'saved run')} ({growth})"
+    peak_text, before_text = sizes(peak, before)
+    figure = f"a peak of {peak_text} against {before_text} of {one.of or counted(len(alike), 'saved run')} ({growth})"
     if len(set(own)) > 1:
-        figure += f"; processes of this run vary between {size(peak)} and {size(max(own))}"
+        figure += f"; processes of this run vary between {short_bytes(peak)} and {short_bytes(max(own))}"
     most = parse_growth(one.written).most(before)
     high, processes = variation(alike, most)
     if peak > most and high:
-        figure += f"; {high} of {counted(processes, 'process')} of unchanged code had a peak above {size(most)} too"
+        figure += f"; {high} of {counted(processes, 'process')} of unchanged code had a peak above {short_bytes(most)} too"
         if by_chance(high, processes, len(own)) > MISTAKEN:
             return find(Outcome.UNDECIDED, "peak varies", Code.NOISY, limit=limit, figure=figure)
     return against_most(limit, peak, most, figure, Code.TOO_MUCH_MEMORY)
@@ -168,7 +169,7 @@ def _calls(name: str) -> Callable[[_FootprintCheck], Finding]:
 
 
 RULES: Mapping[str, Callable[[_FootprintCheck], Finding]] = {
-    "max_peak": _most("peak", lambda count, _: f"a peak of {size(count)}"),
+    "max_peak": _most("peak", lambda count, _: f"a peak of {short_bytes(count)}"),
     "max_allocations": _most("allocations", lambda count, _: counted(count, "allocation"), int),
     "max_peak_regression": _max_peak_regression,
     "max_kept": _most("kept", _kept),
@@ -223,18 +224,12 @@ def _unseen(one: _FootprintCheck, name: str) -> str | None:
     """Why what was seen proves nothing; None if it does."""
     footprint = one.footprint
     if footprint.bound:
-        return f"up to {size(footprint.bound)} more of the GPU's memory are taken; {'; '.join(footprint.not_watched)}"
+        return f"up to {short_bytes(footprint.bound)} more of the GPU's memory are taken; {'; '.join(footprint.not_watched)}"
     if footprint.peak_bound is not None and name in OF_PEAK:
         most = dataclasses.replace(one, footprint=replace(footprint, peak=footprint.peak_bound))
         if RULES[name](most).outcome is not Outcome.PASS:
-            return f"the peak is at most {size(footprint.peak_bound)}; {'; '.join(footprint.not_watched)}"
+            return f"the peak is at most {short_bytes(footprint.peak_bound)}; {'; '.join(footprint.not_watched)}"
     return None
-
-
-def size(nbytes: int) -> str:
-    """A rounded size beside its bytes where it is not whole: "1.07 GiB (1148903424 B)"."""
-    exact = format_bytes(nbytes)
-    return exact if len(exact) <= 9 or abs(nbytes) < 10_000 else f"{short_bytes(nbytes)} ({nbytes} B)"
 
 
 def _in_brackets(parts: Iterable[str]) -> str:

@@ -27,7 +27,6 @@ from pytest_gpumem.records.migrations import PageCounts
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
 from pytest_gpumem.units import (
     Share,
-    format_bytes,
     format_rate,
     format_share,
     format_time,
@@ -36,6 +35,7 @@ from pytest_gpumem.units import (
     parse_rate,
     parse_share,
     parse_time,
+    short_bytes,
 )
 
 BASELINE = "the baseline"
@@ -178,7 +178,7 @@ def _pages(count: Callable[[PageCounts], int]) -> Callable[[Measurement], int | 
 def _causes(measurement: Measurement) -> str:
     if measurement.migrations is None or measurement.migrations.launch is None:
         return ""
-    causes = ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in measurement.migrations.launch.causes.items() if nbytes)
+    causes = ", ".join(f"{cause} {short_bytes(nbytes)}" for cause, nbytes in measurement.migrations.launch.causes.items() if nbytes)
     return f" ({causes})" if causes else ""
 
 
@@ -224,7 +224,7 @@ def _shape(shape: _Shape) -> str:
     name, grid, block, cluster, shared = shape
     parts = [f"{name} {'x'.join(map(str, grid or ()))} of {'x'.join(map(str, block or ()))}"]
     parts += [f"in clusters of {'x'.join(map(str, cluster))}"] if cluster else []
-    return " ".join([*parts, *([f"with {format_bytes(shared)} of dynamic shared memory"] if shared else [])])
+    return " ".join([*parts, *([f"with {short_bytes(shared)} of dynamic shared memory"] if shared else [])])
 
 
 COUNTS: Mapping[str, Callable[[Measurement], int | str]] = {
@@ -242,10 +242,10 @@ COUNTS: Mapping[str, Callable[[Measurement], int | str]] = {
 _STEP_WORDS: Mapping[str, Callable[[int], str]] = {
     "max_kernels": lambda count: f"{counted(count, 'kernel')} in one launch",
     "max_copies": lambda count: f"{count} {'copy' if count == 1 else 'copies'} in one launch",
-    "max_copied_bytes": lambda count: f"{format_bytes(count)} copied in one launch",
+    "max_copied_bytes": lambda count: f"{short_bytes(count)} copied in one launch",
     "max_waits": lambda count: f"the host waits {counted(count, 'time')} in one launch",
     "max_registers": lambda count: f"{counted(count, 'register')} of a thread",
-    "max_spill": lambda count: f"{format_bytes(count)} of local memory of a thread",
+    "max_spill": lambda count: f"{short_bytes(count)} of local memory of a thread",
 }
 STEPS: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
     **{name: _exact(COUNTS[name], words) for name, words in _STEP_WORDS.items()},
@@ -254,7 +254,7 @@ STEPS: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
 """Limits on what one launch runs, by name. They are exact, and hold on a GPU that others use too."""
 EXACT: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
     "max_gpu_page_faults": _exact(COUNTS["max_gpu_page_faults"], lambda count: f"{count} page faults of the GPU in one launch"),
-    "max_migrated": _exact(COUNTS["max_migrated"], lambda count: f"{format_bytes(count)} migrated in one launch", _causes),
+    "max_migrated": _exact(COUNTS["max_migrated"], lambda count: f"{short_bytes(count)} migrated in one launch", _causes),
     **STEPS,
 }
 """Limits on exact counts of one launch, by name."""
@@ -298,7 +298,7 @@ def _counter(
 
 COUNTERS: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
     "max_dram_bytes": _counter(
-        lambda counted: counted.total, "bytes of DRAM", lambda found: f"{format_bytes(int(found))} of DRAM in one launch", parse_bytes
+        lambda counted: counted.total, "bytes of DRAM", lambda found: f"{short_bytes(int(found))} of DRAM in one launch", parse_bytes
     ),
     "max_sectors_per_request": _counter(
         lambda counted: counted.sectors_per_request, "loads of global memory", lambda found: f"{found:.3g} sectors a load of a warp", float

@@ -14,7 +14,7 @@ from enum import Enum
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import L2_MULTIPLES, DramBytes, Measurement, MovedBytes, NoShare
-from pytest_gpumem.units import format_bytes, format_rate, format_share
+from pytest_gpumem.units import format_rate, format_share, short_bytes
 
 
 def no_share_text(measurement: Measurement, facts: DeviceFacts) -> str | None:
@@ -25,8 +25,8 @@ def no_share_text(measurement: Measurement, facts: DeviceFacts) -> str | None:
 def reason_text(reason: NoShare | None, measurement: Measurement, facts: DeviceFacts) -> str | None:
     """A reason as a clause; None for none."""
     if reason is NoShare.SMALL_FOOTPRINT:
-        least = format_bytes(L2_MULTIPLES * facts.l2_bytes)
-        return f"its footprint of {format_bytes(measurement.footprint or 0)} is below {least}, {L2_MULTIPLES} x L2"
+        least = short_bytes(L2_MULTIPLES * facts.l2_bytes)
+        return f"its footprint of {short_bytes(measurement.footprint or 0)} is below {least}, {L2_MULTIPLES} x L2"
     return None if reason is None else _CLAUSES[reason]
 
 

@@ -14,7 +14,7 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.memory.buffers import Arena, BadBuffer, Buffer, Home, on_its_device
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.units import format_bytes
+from pytest_gpumem.units import short_bytes
 
 Place = Literal["device", "host"]
 PLACES = ("device", "host")
@@ -220,4 +220,4 @@ def notes(facts: DeviceFacts, buffers: Iterable[Buffer]) -> Iterator[str]:
     elif facts.pageable_memory_access:
         yield "HMM: the GPU also faults on plain malloc memory (pageableMemoryAccess is 1); managed memory migrates as without it"
     if over := sum(b.nbytes for b in pages if isinstance(b, ManagedBuffer) and b.oversubscribed):
-        yield f"{format_bytes(over)} of managed memory are more than the device had free: pages are evicted to the host meanwhile"
+        yield f"{short_bytes(over)} of managed memory are more than the device had free: pages are evicted to the host meanwhile"

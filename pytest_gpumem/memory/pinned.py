@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pytest_gpumem.devices.protocol import Device, OutOfMemory
-from pytest_gpumem.units import format_bytes
+from pytest_gpumem.units import format_bytes, short_bytes
 
 DEFAULT_SHARE = 0.5  # default share of the host's RAM that may be page-locked
 
@@ -39,8 +39,8 @@ class PinnedCap:
             return
         already = f" beside {format_bytes(memory.locked)} that are locked already" if memory.locked else ""
         raise TooMuchPinned(
-            f"{format_bytes(nbytes)} of page-locked memory{already} pass the cap of {format_bytes(cap)}, {100 * self.share:.4g} % of the "
-            f"host's {format_bytes(memory.total)} ({self.origin}): ask for less, or raise gpumem_pinned_share"
+            f"{format_bytes(nbytes)} of page-locked memory{already} pass the cap of {short_bytes(cap)}, {100 * self.share:.4g} % of the "
+            f"host's {short_bytes(memory.total)} ({self.origin}): ask for less, or raise gpumem_pinned_share"
         )
 
 

@@ -148,14 +148,27 @@ def _unknown_ini_keys(config: pytest.Config) -> dict[str, object]:
     return found
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
+    collected = list(items)
+    result = yield
+    # A test that a conftest deselects has its mistake named too, as one that -k deselects, and a marker that a conftest adds counts.
+    _check_markers(config, list(dict.fromkeys([*collected, *items])), items)
+    return result
+
+
+def _check_markers(config: pytest.Config, collected: list[pytest.Item], items: list[pytest.Item]) -> None:
+    """Skip the tests that need the plugin where it is off, and refuse the session for mistakes in markers, or fail their tests.
+    `collected`: with what was deselected.
+    """
     off = not config.pluginmanager.hasplugin(SESSION_PLUGIN)
     skip = pytest.mark.skip(reason=NEEDS_GPUMEM)
     mistakes: dict[str, str] = {}
     seen: set[str] = set()
-    for item in items:
+    for item in collected:
         if item.get_closest_marker(MARKER) is not None and (mistake := _mistake(item)):
             mistakes[item.nodeid] = mistake
+    for item in items:
         if uses(item, TEST_FIXTURE):
             if off and item.nodeid not in mistakes:
                 item.add_marker(skip, append=False)
@@ -169,11 +182,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # A worker that raises here dies without a word to the user. A session that measures nothing runs its other tests.
         if off or is_part(config):
             for item in items:
-                if item.nodeid in mistakes:  # its setup is that of no fixture
+                if item.nodeid in mistakes:  # its setup is that of no fixture, and no mark skips it or expects its failure
                     vars(item)["setup"] = partial(pytest.fail, f"gpumem: {mistakes[item.nodeid]}", pytrace=False)
+                    vars(item)["iter_markers"] = lambda name=None: iter(())
             return
-        lines = [f"gpumem: {nodeid}: {mistake}" for nodeid, mistake in list(mistakes.items())[:MOST_MISTAKES]]
-        if (more := len(mistakes) - len(lines)) > 0:
+        tests: dict[tuple[str, str], list[str]] = {}  # those of one function with the same mistake are one
+        for nodeid, mistake in mistakes.items():
+            tests.setdefault((nodeid.partition("[")[0], mistake), []).append(nodeid)
+        lines = [
+            f"gpumem: {nodeids[0]}{f' and {len(nodeids) - 1} more of it' if nodeids[1:] else ''}: {mistake}"
+            for (_, mistake), nodeids in list(tests.items())[:MOST_MISTAKES]
+        ]
+        if (more := len(tests) - len(lines)) > 0:
             lines.append(f"gpumem: {more} further tests with such a mistake")
         raise pytest.UsageError("\n".join(printable(lines)))
 

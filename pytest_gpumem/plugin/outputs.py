@@ -15,8 +15,9 @@ from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.concerns import VARIABLE, Place, summarise, workflow_commands
+from pytest_gpumem.reporting.concerns import VARIABLE, summarise, workflow_commands
 from pytest_gpumem.reporting.outputs import OUTPUTS
+from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.settings import ANNOUNCE, OptionRole, of_role, switched_off
 

@@ -8,7 +8,6 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,19 +21,12 @@ from pytest_gpumem.records.row import UNEXPLAINED, Row
 from pytest_gpumem.reporting.exports import exact_figures
 from pytest_gpumem.reporting.groups import FAILING, attention
 from pytest_gpumem.reporting.row_facts import verdict_text
+from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.units import QuantityError, Share, parse_growth, parse_margin, parse_rate, parse_time
 
 MOST = 10  # annotations of each level that GitHub shows of one step; it drops further ones silently
 VARIABLE = "GITHUB_STEP_SUMMARY"  # environment variable that names the file of GitHub's job summary
 LIMIT = 1 << 20  # bytes of that file; GitHub shows nothing of a larger one ("Workflow commands", step isolation and limits)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a test is defined."""
-
-    file: str  # path with forward slashes, relative to the repository
-    line: int  # from 1 on
 
 
 def fails(row: Row) -> bool:

@@ -22,7 +22,7 @@ from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.columns import hanging, wrapped
 from pytest_gpumem.reporting.footprints import footprint_facts
 from pytest_gpumem.reporting.groups import COALESCED, function_of
-from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time, short_bytes
+from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
 OF_MEMORY = ("peak memory", "kept")  # headings of bytes
 UNCHECKED = "unchecked"  # term of a measurement whose result nothing checked
@@ -336,11 +336,11 @@ def page_counts_text(counts: PageCounts) -> str:
         (counts.to_host, counts.to_host_seconds, counts.to_host_bandwidth, "to the host"),
     ):
         at = f" in {format_time(seconds)} = {format_rate(rate)}" if rate is not None else ""
-        parts.append(f"{format_bytes(nbytes)} {way}{at}")
+        parts.append(f"{short_bytes(nbytes)} {way}{at}")
     if counts.between_devices:
-        parts.append(f"{format_bytes(counts.between_devices)} between devices")
+        parts.append(f"{short_bytes(counts.between_devices)} between devices")
     if counts.mapped:
-        parts.append(f"{format_bytes(counts.mapped)} mapped where it was")
+        parts.append(f"{short_bytes(counts.mapped)} mapped where it was")
     if counts.causes:
-        parts.append("moved by " + ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in counts.causes.items() if nbytes))
+        parts.append("moved by " + ", ".join(f"{cause} {short_bytes(nbytes)}" for cause, nbytes in counts.causes.items() if nbytes))
     return ", ".join(parts)

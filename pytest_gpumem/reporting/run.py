@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Past, Row
-from pytest_gpumem.reporting.concerns import Place
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test is defined."""
+
+    file: str  # path with forward slashes, relative to the repository
+    line: int  # from 1 on
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def test_a_limit_that_is_broken_fails_its_test(pytester: pytest.Pytester, gpumem
         "test_above": ("FAIL", "too much memory"),
         "test_many": ("FAIL", "too much memory"),
     }
-    assert "4100 KiB, above max_peak 4 MiB (marker)" in verdicts["test_above"]["reason"]
+    assert "4.004 MiB, above max_peak 4 MiB (marker)" in verdicts["test_above"]["reason"]
 
 
 def test_limits_of_options_and_of_the_ini_file_hold_for_all_that_take_memory(pytester: pytest.Pytester, gpumem: Run) -> None:

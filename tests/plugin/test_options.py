@@ -216,6 +216,38 @@ def test_all_mistakes_in_markers_are_listed(pytester: pytest.Pytester, gpumem: R
     assert lines[10:] == ["gpumem: 2 further tests with such a mistake"]
 
 
+MISTAKEN = "import pytest\n@pytest.mark.gpumem(max_latncy=1)\n"
+
+
+def test_a_mistake_in_the_marker_of_many_parameters_is_listed_once(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(MISTAKEN + "@pytest.mark.parametrize('n', range(12))\ndef test_n(n): pass")
+    assert "test_n[0] and 11 more of it: marker: there is no keyword max_latncy" in only_line(gpumem())
+
+
+@pytest.mark.parametrize("mark", ["skip", "skipif(True, reason='later')", "xfail"])
+@pytest.mark.parametrize("measures", [True, False], ids=["a worker", "off"])
+def test_no_mark_hides_a_mistake_in_a_marker(pytester: pytest.Pytester, session: Run, gpumem: Run, mark: str, measures: bool) -> None:
+    pytester.makepyfile(f"{MISTAKEN}@pytest.mark.{mark}\ndef test_it(): pass")
+    if measures:
+        pytest.importorskip("xdist")
+        assert "there is no keyword max_latncy" in only_line(gpumem())
+    result = gpumem("-n1") if measures else session()
+    result.assert_outcomes(errors=1)
+    assert "there is no keyword max_latncy" in result.stdout.str()
+
+
+def test_a_conftest_that_deselects_a_test_or_marks_one_hides_no_mistake(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(f"{MISTAKEN}def test_it(): pass\ndef test_sound(): pass")
+    pytester.makeconftest("def pytest_collection_modifyitems(items): del items[0]")
+    assert "test_it: marker: there is no keyword max_latncy" in only_line(gpumem())
+    assert "test_it: marker: there is no keyword max_latncy" in only_line(gpumem("-k", "sound"))
+    pytester.makeconftest(
+        "import pytest\ndef pytest_collection_modifyitems(items):\n    del items[0]\n"
+        "    items[0].add_marker(pytest.mark.gpumem(max_ltency=1))"
+    )
+    assert "test_sound: marker: there is no keyword max_ltency" in gpumem().stderr.str()
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [

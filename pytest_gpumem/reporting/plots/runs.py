@@ -13,7 +13,7 @@ from markupsafe import Markup
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records.row import Past
 from pytest_gpumem.reporting.plots import svg
-from pytest_gpumem.units import format_bytes, format_rate, format_time
+from pytest_gpumem.units import format_rate, format_time, short_bytes
 
 MOST = 96  # samples that are drawn. Of more, the extremes of neighbours are drawn: no outlier and no drift is lost.
 MOST_INTERVAL = 1.2  # share of the largest value up to which the ends of intervals widen a plot
@@ -199,7 +199,7 @@ def roofline(loads: Sequence[Load], peak: float | None) -> Markup:
         side = ("start", frame.left + 4) if index == 0 else ("end", frame.right)
         parts.append(svg.text(side[1], y(value) + below, f"{name} {unit.text(value)}", anchor=side[0], style="unit"))
     for one in loads:
-        tip = f"{one.name}: {format_rate(one.bandwidth)} of {format_bytes(one.nbytes)}"
+        tip = f"{one.name}: {format_rate(one.bandwidth)} of {short_bytes(one.nbytes)}"
         parts.append(svg.dot(x(one.nbytes), y(one.bandwidth), 3.2, f"{'s0' if one.dram else 's1'} dot", tip))
     return svg.drawing(frame.height, parts, f"bandwidth of {len(loads)} rows over the bytes of a launch")
 

@@ -21,7 +21,8 @@ from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document, document
-from pytest_gpumem.reporting.concerns import Place, code_quality
+from pytest_gpumem.reporting.concerns import code_quality
+from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.revisions import Ancestry
 from pytest_gpumem.runs import rounds as duet_rounds
 from pytest_gpumem.runs.reading import DuetVerdict, RowFilter

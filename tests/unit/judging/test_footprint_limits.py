@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.footprint import MISTAKEN, RULES, PastFootprint, by_chance, decidable, judge_footprint, size
+from pytest_gpumem.judging.footprint import MISTAKEN, RULES, PastFootprint, by_chance, decidable, judge_footprint
 from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, FootprintRepeat, MemoryUse
@@ -181,8 +181,12 @@ def test_a_verdict_has_the_worst_of_time_and_memory(verdict: Verdict, peak: int,
     assert (verdict.reason in both.reason) is (verdict is not FINE)
 
 
-def test_sizes_are_rounded_beside_their_bytes() -> None:
-    assert (size(0), size(4096), size(3 * GiB), size(1148903424)) == ("0 B", "4 KiB", "3 GiB", "1.07 GiB (1148903424 B)")
+def test_sizes_are_rounded_unless_a_limit_would_look_the_same() -> None:
+    reason = judged(footprint(90596964), max_peak="80 MiB")[0][2]
+    assert "a peak of 86.4 MiB, above max_peak 80 MiB" in reason
+    assert "a peak of 80 MiB, 1 B more, above max_peak 80 MiB" in judged(footprint(80 * MiB + 1), max_peak="80 MiB")[0][2]
+    assert "a peak of 86.4 MiB against 80 MiB of" in judged(footprint(90596964), past(80 * MiB), max_peak_regression="0 B")[0][2]
+    assert "a peak of 90596965 B against 90596964 B of" in judged(footprint(90596965), past(90596964), max_peak_regression="0 B")[0][2]
 
 
 @pytest.mark.parametrize(("allowed", "outcome"), [("2 MiB", Outcome.FAIL), ("5 MiB", Outcome.UNDECIDED), ("6 MiB", Outcome.PASS)])

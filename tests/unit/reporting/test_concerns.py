@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Comparison, LimitResult, Row
-from pytest_gpumem.reporting.concerns import MOST, Place, code_quality, concerns, ending, fails, in_brief, sentence, workflow_commands
+from pytest_gpumem.reporting.concerns import MOST, code_quality, concerns, ending, fails, in_brief, sentence, workflow_commands
+from pytest_gpumem.reporting.run import Place
 
 Make = Callable[..., Row]
 
