@@ -387,6 +387,9 @@ class Content(Protocol):
     def to_host(self, allocation: Allocation, dtype: str, size: int) -> Any:
         """A NumPy copy of the content (of the backed prefix on the simulated device), after all queued work."""
 
+    def copies(self, wanted: Sequence[tuple[Allocation, str, int]]) -> list[Any]:
+        """Copies of allocations' content as `to_host`, to compute with and to compare: all on the device where they fit in its memory."""
+
     def from_host(self, allocation: Allocation, content: Any) -> None:
         """Copy a NumPy array into the memory, waiting for it."""
 

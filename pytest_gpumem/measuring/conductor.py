@@ -361,7 +361,8 @@ def overlap_of(conductor: Conductor, work: Work, plan: Plan, *, arena: Arena, na
     short = dataclasses.replace(plan, sampler=sampler, placements=1, budget=PART_SHARE * plan.budget)
 
     def latency(part: Work) -> float:
-        return conductor.measure(work_target(part, arena), short, arena=arena, label="", name=name).latency
+        unchecked = dataclasses.replace(work_target(part, arena), check=None)  # the whole is checked, of which it is a part
+        return conductor.measure(unchecked, short, arena=arena, label="", name=name).latency
 
     device = arena.device
     pieces = (*work.parts, InTurn(device, work.parts))

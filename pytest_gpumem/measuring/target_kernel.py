@@ -192,7 +192,7 @@ class KernelLaunches:
         if expected is None:
             self._compare_pieces()
         else:
-            outputs = {name: self._array(self._buffers[name].allocation, name) for name in expected}
+            outputs = self._arrays({name: self._buffers[name].allocation for name in expected})
             self._refuse(self._wrong(outputs, expected), {name: content.size for name, content in expected.items()})
         for buffer in self.target.managed:
             buffer.put_home(stream)
@@ -200,7 +200,7 @@ class KernelLaunches:
 
     def _inputs(self) -> dict[str, Any]:
         """What a launch starts from: updated arguments have their saved content."""
-        return {name: self._array(self._saved.get(name, b.allocation), name) for name, b in self._buffers.items()}
+        return self._arrays({name: self._saved.get(name, buffer.allocation) for name, buffer in self._buffers.items()})
 
     def _whole_reference(self) -> Mapping[str, Any] | None:
         """The reference's result; None where memory is too short for it."""
@@ -220,7 +220,7 @@ class KernelLaunches:
         try:
             inputs = self._inputs()
             written = [p.name for p in kernel.parameters if p.role in (Role.WRITE, Role.UPDATE)]
-            outputs = {name: self._array(self._buffers[name].allocation, name) for name in written}
+            outputs = self._arrays({name: self._buffers[name].allocation for name in written})
             size = min(array.size for array in inputs.values())
             step = max(1, PIECE_BYTES // max(array.itemsize for array in inputs.values()))
             wrong: dict[str, tuple[int, int]] = {}
@@ -252,15 +252,17 @@ class KernelLaunches:
                 f"the first is element {first}"
             )
 
-    def _array(self, allocation: Allocation, name: str) -> Any:
-        # One array module for all arguments: NumPy as soon as one of them lies on the host.
-        buffer = self._buffers[name]
-        dtype, size = buffer.dtype_name, buffer.size
-        if self._bound.kernel.source is None:
-            dtype, size = "u1", buffer.nbytes  # a copy is right to the bit, whatever the bits mean: a NaN equals itself
+    def _arrays(self, allocations: Mapping[str, Allocation]) -> dict[str, Any]:
+        """Arrays of one library over arguments, or over copies of them as soon as one argument lies beyond the link."""
+        copied = self._bound.kernel.source is None  # a copy is right to the bit, whatever the bits mean: a NaN equals itself
+        content = {
+            name: (allocation, "u1", buffer.nbytes) if copied else (allocation, buffer.dtype_name, buffer.size)
+            for name, allocation in allocations.items()
+            for buffer in (self._buffers[name],)
+        }
         if any(b.kind.beyond_link for b in self._buffers.values()):
-            return self._device.content.to_host(allocation, dtype, size)
-        return self._device.memory.view(allocation, dtype, size)
+            return dict(zip(content, self._device.content.copies(list(content.values())), strict=True))
+        return {name: self._device.memory.view(*one) for name, one in content.items()}
 
     def close(self) -> None:
         """Free the placements and the saved inputs; a second call does nothing."""

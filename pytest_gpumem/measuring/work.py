@@ -85,7 +85,7 @@ class Copy(Work):
         self._device.content.poison(self._destination.allocation, stream)
 
     def verify(self) -> None:
-        actual, expected = (self._device.content.to_host(b.allocation, "u1", b.nbytes) for b in (self._destination, self._source))
+        actual, expected = self._device.content.copies([(b.allocation, "u1", b.nbytes) for b in (self._destination, self._source)])
         size = min(actual.size, expected.size)  # the simulated device backs a part
         _compare(self._device, self.name, actual[:size], expected[:size], noun="byte")
 
@@ -231,7 +231,7 @@ class StagedCopy(Work):
 
     def verify(self) -> None:
         result = self._there if self._target is None else self._target
-        actual = self._device.content.to_host(result.allocation, result.dtype_name, result.size)
+        (actual,) = self._device.content.copies([(result.allocation, result.dtype_name, result.size)])
         _compare(self._device, self.name, actual, self._expected, self._kernel.kernel.relative_tolerance)
         self._expected = None
 

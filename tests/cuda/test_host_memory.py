@@ -55,6 +55,21 @@ def test_pinned_memory_has_one_address_and_registered_memory_what_the_device_say
     assert (registered.address == registered.host_address) == bool(attribute("cudaDevAttrCanUseHostPointerForRegisteredMem"))
 
 
+def test_host_memory_is_compared_on_the_device_where_it_fits(
+    gpu_device: Device, pinned_buffer: Any, pageable_buffer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pytest_gpumem.devices.cuda import content
+
+    buffers = [pinned_buffer(MiB, "f4", mapped=False), pageable_buffer(MiB, "f4")]
+    wanted = [(buffer.allocation, "f4", buffer.size) for buffer in buffers]
+    for library, share in ((cupy, 6), (np, 2**40)):
+        monkeypatch.setattr(content, "_WORKING_COPIES", share)
+        copies = gpu_device.content.copies(wanted)
+        assert [type(one) for one in copies] == [library.ndarray] * 2
+        for copy, buffer in zip(copies, buffers, strict=True):
+            assert np.array_equal(cupy.asnumpy(copy), buffer.read())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kernel_writes_through_the_devices_address(request: pytest.FixtureRequest, kind: str) -> None:
     buffer = request.getfixturevalue(f"{kind}_buffer")(MiB)

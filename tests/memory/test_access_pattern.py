@@ -13,6 +13,8 @@ OFFSETS = range(1, 33)
 STRIDES = range(2, 33)
 WORDS_PER_SECTOR = 8
 
+many_rows = pytest.mark.gpumem(budget="0.1 s")  # 65 rows of tenths of a millisecond
+
 
 @pytest.fixture
 def copied(gpu_benchmark, device_buffer, streamed_bytes):
@@ -26,6 +28,7 @@ def copied(gpu_benchmark, device_buffer, streamed_bytes):
     return copy
 
 
+@many_rows
 def test_offset_copy(gpu_kernels, copied):
     """An offset of whole 32-byte sectors is nearly free. Any other costs a fifth sector, of which neighbouring warps share the most: the
     guide has 9/10 of the bandwidth on a V100, an H100 and an H200 have 96 %, and without sharing it would be 4/5."""
@@ -38,6 +41,7 @@ def test_offset_copy(gpu_kernels, copied):
     assert fmean(whole) > 1.005 * fmean(split), shifted
 
 
+@many_rows
 def test_stride_copy(gpu_kernels, copied):
     """Stride s moves min(32, 4s) sectors for each four that are useful: bandwidth falls with the stride, to 1/8 or less.
 

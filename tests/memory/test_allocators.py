@@ -6,6 +6,8 @@ import pytest
 
 from pytest_gpumem import MiB
 
+pytestmark = pytest.mark.gpumem(budget="0.2 s")  # rows that differ by factors
+
 SIZE = 16 * MiB
 
 

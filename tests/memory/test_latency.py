@@ -9,6 +9,7 @@ from pytest_gpumem.devices.protocol import Unsupported
 from pytest_gpumem.kernels.latency import NODE_BYTES
 from pytest_gpumem.units import format_bytes
 
+pytestmark = pytest.mark.gpumem(budget="0.3 s")  # rows that differ by tens of per cents
 STEPS = 4000
 """Nodes of one walk: the launch itself is no part of it worth counting, and far fewer than the nodes of any cycle beyond L1."""
 L1_STEPS = 10 * STEPS
@@ -53,7 +54,7 @@ def test_dram_answers_sooner_than_mapped_host_memory(walk, in_dram, gpu_kernels,
     assert on_host.latency_per_access > 1.3 * in_dram("DRAM").latency_per_access
 
 
-@pytest.mark.gpumem(budget="0.3 s")  # for each of some fifteen rows, which differ by tens of per cents
+@pytest.mark.gpumem(budget="0.1 s")  # for each of some fifteen rows
 def test_the_ladder_from_l1_to_the_host(
     gpu_benchmark, gpu_device, gpu_kernels, device_buffer, pinned_buffer, managed_buffer, peer_buffer, of_l2
 ):

@@ -12,6 +12,8 @@ import pytest
 
 from pytest_gpumem import KiB, MiB
 
+pytestmark = pytest.mark.gpumem(budget="0.3 s")  # rows that differ by tens of per cents, or by factors
+
 SIZE = 64 * MiB
 SMALL = 16 * MiB
 """For what takes a tenth of a second a launch at `SIZE`."""

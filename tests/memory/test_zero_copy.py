@@ -7,7 +7,7 @@ import pytest
 
 from pytest_gpumem import MiB
 
-pytestmark = pytest.mark.gpumem(precision="0.5%")
+pytestmark = pytest.mark.gpumem(precision="0.5%", budget="0.3 s")
 
 TIMES = 4
 

@@ -3,7 +3,7 @@ without temporaries of their size. What `values` does with NumPy, kernels do her
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ _THREADS = 256
 _FILL_BLOCKS_PER_SM = 32
 _MISMATCH_BLOCKS_PER_SM = 8
 _NONE = 2**64 - 1
+_WORKING_COPIES = 6  # times the bytes of arguments that a reference and a comparison may take
 
 
 def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
@@ -141,6 +142,19 @@ class CudaContent:
             else:
                 result[:] = host.array(allocation, dtype, size)
         return result
+
+    def copies(self, wanted: Sequence[tuple[Allocation, str, int]]) -> list[Any]:
+        needed = sum(size * np.dtype(dtype).itemsize for _, dtype, size in wanted)
+        with translated("copying to compare"):
+            if _WORKING_COPIES * needed > runtime.memGetInfo()[0]:
+                return [self.to_host(*one) for one in wanted]
+            runtime.deviceSynchronize()
+            made = []
+            for allocation, dtype, size in wanted:
+                made.append(cupy.empty(size, dtype=dtype))
+                runtime.memcpy(made[-1].data.ptr, allocation.address or allocation.host_address, made[-1].nbytes, runtime.memcpyDefault)
+            runtime.deviceSynchronize()
+            return made
 
     def from_host(self, allocation: Allocation, content: Any) -> None:
         source = np.ascontiguousarray(content)

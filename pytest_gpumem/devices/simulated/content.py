@@ -5,7 +5,7 @@ The first bytes of an allocation are real: its `backing` is a NumPy array of byt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -153,6 +153,9 @@ class SimulatedContent(Facet):
             allocation, self._machine.sheet.pageable_to_host, read=True
         )
         return content.copy()
+
+    def copies(self, wanted: Sequence[tuple[Allocation, str, int]]) -> list[Any]:
+        return [self.to_host(*one) for one in wanted]
 
     def from_host(self, allocation: Allocation, content: Any) -> None:
         self._timeline.forbid_capture("it writes memory from the host")

@@ -12,6 +12,7 @@ from counted_device import CountedDevice
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.protocol import OutOfMemory
+from pytest_gpumem.devices.simulated.streams import SimulatedHold
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.conductor import Passes
 from pytest_gpumem.measuring.samplers import BATCH_SECONDS, HOLD_TIMEOUT
@@ -68,6 +69,7 @@ def test_throttling_under_load_alone_reaches_the_conditions(bench: Bench, monkey
         return replace(calm, throttle_reasons=("sw_power_cap",)) if inside else calm
 
     monkeypatch.setattr(bench.device, "conditions", conditions)
+    monkeypatch.setattr(SimulatedHold, "clock", lambda _: 1.4e9)
     taken = bench.measure("copy", *bench.buffers(2))
     assert taken.discarded == len(taken.samples)
     assert taken.during is not None

@@ -50,6 +50,13 @@ def test_a_reading_that_others_made_longer_is_taken_again(bench: Bench) -> None:
         assert found.bound == pytest.approx(quiet.bound, rel=0.05)
 
 
+def test_parts_are_not_checked_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    poisoned = list[int]()
+    bench.device.before("content.poison", lambda *_: poisoned.append(1))
+    overlap(bench, monkeypatch, [])
+    assert poisoned == []
+
+
 def test_overlapping_work_is_measured_again_while_the_link_is_disturbed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Works(bench.memory).staged(4, "8 MiB", rounds=200, back=False)
     plan = Plan(**QUICK)
