@@ -20,9 +20,10 @@ extern "C" __global__ void spin(unsigned long long nanoseconds, unsigned long lo
     at[0] = start;
     at[1] = now;
 }
-extern "C" __global__ void touch(const int* data, unsigned long long lines, int* out) {
+extern "C" __global__ void touch(const int* data, unsigned long long sectors, int* out) {
     int sum = 0;
-    for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < lines; i += gridDim.x * blockDim.x) sum += __ldcg(data + 32 * i);
+    for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < sectors; i += gridDim.x * blockDim.x)
+        sum += __ldcg(data + 8 * i);
     if (sum == 12345) *out = sum;
 }
 // A load begins when the one before has ended, so that two readings of the clock lie one load apart.
@@ -38,7 +39,7 @@ extern "C" __global__ void cycles(const int* data, unsigned long long lines, uns
     }
 }
 """
-LINE = 128
+LINE, SECTOR = 128, 32
 MILLISECONDS = 2
 
 
@@ -90,7 +91,7 @@ def test_a_hit_ratio_keeps_that_share_of_the_lines(
 
     def read(what: Any, stream: Any) -> None:
         with stream:
-            touch((4 * facts.sm_count,), (256,), (what, np.uint64(what.nbytes // LINE), out))
+            touch((4 * facts.sm_count,), (256,), (what, np.uint64(what.nbytes // SECTOR), out))
         stream.synchronize()
 
     def probed() -> Any:
