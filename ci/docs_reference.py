@@ -145,7 +145,8 @@ def commands() -> str:
 
     parts = []
     for path, command in _walk(main, "gpumem"):
-        with click.Context(command, info_name=path, terminal_width=100, max_content_width=100) as context:
+        command._help_option = None  # click keeps it, with the names of the context that first needed it
+        with click.Context(command, info_name=path, terminal_width=100, max_content_width=100, **main.context_settings) as context:
             parts.append(f"## `{path}`\n\n```text\n{command.get_help(context)}\n```")
     return "\n\n".join(parts)
 
@@ -222,6 +223,21 @@ def rules() -> str:
     return "\n".join(lines)
 
 
+def rooms() -> str:
+    """The rooms of the package from the highest floor to the lowest, as the law of imports orders them."""
+    layers = re.search(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert layers is not None
+    lines = ["| floor | room | |", "|---|---|---|"]
+    floors = re.findall(r'"(.+)"', layers[1])
+    for floor, names in zip(range(len(floors) - 1, -1, -1), floors, strict=True):
+        for name in names.split(" | "):
+            path = ROOT / "pytest_gpumem" / name
+            file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+            lines.append(f"| {floor} | `{name}` | {_cell(re.split(r'(?<=[.]) ', ' '.join(text.split()))[0])} |")
+    return "\n".join(lines)
+
+
 def features() -> str:
     """What a session does around a test beside running it: the classes that inherit from `Feature`."""
     lines = ["| feature | in | |", "|---|---|---|"]
@@ -244,5 +260,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "rules": rules,
     "features": features,
+    "rooms": rooms,
 }
 """The tables by the NAME of their marker."""

@@ -48,6 +48,8 @@ ADDITIONS = {
     "cause": (f"{PACKAGE}/explain/rules_*.py", re.compile(r"^\+\s+Rule\(", re.MULTILINE)),
 }
 """By what is added: the files that show it, and the added line; None: a new file."""
+NOT_PROSE = re.compile(r"^<!-- generated: .*?^<!-- end of generated -->$|^```.*?^```$", re.DOTALL | re.MULTILINE)
+"""Of a page: tables that code writes, and blocks of code and output."""
 SURFACE = """
 import json, click
 from pytest_gpumem.cli import main
@@ -170,7 +172,13 @@ def counted(root: Path) -> dict[str, int | float]:
         "scripts in ci/bench": sum("__main__" in path.read_text() for path in tracked(root, "ci/bench/*.py")),
         "words of the README": sum(len(path.read_text().split()) for path in tracked(root, "README.md")),
         "words of docs": sum(len(path.read_text().split()) for path in tracked(root, "docs/**.md")),
+        "of these written by hand, without code": sum(words_by_hand(path.read_text()) for path in tracked(root, "docs/**.md")),
     }
+
+
+def words_by_hand(page: str) -> int:
+    """Number of words of a page that somebody wrote, blocks of code left out."""
+    return len(NOT_PROSE.sub("", page).split())
 
 
 def mentioning(texts: dict[str, str], pattern: str) -> int:

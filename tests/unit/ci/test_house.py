@@ -19,7 +19,7 @@ FILES = {
     ),
     "pytest_gpumem/room/l2_sweep.py": "class Hooks:\n    def run(self, row):\n        return replace(row, verdict=None)\n",
     "tests/test_one.py": "def test_one() -> None:\n    pass\n",
-    "docs/a/page.md": "three words here\n",
+    "docs/a/page.md": "three words here\n<!-- generated: x -->\n| a table |\n<!-- end of generated -->\n```sh\na command\n```\n",
 }
 
 
@@ -44,7 +44,7 @@ def test_figures_of_tracked_files(checkout: Path) -> None:
     assert found["functions that make or replace a verdict"] == 2
     assert (found["modules that know of xdist"], found["modules outside its own that know of l2-sweep"]) == (1, 0)
     assert found["class names used for different things"] == 1
-    assert found["words of docs"] == 3
+    assert (found["words of docs"], found["of these written by hand, without code"]) == (20, 3)
 
 
 def test_long_lines_do_not_make_the_package_smaller(checkout: Path) -> None:

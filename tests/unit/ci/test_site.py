@@ -89,9 +89,20 @@ def test_a_link_to_nothing_is_a_warning(caplog: pytest.LogCaptureFixture) -> Non
     assert "no_such_file.py" in caplog.text
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    """Also without building the site, which needs its own packages."""
-    for page in PAGES:
+def test_links_lead_somewhere() -> None:
+    """Also without building the site, which needs its own packages, and in the repository, where no site is."""
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "ci" / "records" / "README.md"]:
         prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", prose):
-            assert (page.parent / Path(target)).exists(), f"{page.name}: {target}"
+        for target, place in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", prose):
+            file = page.parent / Path(target) if target else page
+            assert file.exists(), f"{page.name}: {target}"
+            assert not place or place in places(file), f"{page.name}: {target}#{place}"
+
+
+def places(page: Path) -> set[str]:
+    """The anchors of a page's headings, which are the same in the site and where a repository is shown."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[^\w -]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip().lower().replace(" ", "-") for heading in headings
+    }
