@@ -100,7 +100,7 @@ def jobs_of(event: str, **results: str) -> set[str]:
     ended: dict[str, str] = {}
     for name, job in GITHUB["jobs"].items():
         condition = str(job.get("if", "success()")).removeprefix("${{").removesuffix("}}").strip()
-        needs = [job["needs"]] if "needs" in job else []
+        needs = [job["needs"]] if isinstance(job.get("needs"), str) else job.get("needs", [])
         text = re.sub(r"needs\.(\w+)\.result", lambda m: repr(ended[m[1]]), condition)
         text = re.sub(r"github(\.\w+)+", lambda m: repr(given.get(m[0], github.get(m[0].removeprefix("github."), ""))), text)
         text = text.replace("&&", " and ").replace("||", " or ").replace("!cancelled()", "True").replace("always()", "True")
@@ -128,13 +128,31 @@ def test_each_event_starts_its_jobs(event: str, results: dict[str, str], jobs: s
     assert jobs_of(event, **results) == jobs
 
 
-def test_the_required_check_is_green_by_gates_that_ran(project: Project) -> None:
+@pytest.mark.parametrize(
+    ("simulated", "gates", "own", "code", "why"),
+    [
+        ("success", "success", "true", 0, "the gate is green on every card"),
+        ("success", "failure", "true", 1, "the gate is red"),
+        ("success", "cancelled", "true", 1, "gate with cancelled"),
+        ("success", "skipped", "false", 1, "takes no code of a fork"),
+        ("success", "skipped", "true", 1, "gate with skipped"),
+        ("failure", "skipped", "false", 1, "fails on the simulated device"),
+    ],
+)
+def test_the_required_check_says_why_it_is_red(project: Project, simulated: str, gates: str, own: str, code: int, why: str) -> None:
     """GitHub takes a skipped job for a success."""
     script, variables = step("verdict", "Every gate is green")
-    ended = {
-        result: project.run(script, {**variables, "GATES": result}).returncode for result in ("success", "failure", "skipped", "cancelled")
-    }
-    assert ended == {"success": 0, "failure": 1, "skipped": 1, "cancelled": 1}
+    done = project.run(script, {**variables, "SIMULATED": simulated, "GATES": gates, "OWN": own})
+    assert done.returncode == code
+    assert why in done.stdout
+    assert done.stdout.startswith("::error title=gpumem::") == bool(code)
+
+
+def test_gitlab_has_a_red_job_for_what_no_gate_measures() -> None:
+    """Its pipelines are green without the gate, which a fork's merge request does not get."""
+    (rule,), (gates,) = GITLAB["gpumem:verdict"]["rules"], GITLAB["gpumem:gate"]["rules"]
+    assert rule["if"] == gates["if"].replace("_ID == $", "_ID != $")
+    assert GITLAB["gpumem:verdict"]["script"][-1] == "exit 1"
 
 
 def test_a_gate_of_a_part(project: Project) -> None:
@@ -211,7 +229,7 @@ def test_no_name_is_installed_without_saying_from_where() -> None:
 
 def test_each_gitlab_job_has_an_image() -> None:
     jobs = {name: part for name, part in GITLAB.items() if name.startswith("gpumem:")}
-    assert len(jobs) == 3
+    assert len(jobs) == 4
     assert all("image" in (part, GITLAB[".gpumem:gpu"])[part.get("extends") == ".gpumem:gpu"] for part in jobs.values())
 
 
