@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from msgspec import structs
@@ -28,7 +29,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import SIMULATED, DeviceFacts
-from pytest_gpumem.records.row import Omission, Row
+from pytest_gpumem.records.row import DID_NOT_RUN, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
@@ -143,8 +144,10 @@ def gate(
     for remark in decision.remarks:
         _say(remark)
     if decision.code == Exit.FAILED and screened.document is not None:
+        of_rows = {row.nodeid for row in screened.document.rows}
+        otherwise = [(one.nodeid, one.message) for one in screened.failures if one.nodeid not in of_rows and not one.unrun]
         # A line with a command is never broken, so that it can be copied.
-        for line in printable([*ending(decision.rows, base), *meant, f"report: {output / OUTPUT_FILES['report']}"]):
+        for line in printable([*ending(decision.rows, base, otherwise), *meant, f"report: {output / OUTPUT_FILES['report']}"]):
             click.echo(line if ": gpumem " in line else "\n".join(wrapped(line, terminal()[0], indent="    ")))
     return decision.code
 
@@ -213,7 +216,7 @@ class GateRun:
 
         document, duet = screened.document, None
         if document is None:
-            return decide(screened.code, screened.failures, (), None, None, strict=self.strict)
+            return decide(screened.code, len(screened.failures), (), None, None, strict=self.strict)
         why: dict[str, tuple[str, ...]] = {}  # by row key: causes
         rows, facts = document.rows, document.device
         missing: Sequence[Omission] = document.missing
@@ -231,7 +234,7 @@ class GateRun:
                     duet, why = self._duet(wanted)
         decision = decide(
             screened.code,
-            screened.failures,
+            len(screened.failures),
             document.rows,
             facts,
             duet,
@@ -240,6 +243,7 @@ class GateRun:
             strict_screen=strict_screen,
             base=base,
             real=real,
+            unrun=sum(one.unrun for one in screened.failures),
         )
         decision = with_missing(decision, missing)
         decision = with_accepted(decision, accepted_in_words(decision, missing, self.changes, duet or {}, self.added))
@@ -388,12 +392,24 @@ def _check_arguments(arguments: Sequence[str], output: Path) -> None:
             raise click.UsageError(f"{name} among pytest's arguments: {refused[name]}.")
 
 
+class Failure(NamedTuple):
+    """A test, or what was to collect it, that failed or broke off in the screen."""
+
+    nodeid: str
+    message: str  # the first line
+
+    @property
+    def unrun(self) -> bool:
+        """True if another test kept it from running."""
+        return DID_NOT_RUN in self.message
+
+
 @dataclass(frozen=True)
 class ScreenResult:
     """The results of the screen."""
 
     code: int  # pytest's exit code
-    failures: int  # failures and errors that it counted
+    failures: Sequence[Failure]  # failures and errors that it counted
     document: Document | None  # its results; None if it wrote none
     selection: Selection | None = None  # the tests that it selects; None if it did not come to its end
 
@@ -420,13 +436,37 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: 
         selected = from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection) if of_head.exists() else None
     try:
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
-            return ScreenResult(code, 0, None, selected)
+            return ScreenResult(code, (), None, selected)
         document = load(output / RESULTS)
-        suites = ElementTree.parse(output / JUNIT).getroot().iter("testsuite")
-        failures = sum(int(suite.get(kind, "0")) for suite in suites for kind in ("failures", "errors"))
+        failures = _failures(output / JUNIT, selected)
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise UserError(f"the screen's results in {output} cannot be read: {error}") from None
     return ScreenResult(code, failures, document, selected)
+
+
+def _in_junit(nodeid: str) -> tuple[str, str]:
+    """The class and the name by which pytest's JUnit file knows a test."""
+    path, bracket, parameters = nodeid.partition("[")
+    file, *names = path.split("::")
+    words = [file.replace("/", ".").removesuffix(".py"), *names]
+    return ".".join(words[:-1]), f"{words[-1]}{bracket}{parameters}"
+
+
+_OF_PYTEST = re.compile(r'^(?:failed on (?:setup|teardown) with ")?(?:Failed: )?(.*?)"?$')  # what it adds to a message
+
+
+def _failures(junit: Path, selected: Selection | None) -> list[Failure]:
+    """Those of a JUnit file, in its order. `selected`: tests whose node ids are known; of others the names in the file stand."""
+    ids = () if selected is None else (*selected.tests, *selected.others)
+    named = {_in_junit(nodeid): nodeid for nodeid in ids}
+    found = []
+    for case in ElementTree.parse(junit).getroot().iter("testcase"):
+        name = case.get("classname", ""), case.get("name", "")
+        for failed in (*case.findall("failure"), *case.findall("error")):
+            lines = (failed.get("message") or failed.text or "").strip().splitlines()
+            message = _OF_PYTEST.sub(r"\1", lines[0]) if lines else "failed"
+            found.append(Failure(named.get(name, "::".join(filter(None, name))), message))
+    return found
 
 
 def _watched(row: Row) -> bool:

@@ -180,7 +180,7 @@ class ExpectationFeature(Feature):
         end = rows.end(nodeid)
         if end is not None:
             how: Any = end
-            return Ending(how, rows.explain(nodeid))
+            return Ending(how, self._session.why_unrun if nodeid in self._session.unrun else rows.explain(nodeid))
         if (by := self._seen["left_out"].get(nodeid)) is not None:
             kind, name = by
             of_words = words.deselect(kind, nodeid)

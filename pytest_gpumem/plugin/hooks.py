@@ -17,6 +17,7 @@ import pytest
 
 from pytest_gpumem.plugin.marks import MARKER, NEEDS_GPUMEM, SESSION_PLUGIN, TEST_FIXTURE, marks_of, uses
 from pytest_gpumem.settings import (
+    BASE_SELECTION,
     MARKER_KEYWORDS,
     OPTIONS,
     Option,
@@ -64,10 +65,11 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 @pytest.hookimpl(wrapper=True)  # before other plugins read their options
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
     settings = _settings(config)  # pytest_configure reads them again: plugins change options until then
-    if settings.enabled and settings.isolate:
+    in_a_gate = BASE_SELECTION in os.environ
+    if settings.enabled and (settings.isolate or in_a_gate):
         from pytest_gpumem.plugin.isolation import isolate
 
-        isolate(config)
+        isolate(config, settings, asked=settings.isolate)
     return (yield)
 
 

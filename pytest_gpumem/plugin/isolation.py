@@ -20,21 +20,26 @@ from pytest_gpumem.plugin.hangs import failed, interrupts
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import Channel, is_part
+from pytest_gpumem.settings import Settings
 
 FOLDER = "last_reports"  # what a worker is given: the controller's folder
 _ALIVE = "alive"  # a named pipe in that folder: the controller holds it open until it needs no worker any longer
 
 
-def isolate(config: pytest.Config) -> None:
+def isolate(config: pytest.Config, settings: Settings, *, asked: bool) -> None:
     """Have xdist run the tests in one worker, replaced however often, unless the user asked for workers.
-    Raises `pytest.UsageError`: pytest-xdist is not installed, or is switched off.
+    `asked`: by an option. A gate isolates without being asked, where it can: not what workers would refuse.
+    Raises `pytest.UsageError`: asked for, and pytest-xdist is not installed, or is switched off.
     """
     if is_part(config):
         return
     if not config.pluginmanager.hasplugin("xdist"):
-        raise pytest.UsageError("gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist")
+        if asked:
+            raise pytest.UsageError("gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist")
+        return
     option = config.option
-    if option.numprocesses is None and not option.tx and not config.getoption("usepdb", False):
+    refused = (settings.processes or 1) > 1 or option.collectonly
+    if option.numprocesses is None and not option.tx and not config.getoption("usepdb", False) and (asked or not refused):
         option.tx = ["popen"]
         option.dist = "load" if option.dist == "no" else option.dist
 
@@ -101,6 +106,7 @@ class ReplacementFeature(Feature):
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
         file = Path(left(self._folder.name, crashitem))
         if not file.exists():
+            report.longrepr = "the process crashed while it ran this test"
             return
         config, words = self._session.config, file.read_bytes()
         if words.startswith(b"{"):

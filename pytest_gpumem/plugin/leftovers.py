@@ -63,7 +63,7 @@ class WorkFeature(Feature):
     def _wait(self, item: pytest.Item) -> None:
         """Wait for the work of a test. Of one without our fixtures, only the loss of the context is its failure."""
         try:
-            self._session.wait(item.nodeid)
+            self._session.wait(item)
         except ContextLost:
             raise
         except DeviceError:  # such as a capture that is still open
@@ -144,7 +144,7 @@ class LeftoverFeature(Feature):
         """
         self._running = None
         try:
-            self._session.wait(item.nodeid)
+            self._session.wait(item)
         except ContextLost:
             raise
         except DeviceError:  # such as a capture that is still open

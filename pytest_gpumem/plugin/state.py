@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import sys
 import time
 import zlib
@@ -54,7 +55,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
-from pytest_gpumem.records.row import Comparison, LimitResult, Omission, Row, key_of
+from pytest_gpumem.records.row import DID_NOT_RUN, Comparison, LimitResult, Omission, Row, key_of
 from pytest_gpumem.settings import (
     CAUSES,
     DEFAULT_BUDGET,
@@ -135,6 +136,8 @@ class GpuSession:
         """Controls that changed since the session's start, each with a message; from this process and from workers."""
         self.watch: L2Watch | None = None  # of persisting L2, while the device is open
         self.lost_in: str | None = None  # the node id of the test that lost the device's context
+        self.lost_how = ""  # of that test: the error, and where it is defined
+        self.unrun: set[str] = set()  # node ids of the tests that it kept from running
         self._gone: list[object] = []
         """What holds handles of a context that a test has reset: to use or to destroy one of them may end the process."""
         self.guardian: Guardian | None = None  # while tests run: ends this process if it hangs
@@ -325,7 +328,8 @@ class GpuSession:
         Raises `Unsupported`: the test asks for more GPUs than there are.
         """
         if self.lost_in is not None:
-            raise ContextLost(f"not run: the context was lost in {printable(self.lost_in)}")
+            self.unrun.add(item.nodeid)
+            raise ContextLost(self.why_unrun)
         self.rest()  # waiting for another process has a limit of its own
         with ExitStack() as stack:
             try:
@@ -344,7 +348,19 @@ class GpuSession:
         item.stash[TEST] = test
         return test
 
-    def wait(self, nodeid: str) -> None:
+    def _lost(self, item: pytest.Item, error: str) -> None:
+        """Remember the test that lost the context. `error`: what the runtime said, or the call that did it."""
+        file, line, _ = item.location
+        named = re.search(r"cudaError([A-Z]\w+)", error)
+        what = re.sub(r"(?<!^)(?=[A-Z])", " ", named[1]).lower() if named else error.partition(". ")[0]
+        self.lost_in, self.lost_how = item.nodeid, f"{what}, {file}" + ("" if line is None else f":{line + 1}")
+
+    @property
+    def why_unrun(self) -> str:
+        """Why no later test runs on the device."""
+        return f"{DID_NOT_RUN}{printable(str(self.lost_in))} lost the context ({printable(self.lost_how)})"
+
+    def wait(self, item: pytest.Item) -> None:
         """Wait for all work of a test whose body or teardown has ended; remembers the test if the context is lost.
         Raises `ContextLost`: the context is lost, and no earlier test lost it.
         Raises `DeviceError`: the device cannot be waited for.
@@ -357,17 +373,18 @@ class GpuSession:
                 if self._device.was_reset():
                     self._gone.append(self.watch)
                     gc.freeze()  # to free a handle of the lost context, such as of an event in a cycle, is a crash
-                    self.lost_in, self.watch = nodeid, None
-                    self.remark(f"{printable(nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run")
+                    self.watch = None
+                    self._lost(item, "cudaDeviceReset")
+                    self.remark(f"{printable(item.nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run")
                     return
                 self._device.streams.synchronize()
             except ContextLost as error:
-                self.lost_in = nodeid
+                self._lost(item, str(error))
                 raise ContextLost(f"at the test's end: {error}") from None
             except DeviceError:
                 if not self._device.streams.end_captures():
                     raise
-                self.remark(f"{printable(nodeid)} left the capture of a stream open, which was ended: later tests would fail by it")
+                self.remark(f"{printable(item.nodeid)} left the capture of a stream open, which was ended: later tests would fail by it")
                 self._device.streams.synchronize()
                 raise DeviceError("the test left the capture of a stream open; it was ended, and its graph dropped") from None
             finally:

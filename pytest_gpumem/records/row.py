@@ -93,6 +93,11 @@ class Row(Record, frozen=True):
         return key_of(self.nodeid, self.label)
 
 
+def did_not_run(row: Row) -> bool:
+    """True if an earlier test kept the row's test from running."""
+    return not row.measured_something and DID_NOT_RUN in row.verdict.reason
+
+
 class Past(Record, frozen=True):
     """A row in an earlier run."""
 
@@ -111,6 +116,8 @@ ACCEPTED: Final = "accepted"
 NOT_RUN: Final = "not run"
 UNJUDGED: Final = "undecided"
 NOT_REACHED: Final = "not reached"  # `Omission.reason` of what the session did not come to, because it ended before
+DID_NOT_RUN: Final = "did not run: "
+"""Begins the error of a test that an earlier one kept from running, and the reason in `Omission.reason`; which one and how follows."""
 
 
 UNEXPLAINED: Final = "unexplained"  # name of the part of a slow-down without a cause, in `Row.why`

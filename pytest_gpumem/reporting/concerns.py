@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,7 +17,7 @@ from pytest_gpumem.limits import LIMITS, count_of, over_baseline
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.row import UNEXPLAINED, Row
+from pytest_gpumem.records.row import UNEXPLAINED, Row, did_not_run
 from pytest_gpumem.reporting.exports import exact_figures
 from pytest_gpumem.reporting.groups import FAILING, attention
 from pytest_gpumem.reporting.row_facts import verdict_text
@@ -97,10 +97,13 @@ EXPLAINED = 5  # rows whose causes the end of a gate has
 def in_brief(row: Row) -> list[str]:
     """A row that fails in two lines at most: its first reason, and its first cause. The results have all."""
     worst = row.verdict.limits[0].reason if row.verdict.limits else row.verdict.reason
-    words = worst.removeprefix("the duet: FAIL, ").partition("; ")[0].split()
-    reason = " ".join([*words[:WORDS], "..."] if len(words) > WORDS else words)
-    lines = [f"{verdict_text(row)} {row.key}: {reason}"]
+    lines = [f"{verdict_text(row)} {row.key}: {_few(worst.removeprefix('the duet: FAIL, ').partition('; ')[0])}"]
     return [*lines, *(f"  why: {why}" for why in causes(row)[:1])]
+
+
+def _few(text: str) -> str:
+    words = text.split()
+    return " ".join([*words[:WORDS], "..."] if len(words) > WORDS else words)
 
 
 def causes(row: Row) -> list[str]:
@@ -110,17 +113,21 @@ def causes(row: Row) -> list[str]:
     return [f"{one['cause']} ({one['share']} of the change)" for one in found] or ran
 
 
-def ending(rows: Iterable[Row], base: str) -> list[str]:
+def ending(rows: Iterable[Row], base: str, otherwise: Sequence[tuple[str, str]] = ()) -> list[str]:
     """The lines after the result of a red gate: each row that fails, why, and how to repeat it.
     `base`: the revision that the gate was given.
+    `otherwise`: tests without a row that failed, with the first line of their error.
     """
-    lines, failing = list[str](), [row for row in concerns(rows) if fails(row)]
+    lines, failing = list[str](), [row for row in concerns(rows) if fails(row) and not did_not_run(row)]
     for row in failing[:EXPLAINED]:
         lines += in_brief(row)
         if any(one.limit == "max_regression" for one in row.verdict.limits):
             lines.append(f"  repeat: gpumem duet {shlex.quote(base)} --test {shlex.quote(row.nodeid)}")
     if (left := len(failing) - EXPLAINED) > 0:
         lines.append(f"{left} more: the report names them")
+    lines += [f"{Outcome.FAIL.value} {nodeid}: {_few(error)}" for nodeid, error in otherwise[:EXPLAINED]]
+    if (left := len(otherwise) - EXPLAINED) > 0:
+        lines.append(f"{left} more tests failed: junit.xml names them")
     return lines
 
 

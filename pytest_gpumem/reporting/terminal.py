@@ -11,7 +11,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.records.row import ACCEPTED, ALLOWED, LOST, NOT_REACHED, NOT_RUN, ROW, TEST, UNJUDGED, Omission
+from pytest_gpumem.records.row import ACCEPTED, ALLOWED, DID_NOT_RUN, LOST, NOT_REACHED, NOT_RUN, ROW, TEST, UNJUDGED, Omission
 from pytest_gpumem.reporting.row_facts import conditions_text
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
@@ -81,6 +81,11 @@ def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str
             f"lost: {counted(tests, 'test')} not reached, because the session ended before; --gpumem-isolate runs them all the same"
         )
         missing = [one for one in missing if one not in unreached]
+    unrun = [one for one in missing if one.status == LOST and DID_NOT_RUN in one.reason]
+    for why in dict.fromkeys(one.reason.partition(DID_NOT_RUN)[2] for one in unrun):
+        tests = len({one.nodeid for one in unrun if one.reason.endswith(why)})
+        lines.append(f"lost: {counted(tests, 'test')} did not run because {why}; --gpumem-isolate runs them all the same")
+    missing = [one for one in missing if one not in unrun]
     for status, name in ((LOST, "lost"), (ALLOWED, "lost, as allowed"), (ACCEPTED, "removed"), (UNJUDGED, "not judged")):
         those = [one for one in missing if one.status == status]
         lines += [f"{name}: {one.key}{'' if one.what in (ROW, TEST) else f', {one.what}'}: {one.reason}" for one in those[:MOST]]

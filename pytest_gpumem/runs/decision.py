@@ -26,7 +26,21 @@ from pytest_gpumem.judging.verdict import known, with_verdict
 from pytest_gpumem.limits import LIMITS, OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_REACHED, NOT_RUN, ROW, TEST, UNJUDGED, LimitResult, Omission, Row, Verdict
+from pytest_gpumem.records.row import (
+    ACCEPTED,
+    DID_NOT_RUN,
+    LOST,
+    NOT_REACHED,
+    NOT_RUN,
+    ROW,
+    TEST,
+    UNJUDGED,
+    LimitResult,
+    Omission,
+    Row,
+    Verdict,
+    did_not_run,
+)
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.reading import DuetVerdict
 
@@ -221,7 +235,7 @@ def if_meant(decision: Decision) -> list[str]:
         return []
     tests = [row.nodeid for row in decision.rows if row.test_error is not True and any(changes_of(row))]
     # What a crash kept from running nobody means.
-    tests += [one.nodeid for one in decision.missing if one.status == LOST and one.reason != NOT_REACHED]
+    tests += [one.nodeid for one in decision.missing if one.status == LOST and one.reason != NOT_REACHED and DID_NOT_RUN not in one.reason]
     named = list(dict.fromkeys(tests))
     more = f" (and {len(named) - SHOWN} more)" if len(named) > SHOWN else ""
     return (
@@ -438,10 +452,12 @@ def decide(
     strict_screen: bool = False,
     base: OfBase = OfBase(),
     real: Sequence[str] = (),
+    unrun: int = 0,
 ) -> Decision:
     """The gate's end.
     `code`: pytest's exit code of the screen.
     `failures`: failures and errors that pytest counted.
+    `unrun`: how many of these are of tests that did not run, because another one lost the context.
     `facts`: of the device; None if pytest wrote no results.
     `duet`: its verdicts, by `Row.key`; None without a duet.
     `added`: as of `settled`.
@@ -465,7 +481,7 @@ def decide(
     cleared = [f"cleared by the duet: {row.key}" for row, old in zip(after, compared, strict=True) if _cleared(old, row)]
     if code == Exit.FAILED and failures == 0:
         end, remarks = Exit.FAILED, ["red: pytest failed the session as a whole; its output says why"]
-    elif causes := _causes(found, rows, after, failures):
+    elif causes := _causes(found, rows, after, failures, unrun):
         end, remarks = Exit.FAILED, [f"red: {'; '.join(causes)}"]
     elif (why := _nothing_judged(after, real)) is not None:
         end, remarks = Exit.NO_VERDICT, [f"no verdict: {why}"]
@@ -503,17 +519,18 @@ def _broken_off(code: int, measured: bool) -> tuple[Exit, str] | None:
     return _ENDED.get(code, (Exit.FAILED, f"red: pytest ended with {code} before its tests did"))
 
 
-def _causes(found: ByStanding, before: Sequence[Row], after: Sequence[Row], failures: int) -> list[str]:
-    """What makes a gate red: rows, tests, and failures that neither accounts for."""
+def _causes(found: ByStanding, before: Sequence[Row], after: Sequence[Row], failures: int, unrun: int) -> list[str]:
+    """What makes a gate red: rows, tests, and failures that neither accounts for. Arguments as of `decide`."""
     failed = found[Standing.FAILED]
-    bad = {row.nodeid for row in (*failed, *found[Standing.ERROR])}
+    bad = {row.nodeid for row in (*failed, *found[Standing.ERROR]) if not did_not_run(row)}
     tests = bad - {row.nodeid for row in failed}
     # A test is cleared once all its rows are: others of it may fail.
     cleared = {row.nodeid for row in before if row.failed} - {row.nodeid for row in after if row.failed}
-    others = failures - len(cleared) - len(bad)
+    others = failures - unrun - len(cleared) - len(bad)
     causes = [f"{len(failed)} of {counted(len(after), 'row')} {'fails' if len(failed) == 1 else 'fail'}"] if failed else []
     causes += [f"{counted(len(tests), 'test')} failed by an assertion or an error of its own"] if tests else []
-    return causes + ([f"{counted(others, 'failure')} that no row accounts for"] if others > 0 else [])
+    causes += [f"{counted(others, 'test')} failed without a measurement"] if others > 0 else []
+    return causes + ([f"{counted(unrun, 'test')} did not run"] if unrun else [])
 
 
 def _judged(

@@ -6,10 +6,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from ci_project import SIMULATED, TESTS, Project, saved_project
 from click.testing import CliRunner
+from test_lost_contexts import LOSING
 
 from pytest_gpumem.baselines.layout import digest
 from pytest_gpumem.cli import main
@@ -90,6 +92,43 @@ def test_a_process_that_ends_by_itself_is_red(project: Project, gate: Gate, leav
     ended, text = gate()
     assert ended == 1, text
     assert "nothing was measured" not in text
+
+
+LOST = """from conftest import lose
+
+def test_culprit(gpu_device):
+    lose(gpu_device)
+"""
+
+
+@pytest.mark.parametrize(
+    ("crash", "said"),
+    [(LOST, "ContextLost: at the test's end: "), ("def test_culprit():\n    import os\n    os.abort()\n", "the process crashed")],
+    ids=["lost context", "abort"],
+)
+def test_a_crash_costs_one_test_and_is_named_once(project: Project, gate: Gate, crash: str, said: str) -> None:
+    """A gate isolates without being asked. Nobody means a crash, so nothing accepts it."""
+    project.write("conftest.py", dedent(LOSING))
+    project.write("test_a.py", crash)
+    ended, text = gate()
+    assert ended == 1, text
+    _, _, end = text.partition("gpumem gate: red (simulated): ")
+    assert end.startswith(f"1 test failed without a measurement\nFAIL test_a.py::test_culprit: {said}"), text
+    assert "lost" not in text.partition("gpumem gate: 5 files")[2].replace("lost.", "")
+    assert "accept" not in end
+    assert "1 row (simulated): 1 PASS" in (project.folder / "gpumem-results" / "summary.md").read_text()
+
+
+def test_what_a_crash_keeps_from_running_is_told_once(project: Project, gate: Gate) -> None:
+    project.write("conftest.py", dedent(LOSING))
+    project.write("test_a.py", LOST)
+    ended, text = gate("", "-- -n0")
+    assert ended == 1, text
+    end = " ".join(text.partition("gpumem gate: 5 files")[2].split())
+    assert "lost: 1 test did not run because test_a.py::test_culprit lost the context (illegal address, test_a.py:3)" in end
+    assert "1 test failed without a measurement; 1 test did not run" in end
+    assert "accept" not in end
+    assert "test_it.py" not in end
 
 
 def test_no_gpu_is_not_green(gate: Gate) -> None:

@@ -332,7 +332,7 @@ def test_failures_that_no_row_accounts_for_are_red() -> None:
     """An ordinary test, a teardown: pytest counted more failures than the duet cleared tests."""
     decision = decided(row(Code.SLOWER), failures=2, a=PASSED)
     assert decision.code == Exit.FAILED
-    assert decision.remarks[-1] == "red: 1 failure that no row accounts for"
+    assert decision.remarks[-1] == "red: 1 test failed without a measurement"
     assert decided(row(), failures=1).code == Exit.FAILED
     two = (row(Code.SLOWER, label="x"), row(Code.SLOWER, label="y"))
     assert decide(1, 1, two, H100, {"t.py::a[x]": PASSED, "t.py::a[y]": PASSED}, strict=False).code == Exit.FINE
@@ -347,7 +347,7 @@ def test_rows_that_fail_with_their_test_are_counted_as_tests() -> None:
     assert decide(1, 1, [early, row()], H100, None, strict=False).remarks == (f"red: {own}",)
     slow = (row(Code.SLOWER, "c", label="x"), replace(row(name="c", label="y"), failed=True))
     every = decide(1, 4, [*slow, *beside, row()], H100, None, strict=False)
-    assert every.remarks == (f"red: 1 of 5 rows fails; {own}; 2 failures that no row accounts for",)
+    assert every.remarks == (f"red: 1 of 5 rows fails; {own}; 2 tests failed without a measurement",)
     # A strict pytest fails by it.
     doubtful = replace(row(Code.NOISY), failed=True)
     assert decided(doubtful, strict_screen=True).remarks == ("red: 1 of 1 row fails",)
@@ -513,7 +513,7 @@ def test_a_lost_measurement_is_red_whatever_the_rows_say() -> None:
         assert with_missing(decision, [unjudged]).code == Exit.NO_VERDICT
     assert "t.py::b[y]" in with_missing(green, [lost]).remarks[0]
     red = with_missing(decide(1, 1, [row()], H100, None, strict=False), [lost])
-    assert red.remarks[-1] == "red: 1 measurement of the baseline lost; 1 failure that no row accounts for"
+    assert red.remarks[-1] == "red: 1 measurement of the baseline lost; 1 test failed without a measurement"
     assert with_missing(decide(4, 0, (), None, None, strict=False), [lost]).code == Exit.USAGE
 
 
