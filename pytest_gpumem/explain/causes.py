@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_gpumem.explain import rules_link, rules_memory
+from pytest_gpumem.explain import rules_link, rules_memory, rules_ran
 from pytest_gpumem.explain.evidence import SideFigures
 from pytest_gpumem.explain.model import BaseAndHead, Estimate, Need, Pair, Rule
 from pytest_gpumem.explain.pairing import only
@@ -23,7 +23,12 @@ from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import UNEXPLAINED
 
-RULES = (*rules_memory.WINDOW_RULES, *rules_link.RULES, *rules_memory.RULES)  # all rules, in the order in which they are applied
+RULES = (
+    *rules_memory.WINDOW_RULES,
+    *rules_link.RULES,
+    *rules_memory.RULES,
+    *rules_ran.RULES,
+)  # all rules, in the order in which they are applied
 
 LEAST = 0.01  # share of the slow-down below which a cause is left out, and by which estimates may be scaled without "up to"
 LARGE = 0.5  # share of the slow-down above which the unexplained part gets a note
@@ -150,7 +155,7 @@ def share_out(found: Sequence[tuple[Rule, Estimate]], seconds: float) -> tuple[t
             rule=rule.name,
             seconds=each,
             share=each / seconds,
-            up_to=scale < 1 - LEAST or one.open or one.reserve > 0,
+            up_to=scale < 1 - LEAST or one.open or (one.reserve > 0 and not one.measured),
             estimate=one.seconds + one.reserve,
             figures=one.figures,
             details=one.details,

@@ -76,6 +76,11 @@ class SideFigures:
         return self._watched is not None or self.trace is not None or bool(self.profile is not None and self.profile.kernels)
 
     @property
+    def at_once(self) -> float | None:
+        """Seconds of the launch in which two kernels or more ran; None if it was not watched."""
+        return None if self._watched is None else self._watched.at_once / 1e9
+
+    @property
     def counted(self) -> bool:
         """True if a profiler counted DRAM bytes of every kernel."""
         return self.kernels.dram is not None

@@ -223,6 +223,7 @@ class Estimate:
     open: bool = False  # `seconds` is a lower bound: it may account for all that no other cause does
     reserve: float = 0.0
     """Further seconds at most, because it only lengthens waiting. They come out of the rest that all other causes leave."""
+    measured: bool = False  # `reserve` is a difference of traced times: what it has of the slow-down is no upper bound
 
 
 @dataclass(frozen=True)

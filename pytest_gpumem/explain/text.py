@@ -362,6 +362,20 @@ def _occupancy(cause: Cause) -> str:
     return f"{_kernel(cause)}occupancy {100 * was:.0f} → {100 * now:.0f} %{why}: fewer loads in flight"
 
 
+def _lost_overlap(cause: Cause) -> str:
+    (was, now), (_, moved) = _values(cause, "at_once"), _values(cause, "moved")
+    streams = cause.details["streams"]
+    to = f": {counted(round(moved), 'launch')} moved to stream {streams}" if moved and streams.isdigit() else ""
+    return f"kernels that overlapped run in turn{to}, {format_time(was)} → {format_time(now) if now else '0 s'} at once"
+
+
+def _other_code(cause: Cause) -> str:
+    was, now = _values(cause, "kernel_seconds")
+    instead = f" in place of {cause.details['was']}" if "was" in cause.details else ""
+    what = cause.details["changed"] or "other machine code"
+    return f"{cause.details['kernel']}{instead}: {what}, {format_time(was)} → {format_time(now)} in the kernel"
+
+
 def _clock(cause: Cause) -> str:
     name = "SM" if "sm_clock" in cause.figures else "memory"
     was, now = _values(cause, f"{name.lower()}_clock")
@@ -385,6 +399,8 @@ SENTENCES: Mapping[str, Callable[[Cause], str]] = {
     "L2 misses": _l2_misses,
     "fewer threads": _fewer_threads,
     "occupancy": _occupancy,
+    "lost overlap": _lost_overlap,
+    "other code": _other_code,
     "SM clock": _clock,
     "memory clock": _clock,
 }

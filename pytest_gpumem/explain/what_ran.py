@@ -43,6 +43,11 @@ class Divergence:
     times: int = 1  # steps of the launch that differ so
 
     @property
+    def of_field(self) -> str:
+        """Of a change, without its subject: "registers 32 → 64"."""
+        return f"{_WORDS.get(self.field, self.field)} {self.was} → {self.now}".strip()
+
+    @property
     def text(self) -> str:
         """In words: "kernel triad: block 256 → 128"."""
         each = f"{self.times} × " if self.times > 1 else ""
@@ -53,7 +58,7 @@ class Divergence:
             if self.field == "code":
                 # The reference that a simulated device runs has no machine code.
                 return f"{self.name}: other source" if self.name == "reference" else f"{subject}: other machine code"
-            return f"{subject}: {_WORDS.get(self.field, self.field)} {self.was} → {self.now}".replace(":  ", ": ")
+            return f"{subject}: {self.of_field}"
         properties = self.now if self.change == "added" else self.was
         return f"{subject} {self.change}" + (f" ({properties})" if properties else "")
 

@@ -14,7 +14,8 @@ from pytest_gpumem.explain.model import Estimate
 from pytest_gpumem.explain.text import SENTENCES, not_looked_at, note_text, sentence, text, to_json
 from pytest_gpumem.records.measurement import Conditions, MovedBytes, Repeat
 from pytest_gpumem.records.row import UNEXPLAINED
-from pytest_gpumem.records.uses import CopyUse
+from pytest_gpumem.records.uses import Activity, CopyUse, KernelUse, kernels_together
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan
 
 LINK = MovedBytes(64 * MIB, 64 * MIB, link=True)
 PINNED = CopyUse("H2D", "pinned", "device", 1, 64 * MIB, 1_210_000)
@@ -27,6 +28,19 @@ LARGER = counted(times_l2_read=1.3, times_l2_written=1.3, times_dram_read=1.3, t
 SECOND = counted(name="scale<float>", nanoseconds=5 * 90_000)
 SLOW_CLOCK = Conditions(sm_clock_hz=1600e6, memory_clock_hz=2619e6)
 COMPUTING = counted(times_dram_read=0.05, times_dram_written=0.05, times_l2_read=0.05, times_l2_written=0.05)
+
+
+def ran(latency: float, *steps: Step, at_once: float = 0) -> SideFigures:
+    """A side without counters, whose kernels take as long together as it does, `at_once` seconds at once."""
+    each = round((latency + at_once) * 1e9 / len(steps))
+    uses = [KernelUse(step.name, (64, 1, 1), (256, 1, 1), 1, each) for step in steps]
+    activity = Activity(kernels=kernels_together(uses), at_once=round(at_once * 1e9), source="CUPTI", set_aside=0)
+    what = WhatRan(digest=f"{steps}", steps=steps, order=tuple(range(len(steps))))
+    return side(latency, None, activity=activity, what_ran=what, moved_bytes=None)
+
+
+HISTOGRAM = Step(StepKind.KERNEL, "histogram", code="a", shared=1024, stream=0)
+PARTS = [replace(HISTOGRAM, name=f"part_{number}", stream=number) for number in range(5)]
 
 PLANTED: dict[str, tuple[SideFigures, SideFigures, str, str]] = {
     # base, head, rule, words
@@ -126,6 +140,24 @@ PLANTED: dict[str, tuple[SideFigures, SideFigures, str, str]] = {
         side(1.2e-3, (counted(grid=(32, 1, 1), times_nanoseconds=3),)),
         "fewer threads",
         "grid 1056 × 256 → 32 × 256: the launch fills 3.03 % of the device's threads where it was 100 %",
+    ),
+    "other code": (
+        ran(104e-6, HISTOGRAM),
+        ran(17.3e-3, replace(HISTOGRAM, code="b", shared=0)),
+        "other code",
+        "histogram: static shared memory 1 KiB → 0 B, 104.0 us → 17.30 ms in the kernel",
+    ),
+    "other code of another name": (
+        ran(104e-6, HISTOGRAM),
+        ran(208e-6, replace(HISTOGRAM, code="b", name="bins")),
+        "other code",
+        "bins in place of histogram: other machine code, 104.0 us → 208.0 us in the kernel",
+    ),
+    "streams that became one": (
+        ran(1e-3, *PARTS, at_once=0.9e-3),
+        ran(1.9e-3, *(replace(part, stream=0) for part in PARTS)),
+        "lost overlap",
+        "kernels that overlapped run in turn: 4 launches moved to stream 0, 900.0 us → 0 s at once",
     ),
     "occupancy": (side(), side(500e-6, (counted(occupancy=0.45, registers=96),)), "occupancy", "occupancy 90 → 45 % (registers 32 → 96)"),
     "SM clock": (
