@@ -105,6 +105,10 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
             chosen = _choose(settings, place)
         check_worker(config, chosen.facts, place)
         fitting.check(config, settings, chosen)
+        if settings.pack and not is_part(config):
+            from pytest_gpumem.plugin.packing import check
+
+            check(config, chosen)
         if chosen.facts.uuid is not None:
             lock_file(chosen.facts.uuid)
         store = Store(place, chosen.facts)
@@ -130,6 +134,7 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     # The first feature enters each phase of a test before the others, and leaves it after them.
     features: list[Feature] = [
         whole,  # has the rows of a report before anyone looks at them
+        *(_packing(session, channel) if settings.pack else []),
         *([] if repeats is None else [repeats]),
         *(_guards(config, session, expectations, channel) if resumed is None else []),
         VerdictFeature(session),
@@ -160,6 +165,17 @@ def _repeats(session: GpuSession, entries: JUnit) -> DecideFeature | RepeatFeatu
 
         return DecideFeature(session, entries)
     return None
+
+
+def _packing(session: GpuSession, channel: Channel) -> list[Feature]:
+    """What packs tests into workers."""
+    if session.is_part:
+        from pytest_gpumem.plugin.packed import PackedFeature
+
+        return [PackedFeature(session)]
+    from pytest_gpumem.plugin.packing import PackFeature
+
+    return [PackFeature(session, channel)]
 
 
 def _channel(session: GpuSession, expectations: ExpectationFeature) -> Channel:

@@ -60,13 +60,20 @@ class CupyMemory(Source):
         self._hook.__enter__()
         return None
 
-    def figures(self) -> Mapping[Series, Figures]:
+    def _pools(self) -> list[Any]:
         pools = {id(pool): pool for pool in (cupy.get_default_memory_pool(), getattr(cupy.cuda.get_allocator(), "__self__", None))}
+        return [pool for pool in pools.values() if isinstance(pool, cupy.cuda.MemoryPool)]
+
+    def empty(self) -> None:
+        with cupy.cuda.Device(self._index):
+            for pool in self._pools():
+                pool.free_all_blocks()
+
+    def figures(self) -> Mapping[Series, Figures]:
         used = total = 0
         with cupy.cuda.Device(self._index):
-            for pool in pools.values():
-                if isinstance(pool, cupy.cuda.MemoryPool):
-                    used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
+            for pool in self._pools():
+                used, total = used + int(pool.used_bytes()), total + int(pool.total_bytes())
         return {_SERIES: Figures(used, total - used, segments=total)}
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
