@@ -1,4 +1,5 @@
-"""Lends CUPTI to the profilers of PyTorch and JAX: while one of them traces, this process holds no subscription.
+"""Lends CUPTI to the profilers of PyTorch and JAX, and to a test that subscribes by cupti-python: meanwhile this process holds no
+subscription.
 
 CUPTI serves one subscriber, and PyTorch's profiler initialises it once: if it is taken then, all later profiles of the process have no
 kernels. So the functions by which a trace begins and ends are wrapped as soon as their modules are imported.
@@ -22,6 +23,7 @@ _ENTRIES: dict[str, tuple[str, str, str, str]] = {
     "torch.autograd.profiler": ("PyTorch", "profile", "__enter__", "__exit__"),
     "jax._src.profiler": ("JAX", "", "start_trace", "stop_trace"),
     "jax.profiler": ("JAX", "", "start_trace", "stop_trace"),
+    "cupti.cupti": ("the test", "", "subscribe", "unsubscribe"),  # our own subscription takes the library's functions
 }
 """By module: whose profiler it is, the class in it, and what begins and ends a trace."""
 
@@ -84,7 +86,11 @@ class Lending(MetaPathFinder):
             if not self._tracing:
                 self._lend(whose)
             self._tracing.add(id(arguments[0]) if of else 0)
-            return begin(*arguments, **keywords)
+            try:
+                return begin(*arguments, **keywords)
+            except BaseException:
+                self._end(id(arguments[0]) if of else 0)
+                raise
 
         @wraps(end)
         def ended(*arguments: Any, **keywords: Any) -> Any:

@@ -219,6 +219,31 @@ def test_a_profiler_has_cupti_while_it_traces(cupti: Cupti, torch: Path, first: 
     assert not any(isinstance(one, Lending) for one in sys.meta_path)
 
 
+def test_a_test_that_subscribes_has_cupti_until_it_unsubscribes(cupti: Cupti, monkeypatch: pytest.MonkeyPatch) -> None:
+    def subscribe(callback: Any, data: Any) -> int:
+        if callback is None:
+            raise CuptiError(1)
+        assert cupti.callback is None
+        cupti.callback = callback
+        return 7
+
+    module = ModuleType("cupti.cupti")
+    module.subscribe, module.unsubscribe = subscribe, cupti._unsubscribe  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupti.cupti", module)
+    callbacks, seen, missed = Callbacks(), list[int](), list[str]()
+    end = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), missed.append, begins=False)
+    with pytest.raises(CuptiError):
+        module.subscribe(None, None)
+    handle = module.subscribe(print, None)
+    with pytest.raises(NotCounted, match="the profiler of the test had CUPTI"):
+        callbacks.add("RESOURCE", ["MODULE_LOADED"], lambda cbid, data: None)
+    module.unsubscribe(handle)
+    cupti.call(Domain.DRIVER_API, 243)
+    assert (seen, len(missed)) == ([243], 2)
+    end()
+    assert module.subscribe is subscribe
+
+
 def test_a_profiler_that_keeps_cupti_leaves_everything_uncounted(cupti: Cupti, torch: Path) -> None:
     callbacks = Callbacks()
     callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: None)
