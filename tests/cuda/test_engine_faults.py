@@ -271,6 +271,19 @@ def test_profiler():
     assert "PASSED test_it.py::test_after" in out
 
 
+def test_a_test_may_subscribe_to_cupti(free_gpu: int, tmp_path: Path) -> None:
+    pytest.importorskip("cupti")
+    subscribes = """
+def test_subscribes():
+    from cupti import cupti
+    for _ in range(2):
+        cupti.unsubscribe(cupti.subscribe(lambda *_: None, None))
+"""
+    out = session(tmp_path, OURS + subscribes + OURS.replace("test_ours", "test_after"), "--gpumem-save")
+    assert "PASSED test_it.py::test_subscribes" in out
+    assert "PASSED test_it.py::test_after" in out
+
+
 def test_blocking_launches_are_named(free_gpu: int, tmp_path: Path) -> None:
     pytest.importorskip("cupy")
     out = session(tmp_path, OURS, "--gpumem-max-latency=1 s", CUDA_LAUNCH_BLOCKING="1")
