@@ -386,7 +386,7 @@ def broken(name: str, of: dict[str, Any]) -> list[str]:
 
 def table(record: dict[str, Any]) -> str:
     """The record as text."""
-    lines = ["SIMULATED, no GPU: suites of 200 tests; time over the bound; times faster than one test after another; tests that", ""]
+    lines = ["SIMULATED, no GPU: suites of 200 tests: time over the bound, and how much faster than one test after another", ""]
     heads = ("suites", "median", "95 %", "worst", "faster", "no memory", "fail", "not run", "locked")
     lines.append(f"{'':45}" + "".join(f"{head:>10}" for head in heads))
     for name, of in record["scenarios"].items():
@@ -407,7 +407,13 @@ def main() -> int:
         for name, (suites, _, _) in SCENARIOS.items():
             if name.startswith(given.only):
                 scenarios[name] = summary([simulated(name, seed, Path(folder)) for seed in range(max(1, round(suites * given.part)))])
-    record = {"begun": begun, "ended": utc_now(), "seconds": time.perf_counter() - started, "scenarios": scenarios}
+    record = {
+        "kind": "packing_simulation",
+        "begun": begun,
+        "ended": utc_now(),
+        "seconds": time.perf_counter() - started,
+        "scenarios": scenarios,
+    }
     print(table(record))
     faults = [fault for name, of in scenarios.items() for fault in broken(name, of)]
     print(*faults, sep="\n")
