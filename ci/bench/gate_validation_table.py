@@ -162,7 +162,7 @@ def _duets(records: Sequence[Record]) -> Iterator[str]:
             groups.setdefault((one["question"], BY_NAME[one["row"]].size, one["limit"]), []).append(one)
     if not groups:
         return
-    yield "duets of single rows, in pairs of processes; open: the processes ended before a decision"
+    yield "duets of single rows, in pairs of processes; open: the processes ended before a decision; no pairs against slow modes"
     yield f"{'code':<29} {'rows of':<8} {'limit':>5} {'duets':>6} {'FAIL':>6} {'PASS':>6} {'open':>6}  pairs"
     for (question, size, limit), ones in sorted(groups.items(), key=lambda one: (one[0][0] == TWICE, list(SIZES).index(one[0][1]))):
         letters = Counter(one["outcome"] for one in ones)

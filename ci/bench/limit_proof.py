@@ -64,7 +64,7 @@ PASSES = 0.9
 """Least share of unchanged rows that pass."""
 GROSS_SECONDS = 15.0
 """Most seconds of measuring again after a gross slow-down."""
-DUET_SECONDS = 20.0
+DUET_SECONDS = 60.0
 """Most seconds of a duet of unchanged code."""
 GATES: dict[str, tuple[float, int]] = {"comment": (2.0, 0), "wait": (math.inf, 1), "kernel": (1.5, 0)}
 """By what a branch changes: most time of its gate, in plain runs, and the exit code."""

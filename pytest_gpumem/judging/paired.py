@@ -17,8 +17,9 @@ A gross change needs fewer pairs than bets can prove. It is FAIL after the first
 by more than `FAR` times their own range. A slow mode of processes makes a pair look so with a probability of 1/4 at most: head's process is
 in it, and base's is not. So many pairs are taken that chance makes all of them so in a quarter of the level.
 
-The bets are about the median pair. Head alone may have a slow mode that is rarer: a duet is no PASS while head has two or more pairs far
-beyond delta that base does not have the other way round.
+The bets are about the median pair. Head alone may have a slow mode that is rarer. A third bet is against such a mode in `MODE` of head's
+processes, and one pair far beyond delta loses what `MODE_PAIRS` others win. A PASS needs as much as these win, or all pairs that the duet
+may take, if that is less. Where the same machine code ran, it needs no pair of such a mode.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ from pytest_gpumem.units import format_share
 
 ALARM = 1 - LOWER  # largest share of FAILs among tests that are slower by delta at most
 MISS = 1 - UPPER  # largest share of PASSes among tests that are slower by delta or more
-MISS_SAME_CODE = 1 - SETTLES  # the same, among tests whose machine code is the same on both sides
+MISS_SAME_CODE = 1 - SETTLES  # the same, among tests whose machine code is the same on both sides; and of PASSes with a slow mode
 STAKE = 0.95  # largest part of the wealth in one bet: a pair with the wrong sign costs as much as four with the right sign earn
 PRIOR = 2  # weight of the prior of size and spread, in pairs
 EXPECTED_SPREAD = 0.003  # prior standard deviation of a pair: that of a 32 MiB kernel on H100 and H200 cards (docs/duet.md)
 LEAST = 1 / 8  # smallest expected distance from delta in a bet, as a share of delta
 FAR = 5.0  # how far beyond the limit a pair is far: in ranges of the first pairs, or in spreads of all
 NORMAL_QUARTILE = statistics.NormalDist().inv_cdf(0.75)  # median distance from the centre, in standard deviations
-SLOW_PAIRS = 2  # pairs of a slow mode, at least: one is an accident
+MODE = 0.1  # a PASS excludes that head alone has a slow mode in this share of its processes
+MODE_PAIRS = 30  # pairs without a slow mode of head that exclude one in `MODE`: 29.9 win a bet of `MISS_SAME_CODE`
 SETTLED = ", and the same machine code ran"
 SHOWN = 1 - 2 * MISS  # confidence of the interval that is shown, two-sided; a verdict does not depend on it
 EXACT = 200  # pairs up to which the interval is exact: counting all sums takes a second, and their number grows as 2 ** pairs
@@ -104,6 +106,11 @@ class Paired:
         return _far(self.log_ratios, math.log1p(self.delta))[0]
 
     @property
+    def unseen(self) -> float:
+        """Largest share of head's processes in which a slow mode would stay unseen, with a probability of `MISS_SAME_CODE`."""
+        return 1.0 if not self.pairs else 1 - MISS_SAME_CODE ** (1 / self.pairs)
+
+    @property
     def pairs(self) -> int:
         """Number of pairs."""
         return len(self.log_ratios)
@@ -135,7 +142,8 @@ class Paired:
             return f"{seen}{', each far' if self.gross else ':'} slower than {limit} allows"
         slow = f"; {self.slow} of them far beyond it, as in a slow mode of head" if self.slow else ""
         if self.outcome is Outcome.PASS:
-            return f"{seen}: within {limit}{SETTLED if self.same_code else ''}{slow}"
+            missed = slow or f"; a slow mode in up to {format_share(self.unseen)} of processes may be missed"
+            return f"{seen}: within {limit}{SETTLED if self.same_code else ''}{missed}"
         return f"{seen}: at {limit}{slow}"
 
 
@@ -153,16 +161,19 @@ def _level(family: int) -> float:
     return 0.75 * min(ALARM, ALPHA / family)
 
 
-def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float], same: Collection[str] = ()) -> dict[str, Paired]:
+def judge_pairs(
+    pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float], same: Collection[str] = (), *, clean: int = MODE_PAIRS
+) -> dict[str, Paired]:
     """Judge a family of tests by the pairs that each has so far.
 
     The verdict of a test depends on its pairs and on the number of other tests that fail. More pairs never revoke a verdict.
     `pairs`: log-ratios by test, in the order of measurement.
     `deltas`: allowed slow-down of each test, as a share.
     `same`: tests that ran the same machine code in the same way on both sides.
+    `clean`: pairs that a PASS takes at least, if none of them shows a slow mode of head; not where the same machine code ran.
     Returns by test, in the order of `pairs`; `outcome` is None if more pairs are needed.
     """
-    bets = {key: _bets(values, math.log1p(deltas[key])) for key, values in pairs.items()}
+    bets = {key: _bets(values, math.log1p(deltas[key]), clean) for key, values in pairs.items()}
     error = min(ALARM, ALPHA / max(len(pairs), 1)) / 4
     gross = {key for key, values in pairs.items() if far_beyond(values, math.log1p(deltas[key]), error)}
     slower = _holm({key: one.slow.p_value for key, one in bets.items()})
@@ -181,11 +192,11 @@ def judge_pairs(pairs: Mapping[str, Sequence[float]], deltas: Mapping[str, float
 class _Bets(NamedTuple):
     slow: Bet
     fine: Bet
-    within: bool  # True once `MISS` was reached without a slow mode: a PASS is final, whatever pairs follow it
-    nearly: bool  # the same with `MISS_SAME_CODE`
+    within: bool  # True once `MISS` was reached, and a slow mode excluded: a PASS is final, whatever pairs follow it
+    nearly: bool  # the same with `MISS_SAME_CODE`, and without a slow mode so far
 
 
-def _bets(values: Sequence[float], limit: float) -> _Bets:
+def _bets(values: Sequence[float], limit: float, clean: int) -> _Bets:
     slow, fine = Bet(limit, 1, limit / 2), Bet(limit, -1, limit)
     within = nearly = False
     for count, value in enumerate(values, 1):
@@ -194,9 +205,17 @@ def _bets(values: Sequence[float], limit: float) -> _Bets:
         fine.take(value)
         if not within and fine.p_value <= MISS_SAME_CODE:
             above, below = _far(values[:count], limit)
-            if above - below < SLOW_PAIRS:
-                nearly, within = True, fine.p_value <= MISS
+            of_head = max(above - below, 0)
+            nearly = nearly or not of_head
+            within = fine.p_value <= MISS and _without_mode(count, of_head) >= _without_mode(clean, 0)
     return _Bets(slow, fine, within, nearly)
+
+
+def _without_mode(pairs: int, of_head: int) -> float:
+    """The logarithm of a wealth that bets against a slow mode in `MODE` of head's processes, if `of_head` of the pairs show one. Without a
+    mode, it expects the share of such pairs that makes each cost all that is needed."""
+    expected = MODE * MISS_SAME_CODE
+    return (pairs - of_head) * math.log((1 - expected) / (1 - MODE)) + of_head * math.log(expected / MODE)
 
 
 def _far(values: Sequence[float], limit: float) -> tuple[int, int]:

@@ -7,11 +7,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import same_code_in_pairs
-from pytest_gpumem.judging.paired import Judge, Paired, judge_pairs, least_pairs
+from pytest_gpumem.judging.paired import MODE_PAIRS, Judge, Paired, judge_pairs, least_pairs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.runs import RunError
@@ -72,7 +73,7 @@ class Jury:
 
     family: Sequence[str]
     deltas: Mapping[str, float]
-    judge: Judge = judge_pairs
+    judge: Judge
     found: dict[str, Paired | DuetVerdict] = field(default_factory=dict)  # verdicts, and why a measurement gets none
     pairs: dict[str, list[float]] = field(default_factory=dict)  # log-ratios of each measurement so far
     measured: dict[str, dict[str, list[Measurement]]] = field(default_factory=dict)  # by key and side, a measurement of each process
@@ -120,17 +121,17 @@ class Duet:
         rounds_max: int,
         seed: int = 0,
         on_progress: Callable[[DuetProgress], object],
-        judge: Judge = judge_pairs,
+        judge: Judge | None = None,
     ) -> None:
         """Nothing is run yet.
         `sides`: whose identities are to stay.
         `journal`: gives finished processes and gets new ones.
         `max_regression`: allowed slow-down of all of them, as written, or by row key; None: each test's own, else 1 %.
         `seed`: of the order of base and head.
-        `judge`: judges the pairs after every round.
+        `judge`: judges the pairs after every round; default: `judge_pairs`.
         Raises `RunError`: the journal cannot be read.
         """
-        self._judge = judge
+        self._judge = judge or partial(judge_pairs, clean=min(MODE_PAIRS, rounds_max))
         self._sides = sides
         self._experiment = Experiment(processes, islice(pairs(seed), 2 * rounds_max), journal, on_trouble=self._on_trouble)
         self._wanted = wanted
