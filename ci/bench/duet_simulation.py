@@ -1,8 +1,8 @@
 """SIMULATED: how often the duet errs, and how many pairs it takes.
 
 No GPU takes part. Processes are drawn with the spreads that H200 cards showed (`--records`), or with noise that hangs together in time. A
-coin decides for each pair which side runs first. The shipped code (`pytest_gpumem.judging.paired`) judges after every pair, without its rule
-for slow modes of head, which lets a PASS take 30 pairs (`judging_simulation`).
+coin decides for each pair which side runs first. The shipped code (`pytest_gpumem.judging.paired`) judges after every pair, without its
+rule for slow modes of head, by which a PASS takes 30 pairs (`judging_simulation`).
 
     python ci/bench/duet_simulation.py --json ci/records/no-gpu/duet_simulation.json
 

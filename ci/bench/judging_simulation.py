@@ -43,7 +43,7 @@ from pytest_gpumem.judging.screen import ALONE, LOOKS, Family
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Provenance, Repeat
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.row import ENOUGH, Row, Verdict
 from pytest_gpumem.records.what_ran import WhatRan
 
 LIMIT = 0.01
@@ -137,8 +137,8 @@ class Main:
     resets: int = 0
 
     def night(self, run: Measurement, day: int) -> Verdict:
-        """The verdict on a run, which is saved if it may be."""
-        verdict, seen = screened(run, self.rows, self.looks)
+        """The verdict on a run, which is saved if it may be. The first three saves take three processes."""
+        verdict, seen = screened(run, self.rows, self.looks if len(self.rows) >= ENOUGH else (ENOUGH,))
         row = Row("", HELD, verdict, seen)
         if refusal(row, simulated=True) is None:
             gain = improvement(row, [one.measurement for one in self.rows])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 
-from pytest_gpumem.judging.judge import CLOCKS_APART
+from pytest_gpumem.judging.drift import clocks_agree
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
@@ -314,7 +314,7 @@ def assemble(
 
 
 CLOCKS = {"memory clock": "memory_clock_hz", "SM clock": "sm_clock_hz"}
-"""The clocks whose changes are reported from `CLOCKS_APART` on: the fields of `Conditions`. Bandwidth follows the memory clock, and work in
+"""The clocks whose changes are reported (`clocks_agree`): the fields of `Conditions`. Bandwidth follows the memory clock, and work in
 registers and caches the SM clock."""
 
 
@@ -351,5 +351,5 @@ def _clock_changes(measurement: Measurement, window: Sequence[SavedRow]) -> Iter
     for name, field_name in CLOCKS.items():
         # After the samples; before them the device may be idle.
         own, *known = (getattr(one.conditions[-1], field_name) for one in (measurement, *(past.measurement for past in window)))
-        if own and (known := [clock for clock in known if clock]) and abs(own / (usual := statistics.median(known)) - 1) >= CLOCKS_APART:
+        if own and (known := [clock for clock in known if clock]) and not clocks_agree(own, usual := statistics.median(known)):
             yield f"{name} {usual / 1e6:.0f} -> {own / 1e6:.0f} MHz"

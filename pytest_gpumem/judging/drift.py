@@ -2,7 +2,8 @@
 
 The suite's median does not serve: it hides a change that makes every test slower. A row follows the control that the same part of the
 device bounds; rows bound by neither DRAM nor L2 follow none. No record shows that a row follows its control one to one, so no row is
-corrected by it. A verdict stands only if it holds for a row that follows and for one that does not.
+corrected by it. A verdict stands only if it holds for a row that follows and for one that does not. So it is with the SM clock, for rows
+that no bandwidth bounds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from pytest_gpumem.judging.finding import Finding, change, find
 from pytest_gpumem.judging.screen import LOWER
-from pytest_gpumem.judging.spread import PRIOR, Variance, moderated, placement_spread, process_spread, squares_around_mean
+from pytest_gpumem.judging.spread import FARTHEST, PRIOR, Variance, moderated, placement_spread, process_spread, squares_around_mean
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
@@ -26,6 +27,8 @@ LIMITS = {"dram": 0.02, "l2": 0.04, "latency": 0.015}
 3.4 % apart (ci/records/nvidia-h100/control_noise.json, "product"). Cards whose latencies of DRAM differ by more are variants of a card:
 less than half of the difference between those of H200 cards (docs/gate.md)."""
 KINDS = {"dram": "a read of DRAM", "l2": "a read of L2", "latency": "an access to DRAM"}
+CLOCK = "clock"  # a drift that no control shows: that of the SM clock
+CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree: one step of 15 MHz is less
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Drift:
 
     log: float  # log-ratio
     variance: Variance  # variance of `log` for an unchanged device
-    kind: str  # the control: a key of `KINDS`
+    kind: str  # the control: a key of `KINDS`, or `CLOCK`
     whose: str = ""  # in words, whether this card changed or others are different; empty if unknown
 
     @property
@@ -44,12 +47,13 @@ class Drift:
 
     @property
     def too_large(self) -> bool:
-        """True if no row that follows the control can be judged."""
-        return abs(self.log) > self.variance.reach(LOWER) and abs(self.share) > LIMITS[self.kind]
+        """True if no row that follows the control can be judged. A row takes no more than the clock's change by it."""
+        return self.kind != CLOCK and abs(self.log) > self.variance.reach(LOWER) and abs(self.share) > LIMITS[self.kind]
 
     def doubt(self, found: str) -> Finding:
         """The finding that this change forbids a judgement; `found` is the judgement without it."""
-        figures = {"control": KINDS[self.kind], "share": change(self.share), "whose": self.whose, "finding": found}
+        control = "a cycle of the SM clock" if self.kind == CLOCK else f"{KINDS[self.kind]} that runs no code of the project"
+        figures = {"control": control, "share": change(self.share), "whose": self.whose, "finding": found}
         return find(Outcome.UNDECIDED, "device changed", Code.CONDITIONS, **figures)
 
 
@@ -92,6 +96,27 @@ def drift_of(measurement: Measurement, history: Sequence[Measurement], facts: De
     elif of_card.too_large:
         whose = f"; against its own runs this card drifted by {change(of_card.share)}"
     return replace(drift, whose=whose)
+
+
+def clock_drift(measurement: Measurement, history: Sequence[Measurement], facts: DeviceFacts) -> Drift | None:
+    """The change of the SM clock, from the median run of a row's history to this one; None if both agree or are unknown, or if a bandwidth
+    bounds the row. The code of a test cannot set this clock; if its power lowers it, the driver reports throttling."""
+    if not _on_device(measurement) or control_of(measurement, facts) is not None:
+        return None
+    both = [measurement, *history]
+    ran = [one.ran_at_hz if isinstance(one.ran_at_hz, float) and one.ran_at_hz > 0 else None for one in both]
+    # The driver's readings after the samples; before them the device may be idle.
+    clocks = ran if None not in ran else [one.conditions[-1].sm_clock_hz or None for one in both]
+    own, then = clocks[0], [clock for clock in clocks[1:] if clock is not None]
+    if own is None or not then or clocks_agree(own, usual := statistics.median(then)):
+        return None
+    log = math.log(usual) - math.log(own)
+    return Drift(math.copysign(min(abs(log), FARTHEST), log), Variance(0.0, PRIOR), CLOCK)
+
+
+def clocks_agree(one: float, other: float) -> bool:
+    """True if two clocks, in hertz, differ by no more than a step."""
+    return abs(one - other) < CLOCKS_APART * max(one, other)
 
 
 def _card(measurement: Measurement) -> str | None:

@@ -56,8 +56,7 @@ SENTENCES: Mapping[str, str] = {
     # The device and its conditions.
     "unreliable": "{doubts}: no limit was judged",
     "too wide": "the 95 % interval is ± {noise} of the latency, {basis}: too wide to pass; measure more placements",
-    "device changed": "{finding}; the device has changed since the baseline: {control} that runs no code of the project takes {share}"
-    "{whose}",
+    "device changed": "{finding}; the device has changed since the baseline: {control} takes {share}{whose}",
     "device changes": "{finding}; {change}",
 }
 

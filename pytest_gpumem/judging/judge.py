@@ -71,7 +71,8 @@ def judge(
     since = [past for past in first if comparable(measurement, past)]
     same = evidence and not changed_work(alike[-1], measurement) and same_code(measurement, [*alike, *since])
     comparison = replace(compared(found, delta), same_code=same)
-    against_runs = _Against(measurement, alike, limits, facts, family, changes, moved, found)
+    drifts = [one for one in (moved, drift.clock_drift(measurement, alike, facts)) if one is not None]
+    against_runs = _Against(measurement, alike, limits, facts, family, changes, drifts, found)
     if limits.max_regression is not None:
         finding, comparison = against_runs.regression(comparison, delta, since)
         findings.append(finding)
@@ -90,7 +91,7 @@ class _Against:
     facts: DeviceFacts
     family: Family
     changes: Callable[[], Mapping[str, float]]
-    moved: drift.Drift | None
+    drifts: Sequence[drift.Drift]  # of its control, and of the SM clock
     found: Difference
 
     def regression(self, comparison: Comparison, delta: float, first: Sequence[Measurement]) -> tuple[Finding, Comparison]:
@@ -101,12 +102,13 @@ class _Against:
         written = self.limits.max_regression or ""
         name = screen.limit_name(written, self.limits.origin.get("max_regression", "limit"), delta)
         judged = judge_change(self.measurement, self.found, comparison, delta, name, self.family)
-        finding, beyond = _whatever_followed(self.moved, judged, comparison, delta), comparison.low - delta
+        finding, beyond = _whatever_followed(self.drifts, judged, comparison, delta), comparison.low - delta
         in_doubt = finding.code in SETTLED or (judged.outcome is Outcome.PASS and finding is not judged)
         if finding.outcome is not Outcome.FAIL and first and (crept := self._crept(first, delta)) is not None:
             since_first = compared(crept, delta)
             creep = screen.judge_creep(self.measurement, crept, since_first, delta, name, self.family)
-            creep = _whatever_followed(drift.drift_of(self.measurement, first, self.facts), creep, since_first, delta)
+            drifts = (of(self.measurement, first, self.facts) for of in (drift.drift_of, drift.clock_drift))
+            creep = _whatever_followed([one for one in drifts if one is not None], creep, since_first, delta)
             in_doubt, beyond = creep.code is Code.NOISY, since_first.low - delta
             if creep.outcome.rank <= finding.outcome.rank:
                 finding = creep
@@ -124,7 +126,7 @@ class _Against:
 
     def _only_noise(self, comparison: Comparison, delta: float) -> bool:
         """True if the same machine code ran, and the row is nearly within its limit and does not look slower."""
-        shift = 0.0 if self.moved is None else max(-self.moved.log, 0.0)  # it may follow the device's drift
+        shift = max((-one.log for one in self.drifts if one.log < 0), default=0.0)  # it may follow the device's drift
         low = self.found.log - self.found.variance(seen=True).reach(screen.LOWER)
         nearly = low <= 0 and screen.below(self.found, delta, shift=shift)
         return decide_change(Evidence(slower=False, within=False, same_code=comparison.same_code and nearly)) is Outcome.PASS
@@ -136,8 +138,8 @@ class _Against:
         if gain.outcome is Outcome.PASS:
             return gain
         beyond = screen.least_gain(self.found) - parse_share(written)
-        if self.moved is not None and -self.moved.share >= beyond:
-            gain = self.moved.doubt(gain.sentence)
+        if explains := [one for one in self.drifts if -one.share >= beyond]:
+            gain = explains[0].doubt(gain.sentence)
         return self._final("fail_if_faster", gain, beyond, -1)
 
     def _final(self, limit: str, finding: Finding, beyond: float, sign: int) -> Finding:
@@ -151,7 +153,6 @@ BUSY = 0.25  # share of the looks at which other work may keep the device busy: 
 WIDEST = 0.5  # half of the 95 % interval over placements, as a share of the latency, above which a row passes nothing, whatever its limits
 SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)
 """Codes of a doubt that the same machine code settles, as it does that of a PASS which depends on the device's drift."""
-CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree: one step of 15 MHz is less
 
 
 def ran_the_same(one: Measurement, *past: Measurement) -> bool:
@@ -189,7 +190,7 @@ def _same_clocks(measurement: Measurement, past: Measurement) -> bool:
     for name in ("sm_clock_hz", "memory_clock_hz"):
         seen = ((one.during,) if one.during is not None else one.conditions for one in (measurement, past))
         own, then = (min((clock for conditions in each if (clock := getattr(conditions, name))), default=None) for each in seen)
-        if own is None or then is None or abs(own - then) >= CLOCKS_APART * max(own, then):
+        if own is None or then is None or not drift.clocks_agree(own, then):
             return False
     return True
 
@@ -336,13 +337,14 @@ def _not_compared(measurement: Measurement, past: Sequence[Measurement], limit: 
     return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=why)
 
 
-def _whatever_followed(moved: drift.Drift | None, found: Finding, comparison: Comparison, delta: float) -> Finding:
-    """The finding, or UNDECIDED instead of a PASS or FAIL that depends on how far the row follows the device's drift."""
-    if moved is None:
-        return found
-    passes = found.outcome is Outcome.PASS and comparison.high - min(moved.share, 0.0) >= delta
-    fails = found.outcome is Outcome.FAIL and comparison.low - max(moved.share, 0.0) <= delta
-    return moved.doubt(found.sentence) if passes or fails else found
+def _whatever_followed(drifts: Sequence[drift.Drift], found: Finding, comparison: Comparison, delta: float) -> Finding:
+    """The finding, or UNDECIDED instead of a PASS or FAIL that depends on how far the row follows a drift of the device."""
+    for moved in drifts:
+        passes = found.outcome is Outcome.PASS and comparison.high - min(moved.share, 0.0) >= delta
+        fails = found.outcome is Outcome.FAIL and comparison.low - max(moved.share, 0.0) <= delta
+        if passes or fails:
+            return moved.doubt(found.sentence)
+    return found
 
 
 def _of_this_device(

@@ -183,13 +183,18 @@ def difference(now: Measurement, history: Sequence[Measurement]) -> Difference:
         base=spread / len(means),
         unseen=0.0 if one_day else max(0.0, (UNSEEN / max(len(known) - 1, 1)) ** 2 - day) * (1 + 1 / max(len(known), 1)),
         steady=max(prior_day, steady - of_processes),
-        freedom=weight + len(steps),
+        freedom=weight + _successive(len(steps)),
         days=max(len(known), 1),
         runs=len(history),
         processes=sum(map(len, runs[1:])),
         measured=len(runs[0]),
         has_prior=prior,
     )
+
+
+def _successive(steps: int) -> float:
+    """Degrees of freedom of a variance by so many differences of successive values: neighbouring ones share a value."""
+    return 2 * steps**2 / (3 * steps - 1) if steps else 0.0
 
 
 def since(found: Difference, newest: Sequence[Measurement], first: Sequence[Measurement]) -> Difference:

@@ -158,9 +158,9 @@ def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
 
 
 def begins_baseline(row: Row, session: GpuSession) -> bool:
-    """True if a row that is saved for the first time has fewer processes than tell how they differ."""
+    """True if one of a row's first saves has fewer processes than tell how they differ: later runs are compared with these for creep."""
     measurement = row.measurement
-    if measurement is None or not session.settings.save or session.history(row).accepted:
+    if measurement is None or not session.settings.save or len(session.history(row).accepted) >= ENOUGH:
         return False
     return 1 + len(measurement.further) < ENOUGH and not is_failure(row.verdict, session.settings.strict)
 

@@ -149,7 +149,7 @@ class RepeatFeature(Feature):
 
 class DecideFeature(Feature):
     """Measures rows again once all tests have ended, in further fresh processes: undecided ones, until `max_regression` decides them, and
-    those that are saved for the first time.
+    those of the first saves of a baseline.
 
     Registered with `--gpumem-processes auto`, in the process that has the rows. Rows are judged at the numbers of processes that `LOOKS`
     names, and once more where the time ends before the next of them.
@@ -224,7 +224,7 @@ class DecideFeature(Feature):
         new = sum(begins_baseline(row, gpu) for row in self._first.values())
         what = [
             f"{counted(number, 'row')} {why}"
-            for number, why in ((len(self._open) - new, "undecided"), (new, "saved for the first time"))
+            for number, why in ((len(self._open) - new, "undecided"), (new, "whose baseline begins"))
             if number
         ]
         announce(gpu, f"gpumem: {' and '.join(what)}, measured again in fresh processes, {self._left()} at most")

@@ -277,15 +277,18 @@ def test_rows_are_judged_among_all_of_the_baseline(run: Run, monkeypatch: pytest
     assert set(sizes) == {2}
 
 
-def test_a_first_save_takes_three_processes_by_itself(pytester: pytest.Pytester, run: Run) -> None:
+def test_the_first_three_saves_take_three_processes_by_themselves(pytester: pytest.Pytester, run: Run) -> None:
     for name in STORED:
         (pytester.path / name).unlink()
     result = run("--gpumem-save")
     result.assert_outcomes(passed=2)
     assert times(pytester.path) == {"copy": 3, "other": 3}
-    result.stdout.fnmatch_lines(["gpumem: 2 rows saved for the first time, measured again in fresh processes, * at most"])
+    result.stdout.fnmatch_lines(["gpumem: 2 rows whose baseline begins, measured again in fresh processes, * at most"])
     (new,) = pytester.path.glob(".benchmarks/*/gpumem/*")
     assert [1 + len(row["measurement"].get("further", ())) for row in json.loads(new.read_text())["content"]["rows"]] == [3, 3]
+    for _ in range(2):
+        run("--gpumem-save", LIMIT="50%")
+        assert times(pytester.path) == {"copy": 3, "other": 3}
     # From then on a save takes what its verdict takes.
     run("--gpumem-save", LIMIT="50%")
     assert times(pytester.path) == {"copy": 1, "other": 1}

@@ -11,10 +11,10 @@ from measurements import controlled
 from msgspec.structs import replace
 from verdicts_alone import judge
 
-from pytest_gpumem.judging.drift import between, control_of, drift_of, same_variant, since_start
+from pytest_gpumem.judging.drift import between, clock_drift, control_of, drift_of, same_variant, since_start
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
+from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, Provenance
 from pytest_gpumem.records.row import Verdict
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 
@@ -60,6 +60,51 @@ def test_on_a_changed_device_only_what_the_device_cannot_explain_fails(
         assert verdict.comparison.delta == pytest.approx(row)
     else:
         assert abs(control) > 0.02
+
+
+@pytest.mark.parametrize(
+    ("row", "clock", "outcome", "code"),
+    [
+        (0.04, 0.0, Outcome.FAIL, Code.SLOWER),
+        (0.04, -0.005, Outcome.FAIL, Code.SLOWER),  # a step of the clock is none
+        (0.04, -0.038, Outcome.UNDECIDED, Code.CONDITIONS),
+        (0.08, -0.038, Outcome.FAIL, Code.SLOWER),  # more than the clock explains
+        (0.04, 0.038, Outcome.FAIL, Code.SLOWER),
+        (0.0, -0.038, Outcome.PASS, None),
+        (0.0, 0.038, Outcome.UNDECIDED, Code.CONDITIONS),  # a faster clock may hide a slow-down
+        (-0.08, 0.0, Outcome.FAIL, Code.FASTER),
+        (-0.06, 0.038, Outcome.UNDECIDED, Code.CONDITIONS),
+        (0.5, -0.038, Outcome.FAIL, Code.SLOWER),
+        (0.5, -1.0, Outcome.UNDECIDED, Code.CONDITIONS),  # of a file: 5e-324 Hz
+    ],
+)
+@pytest.mark.parametrize("how", ["reported", "ran"])
+def test_another_sm_clock_decides_no_row_that_it_explains(
+    bench: Any, endless: DeviceFacts, how: str, row: float, clock: float, outcome: Outcome, code: Code | None
+) -> None:
+    def at(run: Measurement, hertz: float) -> Measurement:
+        if how == "ran":  # by the device's own timer; what the driver reports does not count then
+            return replace(run, ran_at_hz=hertz, conditions=(Conditions(sm_clock_hz=1e9),) * 2)
+        return replace(run, conditions=(Conditions(sm_clock_hz=hertz),) * 2)
+
+    history = [at(run, 1.98e9) for run in bench.baseline(8)]
+    now = at(bench.run(268e-6 * (1 + row), 1, 1, day=20), max(1.98e9 * (1 + clock), 5e-324))
+    limits = Limits(max_regression="1%", fail_if_faster="4%")
+    verdict = judge(now, limits, endless, history, strict=False)
+    assert (verdict.outcome, verdict.code) == (outcome, code)
+    if code is Code.CONDITIONS and clock == -0.038:
+        assert verdict.reason.endswith("; the device has changed since the baseline: a cycle of the SM clock takes +3.95 %")
+    # A clock of one earlier run is no clock of the baseline; where one is unknown, nothing is.
+    odd = [at(history[0], 1.5e9), *history[1:]]
+    assert judge(now, limits, endless, odd, strict=False).outcome is outcome
+
+
+def test_the_sm_clock_explains_no_row_that_a_bandwidth_bounds(bench: Any, h100: DeviceFacts) -> None:
+    past, now = bench.baseline(8), bench.run(268e-6 * 1.04, 1, 1, day=20)
+    history = [replace(run, conditions=(Conditions(sm_clock_hz=1.98e9),) * 2) for run in past]
+    slow = replace(now, conditions=(Conditions(sm_clock_hz=1.905e9),) * 2)
+    assert clock_drift(slow, history, h100) is None
+    assert judge(slow, Limits(max_regression="1%"), h100, history, strict=False).code is Code.SLOWER
 
 
 def test_the_sentence_names_the_control_and_its_change(bench: Any, h100: DeviceFacts) -> None:

@@ -50,8 +50,8 @@ def test_before_a_duet_few_processes_are_measured_unless_the_code_is_the_same(be
         return repeatable(now, LIMITS, verdict, past, duet_follows=True)
 
     assert [again(268e-6 * 1.065, count, noise=4.0) for count in (1, 2, 3)] == [True, True, False]
-    assert again(268e-6 * 1.0043, 1)
-    assert not again(268e-6 * 1.0043, 1, evidence=False)
+    assert again(268e-6 * 1.0042, 1)
+    assert not again(268e-6 * 1.0042, 1, evidence=False)
 
 
 def test_too_few_runs_of_the_same_code_are_enough(bench: Any, endless: DeviceFacts) -> None:

@@ -71,7 +71,7 @@ def test_the_variance_is_that_of_the_formula(bench: Any) -> None:
     )
     day = day_spread(SHORT) ** 2
     between = (day + own / 2) * PRIOR / (PRIOR + 3)
-    assert found.freedom == PRIOR + 3
+    assert found.freedom == PRIOR + 2 * 3**2 / (3 * 3 - 1)  # three differences of successive days, which share values
     assert own > process  # the larger of both sides counts
     assert (found.base, found.day, found.process) == pytest.approx((between / 4, day, own))
     assert found.variance(seen=True).value == pytest.approx(found.day + found.process / 3 + found.base)
@@ -194,7 +194,7 @@ def test_host_times_on_one_placement_have_their_own_spread_alone(bench: Any) -> 
 
     factors = (0.98, 1.0, 1.02)
     has_prior, freedom, base = found(*factors, sampler="host", placements=1)
-    assert (has_prior, freedom) == (False, 2)
+    assert (has_prior, freedom) == (False, 1.6)
     assert base == pytest.approx((math.log(1 / 0.98) ** 2 + math.log(1.02) ** 2) / 4 / 3)
     assert found(*factors, sampler="host")[0]
     assert found(*factors, placements=1)[0]
@@ -290,3 +290,12 @@ def test_days_differ_by_half_of_what_short_processes_do() -> None:
     assert day_spread(5.4e-6) == pytest.approx(0.0025, rel=0.02)
     assert day_spread(24.8e-6) == pytest.approx(0.0007, rel=0.05)
     assert day_spread(1e-3) == pytest.approx(0.0004, rel=0.01)
+
+
+@pytest.mark.parametrize("days", [2, 3, 8, 20])
+def test_differences_of_successive_days_tell_less_than_as_many_values(days: int, bench: Any) -> None:
+    """Degrees of freedom are 2 * mean ** 2 / variance of what estimates a variance."""
+    rng = np.random.default_rng(days)
+    squares = (np.diff(rng.normal(size=(100_000, days))) ** 2).sum(axis=1)
+    found = difference(bench.run(1e-3), [bench.run(1e-3, day=day) for day in range(days)])
+    assert found.freedom - PRIOR == pytest.approx(2 * squares.mean() ** 2 / squares.var(), rel=0.03)
