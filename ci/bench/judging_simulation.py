@@ -38,7 +38,7 @@ from pytest_gpumem.baselines.acceptance import improvement, refusal
 from pytest_gpumem.baselines.history import Baseline, Process, SavedRow
 from pytest_gpumem.judging.finding import Judgement
 from pytest_gpumem.judging.judge import judge, repeatable
-from pytest_gpumem.judging.paired import judge_pairs
+from pytest_gpumem.judging.paired import MODE, judge_pairs
 from pytest_gpumem.judging.screen import ALONE, LOOKS, Family
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
@@ -196,14 +196,14 @@ def step(count: int) -> Iterator[Answer]:
     for mib, change, target in ((256, 0.015, 0.95), (32, 0.015, 0.95), (2, 0.03, 0.95), (32, 0.012, None), (2, 0.02, None)):
         for looks in ((1, *LOOKS[1:]), (3,)):
             named, passes, nights = 0, 0, 0
-            for index in range(4 * count):
+            for index in range(10 * count):
                 source, main = Source(mib, "step", change, index), Main(looks)
                 outcomes = [main.night(source.run(change if night >= 20 else 0.0, 12, night), night).outcome for night in range(50)]
                 named += Outcome.FAIL in outcomes[20:30]
                 passes += outcomes[40:].count(Outcome.PASS)
                 nights += 10
             of = f"+{change:.1%}, {mib} MiB, saves of {'auto' if looks[0] == 1 else '3'}"
-            yield Answer("step on main: named within 10 nights", of, named / (4 * count), f">= {target}" if target else "")
+            yield Answer("step on main: named within 10 nights", of, named / (10 * count), f">= {target}" if target else "")
             yield Answer("step on main: PASS in nights 21 to 30", of, passes / nights, "" if target is None else "<= 0.05")
 
 
@@ -238,7 +238,7 @@ def by_time(count: int) -> Iterator[Answer]:
         for name in BASELINES:
             for days in (0.0, DAYS):
                 for change in (0.0, 0.01, 0.015, 0.03):
-                    number = (40 if change == 0.01 else 5) * count
+                    number = (80 if change == 0.01 else 5) * count
                     found = _screens(number, mib, name, change, days, same_code=False)
                     of = f"{mib} MiB, {name}, days {days:.1%}, {change / LIMIT:+.1f} limits"
                     passes, fails = found["PASS"] / number, found["FAIL"] / number
@@ -327,6 +327,26 @@ def _slower(one: Measurement, change: float) -> Measurement:
     return structs.replace(one, placements=tuple(tuple(value * (1 + change) for value in each) for each in one.placements))
 
 
+def clocks(count: int) -> Iterator[Answer]:
+    """A row that no bandwidth bounds, at an SM clock of 1905 MHz against a baseline of 1980: it takes 3.9 % longer."""
+    usual, lower = 1.98e9, 1.905e9
+
+    def at(one: Measurement, clock: float) -> Measurement:
+        return structs.replace(one, moved_bytes=None, conditions=(structs.replace(one.conditions[0], sm_clock_hz=clock),) * 2)
+
+    for mib in (256, 32, 2):
+        for change, clock, target in ((0.0, lower, "<= 0"), (0.05, lower, ""), (0.05, usual, "")):
+            failed = 0
+            for index in range(5 * count):
+                source = Source(mib, "clocks", change, clock, index)
+                rows = [saved(at(one, usual), day) for day, one in enumerate(source.baseline(*BASELINES["20x1"]))]
+                verdict, _ = screened(at(source.run((1 + change) * usual / clock - 1, 12, 30), clock), rows)
+                failed += verdict.outcome is Outcome.FAIL
+            code = f"code {change:+.1%}" if change else "unchanged code"
+            of = f"{code}, {mib} MiB, {clock / 1e6:.0f} MHz"
+            yield Answer("a row that follows the SM clock, of 1980 MHz before: FAIL", of, failed / (5 * count), target)
+
+
 def duet(count: int) -> Iterator[Answer]:
     """Duets of one row, with a slow mode of some processes on both sides, or of head alone; and of unchanged code."""
     random = np.random.default_rng(7)
@@ -337,38 +357,38 @@ def duet(count: int) -> Iterator[Answer]:
         modes = math.log1p(slow) * (random.random((2, rows, 96)) < share)
         noise = spread * random.normal(size=(2, rows, 96))
         logs = math.log1p(change) + modes[1] - modes[0] * both + noise[1] - noise[0]
-        pairs: dict[str, list[float]] = {str(row): [] for row in range(rows)}
-        out: dict[str, Any] = {}
-        for number in range(96):
-            for key in pairs:
-                pairs[key].append(logs[int(key)][number])
-            for key, one in judge_pairs(pairs, dict.fromkeys(pairs, LIMIT)).items():
-                if one.outcome is not None:
-                    out.setdefault(key, one)
-            if len(out) == rows:
-                break
-        return [out.get(key) for key in pairs], number + 1
+
+        def after(number: int) -> list[Any]:
+            pairs = {str(row): logs[row][:number].tolist() for row in range(rows)}
+            found = judge_pairs(pairs, dict.fromkeys(pairs, LIMIT))
+            return [one if one.outcome is not None else None for one in found.values()]
+
+        # A verdict is never taken back, so that bisection finds the first pair after which all have one.
+        below, above = 0, 96
+        if None in (found := after(above)):
+            return found, above
+        while above - below > 1:
+            middle = (below + above) // 2
+            if None in (at := after(middle)):
+                below = middle
+            else:
+                above, found = middle, at
+        return found, above
 
     def share(results: list[Any], outcome: Outcome) -> float:
         return sum(one is not None and one.outcome is outcome for one in results) / len(results)
 
-    for slow, part in ((0.12, 0.5), (0.12, 0.3), (0.12, 0.2), (0.3, 0.5)):
+    for slow, part in ((0.12, 0.5), (0.12, 0.3), (0.12, 0.2), (0.3, 0.5), (0.12, 0.05)):
         results = [played(slow, part, both=True)[0][0] for _ in range(50 * count)]
         yield Answer("duet, slow mode on both sides: FAIL", f"+{slow:.0%} in {part:.0%}", share(results, Outcome.FAIL), "<= 0.0025")
+        yield Answer("duet, slow mode on both sides: PASS", f"+{slow:.0%} in {part:.0%}", share(results, Outcome.PASS), "")
     suites = [played(0.12, 0.3, both=True, rows=15)[0] for _ in range(4 * count)]
     failed = sum(any(one is not None and one.outcome is Outcome.FAIL for one in suite) for suite in suites) / len(suites)
     yield Answer("duet, slow mode on both sides: suites of 15 with a FAIL", "+12% in 30%", failed, "<= 0.05")
     for slow, part in ((0.3, 0.1), (0.3, 0.05), (0.1, 0.2), (0.05, 0.2), (0.3, 0.3)):
-        results = [played(slow, part, both=False)[0][0] for _ in range(10 * count)]
-        least = min((one.pairs for one in results if one is not None and one.outcome is Outcome.PASS), default=0)
-        none_seen = (1 - part) ** least if least else 0.0
-        yield Answer(
-            "duet, slow mode of head alone: PASS",
-            f"+{slow:.0%} in {part:.0%}",
-            share(results, Outcome.PASS),
-            "",
-            f"none of the first {least} processes is slow: {none_seen:.3f}",
-        )
+        results = [played(slow, part, both=False)[0][0] for _ in range(20 * count)]
+        target = "<= 0.05" if part >= MODE else ""
+        yield Answer("duet, slow mode of head alone: PASS", f"+{slow:.0%} in {part:.0%}", share(results, Outcome.PASS), target)
     for spread in (0.0003, 0.0015, 0.005, 0.01):
         for change in (0.0, 0.015, 0.5):
             results = [played(0.0, 0.0, both=True, change=change, spread=spread) for _ in range(5 * count)]
@@ -388,6 +408,7 @@ QUESTIONS: dict[str, Callable[[int], Iterator[Answer]]] = {
     "ratchet": ratchet,
     "gains": gains,
     "variants": variants,
+    "clocks": clocks,
     "duet": duet,
 }
 
