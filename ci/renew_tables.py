@@ -63,7 +63,7 @@ def record(name: str, which: str | None = None, nodeid: str = "", *, short: bool
         return f"not recorded yet: {name}"
     run = json.loads((ROOT / name).read_text())
     if "kind" in run:
-        first, _, rest = bench_table(run).partition("\n")
+        first, _, rest = bench_table(run, short=short).partition("\n")
         return "\n".join([first, *flawed(flaws(run)), rest])
     document = document_from_json(of_today(run["gpumem"]))
     device = document.device
@@ -168,12 +168,13 @@ def _without_limits(row: Row) -> Row:
     return row if judged else replace(row, verdict=replace(row.verdict, outcome=Outcome.MEASURED))
 
 
-def bench_table(run: dict[str, Any]) -> str:
-    """The table of a record that a script of ci/bench wrote."""
+def bench_table(run: dict[str, Any], *, short: bool = False) -> str:
+    """The table of a record that a script of ci/bench wrote; or its summary, if the script has one."""
     # These scripts are no package; the folder goes on the path only where one of their records is drawn.
     sys.path.insert(0, str(ROOT / "ci" / "bench"))
     module = importlib.import_module(run["kind"])
-    return str(module.table(run))
+    draw = getattr(module, "summary", module.table) if short else module.table
+    return str(draw(run))
 
 
 def output(name: str, *_: str | None) -> str:

@@ -418,11 +418,19 @@ GREEN, PASSED, FAILED = "same code: green without a duet", "by time: PASS", "by 
 COLUMNS = ((PASSED, 0.0), (PASSED, 1.0), (FAILED, 1.0), (FAILED, 1.5), (FAILED, 3.0), (GREEN, 0.0), (GREEN, 1.0), (GREEN, 2.0))
 
 
+HEAD = "SIMULATED, no GPU; shares and changes in %; max_regression 1 %; !: misses its target"
+
+
+def summary(record: dict[str, Any]) -> str:
+    """The verdicts of a record by size and baseline."""
+    return "\n".join([HEAD, *_matrix([Answer(**one) for one in record["answers"]])])
+
+
 def table(record: dict[str, Any]) -> str:
     """The answers of a record: verdicts by size and baseline, then all others."""
     before = {(one["question"], one["of"]): one["figure"] for one in record.get("before", ())}
     answers = [Answer(**one) for one in record["answers"]]
-    lines = ["SIMULATED, no GPU; shares and changes in %; max_regression 1 %; !: misses its target", *_matrix(answers)]
+    lines = [HEAD, *_matrix(answers)]
     others = [one for one in answers if CELL.fullmatch(one.of) is None]
     questions = list(dict.fromkeys(one.question for one in others))
     lines += ["", f"{'before: the rule until 2026-11-23':56}{'target':>9}{'before':>9}{'now':>9}"]
