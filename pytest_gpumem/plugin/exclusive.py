@@ -100,19 +100,19 @@ def lock_file(uuid: str) -> Path:
     folder = Path()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where XDGWORKERS_RUNTIME_DIR is not set, platformdirs takes another folder and warns
+            warnings.simplefilter("ignore")  # where XDG_RUNTIME_DIR is not set, platformdirs takes another folder and warns
             folder = user_runtime_path("gpumem", appauthor=False)
         for one in (folder.parent, folder):
             one.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (why := _not_ours(folder)) is not None:
-            raise LockUnusable(f"the folder of the GPU's lock, {folder}, {why}; set XDGWORKERS_RUNTIME_DIR to a folder of your own")
+            raise LockUnusable(f"the folder of the GPU's lock, {folder}, {why}; set XDG_RUNTIME_DIR to a folder of your own")
         folder.chmod(0o700)
         path = folder / f"{re.sub('[^A-Za-z0-9.-]', '_', uuid)}.lock"
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
     except OSError as error:
         where = error.filename or folder
         raise LockUnusable(
-            f"the GPU's lock, {where}, cannot be used: {error.strerror or error}; set XDGWORKERS_RUNTIME_DIR to a folder of your own"
+            f"the GPU's lock, {where}, cannot be used: {error.strerror or error}; set XDG_RUNTIME_DIR to a folder of your own"
         ) from None
     return path
 
