@@ -73,7 +73,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
     return (yield)
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(optionalhook=True, tryfirst=True)  # xdist has an answer of its own, and may be loaded later
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     settings = _settings(config)
     if not (settings.enabled and settings.pack):

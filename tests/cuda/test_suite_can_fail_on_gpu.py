@@ -51,7 +51,7 @@ def test_windows_that_are_lost_turn_the_suite_red(tmp_path: Path) -> None:
     chosen = ["-k", "on_a_launch_gains_too or asked_for or sliding_window and not never_slower"]
     ran = subprocess.run(
         [*command, *chosen],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))},
         cwd=SUITE.parents[2],
         capture_output=True,
         text=True,
