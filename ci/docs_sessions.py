@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-WIDTH, MOST = 100, 46
+WIDTH, MOST = 100, 51
 PROJECT = "/home/me/project"
 DATE = "2026-11-22T12:00:00+00:00"
 TESTS = """\

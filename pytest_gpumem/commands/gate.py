@@ -101,7 +101,7 @@ def gate(
     pair of processes. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the
     job's summary and annotations.
     """
-    from pytest_gpumem.reporting.columns import wrapped
+    from pytest_gpumem.reporting.columns import fitted
     from pytest_gpumem.reporting.concerns import ending
     from pytest_gpumem.runs.decision import if_meant, loosened_lines, without_effect
 
@@ -144,11 +144,10 @@ def gate(
     for remark in decision.remarks:
         _say(remark)
     if decision.code == Exit.FAILED and screened.document is not None:
-        of_rows = {row.nodeid for row in screened.document.rows}
-        otherwise = [(one.nodeid, one.message) for one in screened.failures if one.nodeid not in of_rows and not one.unrun]
-        # A line with a command is never broken, so that it can be copied.
-        for line in printable([*ending(decision.rows, base, otherwise), *meant, f"report: {output / OUTPUT_FILES['report']}"]):
-            click.echo(line if ": gpumem " in line else "\n".join(wrapped(line, terminal()[0], indent="    ")))
+        errors = {one.nodeid: one.message for one in screened.failures if not one.unrun}
+        last = [*ending(decision.rows, gated.again, base, errors), *meant, f"report: {output / OUTPUT_FILES['report']}"]
+        for part in (part for line in printable(last) for part in fitted(line, terminal()[0])):
+            click.echo(part)
     return decision.code
 
 
@@ -252,6 +251,18 @@ class GateRun:
             end, _, why_so = result.partition(": ")
             decision = replace(decision, remarks=(*remarks, f"{end} (simulated): {why_so}"))
         return replace(decision, rows=tuple(structs.replace(row, why=why.get(row.key, row.why)) for row in decision.rows))
+
+    def again(self, row: Row) -> list[str]:
+        """The command that measures a failing row again."""
+        from pytest_gpumem.judging.limits import relative
+
+        failing = {one.limit for one in row.verdict.limits if one.outcome is Outcome.FAIL}
+        if "max_regression" in failing:
+            return ["gpumem", "duet", self.base, "--test", row.nodeid]
+        if failing & {*relative(row.limits)}:
+            return ["gpumem", "explain", "--base", self.base, row.nodeid]
+        words = [word for word in self.arguments if word.startswith("-") or not Path(word.partition("::")[0]).exists()]
+        return ["pytest", "--gpumem", *words, row.nodeid]
 
     def _real(self, document: Document) -> tuple[str, ...]:
         """The GPUs of the baseline, where the device is simulated and no word of the gate chose that."""

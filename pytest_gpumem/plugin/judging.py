@@ -74,11 +74,18 @@ def explained(row: Row, session: GpuSession) -> Row:
     found = explain(
         SideFigures(newest.measurement, session.facts), SideFigures(measurement, session.facts), slow_down(measurements, measurement)
     )
-    revision = newest.process.revision
-    known = revision[:12] if revision is not None and not revision.endswith("-dirty") else None
-    base = session.settings.baseline_of or known or "BASE"
     # A gate takes the causes from its base, once a duet has confirmed the slow-down.
-    return replace(row, why=reasons(row, found, None if session.duet_follows else base))
+    return replace(row, why=reasons(row, found, None if session.duet_follows else base_of(row, session)))
+
+
+def base_of(row: Row, session: GpuSession) -> str:
+    """The revision that a failing row was compared with; "BASE" where none is known."""
+    if session.settings.baseline_of is not None:
+        return session.settings.baseline_of
+    revisions = [one.process.revision for one in session.past(row)]
+    revisions = revisions or [one.process.revision for one in session.baseline.past_footprints(row.key)]
+    newest = revisions[-1] if revisions else None
+    return newest[:12] if newest is not None and not newest.endswith("-dirty") else "BASE"
 
 
 def why_text(row: Row) -> str:

@@ -454,7 +454,7 @@ class Session(Feature):
         at = next((at for at, line in enumerate(lines) if str(line).startswith("benchmark: ")), len(lines))
         return [*lines[:at], *own, *lines[at + (config.get_verbosity() <= 0) :]]
 
-    @pytest.hookimpl(wrapper=True, trylast=True)  # around pytest-benchmark's table
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest-benchmark's table, and pytest's short summary: what to do comes last
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
         try:
             with replay.without_table(self._session.config, always=self._session.ranges.tool_attached()):

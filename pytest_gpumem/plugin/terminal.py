@@ -21,7 +21,9 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable, is_failure
 from pytest_gpumem.judging.screen import allowed, compared
 from pytest_gpumem.judging.spread import difference
+from pytest_gpumem.outcomes import Code
 from pytest_gpumem.plugin import replay
+from pytest_gpumem.plugin.judging import base_of
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import exit_code
 from pytest_gpumem.plugin.running import RUNNING_PLUGIN, Feature
@@ -29,10 +31,10 @@ from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import Controller
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import ACCEPTED, Row
-from pytest_gpumem.reporting.columns import wrapped
+from pytest_gpumem.reporting.columns import fitted, wrapped
 from pytest_gpumem.reporting.progress import Progress
 from pytest_gpumem.reporting.terminal import baseline_line, header, missing_lines
-from pytest_gpumem.settings import loosened
+from pytest_gpumem.settings import ANNOUNCE, OptionRole, loosened, of_role, switched_off
 from pytest_gpumem.units import format_time
 
 EVERY = 60.0  # seconds between two lines where the output is no terminal
@@ -221,7 +223,8 @@ class TerminalFeature(Feature):
             yield f"{why}: its baseline is reset, older processes no longer count"
         for row, why in saved.refused:
             yield f"refused {row.key}: {why}"
-        if changed := [row for row, _ in saved.refused if any(changes_of(row))]:
+        # The session's last lines have the command for rows that fail.
+        if changed := [row for row, _ in saved.refused if any(changes_of(row)) and not is_failure(row.verdict, gpu.settings.strict)]:
             more = f"; so for {len(changed) - 1} more" if len(changed) > 1 else ""
             yield f"to accept a change on purpose: {command(changed[0])}{more}"
 
@@ -277,6 +280,32 @@ class TerminalFeature(Feature):
             slow = slowest(rows, count)
         for note in filter(None, (*slow, self._budget(), *self._notes)):  # not wrapped: some end with a command to copy
             writer.write_line(printable(note))
+        if ANNOUNCE not in switched_off(os.environ) and not session.ranges.tool_attached():  # a gate has lines of its own
+            for line in self._ending(rows):
+                for part in fitted(line, writer._tw.fullwidth):
+                    writer.write_line(part)
+
+    def _ending(self, rows: Sequence[Row]) -> list[str]:
+        """The rows that fail by their verdicts, why, and what to do: as the end of a gate."""
+        gpu = self._session
+        if not (failing := [row for row in rows if row.measured_something and is_failure(row.verdict, gpu.settings.strict)]):
+            return []
+        from pytest_gpumem.reporting.concerns import ending, worst_first
+
+        failing = worst_first(failing)
+        lines = ending(failing, self._again, base_of(failing[0], gpu))
+        if meant := [row for row in failing if row.test_error is not True and any(changes_of(row))]:
+            which = f" (the worst of {len(meant)})" if len(meant) > 1 else ""
+            lines += printable([f"if it is meant, commit the file that this writes{which}: {command(meant[0])}"])
+        return lines
+
+    def _again(self, row: Row) -> list[str]:
+        """The command that measures a row again; of memory, with the lines that allocate it."""
+        config = self._session.config
+        tests, left_out = config.option.file_or_dir, {option.flag for option in of_role(OptionRole.SAVING)}
+        words = [word for word in map(str, config.invocation_params.args) if word not in tests and word not in left_out]
+        of_memory = any(one.code is Code.TOO_MUCH_MEMORY for one in row.verdict.limits) and self._session.settings.footprint != "trace"
+        return ["pytest", *words, *(["--gpumem-footprint=trace"] if of_memory else []), row.nodeid]
 
 
 class ProgressFeature(Feature):

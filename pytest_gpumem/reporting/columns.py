@@ -127,6 +127,28 @@ def wrapped(sentence: str, width: int, first: str = "", indent: str = "  ") -> l
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
+_COMMAND = re.compile(r"""(?P<said>.*?: )(?P<command>(?:gpumem|pytest)(?: (?:[^\s'",;]|'[^']*'|"[^"]*")+)+)""")
+_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
+
+
+def fitted(line: str, width: int) -> list[str]:
+    """A line as `wrapped`. A command at its end is one that a shell takes: it is continued with a backslash."""
+    if len(line) <= width or (found := _COMMAND.fullmatch(line)) is None:
+        return wrapped(line, width, indent="    ")
+    program, *words = _WORD.findall(found["command"])
+    lines = [f"{found['said']}{program} {words.pop(0)}"]
+    while words:
+        word = words.pop(0)
+        if words and word.startswith("-") and "=" not in word and not words[0].startswith("-") and len(word) + len(words[0]) + 7 <= width:
+            word += f" {words.pop(0)}"  # an option stays with its value
+        if len(lines[-1]) + len(word) + 3 <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+    return lines
+
+
 def hanging(first: str, words: str, width: int) -> list[str]:
     """Words in lines of at most `width` characters, all as far to the right as the first, which follows `first`."""
     return wrapped(words, width, first, " " * len(first)) or [first.rstrip()]

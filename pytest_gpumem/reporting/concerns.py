@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,10 +17,10 @@ from pytest_gpumem.limits import LIMITS, count_of, over_baseline
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.row import UNEXPLAINED, Row, did_not_run
+from pytest_gpumem.records.row import Row, did_not_run
 from pytest_gpumem.reporting.exports import exact_figures
 from pytest_gpumem.reporting.groups import FAILING, attention
-from pytest_gpumem.reporting.row_facts import verdict_text
+from pytest_gpumem.reporting.row_facts import causes, verdict_text
 from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.units import QuantityError, Share, parse_growth, parse_margin, parse_rate, parse_time
 
@@ -88,46 +88,68 @@ def in_words(row: Row) -> str:
     return "; ".join(line.strip() for line in in_brief(row)) if fails(row) else sentence(row)
 
 
-CAUSE = re.compile(r"\s+(?P<share>\S+ %)\s+\S+ \S+\s+(?P<cause>.+)")  # a line of `Row.why`: share, time, cause
-RAN = "ran differently: "
+_BASIS = re.compile(r", \d+ samples? on \d+ placements?(?=:)")
 WORDS = 25  # of a reason in few words
-EXPLAINED = 5  # rows whose causes the end of a gate has
+EXPLAINED = 5  # rows whose causes are looked for, and that the end of a gate or a session names
+OWN_ERROR = "its test failed by an assertion or an error of its own"
 
 
-def in_brief(row: Row) -> list[str]:
-    """A row that fails in two lines at most: its first reason, and its first cause. The results have all."""
-    worst = row.verdict.limits[0].reason if row.verdict.limits else row.verdict.reason
-    lines = [f"{verdict_text(row)} {row.key}: {_few(worst.removeprefix('the duet: FAIL, ').partition('; ')[0])}"]
-    return [*lines, *(f"  why: {why}" for why in causes(row)[:1])]
-
-
-def _few(text: str) -> str:
-    words = text.split()
-    return " ".join([*words[:WORDS], "..."] if len(words) > WORDS else words)
-
-
-def causes(row: Row) -> list[str]:
-    """The causes in words; what ran differently where no share is explained; none if neither is known."""
-    found = [one for line in row.why if (one := CAUSE.fullmatch(line)) and one["cause"] != UNEXPLAINED]
-    ran = [line.strip().removeprefix(RAN) for line in row.why if line.strip().startswith(RAN)]
-    return [f"{one['cause']} ({one['share']} of the change)" for one in found] or ran
-
-
-def ending(rows: Iterable[Row], base: str, otherwise: Sequence[tuple[str, str]] = ()) -> list[str]:
-    """The lines after the result of a red gate: each row that fails, why, and how to repeat it.
-    `base`: the revision that the gate was given.
-    `otherwise`: tests without a row that failed, with the first line of their error.
+def in_brief(row: Row, error: str | None = None) -> list[str]:
+    """A row that fails in two lines at most: its first reason, and its first cause. The results have all.
+    `error`: the first line of the error of its test, if that is known.
     """
-    lines, failing = list[str](), [row for row in concerns(rows) if fails(row) and not did_not_run(row)]
+    by_limits = row.verdict.outcome is Outcome.FAIL or row.test_error is not True
+    worst = row.verdict.limits[0].reason if row.verdict.limits else row.verdict.reason
+    name = verdict_text(row) if by_limits else Outcome.FAIL.value
+    lines = [f"{name} {row.key}: {few(worst) if by_limits else few(error or OWN_ERROR)}"]
+    return [*lines, *(f"  why: {few(why)}" for why in causes(row)[:1])]
+
+
+def few(reason: str) -> str:
+    """The first sentence of a reason in at most `WORDS` words: without clauses before its colon, or at its end, that do not fit."""
+    text = _BASIS.sub("", reason.removeprefix("the duet: FAIL, ").partition("; ")[0])
+    seen, colon, said = text.partition(": ")
+    clauses = seen.split(", ") if colon else [text]
+    while _words(text) > WORDS and len(clauses) > 1:
+        clauses.pop()
+        text = f"{', '.join(clauses)}: {said}"
+    clauses = re.split(r"(?<=[,:]) ", text)
+    while _words(" ".join(clauses)) > WORDS and len(clauses) > 1:
+        clauses.pop()
+    text = " ".join(clauses).rstrip(",:")
+    return text if _words(text) <= WORDS else " ".join([*text.split()[:WORDS], "..."])
+
+
+def _words(text: str) -> int:
+    """Without signs, such as "%" and "→"."""
+    return sum(any(letter.isalnum() for letter in word) for word in text.split())
+
+
+def ending(
+    rows: Iterable[Row], repeat: Callable[[Row], Sequence[str]], base: str, errors: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """The last lines of a gate or a session that fails: each row that fails, why, and how to repeat it. `fitted` makes them fit.
+    `repeat`: the words of the command that measures a row again.
+    `base`: the revision that causes are looked for in.
+    `errors`: the first line of the error of tests that failed, by node id; tests without a row are among them.
+    """
+    rows = printable(list(rows))
+    lines, of_rows = list[str](), {row.nodeid for row in rows}
+    own = {row.nodeid for row in rows if row.verdict.outcome is Outcome.FAIL}
+    # A row that passes beside one that fails its test is not named, and a test that failed by an error is named once.
+    failing = [row for row in concerns(rows) if fails(row) and not did_not_run(row)]
+    failing = [row for row in failing if row.verdict.outcome is Outcome.FAIL or row.nodeid not in own]
+    failing = list({row.nodeid if row.test_error is True else row.key: row for row in failing}.values())
     for row in failing[:EXPLAINED]:
-        lines += in_brief(row)
-        if any(one.limit == "max_regression" for one in row.verdict.limits):
-            lines.append(f"  repeat: gpumem duet {shlex.quote(base)} --test {shlex.quote(row.nodeid)}")
+        lines += in_brief(row, errors.get(row.nodeid))
+        if words := repeat(row):
+            lines.append(f"  repeat: {shlex.join(words)}")
     if (left := len(failing) - EXPLAINED) > 0:
-        lines.append(f"{left} more: the report names them")
-    lines += [f"{Outcome.FAIL.value} {nodeid}: {_few(error)}" for nodeid, error in otherwise[:EXPLAINED]]
+        lines.append(f"{left} more fail; for the causes of one: {shlex.join(['gpumem', 'explain', '--base', base])} TEST")
+    otherwise = [(nodeid, error) for nodeid, error in errors.items() if nodeid not in of_rows]
+    lines += [f"{Outcome.FAIL.value} {nodeid}: {few(error)}" for nodeid, error in printable(otherwise[:EXPLAINED])]
     if (left := len(otherwise) - EXPLAINED) > 0:
-        lines.append(f"{left} more tests failed: junit.xml names them")
+        lines.append(f"{left} more tests failed; pytest's summary names them")
     return lines
 
 

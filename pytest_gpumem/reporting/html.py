@@ -24,7 +24,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Past, Row
-from pytest_gpumem.reporting.concerns import causes, worst_first
+from pytest_gpumem.reporting.concerns import worst_first
 from pytest_gpumem.reporting.families import caption_of, colours, curve, families
 from pytest_gpumem.reporting.footprints import growths, peak_stack, site_lines
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
@@ -33,7 +33,7 @@ from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
 from pytest_gpumem.reporting.plots.memory import BytesOfTest, legend, memory_bars, memory_course
 from pytest_gpumem.reporting.plots.runs import Load, history, roofline, strip, trend, turns
 from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
-from pytest_gpumem.reporting.row_facts import OF_MEMORY, RowFacts, row_facts, shown_headings
+from pytest_gpumem.reporting.row_facts import OF_MEMORY, RowFacts, causes, row_facts, shown_headings
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import Migrations, PageCounts
-from pytest_gpumem.records.row import Comparison, Row
+from pytest_gpumem.records.row import UNEXPLAINED, Comparison, Row
 from pytest_gpumem.reporting.columns import hanging, wrapped
 from pytest_gpumem.reporting.footprints import footprint_facts
 from pytest_gpumem.reporting.groups import COALESCED, function_of
@@ -151,6 +152,17 @@ def names_of(rows: Sequence[Row]) -> list[str]:
 def verdict_text(row: Row) -> str:
     """Such as "PASS", "PASS, test failed" (by something else than its verdict) or "FAIL (simulated)"."""
     return "".join(_verdict(row)) + (" (simulated)" if row.verdict.simulated else "")
+
+
+CAUSE = re.compile(r"\s+(?P<share>\S+ %)\s+\S+ \S+\s+(?P<cause>.+)")  # a line of `Row.why`: share, time, cause
+RAN = "ran differently: "
+
+
+def causes(row: Row) -> list[str]:
+    """The causes in words; what ran differently where no share is explained; none if neither is known."""
+    found = [one for line in row.why if (one := CAUSE.fullmatch(line)) and one["cause"] != UNEXPLAINED]
+    ran = [line.strip().removeprefix(RAN) for line in row.why if line.strip().startswith(RAN)]
+    return [f"{one['cause']} ({one['share']} of the change)" for one in found] or ran
 
 
 def failure_text(row: Row, device: DeviceFacts, width: int) -> str:

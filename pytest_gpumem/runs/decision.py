@@ -41,6 +41,7 @@ from pytest_gpumem.records.row import (
     Verdict,
     did_not_run,
 )
+from pytest_gpumem.reporting.concerns import worst_first
 from pytest_gpumem.reporting.terminal import missing_lines
 from pytest_gpumem.runs.reading import DuetVerdict
 
@@ -233,14 +234,14 @@ def if_meant(decision: Decision) -> list[str]:
     """A line with the command that accepts what makes a gate red, if something can be accepted."""
     if decision.code != Exit.FAILED:
         return []
-    tests = [row.nodeid for row in decision.rows if row.test_error is not True and any(changes_of(row))]
+    rows = worst_first(row for row in decision.rows if row.test_error is not True and any(changes_of(row)))
     # What a crash kept from running nobody means.
-    tests += [one.nodeid for one in decision.missing if one.status == LOST and one.reason != NOT_REACHED and DID_NOT_RUN not in one.reason]
-    named = list(dict.fromkeys(tests))
-    more = f" (and {len(named) - SHOWN} more)" if len(named) > SHOWN else ""
-    return (
-        [f"if it is meant: gpumem accept {shlex.join(named[:SHOWN])} --reason '...'{more}; commit the file that it writes"] if named else []
-    )
+    lost = [one for one in decision.missing if one.status == LOST and one.reason != NOT_REACHED and DID_NOT_RUN not in one.reason]
+    named = list(dict.fromkeys([*(row.nodeid for row in rows), *(one.nodeid for one in lost)]))
+    if not named:
+        return []
+    which = f" (the worst {SHOWN} of {len(named)} tests)" if len(named) > SHOWN else ""
+    return [f"if it is meant, commit the file that this writes{which}: gpumem accept {shlex.join(named[:SHOWN])} --reason '...'"]
 
 
 def with_accepted(decision: Decision, tests: Mapping[str, Sequence[str]]) -> Decision:

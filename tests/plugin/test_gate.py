@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,28 @@ def test_a_slower_run_fails_and_so_does_the_next(pytester: pytest.Pytester, gpum
     # Nor does pytest-benchmark's own storage take the regressed row.
     for saved in pytester.path.glob(".benchmarks/*/0*.json"):
         assert json.loads(saved.read_text()).get("benchmarks", []) == []
+
+
+def test_a_session_ends_with_what_fails_why_and_what_to_do(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below pytest's own summary, and not for a test that fails by an assertion."""
+    pytester.makepyfile(f"{SIZED}\n\ndef test_wrong(gpu_benchmark):\n    assert False\n")
+    gpumem("--gpumem-save", "-k", "not wrong").assert_outcomes(passed=1)
+    make_three(stored_in(pytester.path)[0])
+    monkeypatch.setenv("NBYTES", str(96 << 20))
+    monkeypatch.setenv("COLUMNS", "160")
+    result = gpumem("--gpumem-save", "test_a_session_ends_with_what_fails_why_and_what_to_do.py", "--tb=no")
+    result.assert_outcomes(failed=2)
+    begins = next(number for number, line in enumerate(result.outlines) if line.startswith("FAIL (simulated) "))
+    test = "test_a_session_ends_with_what_fails_why_and_what_to_do.py::test_copy"
+    text = " ".join(line.strip().removesuffix(" \\") for line in result.outlines[begins:-1])
+    assert re.fullmatch(
+        rf"FAIL \(simulated\) {test}: \+\S+ % against 3 saved runs, .*: slower than max_regression 2% \(call\) allows "
+        rf"why: \+\S+ % bytes to move: .* repeat: pytest .* --gpumem .* {test} if it is meant, commit the file that this writes: "
+        rf"gpumem accept {test} --scope time --size \S+% --reason '...'",
+        text,
+    ), text
+    assert "--gpumem-save" not in text
+    assert any(line.startswith("FAILED ") for line in result.outlines[:begins])
 
 
 def test_no_baseline_is_a_warning_and_fails_when_strict(pytester: pytest.Pytester, gpumem: Run) -> None:

@@ -230,7 +230,7 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
         "gpumem gate: red: 1 of 2 rows fails",
         "FAIL t.py::a: said by the screen of a",
         "  repeat: gpumem duet main --test t.py::a",
-        "if it is meant: gpumem accept t.py::a --reason '...'; commit the file that it writes",
+        "if it is meant, commit the file that this writes: gpumem accept t.py::a --reason '...'",
         "report: gpumem-results/report.html",
     ]
     assert (alone.exit_code, alone.stdout.splitlines()) == (1, end)

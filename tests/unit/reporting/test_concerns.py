@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from string import Formatter
 
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.judging.finding import SENTENCES
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Comparison, LimitResult, Row
-from pytest_gpumem.reporting.concerns import MOST, code_quality, concerns, ending, fails, in_brief, sentence, workflow_commands
+from pytest_gpumem.reporting.columns import fitted
+from pytest_gpumem.reporting.concerns import MOST, code_quality, concerns, ending, fails, few, in_brief, sentence, workflow_commands
 from pytest_gpumem.reporting.run import Place
 
 Make = Callable[..., Row]
@@ -77,12 +81,73 @@ def test_a_failure_in_brief_has_one_reason_and_one_cause_or_none(make_row: Make,
     assert in_brief(row) == ["FAIL t.py::t: +9.25 % over 11 pairs: slower", *([f"  why: {said}"] if said else [])]
 
 
-def test_a_gate_ends_with_its_worst_five_failures_and_how_to_repeat_them(make_row: Make) -> None:
+def test_the_end_names_the_worst_five_why_and_how_to_repeat_them(make_row: Make) -> None:
     rows = [make_row(f"t.py::t{n}", Outcome.FAIL, reason="slow " * 30, comparison=slower(n / 100)) for n in range(7)]
     rows[6] = replace(rows[6], verdict=replace(rows[6].verdict, limits=(LimitResult("max_regression", Outcome.FAIL, None, "slow"),)))
-    lines = ending([make_row("t.py::fine"), *rows], "origin/main")
-    assert lines[:2] == ["FAIL t.py::t6: slow", "  repeat: gpumem duet origin/main --test t.py::t6"]
-    assert lines[2:] == [*(f"FAIL t.py::t{n}: {'slow ' * 25}..." for n in (5, 4, 3, 2)), "2 more: the report names them"]
+    lines = ending([make_row("t.py::fine"), *rows], lambda row: ["pytest", row.nodeid] if row.verdict.limits else [], "origin/main")
+    assert lines[:2] == ["FAIL t.py::t6: slow", "  repeat: pytest t.py::t6"]
+    more = "2 more fail; for the causes of one: gpumem explain --base origin/main TEST"
+    assert lines[2:] == [*(f"FAIL t.py::t{n}: {'slow ' * 25}..." for n in (5, 4, 3, 2)), more]
+
+
+def test_a_test_that_failed_is_named_once_with_its_own_error(make_row: Make) -> None:
+    """Neither by the verdict of a row that passed, nor again by each of its rows."""
+    errs = [replace(make_row("t.py::errs", label=label, reason="within"), failed=True, test_error=True) for label in "ab"]
+    beside = [make_row("t.py::slow", Outcome.FAIL, label="a", reason="slow"), replace(make_row("t.py::slow", label="b"), failed=True)]
+    errors = {"t.py::errs": "AssertionError: off by one", "t.py::slow": "slow", "t.py::other": "KeyError: 1"}
+    assert ending([*errs, *beside], lambda _row: (), "main", errors) == [
+        "FAIL t.py::slow[a]: slow",
+        "FAIL t.py::errs[b]: AssertionError: off by one",
+        "FAIL t.py::other: KeyError: 1",
+    ]
+    assert in_brief(errs[0]) == ["FAIL t.py::errs[a]: its test failed by an assertion or an error of its own"]
+
+
+FIGURES = dict.fromkeys(
+    [name for form in SENTENCES.values() for _, name, _, _ in Formatter().parse(form) if name],
+    "93.4 MiB",
+) | {
+    "seen": "+27.7 % against 3 saved runs of 9 processes, between +26.9 % and +28.3 %, 210 samples on 6 placements",
+    "limit": "max_regression 2% (marker)",
+    "basis": "210 samples on 6 placements",
+    "days": "2 days",
+}
+
+
+@pytest.mark.parametrize("form", SENTENCES)
+def test_a_reason_in_brief_is_one_sentence_of_few_words(form: str) -> None:
+    """It has whole clauses: none of its figures is cut."""
+    said = few(SENTENCES[form].format(**FIGURES))
+    assert len([word for word in said.split() if any(map(str.isalnum, word))]) <= 25
+    assert "; " not in said
+    assert not said.endswith("...")
+
+
+NAMES = ("t.py::t", "tests/deeply/nested/test_raster_operations.py::TestResize::test_resize_of_large_image[bicubic, 8192x8192-uint8]")
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_end_fits_the_terminal_and_cuts_neither_names_nor_figures(make_row: Make, name: str, width: int) -> None:
+    reason = SENTENCES["slower"].format(**FIGURES)
+    rows = [
+        replace(
+            make_row(f"{name[:-1]}{n}]", Outcome.FAIL, reason=reason, comparison=slower(n / 100)), why=(f"    97.6 %  776.1 us  {why}",)
+        )
+        for n, why in enumerate(["sectors per request 4 → 16: stride 4, threads use 100 → 25 % of their bytes; DRAM bytes +300 %"] * 7)
+    ]
+    whole = ending(rows, lambda row: ["gpumem", "duet", "origin/main", "--test", row.nodeid], "origin/main")
+    lines = [part for line in whole for part in fitted(line, width)]
+    for line in lines:
+        assert len(line) <= width or len(line.split("'")[1 if "'" in line else 0].strip()) + 6 >= width
+    words = [word for line in lines for word in line.removesuffix(" \\").split()]
+    assert words == [word for line in whole for word in line.split()]
+    assert not [line for line in lines[:-1] if re.search(r"\d$", line) and re.match(r" *(%|[KM]iB|us)", lines[lines.index(line) + 1])]
+
+
+def test_a_command_that_is_too_long_is_continued_as_a_shell_takes_it() -> None:
+    lines = fitted("  repeat: gpumem accept 't.py::t[a b]' --scope time --size '380 MiB' --reason '...'", 40)
+    assert lines == ["  repeat: gpumem accept 't.py::t[a b]' \\", "    --scope time --size '380 MiB' \\", "    --reason '...'"]
 
 
 # GitHub's annotations

@@ -456,10 +456,11 @@ def test_what_a_test_fails_by_itself_is_never_accepted() -> None:
 
 def test_a_red_gate_names_the_command_that_accepts_it() -> None:
     red = decide(1, 1, [slower(), row(Outcome.FAIL, "b")], H100, {}, None, strict=False)
-    assert if_meant(red) == ["if it is meant: gpumem accept t.py::a --reason '...'; commit the file that it writes"]
+    assert if_meant(red) == ["if it is meant, commit the file that this writes: gpumem accept t.py::a --reason '...'"]
     lost = with_missing(red, [Omission(f"t.py::{name}", "", "lost", "gone") for name in ("a", "b [c]", "d", "e")])
     assert if_meant(lost) == [
-        "if it is meant: gpumem accept t.py::a 't.py::b [c]' t.py::d --reason '...' (and 1 more); commit the file that it writes"
+        "if it is meant, commit the file that this writes (the worst 3 of 4 tests): "
+        "gpumem accept t.py::a 't.py::b [c]' t.py::d --reason '...'"
     ]
     crashed = with_missing(red, [Omission("t.py::d", "", "lost", NOT_REACHED)])
     assert if_meant(crashed) == if_meant(red)
