@@ -105,8 +105,8 @@ def flaws(run: Mapping[str, Any], tests: Mapping[str, bool] = MappingProxyType({
         return ["of no recorded revision"]
     name, _, dirty = revision.partition("-")
     found = [f"of {name[:12]} with uncommitted changes"] if dirty or commit.get("dirty") else []
-    if _git("cat-file", "-e", f"{name}^{{commit}}") is None:
-        return [*found, f"{name[:12]} is not in this repository"]
+    if _git("merge-base", "--is-ancestor", name, "HEAD") is None:  # a clone may hold commits that no branch has
+        return [*found, f"{name[:12]} is not in this repository's history"]
     if failed := sum(tests.values()):
         found.append(f"{failed} of {len(tests)} tests failed")
     if any(_function(nodeid, name) != _function(nodeid) for nodeid in tests):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +58,7 @@ STREAM, ZERO_COPY = "tests/memory/test_stream.py::test_triad", "tests/memory/tes
         ({"taken_at": {"revision": HEAD}}, {}, []),
         ({}, {STREAM: False}, ["of no recorded revision"]),
         ({"taken_at": {"revision": f"{HEAD}-dirty"}}, {}, [f"of {HEAD[:12]} with uncommitted changes"]),
-        ({"commit_info": {"id": "0" * 40}}, {STREAM: True}, ["000000000000 is not in this repository"]),
+        ({"commit_info": {"id": "0" * 40}}, {STREAM: True}, ["000000000000 is not in this repository's history"]),
         ({"commit_info": {"id": HEAD}}, {STREAM: True, "tests/memory/test_stream.py::test_dot": False}, ["1 of 2 tests failed"]),
         (
             {"commit_info": {"id": BEFORE}},
@@ -70,6 +71,23 @@ def test_a_record_is_evidence_by_a_clean_revision_whose_tests_passed_and_are_tod
     run: dict[str, Any], tests: dict[str, bool], flaws: list[str]
 ) -> None:
     assert renew_tables.flaws(run, tests) == flaws
+
+
+@pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")
+def test_a_commit_that_only_this_clone_holds_is_no_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rebase leaves such a commit behind: its objects are there, but no clone of the branch gets them."""
+
+    def git(*words: str, **env: str) -> str:
+        of_git = {**os.environ, **env}
+        return subprocess.run(["git", *words], cwd=ROOT, env=of_git, capture_output=True, text=True, check=True).stdout.strip()
+
+    author = {f"GIT_{who}_{what}": "a" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    objects = str((ROOT / git("rev-parse", "--git-path", "objects")).resolve())
+    elsewhere = {"GIT_OBJECT_DIRECTORY": str(tmp_path), "GIT_ALTERNATE_OBJECT_DIRECTORIES": objects}
+    left = git("commit-tree", "-m", "left", "-p", HEAD, f"{HEAD}^{{tree}}", **author, **elsewhere)
+    monkeypatch.setenv("GIT_ALTERNATE_OBJECT_DIRECTORIES", str(tmp_path))
+
+    assert renew_tables.flaws({"taken_at": {"revision": left}}) == [f"{left[:12]} is not in this repository's history"]
 
 
 AWAITED = {
