@@ -47,7 +47,7 @@ FAIL_OPENS = [
     (SESSION, "open_ = gpu.drifted or open_under_strict(gpu.missing)", "open_ = gpu.drifted"),
     (REPORTED, "return int(pytest.ExitCode.TESTS_FAILED) if failed and fine else code", "return code"),
     (GATE, "Standing.LOST: Effect(Exit.FAILED,", "Standing.LOST: Effect(Exit.FINE,"),
-    (GATE, "elif causes := _causes(found, rows, after, failures):", "elif causes := ():"),
+    (GATE, "elif causes := _causes(found, rows, after, failures, unrun):", "elif causes := ():"),
     # An origin of expectations
     (COLLECTED, "for row in gpu.baseline.expected(gpu.settings.mode).values()]", "for row in ()]"),
     (
