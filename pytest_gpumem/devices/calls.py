@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, is_pytests, is_users, shown_path
 from pytest_gpumem.records.calls import Calls, WaitLine
@@ -38,10 +39,12 @@ class CallLog:
         self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory, which is a call
         self.windows: tuple[CallWindow, ...] = ()  # without any, calls do not matter
 
-    def _add(self, key: object, count: float = 1) -> None:
+    def _add(self, *counts: tuple[object, float]) -> None:
         with self._lock:
             for window in self.windows:
-                window.sums[key] += count  # type: ignore[assignment]
+                sums = window.sums
+                for key, count in counts:
+                    sums[key] += count  # type: ignore[assignment]
 
     def launched(self, *, on_default: bool) -> None:
         """A kernel was queued: as `ran`, in the least time."""
@@ -57,33 +60,29 @@ class CallLog:
         if word is None:
             return
         if first:
-            self._add(("first", word), count)
-            return
-        self._add(word, count)
-        if on_default:
-            self._add("default", count)
-        if step.kind is StepKind.COPY:
+            self._add((("first", word), count))
+        elif step.kind is StepKind.COPY:
             key = ("copy", step.name, step.source or "unknown", step.memory or "unknown")
-            self._add(key, count)
-            self._add(("bytes", *key), step.nbytes or 0)
+            self._add((word, count), (key, count), (("bytes", *key), step.nbytes or 0), ("default", count * on_default))
+        else:
+            self._add((word, count), ("default", count * on_default))
 
-    def waited(self, call: str, of: str, seconds: float, *, sure: bool = True, first: bool = False) -> None:
-        """The host waited, or may have waited, in a call that ends now. `first`: inside a first use."""
+    def waited(self, call: str, of: str, seconds: float, *, sure: bool = True, first: bool = False, frame: FrameType | None = None) -> None:
+        """The host waited, or may have waited, in a call that ends now. `first`: inside a first use. `frame`: where the line is looked for
+        from on; None: the caller."""
         if first:
             self.used_first("waits")
         elif self.windows:
-            file, line, function = _line(sys._getframe(1))
-            key = _WaitKey(file, line, function, call, of, sure)
-            self._add(key)
-            self._add(("seconds", key), seconds)
+            key = _WaitKey(*_line(frame or sys._getframe(1)), call, of, sure)
+            self._add((key, 1), (("seconds", key), seconds))
 
     def used_first(self, word: str) -> None:
         """Something was used for the first time: "modules", or a call inside."""
-        self._add(("first", word))
+        self._add((("first", word), 1))
 
     def missed(self, why: str) -> None:
         """Calls were not counted: the windows that are open have less than there was."""
-        self._add(("missed", why))
+        self._add((("missed", why), 1))
 
     def open(self) -> CallWindow:
         """Count from now on."""
@@ -147,17 +146,27 @@ def _wait(key: _WaitKey, count: int, seconds: float, root: Path, allowed: Sequen
     return WaitLine(file, key.line, key.function, code, key.call, key.of, count, seconds, key.sure, allowed=bool(file) and named)
 
 
+@cache
+def _owner(file: str) -> Literal["user", "pytest", "package", "other"]:
+    if is_users(file):
+        return "user"
+    if is_pytests(file):
+        return "pytest"
+    return "package" if file.startswith(("<", PACKAGE)) else "other"
+
+
 def _line(frame: FrameType | None) -> tuple[str, int, str]:
     """The user's innermost line from a frame on, as `users_frames` finds it; without the stack, for a wait is to cost little. A thread of C
     code, such as PyTorch's for gradients, has frames of this package alone."""
     other: FrameType | None = None
     while frame is not None:
-        file = frame.f_code.co_filename
-        if is_users(file):
-            return file, frame.f_lineno, frame.f_code.co_name
-        if is_pytests(file):
+        code = frame.f_code
+        owner = _owner(code.co_filename)
+        if owner == "user":
+            return code.co_filename, frame.f_lineno, code.co_name
+        if owner == "pytest":
             break
-        if other is None and not file.startswith(("<", PACKAGE)):
+        if other is None and owner == "other":
             other = frame
         frame = frame.f_back
     if other is None:

@@ -141,15 +141,17 @@ class SourceFootprints:
         """High-water marks of libraries that rose in such a block."""
         self._numbers = itertools.count(1)
 
-    def start(self, *, driver: bool, stacks: bool = False, calls: bool = False) -> None:
+    def start(self, *, driver: bool, libraries: bool = True, stacks: bool = False, calls: bool = False) -> None:
         self.stop()
         if calls:
             self._not_counted = self.calls.start()
         also = (self._driver,) if driver and self._driver is not None else ()
-        self._wanted, self._stacks = (*also, *self._libraries), stacks
+        self._wanted, self._stacks = (*also, *(self._libraries if libraries else ())), stacks
         self._reasons.clear()
         if not driver and self._driver is not None:
             self._reasons[self._driver.name] = "allocations of the driver are watched with --gpumem-footprint"
+        if not libraries and self._libraries:
+            self._reasons["libraries"] = "their allocations are watched with --gpumem-footprint"
         self.look()
 
     def stop(self) -> None:
@@ -345,7 +347,7 @@ class _Watch:
         self._begin = time.perf_counter()
         self._figures = of._figures()
         self._drift = dict(of._drift)
-        self._free = None if of.driver_is_watched else of._free_bytes()
+        self._free = None if of.driver_is_watched or not of._wanted else of._free_bytes()
         self._cached = self._cached_now()
         self._accounts = account((), {}, self._begin)
         self._most: dict[Series, int] = {}  # by library: most bytes in use when it was read

@@ -507,9 +507,10 @@ class Footprints(Protocol):
     @property
     def calls(self) -> CallSource: ...
 
-    def start(self, *, driver: bool, stacks: bool = False, calls: bool = False) -> None:
+    def start(self, *, driver: bool, libraries: bool = True, stacks: bool = False, calls: bool = False) -> None:
         """Have the sources report from now on. A second call changes what is watched.
         `driver`: watch the driver's allocations too, which takes some 3 us each.
+        `libraries`: watch those of libraries, whose hooks take as long.
         `stacks`: keep the Python stack of each allocation.
         `calls`: count calls too.
         """

@@ -8,6 +8,7 @@ cuStreamSynchronize, cuEventSynchronize. "may" stands where CUDA promises neithe
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Literal
 
 Waits = Literal["waits", "may", "does not"]
@@ -43,6 +44,7 @@ def base_name(call: str) -> str:
     return _VERSION.sub("", call)
 
 
+@cache
 def copy_waits(source: str, destination: str, *, ordered: bool) -> Waits:
     """Whether a copy waits.
     `source`, `destination`: kinds of memory, of `records.uses.MEMORY_KINDS`.

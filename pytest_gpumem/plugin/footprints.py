@@ -223,7 +223,7 @@ class FootprintFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._level: tuple[bool, bool, bool] | None = None  # what is watched now: the driver, stacks and calls
+        self._level: tuple[bool, bool, bool, bool] | None = None  # what is watched now: the driver, libraries, stacks and calls
         self._refused = False
         self._of_session = merge_limits(None, None, session.settings, OF_FOOTPRINT)
         """Limits of tests without a marker."""
@@ -239,12 +239,14 @@ class FootprintFeature(Feature):
         gpu, config = self._session, session.config
         if gpu.settings.footprint in ("on", "trace") and not config.option.collectonly and gpu.measures:
             with suppress(*TROUBLE):  # the first test finds it
-                self._start((True, gpu.settings.footprint == "trace", WATCH in gpu.settings.existing))
+                self._start(driver=True, libraries=True, counts=False)
         yield
 
-    def _start(self, level: tuple[bool, bool, bool]) -> None:
-        if level != self._level:
-            self._session.device.footprints.start(driver=level[0], stacks=level[1], calls=level[2])
+    def _start(self, *, driver: bool, libraries: bool, counts: bool) -> None:
+        settings = self._session.settings
+        stacks, calls = settings.footprint == "trace", counts or WATCH in settings.existing
+        if (level := (driver, libraries, stacks, calls)) != self._level:
+            self._session.device.footprints.start(driver=driver, libraries=libraries, stacks=stacks, calls=calls)
             self._level = level
 
     @contextmanager
@@ -294,10 +296,11 @@ class FootprintFeature(Feature):
             return None
         limited = uses(item, MEMORY_FIXTURE) or any(by_marker(limits, name) for name in (*OF_FOOTPRINT, *OF_CALLS))
         asked = session.settings.footprint != "auto" or limited or any(getattr(limits, name) is not None for name in OF_FOOTPRINT)
-        if session.lost_in is not None or not (asked or counts or uses(item, TEST_FIXTURE)):
+        memory = asked or uses(item, TEST_FIXTURE)
+        if session.lost_in is not None or not (memory or counts):
             return None
         watched = WatchedTest(item, session, limits, asked=asked, limited=limited, counts=counts)
-        watched.begin(partial(self._start, (asked, session.settings.footprint == "trace", counts or WATCH in session.settings.existing)))
+        watched.begin(partial(self._start, driver=asked, libraries=memory, counts=counts))
         if watched.trouble is not None and not self._refused:
             session.remarks.append(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
             self._refused = True

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
 
 from cuda.bindings import driver as D  # noqa: N812
@@ -73,17 +76,17 @@ class _Call(NamedTuple):
     name: str  # without its version
     version: str
     first: bool  # it loads a module, or a part of it
+    asks: bool  # it does, or it asks for memory
     state: bool  # it counts also while nobody counts: what is captured, and the nodes of graphs
+    waits: tuple[Waits, str] | None  # its row in `devices.waits`
     copy: re.Match[str] | None
     memset: re.Match[str] | None
 
 
-class _OpenCall(NamedTuple):
-    """A call that has begun."""
-
-    name: str
-    at: float  # seconds of the clock
-    waits: int  # waits of this thread before it
+_OpenCall = tuple[str, float, int]
+"""A call that has begun: its name, the seconds of the clock, and `_Thread.seen` then."""
+_Place = tuple[int, int]
+"""Of the innermost Python frame of a call, which may be none: its `id`, and the instruction."""
 
 
 class _Thread(threading.local):
@@ -93,6 +96,9 @@ class _Thread(threading.local):
         self.open: list[_OpenCall] = []
         self.loading = 0  # calls of `_FIRST` that have begun
         self.seen = 0  # copies and waits of the driver so far
+        self.asked: _Place | None = None
+        """Where a module was loaded or memory was asked for last, as every handle and plan does before it waits. None once a wait there was
+        found to be of none."""
 
 
 class CudaCalls:
@@ -104,7 +110,9 @@ class CudaCalls:
         self._launches: dict[int, tuple[int | None, bool]] = {}
         """By CUPTI's number of a call that launches a kernel: as in `_KERNELS`, and whether its stream 0 is the legacy default stream."""
         self._calls: dict[int, _Call] = {}  # by CUPTI's number, the other calls of the driver
-        self._of_runtime: dict[int, str] = {}  # by CUPTI's number of a call of the runtime, the call of the driver that it stands for
+        self._of_runtime: dict[int, _Call] = {}  # by CUPTI's number of a call of the runtime, the call of the driver that it stands for
+        self._plain: dict[_WaitSite, CodeType] = {}  # waits that belong to no first use. The code keeps its `id` its own.
+        self._creating: set[_WaitSite] = set()  # waits that did once
         self._captures: dict[int, int] = {}  # by stream that is captured, the thread that began it
         self._graphs: dict[int, Counter[Step]] = {}  # by executable graph, its nodes
         self._launch_names: tuple[str, ...] = ()
@@ -151,11 +159,9 @@ class CudaCalls:
                 self._launches[number] = _KERNELS[base], _on_legacy(0, name)
                 self._launch_names += (name,)
             elif base in WAITS or _is_graph(base) or any(one.fullmatch(base) for one in _READ):
-                first = _FIRST.fullmatch(base) is not None
-                state = first or (_is_graph(base) and base != "cuGraphLaunch")
-                self._calls[number] = _Call(base, name, first, state, _COPY.match(base), _MEMSET.match(base))
+                self._calls[number] = _call(base, name)
         runtime = {name: int(number) for name, number in cupti.runtime_api_trace_cbid.__members__.items() if _RUNTIME.match(name)}
-        self._of_runtime = {number: _OF_RUNTIME[name.partition("_")[0]] for name, number in runtime.items()}
+        self._of_runtime = {number: _call(_OF_RUNTIME[name.partition("_")[0]], name) for name, number in runtime.items()}
         self._runtime_names = tuple(runtime)
 
     # Callbacks, in the thread of the call
@@ -163,7 +169,8 @@ class CudaCalls:
     def _launched(self, number: int, address: int) -> None:
         """Count a kernel. Most calls are these: they are looked at no longer than needed."""
         call = ApiCall.from_address(address)
-        if not self.log.windows or call.failed:
+        result = call.result  # as `failed`
+        if not self.log.windows or (result and ctypes.c_int.from_address(result).value):
             return
         at, legacy = self._launches[number]
         block = _Words.from_address(call.parameters)
@@ -182,15 +189,18 @@ class CudaCalls:
         call, thread = ApiCall.from_address(address), self._thread
         try:
             if not call.site:
-                thread.open.append(_OpenCall(known.name, time.perf_counter(), thread.seen))
+                thread.open.append((known.name, time.perf_counter(), thread.seen))
                 thread.loading += known.first
+                if known.asks:
+                    thread.asked = _place(_caller())
                 return
             entered = self._leave(known.name)
-            thread.loading -= known.first and thread.loading > 0
-            if known.name.startswith("cuStreamEndCapture"):  # also where it fails
-                self._captures.pop(words(call.parameters, 1)[0], None)
-            elif not call.failed:
+            if known.first:
+                thread.loading -= thread.loading > 0
+            if not call.failed:
                 self._ended(known, call.parameters, entered)
+            elif known.name.startswith("cuStreamEndCapture"):
+                self._captures.pop(words(call.parameters, 1)[0], None)
         except Exception as error:  # which CUPTI would lose
             self.log.missed(f"a call of the driver could not be read: {known.name}: {error}")
 
@@ -199,7 +209,7 @@ class CudaCalls:
         opened = self._thread.open
         while opened:
             found = opened.pop()
-            if found.name == name:
+            if found[0] == name:
                 return found
         return None
 
@@ -207,21 +217,28 @@ class CudaCalls:
         """Count a call of the runtime without a callback of the driver."""
         if not self.log.windows:
             return
-        call, name, thread = ApiCall.from_address(address), self._of_runtime[number], self._thread
+        call, known, thread = ApiCall.from_address(address), self._of_runtime[number], self._thread
         try:
             if not call.site:
-                thread.open.append(_OpenCall(f"runtime {name}", time.perf_counter(), thread.seen))
+                thread.open.append((known.version, time.perf_counter(), thread.seen))
                 return
-            entered = self._leave(f"runtime {name}")
-            if entered is not None and thread.seen == entered.waits and not call.failed:
-                self._ended(_Call(name, name, first=False, state=False, copy=_COPY.match(name), memset=None), call.parameters, entered)
+            entered = self._leave(known.version)
+            if entered is not None and thread.seen == entered[2] and not call.failed:
+                self._ended(known, call.parameters, entered)
         except Exception as error:
-            self.log.missed(f"a call of the runtime could not be read: {name}: {error}")
+            self.log.missed(f"a call of the runtime could not be read: {known.name}: {error}")
 
     def _ended(self, known: _Call, parameters: int, entered: _OpenCall | None) -> None:
         thread, name, version = self._thread, known.name, known.version
-        if name.startswith("cuStreamBeginCapture"):
+        if known.waits is not None:  # first, for most calls are these
+            thread.seen += 1
+            waits, of = known.waits
+            if name != "cuMemFree" or words(parameters, 1)[0]:  # to free nothing does nothing
+                self._waited(name, of, waits, entered, parameters)
+        elif name.startswith("cuStreamBeginCapture"):
             self._captures[words(parameters, 1)[0]] = threading.get_ident()
+        elif name.startswith("cuStreamEndCapture"):
+            self._captures.pop(words(parameters, 1)[0], None)
         elif name.startswith("cuGraphInstantiate"):
             (executable,) = words(words(parameters, 1)[0], 1)
             self._graphs.pop(executable, None)
@@ -239,11 +256,6 @@ class CudaCalls:
             self._copied(name, version, known.copy, parameters, entered)
         elif known.memset is not None:
             self._filled(name, version, known.memset, parameters, entered)
-        elif name in WAITS:
-            thread.seen += 1
-            waits, of = WAITS[name]
-            if name != "cuMemFree" or words(parameters, 1)[0]:  # to free nothing does nothing
-                self._waited(name, of, waits, entered)
         elif not self._captured(None):
             self.log.missed(f"{name} is not read")
 
@@ -260,19 +272,41 @@ class CudaCalls:
             on_default = stream is not None and _on_legacy(stream, version)
             self.log.ran(step, first=self._thread.loading > 0, on_default=on_default)
 
-    def _waited(self, name: str, of: str, waits: Waits, entered: _OpenCall | None) -> None:
+    def _waited(self, name: str, of: str, waits: Waits, entered: _OpenCall | None, parameters: int) -> None:
         if waits == "does not":
             return
-        first = self._thread.loading > 0 or _first_use(allocates=of == "allocation")
-        seconds = 0.0 if entered is None else time.perf_counter() - entered.at
-        self.log.waited(name, of, seconds, sure=waits == "waits", first=first)
+        seconds = 0.0 if entered is None else time.perf_counter() - entered[1]
+        frame = _caller()
+        first = self._thread.loading > 0 or self._first_use(frame, name, parameters, allocates=of == "allocation")
+        self.log.waited(name, of, seconds, sure=waits == "waits", first=first, frame=frame)
+
+    def _first_use(self, frame: FrameType | None, name: str, parameters: int, *, allocates: bool) -> bool:
+        """As the function of this name, which may take longer than the call: it is asked once for each place in the code and depth of the
+        native stack, where the parameters lie, and again only after `_Thread.asked`."""
+        thread = self._thread
+        if allocates or frame is None:
+            return _first_use(allocates=allocates)
+        site: _WaitSite = id(frame.f_code), frame.f_lasti, name, parameters
+        asked = thread.asked == _place(frame)
+        if site in self._plain and not asked:
+            return False
+        if _first_use(allocates=False):
+            self._creating.add(site)
+            self._plain.pop(site, None)
+            return True
+        if asked:
+            thread.asked = None
+        if site not in self._creating:
+            self._plain[site] = frame.f_code
+        return False
 
     def _copied(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _OpenCall | None) -> None:
         ordered = found[2] is not None
         for step, stream in _copies(found[1], parameters, self._memory, ordered=ordered):
             if not self._captured(stream):
                 self._work(step, stream, version)
-                self._waited(name, "copy", copy_waits(step.source or "unknown", step.memory or "unknown", ordered=ordered), entered)
+                waits = copy_waits(step.source or "unknown", step.memory or "unknown", ordered=ordered)
+                self._waited(name, "copy", waits, entered, parameters)
 
     def _filled(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _OpenCall | None) -> None:
         ordered, at = found[3] is not None, 5 if found[1] else 3
@@ -280,7 +314,8 @@ class CudaCalls:
         stream = values[at] if ordered else 0
         if not self._captured(stream):
             self._work(Step(StepKind.MEMSET), stream, version)
-            self._waited(name, "memset", "does not" if ordered else memset_waits(self._memory(values[0]), ordered=False), entered)
+            waits: Waits = "does not" if ordered else memset_waits(self._memory(values[0]), ordered=False)
+            self._waited(name, "memset", waits, entered, parameters)
 
     def _launch_graph(self, executable: int, on_default: bool) -> None:
         nodes = self._graphs.get(executable)
@@ -289,6 +324,32 @@ class CudaCalls:
             return
         for step, count in nodes.items():
             self.log.ran(step, count=count, on_default=on_default)
+
+
+_WaitSite = tuple[int, int, str, int]
+"""Of a wait: the `id` of the innermost Python code and its instruction, the call, and the address of its parameters."""
+_CALLBACKS = (CudaCalls._driver.__code__.co_filename, type(CALLBACKS)._called.__code__.co_filename)
+"""The files of the frames of a callback."""
+
+
+def _caller() -> FrameType | None:
+    """The innermost Python frame that has led to a callback."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in _CALLBACKS:
+        frame = frame.f_back
+    return frame
+
+
+def _place(frame: FrameType | None) -> _Place:
+    return (0, 0) if frame is None else (id(frame), frame.f_lasti)
+
+
+def _call(base: str, version: str) -> _Call:
+    first = _FIRST.fullmatch(base) is not None
+    state = first or (_is_graph(base) and base != "cuGraphLaunch")
+    waits = WAITS.get(base)
+    asks = first or (waits is not None and waits[1] == "allocation")
+    return _Call(base, version, first, asks, state, waits, _COPY.match(base), _MEMSET.match(base))
 
 
 def _is_graph(base: str) -> bool:
@@ -338,6 +399,7 @@ def _side(letter: str, address: int, memory: Callable[[int], str]) -> str:
     return {"D": "device", "A": "array"}.get(letter) or memory(address)
 
 
+@lru_cache(4096)
 def _copy(source: str, destination: str, nbytes: int) -> Step:
     way = "2".join({"pageable": "H", "pinned": "H", "array": "A"}.get(kind, "D") for kind in (source, destination))
     return Step(StepKind.COPY, way, source=source, memory=destination, nbytes=nbytes)

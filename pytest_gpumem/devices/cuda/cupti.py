@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from pytest_gpumem.devices.cuda.lending import Lending
@@ -97,6 +97,9 @@ def memory_kind(cupti: Any, kind: int) -> str:
     return _MEMORY.get(known.get(int(kind), ""), "unknown")
 
 
+_INT = ctypes.c_int.from_address
+
+
 class ApiCall(ctypes.Structure):
     """A CUpti_CallbackData: what the callback of a call of the driver or of the runtime tells."""
 
@@ -120,7 +123,8 @@ class ApiCall(ctypes.Structure):
     @property
     def failed(self) -> bool:
         """True if the call has ended with an error."""
-        return bool(self.result) and ctypes.c_int.from_address(self.result).value != 0
+        result = self.result
+        return result != 0 and _INT(result).value != 0
 
 
 Receive = Callable[[int, int], None]
@@ -286,7 +290,7 @@ class Callbacks:
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
         # The data of a resource begin with the address of its context, which has no site: its receivers take either.
-        receivers = self._receivers if _SITE(address).value else self._at_begin
+        receivers = self._receivers if _INT(address).value else self._at_begin
         for receive in receivers.get((domain, number), ()):
             try:  # noqa: SIM105 - launches repeat it
                 receive(number, address)
@@ -294,10 +298,14 @@ class Callbacks:
                 pass
 
 
-_SITE = ctypes.c_int.from_address
 CALLBACKS = Callbacks()  # the callbacks of this process
 
 
 def words(address: int, count: int) -> tuple[int, ...]:
     """Eight-byte words at an address: the first parameters of a call."""
-    return struct.unpack(f"<{count}Q", ctypes.string_at(address, 8 * count))
+    return tuple(_words(count).from_address(address))
+
+
+@cache
+def _words(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
+    return ctypes.c_uint64 * count

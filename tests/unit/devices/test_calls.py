@@ -229,6 +229,38 @@ def test_first_use_is_counted_apart(calls: Callbacks, monkeypatch: pytest.Monkey
     assert found.waits == 1
 
 
+def test_the_native_stack_is_read_once_a_place_and_after_what_a_first_use_begins_with(
+    calls: Callbacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read it takes longer than the wait. A handle that is made later, where a wait was plain before, is found all the same."""
+    looks, stack = list[str](), ["plain"]
+
+    def native_frames() -> tuple[int, ...]:
+        looks.append(stack[0])
+        return (1,) if stack == ["creating"] else (2,)
+
+    monkeypatch.setattr(cuda, "native_frames", native_frames)
+    monkeypatch.setattr(cuda, "_of_address", lambda at: cuda.meaning(b"/lib/libcublas.so.13", b"cublasCreate_v2" if at == 1 else b""))
+    # One array, so that the parameters lie at one address as those of one native stack do.
+    parameters = (ctypes.c_uint64 * 6)(5)
+    status = ctypes.c_int(0)
+    address = ctypes.addressof(parameters)
+
+    def library(*names: str) -> None:
+        for name in names:
+            for site in (0, 1):
+                data = ApiCall(site=site, parameters=address, result=ctypes.addressof(status))
+                calls.calls._driver(NAMES.index(name), ctypes.addressof(data))
+
+    for _ in range(4):
+        library("cuStreamSynchronize")
+    assert (looks, read(calls).waits) == (["plain"], 4)
+    for stack[0] in ("plain", "creating", "plain", "plain"):
+        library("cuModuleLoadData", "cuStreamSynchronize", "cuStreamSynchronize")
+    assert looks[1:] == ["plain"] + 2 * ["creating"] + 4 * ["plain"]
+    assert (read(calls).waits, read(calls).first_use["waits"]) == (4 + 6, 2)
+
+
 def test_a_capture_runs_nothing_and_a_graph_its_nodes(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
     calls("cuStreamBeginCapture_v2", 5, 0)
     calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
