@@ -106,7 +106,6 @@ def compare(
     strict: bool = False,
     evidence: bool = False,
     again: str = "the same command goes on from there",
-    after: Callable[[Side, Side, DuetResult], object] | None = None,
 ) -> tuple[int, DuetResult]:
     """Run a duet, print its verdicts and write them into `file`; the exit code and the result.
     `base`: a git revision, a folder or a wheel.
@@ -118,7 +117,6 @@ def compare(
     `strict`: green takes a PASS of everything, on a real GPU.
     `evidence`: a test whose machine code is the same on both sides passes with fewer pairs.
     `again`: how to resume, printed after a signal.
-    `after`: called with both sides, while they are checked out, and the result.
     Raises `RunError`: it cannot be played as it was asked for.
     """
     from pytest_gpumem.runs import report
@@ -168,8 +166,6 @@ def compare(
             utc = datetime.now(timezone.utc).isoformat(timespec="seconds")
             document = report.to_json(played, sides, asked, utc=utc, seconds=seconds, code=code)
             write("--json", file, json.dumps(document, allow_nan=False, indent=1) + "\n")
-        if after is not None:
-            after(base_side, head_side, played)
         if played.open:
             click.echo(f"to go on with more pairs: the same command with --rounds-max {2 * rounds_max}")
         elif journal is None:

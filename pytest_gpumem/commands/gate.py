@@ -6,8 +6,9 @@ import json
 import os
 import re
 import tempfile
+import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ from pytest_gpumem.commands.explain import explanations
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import SIMULATED, DeviceFacts
@@ -42,13 +44,12 @@ if TYPE_CHECKING:
     from pytest_gpumem.runs.decision import Decision, OfBase
     from pytest_gpumem.runs.processes import ProcessRecord
     from pytest_gpumem.runs.reading import DuetVerdict
-    from pytest_gpumem.runs.rounds import DuetResult
-    from pytest_gpumem.runs.worktree import Side
 
 FOLDER = Path("gpumem-results")  # default of --output
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
 OUTPUT_FILES = {option.name: str(option.gate_file) for option in of_role(OptionRole.OUTPUT)}  # by the name of an output
 FILES = (RESULTS, JUNIT, DUET, *OUTPUT_FILES.values())  # the files of the folder
+CAUSE_SECONDS = 60.0  # that a gate takes for the causes of what fails
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 """File in the folder, and its text: it marks a folder that a gate made, and hides its files from git."""
 
@@ -97,8 +98,8 @@ def gate(
     Collects the tests of the merge base of BASE and HEAD: what these tests measure must be judged, by limits that are not looser. Runs
     pytest with --gpumem against the saved processes of BASE's history. One process of the merge base gives the exact figures of rows
     whose bytes, counts or kernels grew or have no baseline; a duet of the merge base and the working tree decides the rows that look
-    slower, are undecided or have no baseline. The causes of a slow-down that the duet confirms come from the baseline, or from one more
-    pair of processes. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the
+    slower, are undecided or have no baseline. The causes of the worst five failures come from the baseline, or from further processes, in
+    60 s at most. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the
     job's summary and annotations.
     """
     from pytest_gpumem.reporting.columns import fitted
@@ -216,7 +217,6 @@ class GateRun:
         document, duet = screened.document, None
         if document is None:
             return decide(screened.code, len(screened.failures), (), None, None, strict=self.strict)
-        why: dict[str, tuple[str, ...]] = {}  # by row key: causes
         rows, facts = document.rows, document.device
         missing: Sequence[Omission] = document.missing
         strict_screen = bool(document.settings.get("strict"))
@@ -230,7 +230,7 @@ class GateRun:
                 wanted = [row for row in open_to_a_duet(rows, facts, strict=strict_screen) if row in found]
                 _say(f"step 3 of 3: the screen flags {_flags(len(found), len(wanted))}", err=True)
                 if wanted:
-                    duet, why = self._duet(wanted)
+                    duet = self._duet(wanted)
         decision = decide(
             screened.code,
             len(screened.failures),
@@ -250,7 +250,29 @@ class GateRun:
             *remarks, result = decision.remarks
             end, _, why_so = result.partition(": ")
             decision = replace(decision, remarks=(*remarks, f"{end} (simulated): {why_so}"))
+        why = self.causes(decision.rows, duet or {})
         return replace(decision, rows=tuple(structs.replace(row, why=why.get(row.key, row.why)) for row in decision.rows))
+
+    def causes(
+        self, rows: Sequence[Row], duet: Mapping[str, DuetVerdict], clock: Callable[[], float] = time.monotonic
+    ) -> dict[str, tuple[str, ...]]:
+        """The causes of what fails, as `Row.why` by row key: of the worst rows that the screen did not explain, while there is time.
+        `duet`: its verdicts, by row key.
+        """
+        from pytest_gpumem.reporting.concerns import EXPLAINED, worst_first
+        from pytest_gpumem.reporting.row_facts import causes
+
+        def explained(row: Row) -> bool:
+            of_time = any(one.limit == "max_regression" for one in row.verdict.limits)
+            return bool(row.why and _watched(row) if of_time else causes(row))
+
+        failing = [row for row in worst_first(rows) if row.verdict.outcome is Outcome.FAIL and row.measured_something]
+        failing = [row for row in failing if row.test_error is not True and not self.selection.lacks(row.nodeid)][:EXPLAINED]
+        unknown, until, found = [row for row in failing if not explained(row)], clock() + CAUSE_SECONDS, dict[str, tuple[str, ...]]()
+        for batch in (unknown[:1], unknown[1:]):  # whatever the others take, the worst one is explained
+            if batch and self.of_base is not None and (left := until - clock()) > 0:
+                found |= _causes(self.base, self.of_base, batch, duet, self.arguments, left)
+        return found
 
     def again(self, row: Row) -> list[str]:
         """The command that measures a failing row again."""
@@ -330,20 +352,12 @@ class GateRun:
         """As `OfBase.accepts`."""
         return self.added.loosens(key, limit, value) is not None
 
-    def _duet(self, rows: Sequence[Row]) -> tuple[dict[str, DuetVerdict], dict[str, tuple[str, ...]]]:
-        """The duet's verdicts of these rows, and the causes of the slow-downs that it confirms, where the screen did not give them; by row
-        key."""
+    def _duet(self, rows: Sequence[Row]) -> dict[str, DuetVerdict]:
+        """The duet's verdicts of these rows, by row key."""
         from pytest_gpumem.runs.reading import DuetVerdict, RowFilter
 
         if self.of_base is None:
-            return {row.key: DuetVerdict(row.key, None, "base has no folder such as this one", new=True) for row in rows}, {}
-        why: dict[str, tuple[str, ...]] = {}
-
-        def explain(base_side: Side, head_side: Side, played: DuetResult) -> None:
-            slower = {one.key: one for one in played.verdicts if one.outcome is Outcome.FAIL and one.paired is not None}
-            if failing := [row for row in rows if row.key in slower and not (row.why and _watched(row))]:
-                why.update(_causes(self.base, base_side, head_side, failing, slower, self.arguments))
-
+            return {row.key: DuetVerdict(row.key, None, "base has no folder such as this one", new=True) for row in rows}
         _, played = compare(
             self.base,
             RowFilter.of(rows),
@@ -355,9 +369,8 @@ class GateRun:
             file=self.output / DUET,
             evidence=True,
             again="the same command measures its screen again, and goes on from there if that flags the same rows",
-            after=explain,
         )
-        return {one.key: one for one in played.verdicts}, why
+        return {one.key: one for one in played.verdicts}
 
 
 def _chooses_simulated(arguments: Sequence[str]) -> bool:
@@ -486,33 +499,43 @@ def _watched(row: Row) -> bool:
 
 
 def _causes(
-    base: str, base_side: Side, head_side: Side, rows: Sequence[Row], slower: Mapping[str, DuetVerdict], arguments: Sequence[str]
+    base: str, of_base: Base, rows: Sequence[Row], duet: Mapping[str, DuetVerdict], arguments: Sequence[str], seconds: float
 ) -> dict[str, tuple[str, ...]]:
-    """Measure the causes of slow-downs in one more process of each side, and print them; by row key, as `Row.why`.
+    """Measure the causes of failures in one more process of each side, and print those of slow-downs; by row key, as `Row.why`.
     `rows`: those that are explained.
-    `slower`: the duet's verdicts, by row key.
+    `duet`: its verdicts, by row key.
+    `seconds`: which the processes may take.
     """
     from pytest_gpumem.explain.causes import slow_down_of
     from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
     from pytest_gpumem.explain.text import reasons, text
+    from pytest_gpumem.reporting.footprints import memory_reasons
     from pytest_gpumem.runs.processes import BASE, HEAD
 
-    asked = ExplainRequest(tuple(dict.fromkeys(row.nodeid for row in rows)), tuple(arguments), 1, counters=False, traces=False)
-    _say("causes: one more pair of processes", err=True)
+    asked = ExplainRequest(
+        tuple(dict.fromkeys(row.nodeid for row in rows)), tuple(arguments), 1, counters=False, traces=False, seconds=seconds
+    )
+    _say(f"causes of {counted(len(rows), 'failing row')}: one more pair of processes, {seconds:.0f} s at most", err=True)
     known = {}
-    for key, one in slower.items():
+    for key, one in duet.items():
         if one.paired is not None and one.base_latency and (change := slow_down_of(one.base_latency, one.paired)) is not None:
             known[key] = change
     try:
-        measured = measure_sides({BASE: base_side, HEAD: head_side}, asked, os.environ, lambda _line: None)
+        measured = measure_sides({BASE: of_base.side, HEAD: of_base.tree}, asked, os.environ, lambda _line: None)
         found = explanations(measured[BASE], measured[HEAD], known=known)
     except (UserError, NoAnswer) as error:
         _say(f"no causes: {error}", err=True)
         return {}
-    by_key = {row.key: row for row in rows if row.key in found}
-    for key in by_key:
-        click.echo(text(key, found[key], width=terminal()[0], skipped=False))
-    return {key: reasons(row, found[key], base) for key, row in by_key.items()}
+    why = dict[str, tuple[str, ...]]()
+    for row in rows:
+        if (explanation := found.get(row.key)) is not None:
+            why[row.key] = reasons(row, explanation, base)
+            if explanation.causes:
+                click.echo(text(row.key, explanation, width=terminal()[0], skipped=False))
+        of_memory = any(result.limit in OF_FOOTPRINT for result in row.verdict.limits)
+        if of_memory and (now := measured[HEAD].footprints.get(row.key)) is not None:
+            why[row.key] = (*why.get(row.key, ()), *memory_reasons(measured[BASE].footprints.get(row.key), now))
+    return why
 
 
 def _tell(output: Path, base: str, document: Document, decision: Decision) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +26,7 @@ from pytest_gpumem.runs.experiment import Experiment, Processes, pairs
 from pytest_gpumem.runs.processes import environment_of
 from pytest_gpumem.runs.worktree import Side as Tree
 from pytest_gpumem.settings import CAUSES
+from pytest_gpumem.units import format_time
 
 
 @dataclass(frozen=True)
@@ -109,22 +111,27 @@ class ExplainRequest:
     counters: bool  # run both sides under ncu too
     traces: bool | None = None  # run both sides under nsys too; None: if CUPTI could not watch
     tree: Tree | None = None  # as of `Processes`
+    seconds: float | None = None  # after which the processes are ended; None: they come to their end
 
 
 def measure_sides(
-    trees: Mapping[str, Tree], request: ExplainRequest, environment: Mapping[str, str], echo: Echo
+    trees: Mapping[str, Tree],
+    request: ExplainRequest,
+    environment: Mapping[str, str],
+    echo: Echo,
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, SideEvidence]:
     """The evidence of each side.
     `trees`: by `BASE` and `HEAD`; head alone where base was measured before.
     Raises `UserError`: pytest did not accept its arguments or the device.
-    Raises `NoAnswer`: a side measured none of the tests.
+    Raises `NoAnswer`: a side measured none of the tests, or they take longer than they may.
     """
-    rows, facts = _processes(trees, request, environment, echo)
+    rows, facts = _processes(trees, request, environment, echo, clock)
     return {name: _side(trees, name, request, rows[name], facts[name], environment, echo) for name in trees}
 
 
 def _processes(
-    trees: Mapping[str, Tree], request: ExplainRequest, environment: Mapping[str, str], echo: Echo
+    trees: Mapping[str, Tree], request: ExplainRequest, environment: Mapping[str, str], echo: Echo, clock: Callable[[], float]
 ) -> tuple[dict[str, list[Row]], dict[str, DeviceFacts]]:
     """The rows of all processes of each side, oldest first, and the device of each side."""
     files = sorted({nodeid.partition("::")[0] for nodeid in request.tests})
@@ -133,9 +140,15 @@ def _processes(
     rows: dict[str, list[Row]] = {side: [] for side in trees}
     outcomes: dict[str, Mapping[str, tuple[str, str]]] = {}
     facts: dict[str, DeviceFacts] = {}
+    begun = clock()
+
+    def watch(_finished: int) -> None:
+        if request.seconds is not None and clock() - begun > request.seconds:
+            raise NoAnswer(f"they take longer than {format_time(request.seconds)}")
+
     with Experiment(started, schedule) as experiment:
         for number in range(1, len(schedule) + 1):
-            process = experiment.measure(request.tests or None)
+            process = experiment.measure(request.tests or None, watch=watch)
             name = started.name(process.turn)
             if process.error is not None:
                 raise NoAnswer(f"{name} crashed: {process.error}")

@@ -14,7 +14,7 @@ from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.judging.traffic import size
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import UNEXPLAINED, Row
-from pytest_gpumem.reporting.columns import hanging
+from pytest_gpumem.reporting.columns import hanging, wrapped
 from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
 WIDTH = 120
@@ -29,7 +29,8 @@ def text(key: str, explanation: Explanation, *, width: int = WIDTH, skipped: boo
     key, explanation = printable(key), printable(explanation)
     slow_down = explanation.slow_down
     ends = f"{change(slow_down.low / slow_down.base)} to {change(slow_down.high / slow_down.base)}, {100 * slow_down.confidence:.0f} %"
-    lines = [f"{key}: {format_time(slow_down.base)} → {format_time(slow_down.head)}, {change(slow_down.share)} ({ends})"]
+    first = f"{key}: {format_time(slow_down.base)} → {format_time(slow_down.head)}, {change(slow_down.share)} ({ends})"
+    lines = wrapped(first, width, indent="    ")
     # Before any figure: what ran is exact.
     for difference in () if explanation.ran is None else what_ran.lines(explanation.ran):
         lines += hanging("  ", difference, width)

@@ -24,7 +24,7 @@ from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, MEMORY_FIXTURE, TEST_F
 from pytest_gpumem.plugin.reported import broken_limits, failure_texts
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import ROWS, SESSION, GpuSession
-from pytest_gpumem.plugin.tracing import memory_texts, traced
+from pytest_gpumem.plugin.tracing import memory_texts, traced, with_lines
 from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.records.footprint import Footprint, Phase
 from pytest_gpumem.records.measurement import Limits
@@ -272,6 +272,7 @@ class FootprintFeature(Feature):
             self._end(item, watched)
             raise
         if failing := self._end(item, watched):
+            item.stash[ROWS] = [with_lines(row, self._session) if row in failing else row for row in item.stash[ROWS]]
             raise broken_limits(failing, [*failure_texts(failing, self._session.facts), *memory_texts(failing, self._session)])
 
     @contextmanager

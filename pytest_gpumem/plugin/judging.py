@@ -26,7 +26,7 @@ from pytest_gpumem.plugin.replay import attach_timer
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, Attempts, broken_limits, failure_texts, short_texts
 from pytest_gpumem.plugin.running import ENDS, Feature
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
-from pytest_gpumem.plugin.tracing import memory_texts
+from pytest_gpumem.plugin.tracing import memory_texts, with_lines
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import ENOUGH, LimitResult, Row, key_of
@@ -239,7 +239,7 @@ class VerdictFeature(Feature):
         failing = judge_test(item, self._session, error)
         if failing and not self._session.is_further:
             failing = [explained(row, self._session) for row in failing]
-            by_key = {row.key: row for row in failing}
+            by_key = {row.key: with_lines(row, self._session) for row in failing}
             item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
             # A gate's screen is not final, and its duet is about to decide.
             final = ANNOUNCE not in switched_off(os.environ)

@@ -24,6 +24,7 @@ from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, COMPLETE, PASSED,
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
+from pytest_gpumem.plugin.tracing import memory_texts, with_lines
 from pytest_gpumem.plugin.workers import refuse_workers
 from pytest_gpumem.records.row import ENOUGH, Row
 from pytest_gpumem.reporting.progress import of_processes
@@ -302,8 +303,8 @@ class DecideFeature(Feature):
         for nodeid, failing in by_test.items():
             found = [explained(row, gpu) for row in failing]
             for row in found:
-                gpu.rows.update(row)
-            texts = [*failure_texts(found, gpu.facts), *filter(None, map(why_text, found))]
+                gpu.rows.update(with_lines(row, gpu))
+            texts = [*failure_texts(found, gpu.facts), *memory_texts(found, gpu), *filter(None, map(why_text, found))]
             self._report(nodeid, "\n\n".join(texts), by_limits=True)
 
     def _report(self, nodeid: str, text: str, *, by_limits: bool = False) -> None:

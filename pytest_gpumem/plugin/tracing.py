@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.allocation_sites import sites
 from pytest_gpumem.devices.protocol import MemoryWatch
 from pytest_gpumem.limits import OF_FOOTPRINT
-from pytest_gpumem.outcomes import Code
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.footprints import site_lines
+from pytest_gpumem.reporting.footprints import memory_reasons, site_lines
 
 
 def traced(footprint: Footprint, watch: MemoryWatch, item: pytest.Item, session: GpuSession) -> Footprint:
@@ -30,6 +30,15 @@ def traced(footprint: Footprint, watch: MemoryWatch, item: pytest.Item, session:
     if not kept:
         return replace(footprint, sites=sites(accounts.at_peak, (), item.config.rootpath))
     return replace(footprint, sites=sites(accounts.at_peak, kept, item.config.rootpath, session.device.footprints.referrers()))
+
+
+def with_lines(row: Row, session: GpuSession) -> Row:
+    """A row that fails by its memory, with the lines that took it; unchanged unless allocations were traced."""
+    if row.footprint is None or not any(one.limit in OF_FOOTPRINT and one.outcome is Outcome.FAIL for one in row.verdict.limits):
+        return row
+    past = session.baseline.past_footprints(row.key)
+    lines = memory_reasons(past[-1].footprint if past else None, row.footprint)
+    return replace(row, why=(*row.why, *(line for line in lines if line not in row.why)))
 
 
 def memory_texts(rows: Sequence[Row], session: GpuSession) -> list[str]:

@@ -20,7 +20,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Row, did_not_run
 from pytest_gpumem.reporting.exports import exact_figures
 from pytest_gpumem.reporting.groups import FAILING, attention
-from pytest_gpumem.reporting.row_facts import causes, verdict_text
+from pytest_gpumem.reporting.row_facts import causes, place_of_cause, verdict_text
 from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.units import QuantityError, Share, parse_growth, parse_margin, parse_rate, parse_time
 
@@ -162,12 +162,20 @@ def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[
         of_level = [row for row in found if fails(row) is failing]
         shown = of_level if len(of_level) <= MOST else of_level[: MOST - 1]
         for row in shown:
-            place = places.get(row.nodeid)
+            place = _place(row, places.get(row.nodeid))
             where = f"file={_property(place.file)},line={place.line}," if place is not None else ""
             lines.append(f"::{level} {where}title={_property(f'gpumem: {verdict_text(row)}')}::{_message(in_words(row))}")
         if left := len(of_level) - len(shown):
             lines.append(f"::{level} title=gpumem::{left} further ones are in the summary of the run")
     return lines
+
+
+def _place(row: Row, test: Place | None) -> Place | None:
+    """Where a row's annotation stands: on the line of its cause, or on its test. `test`: where that is; None if it is unknown."""
+    own = row.nodeid.partition("::")[0]
+    if test is None or not fails(row) or (cause := place_of_cause(row)) is None or not test.file.endswith(own):
+        return test
+    return Place(f"{test.file.removesuffix(own)}{cause[0]}", cause[1])  # both are relative to the same folder
 
 
 def _message(text: str) -> str:

@@ -172,6 +172,18 @@ def growth_lines(base: Footprint, head: Footprint) -> list[str]:
     return lines
 
 
+def memory_reasons(base: Footprint | None, head: Footprint) -> list[str]:
+    """Lines of `Row.why`: what grew in the memory of a test and the lines that it comes from; its largest lines where none grew.
+    `base`: None if it is unknown.
+    """
+    lines = growth_lines(base, head) if base is not None and base.sites else []
+    if any(line.startswith(" ") for line in lines):
+        return lines
+    name = "at_peak" if any(site.at_peak for site in head.sites) else "kept"
+    largest = sorted((site for site in head.sites if getattr(site, name)), key=lambda site: -getattr(site, name))
+    return [_site(site, name)[0] for site in largest[:SHOWN]]
+
+
 def peak_stack(footprint: Footprint) -> list[str]:
     """The lines of the user's code that led to the largest site at the peak, the outermost first."""
     largest = max(footprint.sites, key=lambda site: site.at_peak, default=None)

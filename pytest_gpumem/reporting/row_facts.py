@@ -12,6 +12,7 @@ from functools import cached_property
 from msgspec import UNSET
 
 from pytest_gpumem.judging.finding import basis, bounds, change, counted, window_text
+from pytest_gpumem.judging.limits import EXACT
 from pytest_gpumem.judging.traffic import no_share_text, size
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
@@ -155,14 +156,25 @@ def verdict_text(row: Row) -> str:
 
 
 CAUSE = re.compile(r"\s+(?P<share>\S+ %)\s+\S+ \S+\s+(?P<cause>.+)")  # a line of `Row.why`: share, time, cause
+MEMORY = re.compile(r"\s+(?P<size>\+?\S+ [KMGT]?i?B)  (?P<place>.+)")  # a line of `Row.why`: bytes, and the line that allocates them
 RAN = "ran differently: "
 
 
 def causes(row: Row) -> list[str]:
-    """The causes in words; what ran differently where no share is explained; none if neither is known."""
+    """The causes in words, of memory first; what ran differently where no share is explained, or where the row fails by a count alone;
+    none if neither is known."""
+    memory = [f"{one['size']} at {' '.join(one['place'].split())}" for line in row.why if (one := MEMORY.fullmatch(line))]
     found = [one for line in row.why if (one := CAUSE.fullmatch(line)) and one["cause"] != UNEXPLAINED]
     ran = [line.strip().removeprefix(RAN) for line in row.why if line.strip().startswith(RAN)]
-    return [f"{one['cause']} ({one['share']} of the change)" for one in found] or ran
+    times = [f"{one['cause']} ({one['share']} of the change)" for one in found]
+    of_counts = bool(row.verdict.limits) and all(one.limit in EXACT for one in row.verdict.limits)
+    return memory + ((ran or times) if of_counts else (times or ran))
+
+
+def place_of_cause(row: Row) -> tuple[str, int] | None:
+    """The file and line of a row's first cause, relative to pytest's root folder; None if it is of no line there."""
+    found = re.match(r"\S+ \w+ at (?P<file>[^/\s:][^\s:]*):(?P<line>\d+) in ", next(iter(causes(row)), ""))
+    return (found["file"], int(found["line"])) if found is not None else None
 
 
 def failure_text(row: Row, device: DeviceFacts, width: int) -> str:

@@ -147,7 +147,7 @@ class Worker:
         """Let it measure, and wait for its end; arguments as for `Processes.run`. Raises `RunError`: see there."""
         child = self._child
         answers = _Answers()
-        answers.take_until("ready", lambda: child.hear(READY_SECONDS), watch)
+        answers.take_until("ready", lambda: child.hear(READY_SECONDS, lambda: watch(0)), watch)
         utc, begun = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.perf_counter()
         if answers.ready:
             child.tell({"tests": tests, "variables": dict(variables)})

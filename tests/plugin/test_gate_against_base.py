@@ -225,6 +225,11 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate, options:
     summary = Path("gpumem-results", "code-quality.json").read_text()
     assert "a peak of 80 MiB against 64 MiB of origin/exact (+16 MiB, +25.0 %), above max_peak_regression 0 B" in summary
     assert "does not hold against origin/exact: no longer copy" in summary
+    # The causes: one more pair of processes, with the lines that allocate and with what a launch runs.
+    shown = " ".join(text[text.index("gpumem gate: red") :].split())
+    assert "why: +16 MiB at test_it.py:7 in test_peak: device_buffer(NBYTES) (64 MiB before)" in shown
+    assert "why: kernel copy: grid 16384 → 20480" in shown
+    assert "why: +16 MiB at test_it.py:7 in test_peak" in Path("gpumem-results", "summary.md").read_text()
 
 
 def test_a_peak_that_grew_by_chance_is_measured_again(gate: Gate, exact: Project) -> None:
@@ -238,7 +243,7 @@ def test_a_peak_that_grew_by_chance_is_measured_again(gate: Gate, exact: Project
     exact.write("peaks", "80 80 64 80")
     code, text = gate({"test_it.py": varying}, "--screen-only origin/exact -- -k peak")
     assert (code, exact.folder.joinpath("peaks").read_text()) == (0, "80"), text
-    exact.write("peaks", "80 80 80 80 64")
+    exact.write("peaks", "80 80 80 80 80 64")  # the last but one for its cause
     code, text = gate({"test_it.py": varying}, "--screen-only origin/exact -- -k peak")
     assert (code, exact.folder.joinpath("peaks").read_text()) == (1, "64"), text
 

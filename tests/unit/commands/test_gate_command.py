@@ -14,6 +14,7 @@ from flagged_rows import row
 from known_devices import H100
 from msgspec import structs
 
+from pytest_gpumem.baselines.accepted import Acceptances
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.cli import main
 from pytest_gpumem.commands import gate
@@ -65,7 +66,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             return gate.ScreenResult((1 if failures else 0) if code is None else code, failed, found)
 
         def play(
-            base: str, wanted: RowFilter, pytest_arguments: list[str], *, base_side: object, file: Path, after: object, **given: Any
+            base: str, wanted: RowFilter, pytest_arguments: list[str], *, base_side: object, file: Path, **given: Any
         ) -> tuple[int, duet_rounds.DuetResult]:
             assert duet is not None, "nothing was to be decided"
             given |= {"base": base, "keys": sorted(wanted.keys or ()), "pytest_arguments": pytest_arguments}
@@ -80,6 +81,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(gate, "ancestry", lambda of, stored, folder: Ancestry("0" * 40, frozenset({"ours"}), frozenset()))
         monkeypatch.setattr(gate, "_base", lambda *_: BASE)
         monkeypatch.setattr(gate, "compare", play)
+        monkeypatch.setattr(gate, "_causes", lambda *_: {})
         return CliRunner().invoke(main, ["gate", "main", *arguments], prog_name="gpumem")
 
     return invoke
@@ -243,6 +245,33 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "calls.json").read_text())["keys"] == ["t.py::b"]
     assert beside.stdout.splitlines() == ["gpumem gate: cleared by the duet: t.py::b", *end]
     assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever its verdict" in beside.stderr
+
+
+def test_causes_are_looked_for_of_the_worst_rows_and_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that fail by their figures, that the screen did not explain and that base has; the worst one first, and alone."""
+    now, asked, takes = 0.0, list[tuple[list[str], float]](), 10.0
+
+    def causes(
+        _base: str, _of_base: object, rows: list[Row], _duet: object, _arguments: object, seconds: float
+    ) -> dict[str, tuple[str, ...]]:
+        nonlocal now
+        now += takes
+        asked.append(([one.nodeid[-1] for one in rows], seconds))
+        return {one.key: ("why",) for one in rows}
+
+    monkeypatch.setattr(gate, "_causes", causes)
+    slow = [row(Code.SLOWER, name, delta=delta / 100) for delta, name in enumerate("abcdefg", 3)]
+    errs = structs.replace(row(Code.SLOWER, "e", delta=9.0), test_error=True)
+    known = structs.replace(row(Code.TOO_MUCH_MEMORY, "m", delta=8.0), why=("  +16 MiB  t.py:3 in f: g()  (new)",))
+    gone = structs.replace(row(Code.SLOWER, "z", delta=7.0), nodeid="u.py::z")
+    base = Selection({}, (*(one.nodeid for one in slow), known.nodeid))
+    gated = gate.GateRun(Path(), "main", BASE, base, (), 1, Acceptances(()), (), screen_only=False, strict=False)  # type: ignore[arg-type]
+    found = gated.causes([row(name="x"), *slow, errs, known, gone], {}, lambda: now)
+    assert (asked, list(found)) == ([(["g"], 60.0), (["f", "e", "d"], 50.0)], [f"t.py::{name}" for name in "gfed"])
+    asked.clear()
+    takes = 60.0
+    assert list(gated.causes(slow, {}, lambda: now)) == ["t.py::g"]
+    assert asked == [(["g"], 60.0)]
 
 
 def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> None:

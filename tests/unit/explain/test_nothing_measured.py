@@ -30,8 +30,11 @@ class Started(Processes):
         self.runs = 0
         self.closed = False
 
-    def run(self, turns: Sequence[Turn], tests: object, attempt: int, *_: object) -> ProcessRecord:
+    def run(
+        self, turns: Sequence[Turn], tests: object, attempt: int, variables: object = None, watch: Callable[[int], None] = lambda _: None
+    ) -> ProcessRecord:
         self.runs += 1
+        watch(0)
         measures = turns[0].side == self.measures
         return ProcessRecord(
             turns[0], attempt, "", 0.1, 1, rows=(MEASURED,) if measures else (), outcomes={} if measures else self.outcomes
@@ -98,3 +101,12 @@ def test_a_head_that_is_measured_alone_is_asked_once(start: Callable[..., Starte
     with pytest.raises(NoAnswer, match=r"^head \(working tree\) measured nothing: t.py::test_a failed: assert 0$"):
         measure({HEAD: TREES[HEAD]})
     assert started.runs == 1
+
+
+def test_processes_that_take_too_long_are_ended(start: Callable[..., Started]) -> None:
+    """After each second, whichever of them is at work."""
+    started, now = start({}, HEAD), iter([0.0, 59.0, 61.0])
+    asked = ExplainRequest(("t.py::test_a",), (), 1, counters=False, seconds=60.0)
+    with pytest.raises(NoAnswer, match=r"^they take longer than 60\.00 s$"):
+        measure_sides(TREES, asked, {}, lambda line: None, lambda: next(now))
+    assert (started.runs, started.closed) == (2, True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from string import Formatter
 
 import pytest
+from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import SENTENCES
@@ -15,6 +16,7 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.row import Comparison, LimitResult, Row
 from pytest_gpumem.reporting.columns import fitted
 from pytest_gpumem.reporting.concerns import MOST, code_quality, concerns, ending, fails, few, in_brief, sentence, workflow_commands
+from pytest_gpumem.reporting.exports import properties
 from pytest_gpumem.reporting.run import Place
 
 Make = Callable[..., Row]
@@ -159,6 +161,19 @@ def test_a_failure_is_an_error_on_the_tests_line(make_row: Make) -> None:
         "::error file=sub/t.py,line=12,title=gpumem%3A FAIL::FAIL t.py::t: slower: +3 %25, margin 1 %25",
         "::warning title=gpumem%3A UNDECIDED::UNDECIDED t.py::u: maybe",
     ]
+
+
+def test_a_failure_stands_on_the_line_of_its_cause(make_row: Make) -> None:
+    """In the folder of the test's file, which is not always that of the repository. A line elsewhere is none of its own."""
+    lines = ("peak memory 64 MiB -> 80 MiB (+16 MiB)", "  +16 MiB  raster/ops.py:38 in resize: tile = zeros(n)  (64 MiB before)")
+    row = replace(make_row("tests/t.py::t", Outcome.FAIL, reason="a peak of 80 MiB"), why=lines)
+    (line,) = workflow_commands([row], {row.nodeid: Place("sub/tests/t.py", 12)})
+    why = "why: +16 MiB at raster/ops.py:38 in resize: tile = zeros(n) (64 MiB before)"
+    assert line == f"::error file=sub/raster/ops.py,line=38,title=gpumem%3A FAIL::FAIL tests/t.py::t: a peak of 80 MiB; {why}"
+    assert dict(properties(row, H100)).items() >= {"gpumem_why": why[5:], "gpumem_why_line": "raster/ops.py:38"}.items()
+    for away in ("/usr/lib/python3/cupy.py:38 in zeros: c()", "a thread without Python code"):
+        elsewhere = replace(row, why=(f"  +16 MiB  {away}  (new)",))
+        assert "file=sub/tests/t.py,line=12," in workflow_commands([elsewhere], {row.nodeid: Place("sub/tests/t.py", 12)})[0]
 
 
 @pytest.mark.parametrize("hostile", ["a\n::error::b", "a\r::set-output name=x::b", "a%0A::error::b", "a\x85::stop-commands::b", "a\u2028b"])
