@@ -36,3 +36,12 @@ def test_a_failing_assertion_on_a_gpu_result_fails(pytester: pytest.Pytester, op
 def test_without_gpumem_only_the_gpu_test_skips(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TESTS)
     pytester.runpytest_subprocess("--codspeed", "--codspeed-max-time=0.1").assert_outcomes(passed=1, skipped=1)
+
+
+def test_a_benchmark_of_codspeed_is_not_adopted(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODSPEED_PROFILE_FOLDER", str(pytester.path / "codspeed"))
+    pytester.makepyfile("def test_sort(benchmark):\n    assert benchmark(sorted, [2, 1]) == [1, 2]\n")
+    options = ("--gpumem-existing=adopt", *SIMULATED, "--benchmark-json=out.json")
+    result = pytester.runpytest_subprocess("--codspeed", "--codspeed-max-time=0.1", *options)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["1 benchmark NOT RUN: another plugin, such as CodSpeed, has the fixture: *::test_sort"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import pytest
 from sessions import Run, row_in, rows_in
@@ -171,6 +172,37 @@ def test_what_cannot_be_measured_is_left_as_it_is_with_a_reason(pytester: pytest
     assert clocks["test_grows"] == clocks["test_late_exception"] == "perf_counter"
 
 
+def test_a_function_is_called_until_it_loads_no_module(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """As a function of torch.compile, which compiles in its first calls."""
+    pytester.makepyfile(
+        """
+        import pytest
+
+        class Compiled:
+            def __init__(self, gpu, loads):
+                self.gpu, self.loads, self.loaded = gpu, loads, []
+
+            def __call__(self):
+                self.loaded.append(len(self.loaded) < self.loads)
+                if self.loaded[-1]:
+                    self.gpu.device.footprints.calls.log.used_first("modules")
+                self.gpu.launch()
+
+        @pytest.mark.parametrize("loads", [0, 5, 100])
+        def test_compiled(benchmark, gpu, loads):
+            work = Compiled(gpu, loads)
+            benchmark.pedantic(work, rounds=2)
+            assert len(work.loaded) > loads or loads == 100
+        """
+    )
+    result = gpumem(ADOPT, "--benchmark-json=out.json")
+    result.assert_outcomes(passed=3)
+    assert {row["nodeid"].partition("::")[2] for row in rows_in(pytester.path)} == {"test_compiled[0]", "test_compiled[5]"}
+    result.stdout.fnmatch_lines(
+        ["1 benchmark is left to the host's clock: not repeatable: calls that follow each other*test_compiled?100?"]
+    )
+
+
 def test_a_call_that_changes_its_arguments_says_so(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(
         """
@@ -316,6 +348,11 @@ def test_no_benchmark(gpu):
         pytest.param(("--benchmark-skip",), 1, 2, 0, "", id="skip"),
         pytest.param(("--timeout=60",), 3, 0, 2, "", id="timeout"),
         pytest.param(("--benchmark-cprofile=tottime",), 3, 0, 2, "", id="cprofile"),
+        pytest.param(
+            *(("--randomly-seed=7",), 3, 0, 2, "Using --randomly-seed=7"),
+            id="randomly",
+            marks=pytest.mark.skipif(find_spec("pytest_randomly") is None, reason="pytest-randomly is not installed"),
+        ),
     ],
 )
 def test_neighbours(
