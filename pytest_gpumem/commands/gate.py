@@ -49,7 +49,6 @@ FOLDER = Path("gpumem-results")  # default of --output
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
 OUTPUT_FILES = {option.name: str(option.gate_file) for option in of_role(OptionRole.OUTPUT)}  # by the name of an output
 FILES = (RESULTS, JUNIT, DUET, *OUTPUT_FILES.values())  # the files of the folder
-CAUSE_SECONDS = 60.0  # that a gate takes for the causes of what fails
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 """File in the folder, and its text: it marks a folder that a gate made, and hides its files from git."""
 
@@ -259,7 +258,7 @@ class GateRun:
         """The causes of what fails, as `Row.why` by row key: of the worst rows that the screen did not explain, while there is time.
         `duet`: its verdicts, by row key.
         """
-        from pytest_gpumem.reporting.concerns import EXPLAINED, worst_first
+        from pytest_gpumem.reporting.concerns import CAUSE_SECONDS, EXPLAINED, worst_first
         from pytest_gpumem.reporting.row_facts import causes
 
         def explained(row: Row) -> bool:

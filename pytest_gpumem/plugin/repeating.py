@@ -24,12 +24,13 @@ from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, COMPLETE, PASSED,
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
-from pytest_gpumem.plugin.tracing import memory_texts, with_lines
+from pytest_gpumem.plugin.tracing import WATCH, by_memory, memory_texts, with_lines
 from pytest_gpumem.plugin.workers import refuse_workers
 from pytest_gpumem.records.row import ENOUGH, Row
 from pytest_gpumem.reporting.progress import of_processes
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.settings import FURTHER_PROCESS, READS_CONTROLS
+from pytest_gpumem.units import format_time
 
 if TYPE_CHECKING:
     from pytest_gpumem.runs.experiment import Experiment
@@ -196,6 +197,7 @@ class DecideFeature(Feature):
                 self._first = {row.key: row for row in gpu.rows if self.waits(row.nodeid) and undecided(row, gpu)}
                 if self._first:
                     self._measure_again()
+                self._trace()
         finally:
             for experiment in self._ready.values():
                 experiment.processes.close()
@@ -238,6 +240,35 @@ class DecideFeature(Feature):
             self._measure_on(card)
             undecided_rows += self._open
         self._fail(row for row in gpu.rows if row.key in undecided_rows and is_failure(row.verdict, gpu.settings.strict))
+
+    def _trace(self) -> None:
+        """Run the tests that fail by their memory once more, for the lines that allocate it. A gate does so for itself, with its base."""
+        from pytest_gpumem.reporting.concerns import CAUSE_SECONDS, EXPLAINED, worst_first
+
+        gpu, begun = self._session, time.monotonic()
+        rows = [row for row in worst_first(gpu.rows) if by_memory(row) and row.test_error is not True][:EXPLAINED]
+        if not rows or gpu.settings.footprint == "trace" or gpu.duet_follows or gpu.lost_in is not None:
+            return
+
+        def watch(_finished: int) -> None:
+            if time.monotonic() - begun > CAUSE_SECONDS:
+                raise RunError(f"they take longer than {format_time(CAUSE_SECONDS)}")
+
+        tests = sorted({row.nodeid for row in rows})
+        announce(gpu, f"gpumem: {counted(len(tests), 'test')} above a limit on memory, run once more for the lines that allocate it")
+        gpu.check_controls()
+        gpu.close()  # its memory is for the other process
+        try:
+            with repetitions(gpu, 2, arguments=WATCH, environment=self._environment) as experiment:
+                traced = repeat(experiment, gpu, tests, watch).by_key
+        except RunError as failed:
+            announce(gpu, f"gpumem: which lines allocate is not known: {failed}")
+            return
+        for row in rows:
+            again = traced.get(row.key)
+            if again is not None and again.footprint is not None and again.footprint.sites:
+                lines = with_lines(replace(row, footprint=again.footprint), gpu).why
+                gpu.rows.update(replace(row, why=lines))
 
     def _repetitions(self, card: str | None) -> Experiment:
         return repetitions(self._session, LOOKS[-1], card, environment=self._environment)
@@ -341,6 +372,8 @@ def announce(session: GpuSession, line: str) -> None:
         if reporter.isatty:
             reporter.rewrite("", erase=True)  # the line of progress
         reporter.ensure_newline()
+        if reporter._tw.width_of_current_line:  # after the letter of a test that is reported anew
+            reporter._tw.line()
         reporter.write_line(line)
 
 

@@ -91,6 +91,7 @@ def in_words(row: Row) -> str:
 _BASIS = re.compile(r", \d+ samples? on \d+ placements?(?=:)")
 WORDS = 25  # of a reason in few words
 EXPLAINED = 5  # rows whose causes are looked for, and that the end of a gate or a session names
+CAUSE_SECONDS = 60.0  # that looking for them may take
 OWN_ERROR = "its test failed by an assertion or an error of its own"
 
 
