@@ -47,14 +47,14 @@ def outcomes(source: Path, arguments: Sequence[str]) -> Mapping[str, str]:
     return session(source, arguments)[0]
 
 
-def session(source: Path, arguments: Sequence[str]) -> tuple[Mapping[str, str], str]:
-    """The outcome of each test, by its name, and what the session printed."""
+def session(source: Path, arguments: Sequence[str], seconds: float | None = None) -> tuple[Mapping[str, str], str]:
+    """The outcome of each test, by its name, and what the session printed. Raises `subprocess.TimeoutExpired`: after this many seconds."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "junit.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
         # The sessions that the tests start get the variables too. A CI asks for a GPU where none was chosen.
         environment = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith(("GPUMEM", "PYTEST_"))}
-        done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
         if not report.is_file():
             sys.exit(f"foreign_suites: {' '.join(command)} in {source.name} wrote no report:\n{done.stdout}{done.stderr}")
         found: dict[str, str] = {}

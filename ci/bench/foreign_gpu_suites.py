@@ -7,19 +7,22 @@ FOLDER has the sources in folders with these names:
     pybench    github.com/pentschev/pybench, revision 89d65a6c: CuPy and NumPy by pytest-benchmark
     liger      github.com/linkedin/Liger-Kernel, revision ead96b61: kernels of Triton beside PyTorch
 
-Runs each suite three times: once to fill the caches of kernels, then without the plugin, then with it. Records how the tests end, the wall
-times, the benchmarks that were measured on the GPU and why others were not, and the lines that wait. A test that ends otherwise is run
-again on both sides. Exits with 1 if it does so twice, or if a suite has no row.
+Runs each suite three times, the smallest suite first: once to fill the caches of kernels, then without the plugin, then with it. Records
+how the tests end, the wall times, the benchmarks that were measured on the GPU and why others were not, and the lines that wait; the record
+is written after each suite. A test that ends otherwise is run again on both sides. Exits with 1 if it does so twice, if a suite has no row,
+or if it is stopped.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,33 +33,40 @@ from foreign_suites import different, session
 from record_file import installed, record_parser, write_record
 
 SUITES = {
+    **{f"liger {name}": (f"test/transformers/test_{name}.py",) for name in ("dyt", "layer_norm", "softmax")},
     # Those of NumPy, and the largest arrays, take minutes.
     "pybench": ("-o", "pythonpath=.", "pybench/benchmarks/benchmark_array.py", "-k", "cupy and not shape2"),
-    "liger": tuple(f"test/transformers/test_{name}.py" for name in ("layer_norm", "softmax", "dyt")),
 }
-"""By folder: the options of its session."""
+"""By the folder and a part of it: the options of its session."""
 PLAIN = ("-p", "no:gpumem")
 OURS = ("--gpumem", "--gpumem-existing=adopt,watch", "--gpumem-footprint=auto")
 SAID = re.compile(r"\d+ benchmarks? .*")
 MOST = 10  # lines that wait
 
 
-def suite(source: Path, options: tuple[str, ...], device: str) -> dict[str, Any]:
-    """What a suite shows."""
+def suite(name: str, folder: Path, device: str, limit: float) -> dict[str, Any]:
+    """What a suite shows. Raises `subprocess.TimeoutExpired`: its sessions together take longer than `limit`, in seconds."""
+    source, options, started = folder / name.partition(" ")[0], SUITES[name], time.perf_counter()
     ours, seconds = (*OURS, f"--gpumem-device={device}"), dict[str, float]()
-    session(source, (*PLAIN, *options))
-    with tempfile.TemporaryDirectory() as folder:
-        results, ends = Path(folder, "results.json"), []
-        for side, more in (("without", PLAIN), ("with", (*ours, f"--benchmark-json={results}"))):
-            begun = time.perf_counter()
-            ends.append(session(source, (*more, *options)))
-            seconds[side] = time.perf_counter() - begun
+
+    def run(what: str, *more: str) -> tuple[Mapping[str, str], str]:
+        begun = time.perf_counter()
+        print(f"{name}: {what} ...", flush=True)
+        found = session(source, (*more, *options), max(1.0, limit - (begun - started)))
+        seconds[what] = time.perf_counter() - begun
+        print(f"{name}: {what}: {len(found[0])} tests, {seconds[what]:.1f} s", flush=True)
+        return found
+
+    run("to fill the caches", *PLAIN)
+    with tempfile.TemporaryDirectory() as temporary:
+        results = Path(temporary, "results.json")
+        before, _ = run("without", *PLAIN)
+        after, printed = run("with", *ours, f"--benchmark-json={results}")
         document = (
             json.loads(results.read_text())["gpumem"] if results.exists() and results.stat().st_size else {"rows": [], "device": None}
         )
-    (before, _), (after, printed) = ends
     if changed := different(before, after):
-        changed &= different(session(source, (*PLAIN, *options))[0], session(source, (*ours, *options))[0])
+        changed &= different(run("without, again", *PLAIN)[0], run("with, again", *ours)[0])
     measured = [row for row in document["rows"] if row["measurement"] is not None]
     calls = [row["footprint"]["calls"] for row in document["rows"] if (row["footprint"] or {}).get("calls") is not None]
     lines = Counter[str]()
@@ -92,23 +102,37 @@ def main() -> int:
     assert __doc__
     parser = record_parser(__doc__)
     parser.add_argument("--suites", type=Path, required=True, metavar="FOLDER", help="the sources")
+    parser.add_argument("--only", nargs="+", choices=[*SUITES], default=[*SUITES], metavar="SUITE", help=f"of {', '.join(SUITES)}")
+    parser.add_argument("--seconds", type=float, default=60, help="stop a suite after this long (default %(default)s)")
     options = parser.parse_args()
-    found = {name: suite((options.suites / name).resolve(), arguments, options.device) for name, arguments in SUITES.items()}
-    device, *_ = [one.pop("device") for one in found.values()]
-    for name, one in found.items():
-        print(f"{name}: {one['tests']} tests {one['ends']}, {len(one['changed'])} end otherwise {one['changed'] or ''}")
-        print(f"  {one['wall_seconds']['without']:.1f} s without, {one['wall_seconds']['with']:.1f} s with")
-        for row in one["adopted"]:
-            host = "" if row["host_seconds"] is None else f", pytest-benchmark {1e6 * row['host_seconds']:.1f} us"
-            print(f"  {row['test']}: {1e6 * row['seconds']:.1f} us ({row['sampler']}){host}")
-        print(*(f"  {line}" for line in one["said"]), sep="\n")
-        print(f"  {one['counted']} tests counted, {one['kernels']} kernels, {one['waits']} waits {one['not_counted'] or ''}")
-        print(*(f"  {count} x {line}" for line, count in one["waiting"].items()), sep="\n")
-    if options.json:
-        record = {"kind": "foreign_gpu_suites", "device": device, "suites": found}
-        versions = installed("pytest-gpumem", "pytest-benchmark", "cupy-cuda13x", "torch", "triton")
-        write_record(options.json, {**record, "versions": versions}, indent=1)
-    return 1 if any(one["changed"] or not (one["adopted"] or one["counted"]) for one in found.values()) else 0
+    device, found, failed = None, dict[str, dict[str, Any]](), False
+    for name in options.only:
+        try:
+            one = found[name] = suite(name, options.suites.resolve(), options.device, options.seconds)
+        except subprocess.TimeoutExpired as error:
+            found[name], failed = {"stopped": f"a session took longer than the {error.timeout:.0f} s that were left"}, True
+            print(f"{name}: STOPPED: {found[name]['stopped']}", flush=True)
+        else:
+            device = one.pop("device") or device
+            failed |= bool(one["changed"]) or not (one["adopted"] or one["counted"])
+            print(*text(name, one), sep="\n", flush=True)
+        if options.json:
+            record = {"kind": "foreign_gpu_suites", "device": device, "suites": found}
+            versions = installed("pytest-gpumem", "pytest-benchmark", "cupy-cuda13x", "torch", "triton")
+            write_record(options.json, {**record, "versions": versions}, indent=1)
+    return int(failed)
+
+
+def text(name: str, one: Mapping[str, Any]) -> Iterator[str]:
+    """What a suite shows, line by line."""
+    yield f"{name}: {one['tests']} tests {one['ends']}, {len(one['changed'])} end otherwise {one['changed'] or ''}"
+    yield f"  {one['wall_seconds']['without']:.1f} s without, {one['wall_seconds']['with']:.1f} s with"
+    for row in one["adopted"]:
+        host = "" if row["host_seconds"] is None else f", pytest-benchmark {1e6 * row['host_seconds']:.1f} us"
+        yield f"  {row['test']}: {1e6 * row['seconds']:.1f} us ({row['sampler']}){host}"
+    yield from (f"  {line}" for line in one["said"])
+    yield f"  {one['counted']} tests counted, {one['kernels']} kernels, {one['waits']} waits {one['not_counted'] or ''}"
+    yield from (f"  {count} x {line}" for line, count in one["waiting"].items())
 
 
 if __name__ == "__main__":
