@@ -7,9 +7,9 @@ import re
 from pytest_gpumem.devices.protocol import OutOfMemory
 from pytest_gpumem.units import GiB, KiB, MiB, TiB
 
-_WORDS = ("out of memory", "out_of_memory", "cudaErrorMemoryAllocation", "RESOURCE_EXHAUSTED")
+_WORDS = ("out of memory", "out_of_memory", "cudaErrorMemoryAllocation", "RESOURCE_EXHAUSTED", "_ALLOC_FAILED", "_ALLOCATION_FAILED")
 """What messages of a library contain that ran out of memory: PyTorch's and CUDA's text, the driver's name of it and RMM's text, the
-runtime's name, XLA's status."""
+runtime's name, XLA's status, the status of cuBLAS, cuFFT, cuDNN, cuSOLVER and cuSPARSE, and that of cuRAND."""
 
 _UNITS = {"bytes": 1, "b": 1, "kib": KiB, "mib": MiB, "gib": GiB, "tib": TiB}
 _ASKED = re.compile(r"\ballocat(?:e|ing)\s+([0-9][0-9,]*(?:\.[0-9]+)?)\s?(bytes|[KMGT]iB|B)\b", re.IGNORECASE)

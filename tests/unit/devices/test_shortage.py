@@ -30,6 +30,13 @@ def of_library(message: str, name: str = "OutOfMemoryError", base: type[Exceptio
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1073741824 bytes."), GiB),
         (of_library("[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY", "CudaAPIError"), None),
         (of_library("cudaErrorMemoryAllocation: out of memory", "CUDARuntimeError"), None),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), None),
+        (of_library("CUBLAS_STATUS_ALLOC_FAILED", "CUBLASError"), None),
+        (of_library("CUFFT_ALLOC_FAILED", "CuFFTError"), None),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), None),
+        (of_library("CUSOLVER_STATUS_ALLOC_FAILED", "CUSOLVERError"), None),
+        (of_library("CURAND_STATUS_ALLOCATION_FAILED", "CURANDError"), None),
+        (of_library("RESOURCE_EXHAUSTED: failed to capture the graph", "XlaRuntimeError"), None),
         (OutOfMemory("3 GiB of device memory asked for, 2 GiB are free", 3 * GiB), 3 * GiB),
         (OutOfMemory("70 GiB of pinned memory asked for, 2 GiB are free"), None),
     ],
@@ -50,5 +57,11 @@ def test_an_error_that_a_shortage_led_to() -> None:
 
 def test_no_shortage_of_the_device() -> None:
     host = type("_ArrayMemoryError", (MemoryError,), {"__module__": "numpy._core._exceptions"})
-    for error in (None, ValueError("17 of 20"), AssertionError("out of memory was expected"), host("Unable to allocate 7.28 TiB")):
+    for error in (
+        None,
+        ValueError("17 of 20"),
+        RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED"),
+        AssertionError("out of memory was expected"),
+        host("Unable to allocate 7.28 TiB"),
+    ):
         assert shortage(error) is None
