@@ -90,11 +90,7 @@ def test_a_commit_that_only_this_clone_holds_is_no_evidence(tmp_path: Path, monk
     assert renew_tables.flaws({"taken_at": {"revision": left}}) == [f"{left[:12]} is not in this repository's history"]
 
 
-AWAITED = {
-    ("docs/results.md", "ci/records/nvidia-h200/suite.json"),
-    ("docs/seeds-experiments.md", "ci/records/nvidia-h200/suite.json"),
-    *(("docs/seeds-experiments.md", f"ci/records/nvidia-{gpu}/l2_placements.json") for gpu in ("h100", "h200")),
-}
+AWAITED = {("docs/seeds-experiments.md", "ci/records/nvidia-h100/l2_placements.json")}
 """Tables of pages whose records await a run from a clean revision. They say so. No other may: the list only shrinks."""
 
 
