@@ -49,8 +49,7 @@ def asked_of(item: pytest.Item, session: GpuSession) -> Asked:
     with suppress(SettingsError):  # reported where the marker is read
         asked = of_marker(marker_keywords(marks_of(item)), "gpus") or 1
         gpus = min(max(asked, 2 if uses(item, PEER_FIXTURE) else 1), max(1, len(session.chosen.gpus)))
-    adopted = "adopt" in session.settings.existing and "benchmark" in getattr(item, "fixturenames", ())
-    return Asked(name, group, gpus, uses(item, BENCHMARK_FIXTURE) or adopted)
+    return Asked(name, group, gpus, uses(item, BENCHMARK_FIXTURE))
 
 
 def _name(fixturedef: pytest.FixtureDef[Any]) -> str:

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.calls import CallLog
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
+from pytest_gpumem.devices.cuda.graph_nodes import known, nodes
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.devices.waits import CALLS as WAITS
 from pytest_gpumem.devices.waits import Waits, base_name, copy_waits, memset_waits
@@ -428,30 +429,17 @@ def _memory(address: int) -> str:
 
 def _nodes(graph: int) -> Iterator[Step]:
     """The work of a graph, node by node."""
-    _, _, count = _known(D.cuGraphGetNodes(graph))
-    if not count:
-        return
     kinds = D.CUgraphNodeType
-    _, nodes, _ = _known(D.cuGraphGetNodes(graph, count))
-    for node in nodes:
-        kind = _known(D.cuGraphNodeGetType(node))[1]
+    for node, kind in nodes(graph):
         if kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
             yield Step(StepKind.KERNEL)
         elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMSET:
             yield Step(StepKind.MEMSET)
         elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
-            box = _known(D.cuGraphMemcpyNodeGetParams(node))[1]
+            box = known(D.cuGraphMemcpyNodeGetParams(node))
             reads = _typed(int(box.srcMemoryType), int(box.srcHost or 0), int(box.srcDevice), _memory)
             writes = _typed(int(box.dstMemoryType), int(box.dstHost or 0), int(box.dstDevice), _memory)
             yield _copy(reads, writes, box.WidthInBytes * box.Height * box.Depth)
-        elif kind == kinds.CU_GRAPH_NODE_TYPE_GRAPH:
-            yield from _nodes(int(_known(D.cuGraphChildGraphNodeGetGraph(node))[1]))
-
-
-def _known(answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    if int(answer[0]):
-        raise NotCounted(f"a graph cannot be read: {answer[0].name}")
-    return answer
 
 
 class _DynamicSymbol(ctypes.Structure):

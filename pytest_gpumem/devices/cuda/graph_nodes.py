@@ -8,7 +8,7 @@ Sources: CUDA Driver API, Graph Management: cuGraphKernelNodeGetParams, CUDA_KER
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -97,20 +97,13 @@ class GraphNodes:
             with suppress(Exception):  # whatever the driver does not tell: the kernels stay unknown
                 self._kernels[executable] = dict(self._walk(graph))
 
-    def _walk(self, graph: Any) -> list[tuple[int, NodeKernel]]:
-        kinds, found = D.CUgraphNodeType, list[tuple[int, NodeKernel]]()
-        _, count = _known(D.cuGraphGetNodes(graph))
-        nodes, _ = _known(D.cuGraphGetNodes(graph, count))
-        for node in (nodes or ())[:count]:
-            kind = _known(D.cuGraphNodeGetType(node))
-            if kind == kinds.CU_GRAPH_NODE_TYPE_GRAPH:
-                found += self._walk(_known(D.cuGraphChildGraphNodeGetGraph(node)))
-            elif kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
-                given = _known(D.cuGraphKernelNodeGetParams(node))
+    def _walk(self, graph: Any) -> Iterator[tuple[int, NodeKernel]]:
+        for node, kind in nodes(graph):
+            if kind == D.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL:
+                given = known(D.cuGraphKernelNodeGetParams(node))
                 function, kernel = int(given.func), int(given.kern)
-                name = _known(D.cuKernelGetName(given.kern) if kernel else D.cuFuncGetName(given.func))
-                found.append((int(node), self._kernel(name.decode(), kernel or function, int(given.kernelParams), int(given.extra))))
-        return found
+                name = known(D.cuKernelGetName(given.kern) if kernel else D.cuFuncGetName(given.func))
+                yield int(node), self._kernel(name.decode(), kernel or function, int(given.kernelParams), int(given.extra))
 
     def _kernel(self, name: str, function: int, pointers: int, extra: int) -> NodeKernel:
         layout = self._parameters(name, function) or self._parameters(name, None)
@@ -118,7 +111,19 @@ class GraphNodes:
         return NodeKernel(name, None if block is None or layout is None else texts(block, layout, Addresses(live_memory).token))
 
 
-def _known(answer: tuple[Any, ...]) -> Any:
+def nodes(graph: Any) -> Iterator[tuple[Any, Any]]:
+    """Each node of a graph and of its child graphs, with its CUgraphNodeType. Raises `RuntimeError`, as `known`."""
+    _, count = known(D.cuGraphGetNodes(graph))
+    found, _ = known(D.cuGraphGetNodes(graph, count))
+    for node in (found or ())[:count]:
+        kind = known(D.cuGraphNodeGetType(node))
+        if kind == D.CUgraphNodeType.CU_GRAPH_NODE_TYPE_GRAPH:
+            yield from nodes(known(D.cuGraphChildGraphNodeGetGraph(node)))
+        else:
+            yield node, kind
+
+
+def known(answer: tuple[Any, ...]) -> Any:
     """The value of a call. Raises `RuntimeError`: the driver refuses it, or lacks it."""
     status, *values = answer
     if int(status) != 0:

@@ -281,7 +281,7 @@ def test_the_nodes_of_a_graph_as_it_was_made_executable(process: Process, monkey
 
 def test_a_driver_that_does_not_tell_the_nodes(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph(process, 70, 5)
-    monkeypatch.setattr(graph_nodes, "_known", lambda answer: (_ for _ in ()).throw(RuntimeError("too old")))
+    monkeypatch.setattr(graph_nodes, "known", lambda answer: (_ for _ in ()).throw(RuntimeError("too old")))
     monkeypatch.setattr(graph_nodes, "D", graph)
     with process.call("cuGraphInstantiateWithFlags", 70, 0, out=80):
         pass
