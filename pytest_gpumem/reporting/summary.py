@@ -22,7 +22,7 @@ from pytest_gpumem.units import format_time
 
 MOST = 20  # lines of tests without a failure or a doubt. More tests than that are folded into a line for each kind of test.
 _INTERVALS = "intervals"
-_LEFT_OUT = (("noise", 30), ("of peak", 30), ("bandwidth", 24), (_INTERVALS, 20), ("kept", 14), ("peak memory", 14))
+_LEFT_OUT = (("noise", 60), ("of peak", 60), ("bandwidth", 60), (_INTERVALS, 60), ("kept", 20), ("peak memory", 20))
 """Parts that are left out one after the other, each if names have less than so many columns."""
 
 _Part = tuple[str, list[RowFacts]]  # a line of the table: its name and its rows

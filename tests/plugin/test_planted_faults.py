@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from sessions import SIMULATED, Run, gate_result
 
 from pytest_gpumem.cli import main
+from pytest_gpumem.reporting.concerns import few
 
 DRAWS = int(os.environ.get("DRAWS", "40"))
 GATES = DRAWS // 5
@@ -164,7 +165,14 @@ def test_a_planted_fault_is_never_green_in_silence(pytester: pytest.Pytester, se
     write(pytester.path, draw.files(draw.planted))
     result = session(*quick, *draw.arguments(), "--benchmark-json=out.json")
     path, strict = pytester.path / "out.json", draw.how == "strict"
-    said = target(json.loads(path.read_text())["gpumem"]) if path.exists() and path.stat().st_size else []
+    document: dict[str, Any] = {"rows": [], "missing": []}
+    if path.exists() and path.stat().st_size:
+        document = json.loads(path.read_text())["gpumem"]
+    said = target(document)
+    for reason in (one["reason"] for row in document["rows"] for one in (row["verdict"], *row["verdict"].get("limits", ()))):
+        few_words = [word for word in few(reason).split() if any(map(str.isalnum, word))]
+        assert len(few_words) <= 25, reason
+        assert not few(reason).endswith("..."), reason
     if draw.planted is None:
         assert "FAIL" not in said, draw
         assert result.ret == (1 if strict and set(said) - {"PASS", "MEASURED"} else 0), draw

@@ -93,6 +93,17 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(width: int, fac
     assert max(map(len, draw([*rows, failed], facts, width))) <= width
 
 
+@pytest.mark.parametrize(("width", "left"), [(80, ()), (100, ("bandwidth",)), (160, ("bandwidth", "of peak", "noise"))])
+def test_columns_are_left_out_before_names_are_cut(width: int, left: tuple[str, ...], facts: DeviceFacts, make_row: MakeRow) -> None:
+    name = "test_resize_of_a_large_image[bicubic]"
+    rows = [make_row(f"t.py::{name}", Outcome.FAIL, comparison=UP), make_row("t.py::test_other", comparison=UP)]
+    lines = draw(rows, facts, width)
+    assert name in names(lines)
+    assert all(("268.3 us" in line and "+12.34" in line) for line in lines[2:4])
+    assert tuple(heading for heading in ("bandwidth", "of peak", "noise") if heading in lines[0]) == left
+    assert max(map(len, lines)) <= width
+
+
 def test_the_counts_are_of_what_was_measured(facts: DeviceFacts, make_row: MakeRow) -> None:
     held = Limits(max_latency="1 ms")
     rows = [
