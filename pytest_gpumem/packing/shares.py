@@ -24,7 +24,7 @@ class Learnt(msgspec.Struct, frozen=True, omit_defaults=True):
     fixtures: dict[str, int] = {}  # of wider scopes that it uses, with the bytes that each holds while it lives
     works: bool = True  # False if it allocates nothing on the GPU
     measures: bool = False  # it has a row with a time
-    greedy: float = 0.0  # share of the free memory that it took, if that is above `GREEDY`
+    greedy: float = 0.0  # share of the free memory that it took alone on its GPU, if that is above `GREEDY`
 
     @property
     def share(self) -> int:

@@ -310,6 +310,7 @@ class PackedFeature(Feature):
         if self._empty(EMPTIED):
             self._read()
         lease = self._lease
+        packed = lease is not None and lease.state == RUNS and not self._twice  # what was free is then what the other tests left
         return {
             "name": asked_of(item, self._session).nodeid,
             "peak": peak,
@@ -320,8 +321,8 @@ class PackedFeature(Feature):
             "idle": self._idle,
             "works": (total or 0) > 0,
             "measures": any(row.measurement is not None for row in rows),
-            "greedy": grown / free if grown > GREEDY * free > 0 else 0.0,
-            "share": lease.nbytes if lease is not None and lease.state == RUNS and not self._twice else 0,
+            "greedy": grown / free if grown > GREEDY * free > 0 and not packed else 0.0,
+            "share": lease.nbytes if lease is not None and packed else 0,
             "twice": self._twice,
             "trouble": self._trouble,
         }

@@ -95,6 +95,8 @@ def test_the_first_session_learns_alone_and_the_second_packs(pytester: pytest.Py
     second.assert_outcomes(passed=4)
     assert most_at_once(pytester.path) == 3  # 20 + 25 + 30 GiB fit, and there are three workers
     assert said(second)[-1].endswith("(4 tests, up to 3 at once)")
+    # The last one to start took most of what the others had left free: that does not follow the free memory.
+    assert not any(one.get("greedy") for one in learnt(pytester.path).values())
 
 
 def test_what_does_not_fit_waits(pytester: pytest.Pytester, session: Run) -> None:
