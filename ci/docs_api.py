@@ -1,6 +1,6 @@
 """The Python API as Markdown, from the source of the public classes: signatures, fields and docstrings.
 
-What is read is the text of the source, so that every version of Python gives the same.
+It reads the text of the source, so every version of Python gives the same pages.
 """
 
 from __future__ import annotations
