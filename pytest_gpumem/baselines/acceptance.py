@@ -1,4 +1,4 @@
-"""What may enter a baseline: which rows, and the results of which runs; which gains reset it, and which rows take a revision out of it."""
+"""The rules of a baseline: the rows and runs that enter it, the gains that reset it, and the rows that take a revision out of it."""
 
 from __future__ import annotations
 

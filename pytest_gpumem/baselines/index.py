@@ -1,4 +1,4 @@
-"""What the files of a store hold, row by row, kept in the user's cache folder: a session reads only the runs that it compares with.
+"""An index of the files of a store, row by row, in the user's cache folder: a session reads only the runs that it compares with.
 
 The index has no figures. An entry belongs to one file, by its name, size and time of change; a file that is new or was touched is read
 again. The index is made anew where it is missing, damaged or of another version.

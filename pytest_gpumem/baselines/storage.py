@@ -1,4 +1,4 @@
-"""Where runs are kept: a folder, or a store behind an fsspec URL with a copy on this machine.
+"""The place of saved runs: a folder, or a store behind an fsspec URL with a copy on this machine.
 
 A store of runs is immutable files, `<folder or URL>/<GPU>/gpumem/<name>.json`. Nobody changes one, and its name is never used again, so
 writers need no lock, and a copy needs only the files that it lacks. Readers always read a folder: of a URL, the copy.

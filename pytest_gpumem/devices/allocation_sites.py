@@ -1,4 +1,4 @@
-"""Which line of the user's code allocated what, by Python stacks, and what refers to an array that is kept, in words.
+"""The line of the user's code behind each allocation, by Python stacks, and the references to an array that is kept, in words.
 
 Source: gc.get_referrers, which knows what the garbage collector tracks. References from C code do not show.
 """

@@ -1,4 +1,4 @@
-"""What both devices check alike: sizes and limits of memory, arrays that become memory, parts of allocations, managed memory, copies,
+"""The checks that both devices share: sizes and limits of memory, arrays that become memory, parts of allocations, managed memory, copies,
 captures, access-policy windows, support for persisting L2, cycles."""
 
 from __future__ import annotations

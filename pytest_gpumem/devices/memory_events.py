@@ -1,4 +1,4 @@
-"""From single allocations and frees to a footprint: the log that all sources write into, and the accounts of it. Pure.
+"""The log of single allocations and frees that all sources write into, and the footprint that it adds up to. Pure.
 
 Layers tell apart what must not count twice. The *driver* gives out memory. A library's pool takes *segments* of it. Inside them the
 library's arrays are the *use*. An allocation of the driver that is no pool's segment is a use as well, and so is a *fixture*'s buffer.

@@ -1,5 +1,5 @@
-"""Which calls make the host wait for the device: one table, by call and by the memory of a copy. It is never decided by how long a call
-took.
+"""The calls that make the host wait for the device: one table, by call and by the memory of a copy. The time that a call takes
+never decides.
 
 Source: CUDA Driver API, "API synchronization behavior" (Memcpy, Memset, Kernel Launches); cuMemFree, cuMemFreeHost, cuCtxSynchronize,
 cuStreamSynchronize, cuEventSynchronize. "may" stands where CUDA promises neither.

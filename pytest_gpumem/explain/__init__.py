@@ -1,1 +1,1 @@
-"""Why a test got slower: evidence of base and head, and the rules that find causes in it."""
+"""The causes of a slow-down: evidence of base and head, and the rules that find causes in it."""

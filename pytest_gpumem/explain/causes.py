@@ -1,4 +1,4 @@
-"""Why a measurement got slower: the rules applied to the evidence of two sides, and the share of each cause. Pure.
+"""The causes of a slow-down: the rules applied to the evidence of two sides, and the share of each cause. Pure.
 
 The threshold of a rule is above the variation between two runs of the same code: DRAM bytes of ncu vary by 1 to 3 % (lines that are dirty
 in L2 at a launch's end), clocks by one step of 15 MHz, page faults by a few per cent. A rule estimates seconds by a physical bound, not by

@@ -1,4 +1,4 @@
-"""What ran differently: the differences between what two launches ran. Pure."""
+"""The differences between what two launches ran. Pure."""
 
 from __future__ import annotations
 

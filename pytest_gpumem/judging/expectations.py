@@ -1,4 +1,4 @@
-"""What somebody relies on being judged, and how each of it ended. Pure.
+"""The measurements, limits and tests that a session must judge, and the end of each. Pure.
 
 An expectation is a measurement that the baseline holds, a limit of a marker or of the session on a test, or in a gate a test that BASE
 selects. Each ends in one way: a row's verdict, or a `Omission` with the reason. So a limit on a test that measures nothing, a test that was

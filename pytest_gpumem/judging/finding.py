@@ -1,4 +1,4 @@
-"""What a rule finds, and the sentences of all findings.
+"""The findings of rules, and their sentences.
 
 A rule returns an outcome, a code and figures. `SENTENCES` is the only place that turns them into words, and no program reads the words.
 """

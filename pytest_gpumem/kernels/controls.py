@@ -1,4 +1,4 @@
-"""The control kernel (`kernels/controls.cu`): reads that show whether the device has changed. Not of the catalogue: nobody measures it."""
+"""The control kernel (`kernels/controls.cu`): reads that show whether the device has changed. It is no part of the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the CUDA sources are, and what every compilation of them needs.
+"""The folder of the CUDA sources, and the options that every compilation of them needs.
 
 They live in the repository's top-level `kernels/` and ship inside the wheel as `pytest_gpumem/kernels/cu/`.
 """

@@ -1,1 +1,1 @@
-"""From a target to a measurement."""
+"""The way from a target to a measurement."""

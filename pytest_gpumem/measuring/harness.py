@@ -1,4 +1,4 @@
-"""What the measurements of a session share: streams, flushes of L2, launch floors, and clocks that are up."""
+"""The state that the measurements of a session share: streams, flushes of L2, launch floors, and clocks that are up."""
 
 from __future__ import annotations
 

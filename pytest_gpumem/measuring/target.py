@@ -1,4 +1,4 @@
-"""What is measured, as one record, and what the describers of its four kinds share."""
+"""The target of a measurement as one record, and the code that the describers of its four kinds share."""
 
 from __future__ import annotations
 

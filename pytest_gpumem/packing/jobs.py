@@ -1,4 +1,4 @@
-"""What is started at once: a test, a group of tests that stay together, or some short tests of one file."""
+"""The jobs that start as one: a test, a group of tests that stay together, or some short tests of one file."""
 
 from __future__ import annotations
 

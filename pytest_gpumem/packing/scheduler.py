@@ -1,4 +1,4 @@
-"""Which job starts next, and where: a scheduler with the methods that pytest-xdist calls.
+"""The scheduler, with the methods that pytest-xdist calls: it chooses the next job and its worker.
 
 A worker of xdist begins a test when it is sent what follows. What follows a job is a place holder, which begins with the next job: so a
 worker that has nothing to do can get any job.

@@ -1,4 +1,4 @@
-"""What each test takes of a GPU and how long, as earlier sessions of the project have seen it."""
+"""The memory and the time that each test took in earlier sessions of the project."""
 
 from __future__ import annotations
 

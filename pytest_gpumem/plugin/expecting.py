@@ -1,4 +1,4 @@
-"""What this session is to judge, and what became of it: the measurements of the baseline, the limits on each test, the tests of BASE."""
+"""The expectations of this session, and the end of each: the measurements of the baseline, the limits on each test, the tests of BASE."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CollectedTests(TypedDict):
 
 
 class ExpectationFeature(Feature):
-    """Knows what is to be judged, and finds at the session's end what was not. What is open then fails a strict session."""
+    """Notes each expectation, and finds at the session's end those that nothing met. They fail a strict session."""
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session

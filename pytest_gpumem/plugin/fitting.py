@@ -47,7 +47,7 @@ def check(config: pytest.Config, settings: Settings, chosen: DeviceChoice) -> No
 
 
 class FitFeature(Feature):
-    """Only with `--gpumem-memory-limit`."""
+    """Takes all memory but `--gpumem-memory-limit`; registered only with that option."""
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session

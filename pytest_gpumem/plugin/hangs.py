@@ -158,7 +158,7 @@ def failed(end: dict[str, Any], session: GpuSession) -> pytest.TestReport:
 
 
 class EndFeature(Feature):
-    """How SIGTERM and `pytest.exit` end a session. Not in a process whose end another one looks after."""
+    """Ends a session after SIGTERM and `pytest.exit`; not registered in a process whose end another one looks after."""
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What a test leaves on the device: work that runs, a lost context, memory that is kept for the next one, a changed L2 cache."""
+"""The leftovers of a test on the device: work that runs, a lost context, memory that is kept for the next one, a changed L2 cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How hooks recognise our tests: the markers, and the private fixtures that the public ones depend on.
+"""The marks by which hooks recognise our tests: the markers, and the private fixtures that the public ones depend on.
 
 Read in every session, also with the plugin off: nothing heavy is imported. PYTEST_DONT_REWRITE
 """

@@ -1,4 +1,4 @@
-"""Writes a session's outputs: the files of `OUTPUTS`, GitHub's job summary and annotations. Not in workers."""
+"""Writes a session's outputs: the files of `OUTPUTS`, GitHub's job summary and annotations. Workers write none."""
 
 from __future__ import annotations
 

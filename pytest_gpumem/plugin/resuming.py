@@ -57,7 +57,7 @@ class _Test(pytest.Item):
 
 
 class ResumeFeature(Feature):
-    """Collects and runs what the journal tells; registered in that pytest alone."""
+    """Takes tests and reports from the journal; registered in that pytest alone."""
 
     def __init__(self, session: GpuSession, resumed: SessionRemains, expectations: ExpectationFeature) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""The hooks of pytest around tests. What a session does in them beside running the tests are its features: a list, in one order.
+"""The hooks of pytest around tests. A session's features do the work in them: a list, in one order.
 
 Errors that are made for the user lose the traceback through this package on their way.
 """

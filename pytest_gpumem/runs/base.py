@@ -1,4 +1,4 @@
-"""What a gate asks of its base: the tests that it selects, and the figures of some of them; in one process each."""
+"""The questions of a gate to its base: the tests that it selects, and the figures of some of them, by one process each."""
 
 from __future__ import annotations
 

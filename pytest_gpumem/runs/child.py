@@ -1,4 +1,4 @@
-"""How commands start pytest in processes of its own, and other programs: the command line, the environment, the output.
+"""The processes that commands start, pytest and other programs: the command line, the environment, the output.
 
 No other module of this package starts pytest, but the guardian of a session, which has the session's own pytest write its results.
 Programs that are no pytest, such as git, have a module each that asks them.

@@ -1,4 +1,4 @@
-"""From the finished processes of a duet to the pairs of each measurement, or the reason for having none. Pure functions."""
+"""The pairs of each measurement, from the finished processes of a duet, or the reason why it has none. Pure functions."""
 
 from __future__ import annotations
 

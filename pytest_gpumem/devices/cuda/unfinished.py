@@ -1,4 +1,4 @@
-"""Whether work waits on the streams that code uses without naming one; nothing waits for it, and no context is made.
+"""A query for unfinished work on the streams that code uses without naming one. It waits for nothing and makes no context.
 
 Sources: CUDA Driver API, cuStreamQuery, cuStreamIsCapturing, cuCtxGetCurrent; Stream synchronization behavior.
 """

@@ -1,4 +1,4 @@
-"""What one launch ran, from CUPTI's records of activity and its callbacks of launches.
+"""A record of what one launch ran, from CUPTI's records of activity and its callbacks of launches.
 
 Sources: CUPTI, CUpti_ActivityKernel9 and its successors, CUpti_ActivityMemcpy, CUpti_ActivityMemset, CUpti_ActivityMemory,
 CUpti_ActivitySynchronization, CUpti_ActivityAPI; CUDA Driver API, CUaccessPolicyWindow.

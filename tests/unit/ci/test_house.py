@@ -10,6 +10,8 @@ import house
 import pytest
 from committing import git
 
+DOCS = Path(__file__).parents[3] / "docs"
+
 FILES = {
     "pytest_gpumem/__init__.py": '"""Docs."""\nfrom __future__ import annotations\n',
     "pytest_gpumem/state.py": "class GpuSession:\n    def __init__(self):\n        self.rows = []\n        self.lost: str | None = None\n",
@@ -80,3 +82,10 @@ def test_no_two_test_modules_have_one_name() -> None:
     """pytest imports them by their names alone, so a second one of a name stops the collection of all tests."""
     names = Counter(path.name for path in (Path(__file__).parents[3] / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_documentation_stays_short() -> None:
+    """Words that somebody wrote by hand; tables and sessions that code writes do not count."""
+    words = {page.relative_to(DOCS).as_posix(): house.words_by_hand(page.read_text(encoding="utf-8")) for page in DOCS.rglob("*.md")}
+    assert words["ci.md"] <= 1_500
+    assert sum(words.values()) <= 22_000, sorted(words.items(), key=lambda page: page[1], reverse=True)[:10]
