@@ -34,7 +34,14 @@ with suppress(ImportError):  # the memory suite runs without Hypothesis
     settings.load_profile("untimed")
 
 
-PREPARED = ("test_deciding", "test_gate_validation", "test_kernel_sources_run", "test_lost_measurements", "test_not_green")
+PREPARED = (
+    "test_deciding",
+    "test_gate_validation",
+    "test_kernel_sources_run",
+    "test_lost_measurements",
+    "test_not_green",
+    "test_pytest_split",
+)
 """Modules that prepare something dear, which one worker of xdist does instead of each."""
 
 

@@ -25,10 +25,12 @@ from _pytest.config import default_plugins
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
-    ["pytest", "execnet.gateway_io", "numpy.ma", "rich.console", "rich.text", "email.parser", "unittest", "pdb"]
-    + ["forkserver_requests", "nvtx", "pytest_gpumem.cli", "forked_plugins"]
+    ["pytest", "execnet.gateway_io", "numpy.ma", "rich.console", "rich.text", "email.parser", "unittest", "pdb", "jinja2"]
     + [f"_pytest.{name}" for name in default_plugins if name != "pytester_assertions"]
-    + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table")]
+    + ["forkserver_requests", "nvtx", "pytest_gpumem.cli", "forked_plugins"]
+    + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "explain.causes", "explain.text")]
+    + [f"pytest_gpumem.reporting.{name}" for name in ("summary", "table", "html", "markdown", "concerns")]
+    + [f"pytest_gpumem.{name}" for name in ("runs.child", "runs.experiment", "plugin.packed", "plugin.packing")]
     + [f"pytest_gpumem.plugin.{name}" for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")]
 )
 if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as `multiprocessing.spawn` tells a process that it starts

@@ -10,6 +10,9 @@ import importlib
 import sys
 from contextlib import suppress
 from importlib import metadata
+from types import ModuleType
+
+from _pytest.config import default_plugins
 
 PLUGINS = (
     "_hypothesis_pytestplugin",
@@ -39,8 +42,20 @@ def load_plugins() -> None:
         module.__doc__ = f"{module.__doc__ or ''} PYTEST_DONT_REWRITE"
 
 
+def _shorten(module: ModuleType) -> None:
+    """Have `dir` give the names alone that pytest looks for in a plugin: it looks at every other one too, twice in every session."""
+    names = [
+        name
+        for name, value in vars(module).items()
+        if name.startswith("pytest_") or type(value).__name__ == "FixtureFunctionDefinition" or hasattr(value, "_pytestfixturefunction")
+    ]
+    module.__dir__ = lambda: names  # type: ignore[method-assign]
+
+
 def remember() -> None:
     """Ask once. pytest reads the metadata of all that is installed; pytest-benchmark asks programs for the processor and the machine."""
+    for name in {*(f"_pytest.{name}" for name in default_plugins), *PLUGINS} & {*sys.modules}:
+        _shorten(sys.modules[name])
     installed, found = [*metadata.distributions()], metadata.distributions
     metadata.distributions = lambda **sought: found(**sought) if sought else iter(installed)
     for name in ("entry_points", "files", "metadata"):

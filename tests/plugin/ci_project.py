@@ -16,6 +16,11 @@ from pytest_gpumem.baselines.layout import digest
 BRANCH = "main"
 SIMULATED = {"GPUMEM_DEVICE": "sim"}
 
+INI = "[pytest]\ngpumem_budget = 5 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest"
+"""Measure quickly."""
+IN_ONE_PROCESS = f"{INI} -n0\n"
+"""Nor does a gate start a worker, which takes as long as its tests: for gates whose subject is something else."""
+
 TESTS = """
 import pytest
 from kern import NBYTES
@@ -42,9 +47,7 @@ class Project:
         (upstream / ".venv" / "bin").mkdir(parents=True)
         (upstream / ".venv" / "bin" / "activate").write_text(f'PATH="{folder / "bin"}:{programs}:$PATH"\n')
         (upstream / ".gitignore").write_text(".gpumem-baseline\n__pycache__\n")
-        (upstream / "pytest.ini").write_text(
-            "[pytest]\ngpumem_budget = 5 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest\n"
-        )
+        (upstream / "pytest.ini").write_text(IN_ONE_PROCESS)
         (upstream / "test_it.py").write_text(TESTS)
         (upstream / "kern.py").write_text("NBYTES = 64 << 20\n")
         git(upstream, "add", ".")
@@ -91,7 +94,8 @@ def saved_project(folder: Path, programs: Path, files: Mapping[str, str] | None 
     git(upstream, "commit", "-q", "--allow-empty", "-m", "tests")
     project.git("pull", "-q")
     done = project.run(
-        ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save", {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}
+        ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save --gpumem-processes 1",
+        {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     make_three(next((project.folder / ".gpumem-baseline").rglob("*.json")))

@@ -21,7 +21,14 @@ from pytest_gpumem.units import KiB
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
 for name in ("session", "terminal", "repeating", "outputs", "profiling", "gpu_benchmark", "persisting"):
     importlib.import_module(f"pytest_gpumem.plugin.{name}")
-for name in ("devices.simulated.device", "measuring.stopping", "reporting.summary", "reporting.table"):
+for name in (
+    "devices.simulated.device",
+    "measuring.stopping",
+    "reporting.summary",
+    "reporting.table",
+    "reporting.html",
+    "reporting.markdown",
+):
     importlib.import_module(f"pytest_gpumem.{name}")
 for name in ("email.parser", "rich.console"):
     importlib.import_module(name)

@@ -54,7 +54,7 @@ class Project(Repository):
         return self.run("duet", *arguments, *(() if "--" in arguments else ("--", *PROCESSES)))
 
     def gate(self, *arguments: str) -> Done[str]:
-        return self.run("gate", "main", *arguments, "--max-regression", "5%", "--", "-q", *PROCESSES)
+        return self.run("gate", "main", *arguments, "--max-regression", "5%", "--", "-q", "-n0", *PROCESSES)
 
     def start_duet(self, *arguments: str) -> subprocess.Popen[str]:
         return self.start("duet", *arguments, "--", *PROCESSES)
@@ -94,7 +94,8 @@ def complaint(done: Done[str]) -> str:
 
 def run_of(project: Project) -> dict[str, Any]:
     """The results of a run that compared all tests with a baseline."""
-    run = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-max-regression=1%", "--benchmark-json=run.json", *PROCESSES]
+    run = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-processes=1", "--gpumem-max-regression=1%"]
+    run += ["--benchmark-json=run.json", *PROCESSES]
     for _ in range(2):
         done = subprocess.run([*run, "--gpumem-save"], cwd=project.folder, env=project.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
@@ -111,7 +112,6 @@ def flagged(document: dict[str, Any], *tests: str) -> str:
     return json.dumps(document)
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(project: Project) -> None:
     """Half as many bytes more, not committed. It compares what a run flagged, nothing else; limits that every row breaks and a strict
     ini do not interfere."""
@@ -292,7 +292,7 @@ def test_a_test_that_fails_in_head_alone_is_red(project: Project) -> None:
 
 def test_a_gate_compares_what_has_no_baseline_and_what_changed_its_sampler(project: Project) -> None:
     """One test has no baseline, the other has one and now asks for a sampler that hides how long it takes."""
-    save = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-save", *PROCESSES, "-k", "test_same"]
+    save = [sys.executable, "-m", "pytest", "--gpumem", "--gpumem-save", "--gpumem-processes=1", *PROCESSES, "-k", "test_same"]
     subprocess.run(save, cwd=project.folder, env=project.environment, check=True, capture_output=True)
     project.write("kern.py", "NBYTES = 128 << 20\n")
     hidden = TESTS.replace("def test_same", "@pytest.mark.gpumem(sampler='host')\ndef test_same").replace("64 <<", "128 <<")

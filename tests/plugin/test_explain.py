@@ -40,7 +40,7 @@ def test_a_failed_row_says_why_and_how_to_learn_the_rest(pytester: pytest.Pytest
     side = pytester.path / "side.txt"
     side.write_text("base")
     for _ in range(3):
-        assert pytester.runpytest_inprocess(*SIMULATED, "--gpumem-save", "-k", "lookup").ret == 0
+        assert pytester.runpytest_inprocess(*SIMULATED, "--gpumem-save", "--gpumem-processes=1", "-k", "lookup").ret == 0
     side.write_text("head")
     done = pytester.runpytest_inprocess(*SIMULATED, "-k", "lookup", "--benchmark-json=out.json")
     said = " ".join(done.stdout.str().split())
@@ -67,7 +67,9 @@ def test_without_a_stored_pass_a_failed_row_names_the_command_and_the_revision_o
         subprocess.run(["git", *words], cwd=pytester.path, check=True)
     base = subprocess.run(["git", "rev-parse", "HEAD"], cwd=pytester.path, check=True, capture_output=True, text=True).stdout.strip()
     for _ in range(3):
-        assert pytester.runpytest_inprocess(*SIMULATED, "--gpumem-save", "--gpumem-no-what-ran", "-k", "grid").ret == 0
+        assert (
+            pytester.runpytest_inprocess(*SIMULATED, "--gpumem-save", "--gpumem-processes=1", "--gpumem-no-what-ran", "-k", "grid").ret == 0
+        )
     side.write_text("head")
     done = pytester.runpytest_inprocess(*SIMULATED, "--gpumem-max-regression=1%", "-k", "grid", "--benchmark-json=out.json")
     assert row_in(pytester.path)["measurement"]["activity"] is None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ci_project import SIMULATED, Project, saved_project
+from ci_project import IN_ONE_PROCESS, SIMULATED, Project, saved_project
 from click.testing import CliRunner
 from sessions import gate_result
 
@@ -70,7 +70,7 @@ def test_kernels(gpu_benchmark, device_buffer, gpu_kernels):
 def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
     {COPY}
 """
-INI = "[pytest]\ngpumem_budget = 5 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest\nmarkers = gpu\n"
+INI = f"{IN_ONE_PROCESS}markers = gpu\n"
 GPU = "--screen-only origin/main -- -m gpu"
 
 Change = dict[str, str]
@@ -249,7 +249,7 @@ def test_a_peak_that_grew_by_chance_is_measured_again(gate: Gate, exact: Project
 
 
 def test_what_base_has_grown_by_is_not_this_changes_fault(gate: Gate, exact: Project) -> None:
-    save = ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save"
+    save = ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save --gpumem-processes 1"
     done = exact.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
     assert done.returncode == 0, done.stdout + done.stderr
     exact.write("kern.py", GROWN["kern.py"])

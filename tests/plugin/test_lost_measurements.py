@@ -178,7 +178,7 @@ def test_a_gate_is_red_by_it(pytester: pytest.Pytester, gpumem: Run, monkeypatch
     assert gpumem("--gpumem-save").ret == 0
 
     def gate(words: tuple[str, ...] = ()) -> Result:
-        quick = ("--gpumem-device=sim", "--gpumem-budget=5 ms", "-p", "no:cacheprovider")
+        quick = ("--gpumem-device=sim", "--gpumem-budget=5 ms", "-p", "no:cacheprovider", "-n0")
         return CliRunner().invoke(main, ["gate", "--screen-only", "--max-regression", "50%", "HEAD", "--", *quick, *words])
 
     monkeypatch.setenv("EARLY", "return")

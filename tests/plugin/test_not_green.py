@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from ci_project import SIMULATED, TESTS, Project, saved_project
+from ci_project import INI, SIMULATED, TESTS, Project, saved_project
 from click.testing import CliRunner
 from test_lost_contexts import LOSING
 
@@ -32,7 +32,7 @@ pytest_gpumem.baselines.verdicts.judge = crash
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
-    return saved_project(tmp_path_factory.mktemp("saved"), programs)
+    return saved_project(tmp_path_factory.mktemp("saved"), programs, {"pytest.ini": f"{INI}\n"})
 
 
 @pytest.fixture
@@ -42,14 +42,15 @@ def project(saved: Project, tmp_path: Path) -> Project:
 
 @pytest.fixture
 def gate(project: Project, monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """Runs a gate in a CI that has no GPU; gives its exit code and its output."""
+    """Runs a gate in a CI that has no GPU; gives its exit code and its output. `isolated`: as by default, in a worker."""
 
-    def run(options: str = "", arguments: str = "", **variables: str) -> tuple[int, str]:
+    def run(options: str = "", arguments: str = "", isolated: bool = False, **variables: str) -> tuple[int, str]:
         own = {"CI": "true", "CUDA_VISIBLE_DEVICES": "", "GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED, **variables}
         for name, value in own.items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(project.folder)
-        done = CliRunner().invoke(main, ["gate", "--screen-only", *options.split(), "origin/main", *arguments.split()])
+        words = [*([] if isolated else ["-n0"]), *arguments.split()]
+        done = CliRunner().invoke(main, ["gate", "--screen-only", *options.split(), "origin/main", "--", *words])
         return done.exit_code, done.output
 
     return run
@@ -70,9 +71,9 @@ def holding(text: str) -> Callable[[Project], None]:
         pytest.param(no_baseline, "", "", 6, id="no baseline, or an evicted cache"),
         pytest.param(holding(TESTS + SKIP), "", "", 1, id="skipped after it was measured"),
         pytest.param(holding(TESTS.replace("    gpu_b", f"{SKIP}    gpu_b")), "", "", 1, id="all tests skipped"),
-        pytest.param(lambda project: None, "", "-- -k nothing", 6, id="all tests deselected"),
+        pytest.param(lambda project: None, "", "-k nothing", 6, id="all tests deselected"),
         pytest.param(holding(""), "", "", 1, id="all tests gone"),
-        pytest.param(holding(SECOND + TESTS), "", "-- -x", 1, id="-x after one"),
+        pytest.param(holding(SECOND + TESTS), "", "-x", 1, id="-x after one"),
         pytest.param(lambda project: project.write("conftest.py", CRASH), "", "", 1, id="a crash while judging"),
         pytest.param(lambda project: None, "--strict", "", 6, id="results of the simulated device, strictly"),
     ],
@@ -85,11 +86,12 @@ def test_what_is_not_judged_is_not_green(
     assert ended == code, text
 
 
+@pytest.mark.parametrize("isolated", [True, False])
 @pytest.mark.parametrize("leaves", ["os._exit(0)", "ctypes.CDLL(None)._exit(0)", "os.kill(os.getpid(), 9)"])
-def test_a_process_that_ends_by_itself_is_red(project: Project, gate: Gate, leaves: str) -> None:
+def test_a_process_that_ends_by_itself_is_red(project: Project, gate: Gate, leaves: str, isolated: bool) -> None:
     """The gate waits for the results, which another process writes after this one's death."""
     project.write("test_it.py", f"{TESTS}\ndef test_leaves():\n    import ctypes, os\n    {leaves}\n")
-    ended, text = gate()
+    ended, text = gate(isolated=isolated)
     assert ended == 1, text
     assert "nothing was measured" not in text
 
@@ -110,7 +112,7 @@ def test_a_crash_costs_one_test_and_is_named_once(project: Project, gate: Gate, 
     """A gate isolates without being asked. Nobody means a crash, so nothing accepts it."""
     project.write("conftest.py", dedent(LOSING))
     project.write("test_a.py", crash)
-    ended, text = gate()
+    ended, text = gate(isolated=True)
     assert ended == 1, text
     _, _, end = text.partition("gpumem gate: red (simulated): ")
     assert end.startswith(f"1 test failed without a measurement\nFAIL test_a.py::test_culprit: {said}"), text
@@ -122,7 +124,7 @@ def test_a_crash_costs_one_test_and_is_named_once(project: Project, gate: Gate, 
 def test_what_a_crash_keeps_from_running_is_told_once(project: Project, gate: Gate) -> None:
     project.write("conftest.py", dedent(LOSING))
     project.write("test_a.py", LOST)
-    ended, text = gate("", "-- -n0")
+    ended, text = gate()
     assert ended == 1, text
     end = " ".join(text.partition("gpumem gate: 5 files")[2].split())
     assert "lost: 1 test did not run because test_a.py::test_culprit lost the context (illegal address, test_a.py:3)" in end

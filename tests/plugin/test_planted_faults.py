@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ci_project import IN_ONE_PROCESS, Project, saved_project
 from ci_project import SIMULATED as DEVICE
-from ci_project import Project, saved_project
 from click.testing import CliRunner
 from sessions import SIMULATED, Run, gate_result
 
@@ -257,9 +257,7 @@ class GateDraw:
         return self.accepts == "it" and not (self.draw.planted == WORSE and self.draw.kind == LATENCY)
 
 
-GATE_INI = (
-    "[pytest]\ngpumem_budget = 5 ms\ngpumem_placements = 2\naddopts = -p no:cacheprovider -p no:hypothesispytest --import-mode=importlib\n"
-)
+GATE_INI = IN_ONE_PROCESS[:-1] + " --import-mode=importlib\n"
 
 
 def in_gate(ini: str) -> str:

@@ -26,10 +26,11 @@ NAMES = ("first", "second", "third")  # six tests in three files: the first runn
 PARTS = {1: ["test_first[0]", "test_first[1]", "test_second[0]"], 2: ["test_second[1]", "test_third[0]", "test_third[1]"]}
 
 
-@pytest.fixture
-def project(tmp_path: Path, programs: Path) -> Project:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Project:
     """A project with a baseline of three runs, each of which two runners measured."""
-    made = Project(tmp_path, programs)
+    folder = tmp_path_factory.mktemp("saved")
+    made = Project(folder, programs)
     made.git("rm", "-q", "test_it.py")
     for name in NAMES:
         made.write(f"test_{name}.py", TESTS.format(name=name))
@@ -40,15 +41,20 @@ def project(tmp_path: Path, programs: Path) -> Project:
     for group in PARTS:
         saved = runner(made, group, "python -m pytest -q --gpumem --gpumem-save")
         assert saved.returncode == 0, saved.stdout
-    stored = sorted((tmp_path / "store").rglob("*.json"))
+    stored = sorted((folder / "store").rglob("*.json"))
     assert len(stored) == 2
     for number, file in enumerate(stored):
-        (folder := tmp_path / f"of-{number}").mkdir()
-        (copy := folder / file.name).write_bytes(file.read_bytes())
+        (alone := folder / f"of-{number}").mkdir()
+        (copy := alone / file.name).write_bytes(file.read_bytes())
         make_three(copy)
-        for again in folder.glob("again-*.json"):
+        for again in alone.glob("again-*.json"):
             again.rename(file.with_name(f"of-{number}-{again.name}"))
     return made
+
+
+@pytest.fixture
+def project(saved: Project, tmp_path: Path) -> Project:
+    return saved.copied(tmp_path)
 
 
 def runner(project: Project, group: int, command: str, **variables: str) -> Done[str]:
@@ -78,24 +84,30 @@ def test_rows_of_the_other_runner_are_not_run_and_not_lost(project: Project) -> 
 
 
 def test_each_runner_gates_its_part(project: Project) -> None:
-    """The change slows `number == 1` down: each part has such tests, and is red by them alone; without them both are green."""
+    """The change slows `number == 1` down: each part has such tests, and is red by them alone, one by the duet and the other by the
+    screen; without them both are green."""
     for group in PARTS:
         done = runner(project, group, f"gpumem gate origin/{BRANCH} --")
         assert done.returncode == 0, done.stdout + done.stderr
         assert "green (simulated): 3 rows" in done.stdout
     project.change("75 << 20")
     for group, own in PARTS.items():
-        done = runner(project, group, f"gpumem gate origin/{BRANCH} --")
+        done = runner(project, group, f"gpumem gate origin/{BRANCH} {'' if group == 1 else '--screen-only'} --")
         assert done.returncode == 1, done.stdout + done.stderr
         slower = [name for name in own if name.endswith("[1]")]
         assert f"red (simulated): {len(slower)} of 3 rows fail" in done.stdout
-        duet = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())
-        judged = {one["key"].partition("::")[2]: one["outcome"] for one in duet["verdicts"]}
+        if group == 1:
+            duet = json.loads((project.folder / "gpumem-results" / "duet.json").read_text())
+            judged = {one["key"].partition("::")[2]: one["outcome"] for one in duet["verdicts"]}
+        else:
+            rows = results(project, "gpumem-results/results.json")["rows"]
+            judged = {row["nodeid"].partition("::")[2]: row["verdict"]["outcome"] for row in rows if row["failed"]}
         assert judged == dict.fromkeys(slower, "FAIL")
 
 
 def test_undecided_rows_of_a_part_are_measured_again(project: Project) -> None:
     """Also the one of the file that the runners share, whose other tests a further process need not collect."""
+    project.write("conftest.py", "from pytest_gpumem.plugin import repeating\n\nrepeating.LOOKS = (1, 3)\n")
     for group, own in PARTS.items():
         again = "python -m pytest --gpumem --gpumem-no-what-ran --benchmark-json=../out.json"
         done = runner(project, group, again, LIMIT="0.3%")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -840,6 +841,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def suite(copied: Path, gpumem: Run, monkeypatch: Patch) -> Callable[..., tuple[set[str], dict[str, str]]]:
     """Runs modules of the suite, or all, quickly; gives the names of the tests that passed, and the text of those that failed."""
     monkeypatch.chdir(copied.parent)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
 
     def run(*modules: str) -> tuple[set[str], dict[str, str]]:
         paths = [f"suite/{module}" for module in modules] or ["suite"]
