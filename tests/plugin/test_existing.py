@@ -6,7 +6,7 @@ import json
 from importlib.util import find_spec
 
 import pytest
-from sessions import Run, row_in, rows_in
+from sessions import SIMULATED, Run, row_in, rows_in
 
 ADOPT = "--gpumem-existing=adopt"
 QUICK = ("--benchmark-max-time=0.001", "--benchmark-min-rounds=1", "--benchmark-min-time=0.000001")
@@ -364,6 +364,34 @@ def test_neighbours(
     document = json.loads((pytester.path / "out.json").read_text()) if (pytester.path / "out.json").exists() else {}
     assert len(document.get("gpumem", {}).get("rows", [])) == rows
     assert said in result.stdout.str()
+
+
+def test_a_timeout_ends_a_benchmark_while_it_is_measured_on_the_gpu(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import threading
+
+        import pytest
+
+        @pytest.mark.timeout(2, method="signal")
+        def test_hangs(benchmark, gpu):
+            calls = []
+            def work():
+                gpu.launch()
+                calls.append(1)
+                if len(calls) > 3:  # those of pytest-benchmark
+                    print("measured")
+                    threading.Event().wait()
+            benchmark.pedantic(work, rounds=2)
+
+        def test_next(benchmark, gpu):
+            benchmark(gpu.launch)
+        """
+    )
+    result = pytester.runpytest_subprocess(ADOPT, *QUICK, *SIMULATED, "-p", "no:randomly", "--benchmark-json=out.json", timeout=60)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*Timeout*", "measured"], consecutive=False)
+    assert row_in(pytester.path)["nodeid"].endswith("::test_next")
 
 
 def test_a_benchmark_runs_again_and_in_a_subtest(pytester: pytest.Pytester, gpumem: Run) -> None:

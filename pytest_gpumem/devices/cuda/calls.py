@@ -298,6 +298,8 @@ class CudaCalls:
         if asked:
             thread.asked = None
         if site not in self._creating:
+            if len(self._plain) >= _MOST_SITES:
+                self._plain.clear()
             self._plain[site] = frame.f_code
         return False
 
@@ -329,6 +331,7 @@ class CudaCalls:
 
 _WaitSite = tuple[int, int, str, int]
 """Of a wait: the `id` of the innermost Python code and its instruction, the call, and the address of its parameters."""
+_MOST_SITES = 2**14  # that are kept
 _CALLBACKS = (CudaCalls._driver.__code__.co_filename, type(CALLBACKS)._called.__code__.co_filename)
 """The files of the frames of a callback."""
 
