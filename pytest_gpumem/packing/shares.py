@@ -15,6 +15,11 @@ GREEDY = 0.7  # share of what was free: a test that takes more may follow the fr
 _SLOWER = 1.1  # by which factor a session can raise the time of a test: beside others it takes longer than alone
 
 
+def greedy(taken: int, free: int) -> float:
+    """Share of the free memory that a test took while it had the GPU to itself, if that is above `GREEDY`; else 0."""
+    return taken / free if taken > GREEDY * free > 0 else 0.0
+
+
 class Learnt(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known of a test."""
 

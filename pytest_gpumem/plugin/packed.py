@@ -20,7 +20,7 @@ from pytest_gpumem.devices.shortage import shortage
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.packing.jobs import Asked
 from pytest_gpumem.packing.leases import ALONE, IDLE, RUNS, WAITS, Lease, LeaseError, Leases, take, this_process
-from pytest_gpumem.packing.shares import GREEDY, PAGE
+from pytest_gpumem.packing.shares import PAGE, greedy
 from pytest_gpumem.plugin.exclusive import lock_file
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, PEER_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.running import Feature
@@ -310,7 +310,7 @@ class PackedFeature(Feature):
         if self._empty(EMPTIED):
             self._read()
         lease = self._lease
-        packed = lease is not None and lease.state == RUNS and not self._twice  # what was free is then what the other tests left
+        packed = lease is not None and lease.state == RUNS and not self._twice
         return {
             "name": asked_of(item, self._session).nodeid,
             "peak": peak,
@@ -321,7 +321,7 @@ class PackedFeature(Feature):
             "idle": self._idle,
             "works": (total or 0) > 0,
             "measures": any(row.measurement is not None for row in rows),
-            "greedy": grown / free if grown > GREEDY * free > 0 and not packed else 0.0,
+            "greedy": 0.0 if packed else greedy(grown, free),
             "share": lease.nbytes if lease is not None and packed else 0,
             "twice": self._twice,
             "trouble": self._trouble,

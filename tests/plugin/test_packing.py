@@ -95,8 +95,30 @@ def test_the_first_session_learns_alone_and_the_second_packs(pytester: pytest.Py
     second.assert_outcomes(passed=4)
     assert most_at_once(pytester.path) == 3  # 20 + 25 + 30 GiB fit, and there are three workers
     assert said(second)[-1].endswith("(4 tests, up to 3 at once)")
-    # The last one to start took most of what the others had left free: that does not follow the free memory.
-    assert not any(one.get("greedy") for one in learnt(pytester.path).values())
+
+
+def test_what_other_tests_leave_free_is_no_measure_of_a_test(pytester: pytest.Pytester, session: Run) -> None:
+    pytester.makeconftest(
+        """
+        from pytest_gpumem.plugin.packed import PackedFeature
+
+        read = PackedFeature._read
+
+        def beside_a_large_test(self):
+            read(self)
+            self._free = (self._held or 0) + (25 << 30)
+
+        PackedFeature._read = beside_a_large_test
+        """
+    )
+    pytester.makepyfile(
+        test_it="def test_buffer(device_buffer): device_buffer(20 << 30, 'u1')\ndef test_new(device_buffer): device_buffer(20 << 30, 'u1')"
+    )
+    known(pytester.path, test_buffer={"grown": [20]})
+    session(*PACK, "-n", "2").assert_outcomes(passed=2)
+    shares = learnt(pytester.path)
+    assert shares["test_it.py::test_new"]["greedy"] > 0.7  # it was alone on the GPU
+    assert not shares["test_it.py::test_buffer"].get("greedy")
 
 
 def test_what_does_not_fit_waits(pytester: pytest.Pytester, session: Run) -> None:
