@@ -127,7 +127,7 @@ class GpuBenchmark:
         Args:
             function: what is launched.
             args, kwargs: its arguments. Buffers among them are moved between placements. A keyword of this signature or the name of a
-                limit reaches `function` if it has a parameter of that name; wrap it in a lambda to use both.
+                limit goes to `function` if it has a parameter of that name; wrap it in a lambda to use both.
             label: tells this measurement from others of the same test.
             stream: from `persisting_stream`; default: a stream of the test's own.
             moved: compulsory bytes of one launch, in bytes or as "64 MiB"; for callables, where `reads` and `writes` do not give it.

@@ -29,7 +29,7 @@ class WaitLine(Record, frozen=True):
 
 
 class Calls(Record, frozen=True):
-    """The calls of a test's body, or of a part of it. What the first use of a module, a library or a pool calls is counted apart."""
+    """The calls of a test's body, or of a part of it. Calls of the first use of a module, a library or a pool have counts of their own."""
 
     kernels: Count = 0  # Launched kernels, those of graphs included
     copies: tuple[CopyUse, ...] = ()  # Copies by kind, without times

@@ -72,11 +72,11 @@ class Site(Record, frozen=True):
     kept_count: Count = 0  # Allocations that make them up
     stack: tuple[str, ...] = ()
     """The lines of the user's code that led there, as "file:line in function", the outermost first; of its largest allocation."""
-    referrers: tuple[str, ...] = ()  # What refers to what is kept, as far as Python knows, such as "`cache` of the module app"
+    referrers: tuple[str, ...] = ()  # References to the memory that is kept, as far as Python knows, such as "`cache` of the module app"
 
 
 class FootprintRepeat(Record, frozen=True):
-    """What limits are on, of the same footprint in another process of the same run (`--gpumem-processes`)."""
+    """The figures that limits judge, in another process of the same run (`--gpumem-processes`)."""
 
     peak: Bytes  # As `Footprint.peak`
     kept: Bytes = 0  # As `Footprint.kept`
@@ -94,17 +94,17 @@ class Footprint(Record, frozen=True):
     the test: what the GPU must have free. None where the driver was not watched."""
     peak_bound: Bytes | None = None  # The most that the peak can be, where that of a library is not known
     bound: Bytes | None = None
-    """Where the driver was not watched: bytes by which the free memory of the GPU shrank from begin to end, beyond what is known. Whole
+    """If the driver was not watched: bytes by which the free memory of the GPU shrank from begin to end, beyond what is known. Whole
     pages of 2 MiB, other processes included."""
     watched: tuple[str, ...] = ()  # Sources that were read, such as "CUPTI", "CuPy", "PyTorch"
-    not_watched: tuple[str, ...] = ()  # What was not seen, each with the reason
+    not_watched: tuple[str, ...] = ()  # Parts that were not recorded, each with the reason
     seconds: Seconds = 0.0  # Length of the test
     phases: tuple[Phase, ...] = ()  # Setup, body and teardown, and the labelled parts
     timeline: tuple[Course, ...] = ()  # Bytes in use over the test's time
     sites: tuple[Site, ...] = ()
     """Lines that allocated what was in use at the peak or is kept, largest first; with `--gpumem-footprint=trace`. Small ones are left
     out."""
-    further: tuple[FootprintRepeat, ...] = ()  # Of further processes of the same run
+    further: tuple[FootprintRepeat, ...] = ()  # The same figures of further processes of this run
     ended: bool = True  # False while the test still runs: what it keeps and reserves is not known yet
     notes: tuple[str, ...] = ()  # Remarks for the reader
     calls: Calls | None = None  # Calls of the test's body, or of the part of it; None where they were not to be counted

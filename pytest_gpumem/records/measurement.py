@@ -246,7 +246,7 @@ class Measurement(Record, frozen=True, dict=True):
     launches_wait: bool | UnsetType = UNSET
     """True if the environment made every launch wait for the device (`CUDA_LAUNCH_BLOCKING`). Written only then."""
     host_time: Seconds | UnsetType = UNSET
-    """Seconds that the host takes to queue one launch: the median of the samples. Not written where no launch is queued by itself."""
+    """Seconds that the host takes to queue one launch: the median of the samples. Absent if no launch is queued by itself."""
     ran_at_hz: NotNegative | UnsetType = UNSET
     """SM clock that really ran just before the samples, in hertz, by the device's own timer: the median. Not written where it is
     unknown."""

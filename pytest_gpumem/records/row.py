@@ -30,9 +30,9 @@ class Comparison(Record, frozen=True):
     runs: int = 1  # Saved runs that those processes are of
     measured: int = 1  # Processes of this run behind the change
     p_value: float | None = None
-    """Probability that a change of no more than the limit shows such a slow-down or a larger one. Of a row that crept, the change since the
+    """Probability that a change of no more than the limit shows such a slow-down or a larger one. For a row that crept, that since the
     first run."""
-    since_first: float | None = None  # Of a row that crept: measured change since the first run
+    since_first: float | None = None  # For a row that crept: the measured change since the first run
     since_first_low: float | None = None  # Lower bound of that change, as `low`
     same_code: bool = False  # Each run that it is compared with ran the same machine code in the same way
 
@@ -80,7 +80,7 @@ class Row(Record, frozen=True):
     """Memory that the test took; of a labelled row, memory that the part with this label took. None where it was not watched."""
 
     why: tuple[str, ...] = ()
-    """Of a row that fails: what ran differently than in the baseline, the causes of a slow-down, and the command for more, a line each."""
+    """For a row that fails: the differences from what the baseline ran, the causes of a slow-down, and a command for more, one a line."""
 
     @property
     def measured_something(self) -> bool:
@@ -124,7 +124,7 @@ UNEXPLAINED: Final = "unexplained"  # name of the part of a slow-down without a 
 
 
 class Omission(Record, frozen=True):
-    """What somebody relies on being judged, and this run did not judge: a measurement of the baseline, a limit, or a test of BASE."""
+    """An expectation that this run did not judge: a measurement of the baseline, a limit, or a test of BASE."""
 
     nodeid: str  # pytest's id of the test
     label: str  # Label of the measurement inside its test

@@ -38,7 +38,7 @@ _DIGEST_BYTES = 8
 
 
 class StepKind(str, Enum):
-    """What a step of a launch does."""
+    """The kind of a step of a launch."""
 
     KERNEL = "kernel"
     COPY = "copy"
@@ -79,9 +79,9 @@ class Step(Record, frozen=True, omit_defaults=True):
 
 
 class WhatRan(Record, frozen=True):
-    """What one launch ran, from an untimed pass."""
+    """A record of what one launch ran, from an untimed pass."""
 
-    digest: str | None = None  # Of everything below; equal digests mean that the same ran. None if something was not watched.
+    digest: str | None = None  # Digest of everything below; equal digests mean that the same ran. None if something was not watched.
     steps: tuple[Step, ...] = ()  # The distinct steps, in the order of their first use
     order: tuple[Count, ...] = ()  # The launch: indices into `steps`
     calls: dict[str, Count] = field(default_factory=dict)

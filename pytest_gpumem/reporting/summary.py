@@ -174,7 +174,7 @@ def since_the_baseline(rows: Sequence[Row]) -> Iterator[str]:
         yield f"changed since the baseline: {changed} ({count} of {len(rows)})"
     slower = [r for r in rows if r.verdict.comparison is not None and r.verdict.comparison.low > 0 and r.limits.max_regression is None]
     if slower:
-        yield f"SLOWER than the baseline, but held to no max_regression: {len(slower)} of {len(rows)}"
+        yield f"SLOWER than the baseline, but without a max_regression: {len(slower)} of {len(rows)}"
 
 
 def profiled_lines(rows: Sequence[Row]) -> list[str]:

@@ -91,7 +91,7 @@ class CudaCounters:
         maps = self._record(cupti, work)
         if self._seen() < 2:
             raise Undelivered(
-                f"CUPTI told of {self._seen()} of the 2 moves of pages that were made to try it, so what else it left out is unknown"
+                f"CUPTI reported {self._seen()} of 2 moves of pages that were made to try it, so its other counts may lack some"
             )
         self._awake = True
         self._refuse_losses(cupti)
@@ -115,7 +115,7 @@ class CudaCounters:
             self.watch(USE_KINDS, receive, work)
             if seen:
                 return replace(together(seen), at_once=round(at_once(kernels)))
-        raise NotCounted(f"CUPTI told of no kernel, copy or memset in {PASSES} passes")
+        raise NotCounted(f"CUPTI reported no kernel, copy or memset in {PASSES} passes")
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
         """As `activity`, each kernel, copy and memset by itself, but holds. Raises `NotCounted`: as `watch`."""

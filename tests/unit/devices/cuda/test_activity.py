@@ -149,6 +149,6 @@ def test_cupti_is_asked_for_its_one_place_once(cupti: FakeCupti) -> None:
 
 def test_nothing_delivered_is_no_launch_of_nothing(cupti: FakeCupti) -> None:
     passes: list[int] = []
-    with pytest.raises(NotCounted, match="CUPTI told of no kernel, copy or memset in 2 passes"):
+    with pytest.raises(NotCounted, match="CUPTI reported no kernel, copy or memset in 2 passes"):
         CudaCounters(0, SimpleNamespace()).activity(lambda: passes.append(1))
     assert len(passes) == 2
