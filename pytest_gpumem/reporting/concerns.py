@@ -88,7 +88,7 @@ def in_words(row: Row) -> str:
     return "; ".join(line.strip() for line in in_brief(row)) if fails(row) else sentence(row)
 
 
-_BASIS = re.compile(r", \d+ samples? on \d+ placements?(?=:)")
+_BASIS = re.compile(r", \d+ samples? on \d+ placements?(?=:|$)")
 WORDS = 25  # of a reason in few words
 EXPLAINED = 5  # rows whose causes are looked for, and that the end of a gate or a session names
 CAUSE_SECONDS = 60.0  # that looking for them may take

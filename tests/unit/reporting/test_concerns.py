@@ -116,6 +116,13 @@ FIGURES = dict.fromkeys(
 }
 
 
+def test_a_reason_in_brief_has_no_number_of_samples() -> None:
+    """With -v it has."""
+    assert few("20 us is above max_latency 1 us by 5 %, margin 1 %, 232 samples on 8 placements; so") == (
+        "20 us is above max_latency 1 us by 5 %, margin 1 %"
+    )
+
+
 @pytest.mark.parametrize("form", SENTENCES)
 def test_a_reason_in_brief_is_one_sentence_of_few_words(form: str) -> None:
     """It has whole clauses: none of its figures is cut."""
