@@ -23,7 +23,7 @@ _BEHIND_LINK = "its address does not matter: a link is slower than all differenc
 
 
 class MemoryKind(str, Enum):
-    """Where memory lives and how it moves. A new kind is a member here, a way to allocate it, and a method of `Memory` for users."""
+    """The place of memory and the way it moves. A new kind is a member here, a way to allocate it, and a method of `Memory` for users."""
 
     traits: Traits
 

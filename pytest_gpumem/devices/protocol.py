@@ -41,7 +41,7 @@ class Unsupported(DeviceError):
 
 
 class OutOfMemory(DeviceError):
-    """Not enough free memory. Nothing was allocated."""
+    """The device has not enough free memory. Nothing was allocated."""
 
     def __init__(self, message: str, asked: int | None = None) -> None:
         super().__init__(message)

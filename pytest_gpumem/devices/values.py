@@ -30,7 +30,7 @@ def plain_type(dtype: str) -> tuple[str, int]:
 
 
 def start_of(seed: int) -> int:
-    """Where a seed's sequence starts: a hash, because neighbouring seeds would give overlapping sequences."""
+    """The start of a seed's sequence: a hash, because neighbouring seeds would give overlapping sequences."""
     return int(_mixed(np.array([seed & (2**64 - 1)], dtype=np.uint64))[0])
 
 

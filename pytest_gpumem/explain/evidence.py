@@ -150,7 +150,7 @@ class SideEvidence:
     """By row key: the memory of the newest process; none where results of several files are taken together."""
 
     def evidence(self, key: str) -> SideFigures:
-        """Of one measurement."""
+        """The evidence of one measurement."""
         return SideFigures(self.measured[key], self.facts, self.profiles.get(key), self.traces.get(key))
 
 

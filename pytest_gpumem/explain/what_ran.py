@@ -44,7 +44,7 @@ class Divergence:
 
     @property
     def of_field(self) -> str:
-        """Of a change, without its subject: "registers 32 → 64"."""
+        """The text of a change, without its subject: "registers 32 → 64"."""
         return f"{_WORDS.get(self.field, self.field)} {self.was} → {self.now}".strip()
 
     @property

@@ -186,7 +186,7 @@ Queues = Callable[[Stream], object]  # a function that queues work with the give
 
 @dataclass(frozen=True)
 class TimingSite:
-    """Where work can be timed."""
+    """The places where work can be timed."""
 
     stream: Stream
     name: str | None  # of the stream; None for the current stream of the launch

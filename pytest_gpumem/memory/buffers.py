@@ -70,7 +70,7 @@ class Buffer:
 
     @property
     def kind(self) -> MemoryKind:
-        """Where the memory lives."""
+        """The kind of memory."""
         return self.allocation.kind
 
     @property

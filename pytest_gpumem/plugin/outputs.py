@@ -50,7 +50,7 @@ class OutputFeature(Feature):
         return nullcontext()
 
     def places(self) -> dict[str, Place]:
-        """Where the tests that were reported are defined, by node id."""
+        """The places where the reported tests are defined, by node id."""
         return {nodeid: Place(self._within_checkout(file), line) for nodeid, (file, line) in self._locations.items()}
 
     def _within_checkout(self, file: str) -> str:

@@ -66,7 +66,7 @@ def room_of(chosen: DeviceChoice, gpu: str, leased: Iterable[int] = ()) -> int:
 
 
 def shares_file(config: pytest.Config, chosen: DeviceChoice) -> Path:
-    """Where the shares of a project's tests are kept.
+    """The file with the shares of a project's tests.
     Raises `pytest.UsageError`: pytest's cache is switched off.
     """
     if not config.pluginmanager.hasplugin("cacheprovider"):

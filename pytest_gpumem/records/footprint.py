@@ -114,7 +114,7 @@ class Footprint(Record, frozen=True):
 
     @property
     def repeat(self) -> FootprintRepeat:
-        """As it is kept of a further process."""
+        """The part that a run keeps of a further process."""
         return FootprintRepeat(self.peak, self.kept, self.reserved, self.allocations)
 
     @property

@@ -191,7 +191,7 @@ def peak_stack(footprint: Footprint) -> list[str]:
 
 
 def place(site: Site) -> str:
-    """Where a site is, in one line: "model.py:12 in forward: y = a * b"."""
+    """The place of a site in one line: "model.py:12 in forward: y = a * b"."""
     if not site.file:
         return _NO_PYTHON
     return f"{site.file}:{site.line} in {site.function}" + (f": {site.code}" if site.code else "")

@@ -12,7 +12,7 @@ from pytest_gpumem.records.row import Past, Row
 
 @dataclass(frozen=True)
 class Place:
-    """Where a test is defined."""
+    """The place where a test is defined."""
 
     file: str  # path with forward slashes, relative to the repository
     line: int  # from 1 on

@@ -32,7 +32,7 @@ class TouchedBytes:
 
 @dataclass
 class Pages:
-    """Where the pages of one managed allocation are, in bytes; what is nowhere was never touched."""
+    """The places of the pages of one managed allocation, in bytes; pages without a place were never touched."""
 
     nbytes: int
     room: float = math.inf  # bytes that the device can hold of them
@@ -147,7 +147,7 @@ class PageLog:
 
     @property
     def bandwidth(self) -> float:
-        """Of migrations across the link, in bytes per second."""
+        """The rate of migrations across the link, in bytes per second."""
         return self._sheet.pinned_bandwidth * self._sheet.migration_share
 
     def take(self) -> PageCounts:
