@@ -80,6 +80,7 @@ class PackedFeature(Feature):
         self._held: int | None = None  # bytes that this process holds of its GPU, as it was last read
         self._idle = 0  # bytes that it held before its first test
         self._last: pytest.Item | None = None
+        self._asked = Asked("")  # the test that runs, as it was collected
         self._short: str | None = None  # the phase in which the test ran out of memory
         self._twice = False  # the test runs again, alone
         self._lease: Lease | None = None  # with which the test runs
@@ -170,8 +171,9 @@ class PackedFeature(Feature):
             self._before = [*item.user_properties]
             if isinstance(nextitem, PlaceHolder):
                 nextitem.after = item
-            gpus = asked_of(item, self._session).gpus
-            self._leases += [Leases(leases_file(uuid, self._folder)) for uuid in self._session.chosen.gpus[len(self._leases) : gpus]]
+            self._asked = asked_of(item, self._session)
+            further = self._session.chosen.gpus[len(self._leases) : self._asked.gpus]
+            self._leases += [Leases(leases_file(uuid, self._folder)) for uuid in further]
             self._lease = self._own()
             self._began = self._held, self._free
         try:
@@ -312,7 +314,7 @@ class PackedFeature(Feature):
         lease = self._lease
         packed = lease is not None and lease.state == RUNS and not self._twice
         return {
-            "name": asked_of(item, self._session).nodeid,
+            "name": self._asked.nodeid,
             "peak": peak,
             "grown": total,
             "fixtures": used,

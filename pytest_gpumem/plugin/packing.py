@@ -212,7 +212,7 @@ class PackFeature(Feature):
             yield
             return
         begun = time.monotonic()
-        waker = threading.Thread(target=self._wake, name="gumem-pack", daemon=True)
+        waker = threading.Thread(target=self._wake, name="gpumem-pack", daemon=True)
         waker.start()
         try:
             yield
