@@ -114,7 +114,7 @@ def selections(draw: st.DrawFn) -> Selection:
 WHAT = st.one_of(NAMES, st.just(ROW), st.just(EXPECTED_TEST))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(st.builds(Expectation, st.just(TEST), WHAT, st.just(""), st.booleans()), rows(), ENDS, selections())
 def test_in_a_gate_what_base_selects_runs_or_is_lost(one: Expectation, found: list[Row], ended: Ending, base: Selection) -> None:
     missing = discharge(one, found, against_base(ended, one, base, "main"))
