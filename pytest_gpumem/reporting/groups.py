@@ -21,7 +21,7 @@ class Behaviour(str, Enum):
     LATENCY = "latency"  # dependent accesses
     MANAGED = "managed memory"  # pages that may migrate
     LINK = "host link"  # bytes that cross PCIe or NVLink
-    ALLOCATION = "allocation and host"  # calls timed by the host's clock that move no bytes
+    ALLOCATION = "allocation, host"  # calls timed by the host's clock that move no bytes
     PERSISTING = "persisting L2"  # a stream with an access-policy window
     CACHE = "L2"  # hot mode: caches are not flushed before a sample
     PATTERN = "access pattern"  # requests that touch more or fewer sectors than coalesced ones
