@@ -97,9 +97,9 @@ def _existing(value: object) -> tuple[str, ...]:
 
 
 def device_choice(value: object) -> str:
-    """A choice of a device, as written. Raises `QuantityError` if it is none."""
-    if isinstance(value, str) and re.fullmatch(r"auto|cuda(:[0-9]+)?|sim(ulated)?(:[a-z0-9_]+)?", value):
-        return value.replace("simulated", "sim")
+    """A choice of a device, in small letters. Raises `QuantityError` if it is none."""
+    if isinstance(value, str) and re.fullmatch(r"(?i)auto|cuda(:[0-9]+)?|sim(ulated)?(:[a-z0-9_]+)?", value):
+        return value.lower().replace("simulated", "sim")
     raise refused(value, 'auto, cuda, cuda:N (such as "cuda:1"), simulated or sim, sim:NAME (such as "sim:h100")', "is not a device")
 
 
@@ -155,6 +155,10 @@ def _path(kind: str, example: str) -> Callable[[Any], str]:
 def place(value: object) -> str:
     """A folder or a URL of fsspec, as written. Raises `QuantityError`: it is none, or a URL without anything behind its "://"."""
     text = _path("folder or URL", ".benchmarks or s3://bucket/baselines")(value)
+    if one_slash := re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)(.*)", text, re.DOTALL):  # C:/ is a drive of Windows
+        shown, root = masked("://".join(one_slash.groups())), "/" if one_slash[1] == "file" else ""
+        meant = shown.replace("://", f"://{root}", 1)
+        raise units.QuantityError(f"{shown.replace('://', ':/', 1)!r} has one slash behind its colon (did you mean {meant}?)")
     if "://" in text and not text.partition("://")[2].strip("/"):
         raise refused(masked(text), ".benchmarks, file:///srv/baselines or s3://bucket/baselines", "is a URL without a place")
     return text
@@ -567,11 +571,10 @@ def resolve(
     if not enabled:
         environment, ini = {}, {}
     keys = [option.key for option in OPTIONS]
-    _refuse_unknown(
-        (name for name in ini if re.match(r"(?i)gpumem(_|$)", name) or did_you_mean(name, keys, 0.9)),
-        keys,
-        f"{{}} stands in {ini_file}, but there is no such setting",
-    )
+    for name in sorted(ini):
+        if re.match(r"(?i)gpumem(_|$)", name) or did_you_mean(name, keys, 0.9):
+            where = "-o {}: there is no such setting" if name in overrides else f"{{}} stands in {ini_file}, but there is no such setting"
+            _refuse_unknown([name], keys, where)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for option in OPTIONS:

@@ -40,7 +40,7 @@ from pytest_gpumem.limits import LIMITS, count_of
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import Comparison, LimitResult, Row, covers
-from pytest_gpumem.records.schema import SchemaError, from_plain
+from pytest_gpumem.records.schema import SchemaError, from_plain, other_schema
 from pytest_gpumem.result_files import FileError, content, parsed
 from pytest_gpumem.units import QuantityError, format_bytes, format_share, parse_bytes, parse_share, short_bytes
 
@@ -127,7 +127,7 @@ def read(name: str, written: bytes) -> Acceptance:
     if not isinstance(value, dict) or value.keys() != {"schema", "sha256", "content"}:
         raise FileError("$: not an object with the keys schema, sha256 and content; gpumem accept writes such a file")
     if (schema := value["schema"]) != SCHEMA or isinstance(schema, bool):
-        raise FileError(f"$.schema: {schema!r}; this version reads {SCHEMA}")
+        raise FileError(other_schema(schema, SCHEMA))
     try:
         found = from_plain(value["content"], Acceptance, "$.content")
     except (SchemaError, RecursionError) as error:

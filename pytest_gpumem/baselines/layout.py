@@ -33,11 +33,12 @@ from pytest_gpumem.baselines.acceptance import unfit
 from pytest_gpumem.baselines.history import Process, Reset, RunFile, SavedFootprint, SavedRow
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement, Provenance
-from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, from_plain
+from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, from_plain, other_schema
 from pytest_gpumem.result_files import FileError, parsed
 
 LAYOUT = 2  # version of the layout
 LARGEST = 64 * 2**20  # bytes of the largest file that is read; a file of 300 rows has a third of a megabyte
+_REMEDY = "restore the file from a copy, or delete it"
 _LFS = b"version https://git-lfs"
 
 
@@ -133,11 +134,14 @@ def read(text: bytes) -> RunFile:
     """
     if text.startswith(_LFS):
         raise FileError("a pointer of Git LFS instead of the file; `git lfs pull` fetches it")
-    value = parsed(text)
+    try:
+        value = parsed(text)
+    except FileError as error:
+        raise FileError(f"this baseline file is corrupt: {error}; {_REMEDY}") from None
     if not isinstance(value, dict):
         raise FileError("$: not a JSON object")
     if (schema := value.get("schema")) != LAYOUT:
-        raise FileError(f"$.schema: {schema!r}; this version reads {LAYOUT}")
+        raise FileError(other_schema(schema, LAYOUT))
     content = value.get("content")
     if value.keys() != {"schema", "sha256", "content"} or not isinstance(content, dict):
         raise FileError("$: not the keys schema, sha256 and content")
@@ -148,7 +152,7 @@ def read(text: bytes) -> RunFile:
     except RecursionError:
         raise FileError("$.content: nested too deeply") from None
     if not fits:
-        raise FileError("its content does not fit its sha256: it was edited by hand, or is damaged")
+        raise FileError(f"its content does not fit its sha256: it was edited by hand, or is damaged; {_REMEDY}")
     # The text is as it was written: what does not fit now comes from another version.
     try:
         found = _content(from_plain(content, _Content, "$.content"))

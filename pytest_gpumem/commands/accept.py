@@ -14,9 +14,10 @@ import click
 from pytest_gpumem.commands import examples
 from pytest_gpumem.commands.baseline import names_row
 from pytest_gpumem.commands.gate import DUET, FOLDER, RESULTS
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import LOST, Row
+from pytest_gpumem.records.row import LOST, Omission, Row
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, files_at, head
 from pytest_gpumem.units import did_you_mean
@@ -74,6 +75,9 @@ def accept(tests: tuple[str, ...], reason: str, scopes: tuple[str, ...], sizes: 
     sized = [scope for scope in chosen if scope is not Scope.REMOVED]
     _check_sizes(sized, sizes)
     last = _last(results, needed=not scopes or len(sizes) < len(sized))
+    if last is not None:
+        for test in tests:
+            _of_test(test, last)
     if sizes or (not sized and scopes):
         by_test = {test: list(_as_given(test, chosen, iter(sizes), last)) for test in tests}
     else:
@@ -130,8 +134,11 @@ def _check_sizes(scopes: Sequence[Any], sizes: Sequence[str]) -> None:
 
     if Scope.LIMIT in scopes and not sizes:
         raise click.UsageError("--size: the scope limit takes the new value of the limit: max_regression=5%, or max_regression=none.")
+    if sizes and not scopes:
+        raise click.UsageError(f"--size: no --scope says of what {sizes[0]!r} is the size; give a --scope before it, such as --scope time.")
     if sizes and len(sizes) != len(scopes):
-        raise click.UsageError(f"--size: {len(sizes)} for {len(scopes)} scopes that have one; give one for each --scope, in their order.")
+        having = f"{counted(len(scopes), 'scope')} with a size"
+        raise click.UsageError(f"--size: {len(sizes)} for {having}; give one for each --scope, in their order.")
 
 
 def _of_last(tests: Sequence[str], last: Results, scopes: Sequence[Any]) -> dict[str, list[AcceptedChange]]:
@@ -143,17 +150,24 @@ def _of_last(tests: Sequence[str], last: Results, scopes: Sequence[Any]) -> dict
     return found
 
 
+def _of_test(test: str, last: Results) -> tuple[list[Row], list[Omission]]:
+    """The rows and the missing rows of the last run that TEST selects. Raises `UserError`: there are none."""
+    document = last.document
+    rows = [row for row in document.rows if names_row(test, row.key, row.nodeid)]
+    missing = [one for one in document.missing if names_row(test, one.key, one.nodeid)]
+    if not rows and not missing:
+        every = [*((row.key, row.nodeid) for row in document.rows), *((one.key, one.nodeid) for one in document.missing)]
+        names = [name for pair in every for name in pair]
+        raise UserError(f"{test}: no row of {last.path} belongs to it{did_you_mean(test, names, cutoff=0.5)}")
+    return rows, missing
+
+
 def _flagged(test: str, last: Results, scopes: Sequence[Any]) -> dict[str, list[AcceptedChange]]:
     """By node id, the changes of the tests that TEST selects which the last run found. Raises `UserError`: there are none."""
     from pytest_gpumem.baselines.accepted import AcceptedChange, Scope, changes_of
 
-    document = last.document
-    rows = [row for row in document.rows if names_row(test, row.key, row.nodeid)]
-    lost = [one for one in document.missing if one.status == LOST and names_row(test, one.key, one.nodeid)]
-    if not rows and not lost:
-        every = [*((row.key, row.nodeid) for row in document.rows), *((one.key, one.nodeid) for one in document.missing)]
-        names = [name for pair in every for name in pair]
-        raise UserError(f"{test}: no row of {last.path} belongs to it{did_you_mean(test, names, cutoff=0.5)}")
+    rows, missing = _of_test(test, last)
+    lost = [one for one in missing if one.status == LOST]
     duet = _duet(last.path.parent / DUET)
     found: dict[str, list[AcceptedChange]] = {}
     changes = [(row.nodeid, change) for row in rows if row.test_error is not True for change in changes_of(row, duet.get(row.key))]

@@ -125,7 +125,7 @@ def document_from_json(value: object) -> Document:
     if not isinstance(value, dict):
         raise SchemaError("$: not a JSON object")
     if (schema := value.get("schema")) != SCHEMA:
-        raise SchemaError(f"$.schema: {schema!r}; this version reads {SCHEMA}")
+        raise SchemaError(other_schema(schema, SCHEMA))
     plain = {name: value[name] for name in Document.__struct_fields__ if name in value}
     plain["device"] = _without_derived(plain.get("device"), DeviceFacts)
     for name, kind in (("rows", Row), ("missing", Omission)):
@@ -141,6 +141,11 @@ def document_from_json(value: object) -> Document:
     return found
 
 
+def other_schema(found: object, reads: int) -> str:
+    """The error of a file with another version of its layout; None: with no version."""
+    return f"$.schema: {'missing' if found is None else repr(found)}; this version reads {reads}"
+
+
 def profiles_to_json(profiles: Iterable[TestProfile]) -> dict[str, Any]:
     """Profiles as plain values, with the version of their layout. Raises `SchemaError`: a number that is not finite."""
     return {"schema": PROFILE_SCHEMA, "profiles": [to_plain(one, f"$.profiles[{index}]") for index, one in enumerate(profiles)]}
@@ -151,7 +156,7 @@ def profiles_from_json(value: object) -> tuple[TestProfile, ...]:
     if not isinstance(value, dict) or not isinstance(value.get("profiles"), list):
         raise SchemaError("$.profiles: missing, or not a JSON list; accepted is what `gpumem explain --keep` writes")
     if (schema := value.get("schema")) != PROFILE_SCHEMA or isinstance(schema, bool):
-        raise SchemaError(f"$.schema: {schema!r}; this version reads {PROFILE_SCHEMA}")
+        raise SchemaError(other_schema(schema, PROFILE_SCHEMA))
     return from_plain(value["profiles"], tuple[TestProfile, ...], "$.profiles")
 
 

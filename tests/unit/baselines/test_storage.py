@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -159,6 +160,26 @@ def test_a_place_that_is_none(s3_store: Server, url: str, words: str) -> None:
 def test_a_url_of_nothing_is_no_folder(url: str) -> None:
     with pytest.raises(QuantityError, match="is a URL without a place"):
         storage(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("s3:/bucket", "s3://bucket"),
+        ("gs:/bucket/base", "gs://bucket/base"),
+        ("file:/srv/base", "file:///srv/base"),
+        ("sftp:/ada:secret@host/base", "sftp://***@host/base"),
+    ],
+)
+def test_a_url_with_one_slash_is_no_folder(url: str, meant: str) -> None:
+    with pytest.raises(QuantityError, match=rf"has one slash behind its colon \(did you mean {re.escape(meant)}\?\)") as mistake:
+        storage(url)
+    assert "secret" not in str(mistake.value)
+
+
+@pytest.mark.parametrize("folder", ["C:/base", "./s3:/bucket", "base:1", "a/b:/c"])
+def test_a_folder_with_a_colon_is_no_url(folder: str) -> None:
+    assert storage(folder).folder == Path(folder)
 
 
 def test_copies_between_places(local: Place, tmp_path: Path) -> None:

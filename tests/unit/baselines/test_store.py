@@ -419,7 +419,9 @@ def measured(content: dict[str, Any]) -> dict[str, Any]:
 def test_a_file_that_was_edited_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     store = spoilt(tmp_path, change, signed=False)
     before = files(tmp_path)[0].read_bytes()
-    assert one_line(tmp_path, store) == "its content does not fit its sha256: it was edited by hand, or is damaged"
+    assert one_line(tmp_path, store) == (
+        "its content does not fit its sha256: it was edited by hand, or is damaged; restore the file from a copy, or delete it"
+    )
     assert files(tmp_path)[0].read_bytes() == before
 
 
@@ -500,7 +502,8 @@ def placed(folder: Path, content: bytes) -> Store:
     ("content", "words"),
     [
         (b"", "not JSON"),
-        (b"{", "not JSON"),
+        (b"{", "this baseline file is corrupt: not JSON"),
+        (b"{", "; restore the file from a copy, or delete it"),
         (b"null", "not a JSON object"),
         (b"[]", "not a JSON object"),
         (b"\xff\xfe", "not JSON"),
@@ -515,7 +518,7 @@ def placed(folder: Path, content: bytes) -> Store:
         (b'{"schema": 2, "sha256": "", "content": []}', "$: not the keys"),
         (b'{"schema": 2.5}', "$.schema: 2.5"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS"),
-        (json.dumps({"benchmarks": [], "version": "5.2.3"}).encode(), "$.schema: None; this version reads 2"),
+        (json.dumps({"benchmarks": [], "version": "5.2.3"}).encode(), "$.schema: missing; this version reads 2"),
     ],
 )
 def test_junk_is_refused(tmp_path: Path, content: bytes, words: str) -> None:

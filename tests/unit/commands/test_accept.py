@@ -178,7 +178,19 @@ def test_a_file_of_the_same_change_is_replaced_and_a_merged_one_stays(accept: Ac
         (["t.py::test_wrong", "--reason", "why"], "t.py::test_wrong: the test itself failed, which nobody can accept"),
         (["t.py::test_crashed", "--reason", "why"], "t.py::test_crashed: the test itself failed, which nobody can accept"),
         ([TRIAD, "--reason", "why", "--results", "nowhere.json"], "nowhere.json: No such file or directory"),
-        ([TRIAD, "--reason", "why", "--scope", "time", "--size", "1%", "--size", "2%"], "--size: 2 for 1 scopes that have one"),
+        (
+            [TRIAD, "--reason", "why", "--scope", "time", "--size", "1%", "--size", "2%"],
+            "--size: 2 for 1 scope with a size; give one for each --scope",
+        ),
+        ([TRIAD, "--reason", "why", "--size", "10%"], "--size: no --scope says of what '10%' is the size; give a --scope before it"),
+        (
+            ["t.py::test_trid", "--reason", "why", "--scope", "time", "--size", "1%"],
+            f"t.py::test_trid: no row of gpumem-results/results.json belongs to it (did you mean {TRIAD}?)",
+        ),
+        (
+            ["t.py::test_trid", "--reason", "why", "--scope", "removed"],
+            "t.py::test_trid: no row of gpumem-results/results.json belongs to it",
+        ),
         ([TRIAD, "--reason", "why", "--scope", "time", "--size", "0.1"], "--size: '0.1' "),
         ([TRIAD, "--reason", "why", "--scope", "kernels", "--size", "3"], "--size: '3'; of the scope kernels it names a limit"),
         (

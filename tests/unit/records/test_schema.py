@@ -276,7 +276,7 @@ def test_settings_must_be_plain() -> None:
         ("schema", 3, r"\$\.schema: 3; this version reads 2"),
         ("schema", 1, r"\$\.schema: 1; this version reads 2"),
         ("schema", True, r"\$\.schema: True"),
-        ("schema", None, r"\$\.schema: None"),
+        ("schema", None, r"\$\.schema: missing; this version reads 2"),
         ("simulated", True, r"\$\.simulated: contradicts"),
         ("simulated", None, r"\$\.simulated: contradicts"),
         ("settings", [], r"\$\.settings: \[\]; expected `object`"),

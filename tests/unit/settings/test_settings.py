@@ -161,6 +161,11 @@ def test_mistakes_name_origin_value_and_what_is_accepted(name: str, value: str, 
         assert "\n" not in message
 
 
+def test_a_device_in_any_capitals() -> None:
+    written = ("sim:H100", "Simulated:H100", "SIM", "Cuda:1", "AUTO")
+    assert [settled({"gpumem_device": one}).device for one in written] == ["sim:h100", "sim:h100", "sim", "cuda:1", "auto"]
+
+
 def test_unknown_variables_and_ini_keys_are_mistakes() -> None:
     with pytest.raises(SettingsError, match=r"GPUMEM_MDOE is set in the environment.*did you mean GPUMEM_MODE\?"):
         settled(environment={"GPUMEM_MDOE": "hot", "GPUMEMORY": "no business of ours"})
@@ -169,6 +174,8 @@ def test_unknown_variables_and_ini_keys_are_mistakes() -> None:
     for near in ("gpumem-mode", "gpunem_mode", "GPUMEM_MODE"):
         with pytest.raises(SettingsError, match=rf"{near} stands in pytest.ini.*did you mean gpumem_mode\?"):
             settled(ini={near: "hot"})
+    with pytest.raises(SettingsError, match=r"-o gpumem_mod: there is no such setting \(did you mean gpumem_mode\?\)"):
+        resolve(ON, {}, {"gpumem_mod": None}, "pytest.ini", ["gpumem_mod"])
     with pytest.raises(SettingsError, match=r"gpumem_mode is set in the environment.*did you mean GPUMEM_MODE\?"):
         settled(environment={"gpumem_mode": "hot"})
 
