@@ -116,7 +116,8 @@ def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
         _tell("uncommitted changes take no part: each commit runs in a worktree of its own")
     merged = "" if all(len(one.parents) == 1 for one in line[1:]) else ", a merge as one"
     _tell(
-        f"good: {_named(line[0], request.good)}; bad: {_named(line[-1], request.bad)}; {len(line) - 1} commits along first parents{merged}"
+        f"good: {_named(line[0], request.good)}; bad: {_named(line[-1], request.bad)}; "
+        f"{counted(len(line) - 1, 'commit')} along first parents{merged}"
     )
     with ExitStack() as stack:
         commits = Commits(line, asked, progress)
@@ -140,7 +141,7 @@ def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
         click.echo("\n" + explanation["text"])
     timed = f"{counted(commits.duets, 'duet')}, " if request.figure is None else ""
     resumed = f", {commits.resumed} of them from the journal" if commits.resumed else ""
-    click.echo(f"{timed}{commits.processes} processes in {seconds:.0f} s{resumed}")
+    click.echo(f"{timed}{counted(commits.processes, 'process')} in {seconds:.0f} s{resumed}")
     write_json(file, _document(found, line, request, key, first, explanation, commits, seconds, code))
     if request.journal is None and code is not Exit.NO_VERDICT:
         shutil.rmtree(asked.journal, ignore_errors=True)
@@ -286,7 +287,7 @@ class _Steps:
         more = steps_of(search.high - search.low) + 1
         left = remaining(statistics.mean(self._seconds) * more) if self._seconds else ""
         number = len(self._seconds) + 1
-        about = f"step {number} of about {number + more - 1}: {search.high - search.low} commits left"
+        about = f"step {number} of about {number + more - 1}: {counted(search.high - search.low, 'commit')} left"
         _tell(f"{about}{f', about {left}' if left else ''}: {commit.short} {commit.subject}")
 
     def _known(self, step: CommitStep) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, Literal
 
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records import arguments
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, ran_the_same
 from pytest_gpumem.units import short_bytes, sizes
@@ -141,7 +142,7 @@ def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str,
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
         first, second = (arguments.tokens(text) for text in (before, arguments.under(after, before)))
         if len(first) != len(second):
-            yield f"size of argument {number}", f"{len(first)} words", f"{len(second)} words"
+            yield f"size of argument {number}", counted(len(first), "word"), counted(len(second), "word")
             continue
         for index, (one, other) in enumerate(zip(first, second, strict=True)):
             if one != other:

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.protocol import CannotCapture, HoldExpired, OutOfMemory
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.measuring import stopping
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.measuring.harness import Harness
@@ -365,7 +366,9 @@ class Sampling:
         medians, width = self._counting(self.medians), self.half_width
         if width is not None and not stopping.precise(medians, self._plan.precision):
             noise, wanted_noise = (format_share(share) for share in (width / float(np.mean(medians)), self._plan.precision))
-            self.notes.append(f"less precise than gpumem_precision {wanted_noise}: noise {noise} after {len(medians)} placements")
+            self.notes.append(
+                f"less precise than gpumem_precision {wanted_noise}: noise {noise} after {counted(len(medians), 'placement')}"
+            )
 
     # Samplers
 

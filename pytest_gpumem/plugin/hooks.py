@@ -206,7 +206,7 @@ def _check_markers(config: pytest.Config, collected: list[pytest.Item], items: l
             for (_, mistake), nodeids in list(tests.items())[:MOST_MISTAKES]
         ]
         if (more := len(tests) - len(lines)) > 0:
-            lines.append(f"gpumem: {more} further tests with such a mistake")
+            lines.append(f"gpumem: {more} further {'test' if more == 1 else 'tests'} with such a mistake")
         raise pytest.UsageError("\n".join(printable(lines)))
 
 

@@ -209,11 +209,12 @@ def test_a_mistake_in_a_marker_stops_a_session_that_measures_and_fails_its_test_
     assert named in result.stdout.str()
 
 
-def test_all_mistakes_in_markers_are_listed(pytester: pytest.Pytester, gpumem: Run) -> None:
-    pytester.makepyfile("".join(f"import pytest\n@pytest.mark.gpumem(max_latncy=1)\ndef test_{n}(): pass\n" for n in range(12)))
+@pytest.mark.parametrize(("tests", "more"), [(12, "2 further tests"), (11, "1 further test")])
+def test_all_mistakes_in_markers_are_listed(pytester: pytest.Pytester, gpumem: Run, tests: int, more: str) -> None:
+    pytester.makepyfile("".join(f"import pytest\n@pytest.mark.gpumem(max_latncy=1)\ndef test_{n}(): pass\n" for n in range(tests)))
     lines = [line for line in gpumem().stderr.lines if "gpumem: " in line]
     assert [line.rpartition("::")[2].partition(":")[0] for line in lines[:10]] == [f"test_{n}" for n in range(10)]
-    assert lines[10:] == ["gpumem: 2 further tests with such a mistake"]
+    assert lines[10:] == [f"gpumem: {more} with such a mistake"]
 
 
 MISTAKEN = "import pytest\n@pytest.mark.gpumem(max_latncy=1)\n"
@@ -266,7 +267,7 @@ def test_a_misspelt_ini_key_stops_the_session_that_measures(
     if not arguments:
         (pytester.path / file).write_text(text)
     line = only_line(gpumem(*arguments))
-    assert "gpumem_max_latenci " in line
+    assert "gpumem_max_latenci" in line
     assert "did you mean gpumem_max_latency?" in line
     assert session(*arguments).ret == pytest.ExitCode.OK  # somebody else's key breaks no session that does not measure
 

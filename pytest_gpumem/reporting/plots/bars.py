@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records.overlap import Overlap
 from pytest_gpumem.reporting.plots import svg
 from pytest_gpumem.units import format_time
@@ -73,7 +74,7 @@ def forest(deltas: Sequence[Delta]) -> Markup:
         parts.append(svg.dot(x(one.delta), y, 3.6, f"{one.style} dot", tip))
     if any(one.margin is not None for one in drawn):
         parts.append(svg.text(svg.WIDTH - 12, frame.top - 9, "| allowed", anchor="end", style="unit"))
-    return svg.drawing(frame.height, parts, f"changes of {len(drawn)} rows against the baseline")
+    return svg.drawing(frame.height, parts, f"changes of {counted(len(drawn), 'row')} against the baseline")
 
 
 def ladder(rungs: Sequence[Rung]) -> Markup:
@@ -92,7 +93,7 @@ def ladder(rungs: Sequence[Rung]) -> Markup:
             left, right = (x(max(rung.seconds + sign * rung.half_width, rung.seconds / 2)) for sign in (-1, 1))
             parts.append(svg.line(left, y, right, y, "s1 whisker"))
         parts.append(svg.text(end + 6, y + 4, format_time(rung.seconds)))
-    return svg.drawing(frame.height, parts, f"latency per access of {len(drawn)} rows")
+    return svg.drawing(frame.height, parts, f"latency per access of {counted(len(drawn), 'row')}")
 
 
 def timeline(overlap: Overlap, latency: float) -> Markup:

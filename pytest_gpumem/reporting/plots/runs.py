@@ -46,7 +46,7 @@ def strip(placements: Sequence[Sequence[float]], medians: Sequence[float]) -> Ma
     few = " few" if len(dots) <= _FEW else ""
     parts.append(f'<path class="s1 median" d="{"".join(lines)}"/><path class="s0 sample{few}" d="{svg.points(dots)}"/>')
     parts.append(_histogram(samples, frame, y))
-    many = f"{len(samples)} samples" + (f" on {len(placements)} placements" if len(placements) > 1 else "")
+    many = counted(len(samples), "sample") + (f" on {len(placements)} placements" if len(placements) > 1 else "")
     parts.append(svg.text((frame.left + frame.right) / 2, frame.bottom + 16, f"{many}, in the order taken", anchor="middle", style="unit"))
     return svg.drawing(_HEIGHT - 12, parts, f"{many} in {unit.name}")
 
@@ -201,7 +201,7 @@ def roofline(loads: Sequence[Load], peak: float | None) -> Markup:
     for one in loads:
         tip = f"{one.name}: {format_rate(one.bandwidth)} of {short_bytes(one.nbytes)}"
         parts.append(svg.dot(x(one.nbytes), y(one.bandwidth), 3.2, f"{'s0' if one.dram else 's1'} dot", tip))
-    return svg.drawing(frame.height, parts, f"bandwidth of {len(loads)} rows over the bytes of a launch")
+    return svg.drawing(frame.height, parts, f"bandwidth of {counted(len(loads), 'row')} over the bytes of a launch")
 
 
 def _ceilings(loads: Sequence[Load], peak: float | None) -> Iterator[tuple[float, str]]:

@@ -59,6 +59,7 @@ def test_a_strip_shows_every_sample_and_every_median() -> None:
     (medians,) = re.findall(r'class="s1 median" d="([^"]*)"', drawn)
     assert (samples.count("h0"), medians.count("M")) == (3, 2)
     assert "3 samples on 2 placements" in drawn
+    assert "1 samples" not in strip([(1e-4,)], [1e-4])
     many = strip([tuple(1e-4 * (1 + index % 7) for index in range(100_000))], [4e-4])
     assert re.findall(r'class="s0 sample" d="([^"]*)"', many)[0].count("h0") <= MOST_SAMPLES
     assert len(many) < 6000
