@@ -148,6 +148,7 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         existing,  # the last one: what the others call is no call of the test
     ]
     config.add_cleanup(session.close)
+    config.add_cleanup(whole.hush_if_lost)  # before it, and after pytest has put back its hook
     config.pluginmanager.register(whole, SESSION_PLUGIN)
     config.pluginmanager.register(RunningHooks(features), RUNNING_PLUGIN)
     for plugin in (channel, *features[1:]):
@@ -390,7 +391,9 @@ class Session(Feature):
     def finish(self, session: pytest.Session) -> None:
         """The end of a session, from its last test to its exit code: nothing is written before the last verdict is known."""
         gpu, strict = self._session, self._session.settings.strict
-        self._leave_if_lost(session)
+        self.hush_if_lost()
+        if self._leaves:
+            atexit.register(_leave, session)
         failed = False
         with _stoppable(session):
             self._leftovers.end(session)
@@ -415,14 +418,17 @@ class Session(Feature):
         written = session.config.option.collectonly or outputs.write()
         session.exitstatus = exit_code(session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written)
 
-    def _leave_if_lost(self, session: pytest.Session) -> None:
-        """End the process with the session, if its context was lost. A program that called pytest goes on with its own."""
+    @property
+    def _leaves(self) -> bool:
+        """True if the context was lost, and the process ends with the session. A program that called pytest goes on with its own."""
         gpu = self._session
-        if gpu.lost_in is not None and not gpu.facts.simulated and (gpu.is_part or _is_the_program()):
-            # Cython prints an error of a destructor by the one, and reports it by the other, which pytest puts back once it has collected
-            # its garbage.
+        return gpu.lost_in is not None and not gpu.facts.simulated and (gpu.is_part or _is_the_program())
+
+    def hush_if_lost(self) -> None:
+        """Have libraries print no traceback for each piece of memory of a lost context. Cython prints an error of a destructor by the one
+        hook, and reports it by the other, which pytest puts back once it has collected its garbage."""
+        if self._leaves:
             sys.excepthook, sys.unraisablehook = (lambda *_: None), (lambda _: None)
-            atexit.register(_leave, session)
 
     def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self._hurries = self._hurries or interrupts(excinfo)
