@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 
 from pytest_gpumem.judging.drift import clocks_agree
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
@@ -243,7 +244,7 @@ class Baseline:
         if (accepted := self.accepted(row_key)) is not None:
             return accepted
         if before := self.before.get(row_key):
-            return f"its {before} saved processes follow a reset whose file is not here"
+            return f"a reset whose file is not here comes before its {counted(before, 'saved process')}"
         return self.note or "no saved process holds it"
 
 

@@ -14,6 +14,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from pytest_gpumem.commands import examples, json_option, log, pytest_arguments, terminal, write_json
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import NoAnswer, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.l2_sweep import Setting, Sweep
@@ -152,5 +153,5 @@ def _sweep(runs: _Runs, key: str, first: Measurement, facts: DeviceFacts) -> Swe
             f"requested at {len(granted)} of the set-asides: the map shows the requested sizes"
         )
     if doubts := [reason for one in measured.values() for reason in islice(unreliable(one), 1)]:
-        notes.append(f"measurements at {len(doubts)} settings are unreliable: {doubts[0]}")
+        notes.append(f"unreliable measurements, at {counted(len(doubts), 'setting')}: {doubts[0]}")
     return replace(found, notes=tuple(notes))

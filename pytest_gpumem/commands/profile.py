@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pytest_gpumem.commands import examples, json_option, log, pytest_arguments, terminal, test_option, write_json
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.limits import COUNTERS, absolute
 from pytest_gpumem.judging.traffic import Agreement, account
 from pytest_gpumem.outcomes import Exit, Outcome
@@ -153,7 +154,7 @@ def _traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[
     width, colour = terminal()
     click.echo(traffic_table(found.rows, found.facts, width=width, colour=colour))
     if failed := sum(row.failed for row in found.rows):
-        click.echo(f"{failed} of {len(found.rows)} rows are of tests that failed in this run, whose times a profiler changes")
+        click.echo(f"tests of {failed} of {counted(len(found.rows), 'row')} failed in this run, whose times a profiler changes")
     write_json(file, counting.to_json(found, utc=now.isoformat(timespec="seconds")))
     beyond = [
         printable(f"{row.key}: {finding.sentence}")

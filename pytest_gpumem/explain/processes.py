@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from pytest_gpumem.explain.evidence import SideEvidence, footprints_of, together
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.nsight import tools
 from pytest_gpumem.nsight.counting import under_ncu
 from pytest_gpumem.nsight.ncu import ACCESS_METRICS, PROFILE_METRICS
@@ -184,7 +185,7 @@ def _summary(outcomes: Iterator[Mapping[str, tuple[str, str]]]) -> str:
         for nodeid, why in _reasons(of_side):
             tests.setdefault(why, {})[nodeid] = None
     parts = [f"{next(iter(ids)) if len(ids) == 1 else f'{len(ids)} tests'} {why}" for why, ids in tests.items()]
-    more = [f"and {len(parts) - MOST_REASONS} further reasons"] if len(parts) > MOST_REASONS else []
+    more = [f"and {counted(len(parts) - MOST_REASONS, 'further reason')}"] if len(parts) > MOST_REASONS else []
     return "; ".join([*parts[:MOST_REASONS], *more])
 
 

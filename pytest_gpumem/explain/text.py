@@ -285,7 +285,9 @@ def _more_kernels(cause: Cause) -> str:
     (was, now), (gone, took) = _values(cause, "kernels"), _values(cause, "replaced_seconds")
     instead = f" in place of {cause.details['replaced']}" if "replaced" in cause.details else ""
     longer = f", {format_time(took - gone)} more" if took > gone else ""
-    return f"{now:.3g} kernels in each launch where it was {was:.3g}: {cause.details['added']}{instead}{longer}"
+    return (
+        f"{now:.3g} {'kernel' if now == 1 else 'kernels'} in each launch where it was {was:.3g}: {cause.details['added']}{instead}{longer}"
+    )
 
 
 def _access_pattern(cause: Cause) -> str:

@@ -81,7 +81,9 @@ def lines(found: Sequence[Divergence]) -> list[str]:
         return [SAME]
     left = len(found) - MOST
     shown = found if left <= 0 else found[:MOST]
-    return [f"ran differently: {one.text}" for one in shown] + ([f"ran differently: {left} further differences"] if left > 0 else [])
+    return [f"ran differently: {one.text}" for one in shown] + (
+        [f"ran differently: {counted(left, 'further difference')}"] if left > 0 else []
+    )
 
 
 def differences(base: WhatRan, head: WhatRan) -> tuple[Divergence, ...]:

@@ -27,7 +27,7 @@ class PastCalls(NamedTuple):
 
 def _lines(calls: Calls) -> str:
     lines = [f"{wait.place} {wait.count} x {wait.call}" for wait in calls.waiting if not wait.allowed and (wait.sure or calls.strict)]
-    more = f" and {len(lines) - SHOWN} more lines" if len(lines) > SHOWN else ""
+    more = f" and {counted(len(lines) - SHOWN, 'more line')}" if len(lines) > SHOWN else ""
     return f": {', '.join(lines[:SHOWN])}{more}" if lines else ""
 
 

@@ -289,7 +289,7 @@ def unreliable(measurement: Measurement) -> Iterator[str]:
             yield f"throttled {when} the samples ({', '.join(conditions.throttle_reasons)}{clock})"
     if measurement.discarded >= len(measurement.samples):
         reasons = f" ({', '.join(measurement.during.throttle_reasons or ())})" if measurement.during else ""
-        yield f"{measurement.discarded} samples were taken under throttling{reasons}, {len(measurement.samples)} are left"
+        yield f"{counted(measurement.discarded, 'sample')} taken under throttling{reasons}, {len(measurement.samples)} left"
     seen = (*measurement.conditions, *((measurement.during,) if measurement.during else ()))
     if others := max((c.other_processes or 0 for c in seen), default=0):
         yield f"{counted(others, 'other process')} on the device"

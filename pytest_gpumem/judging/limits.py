@@ -253,7 +253,7 @@ STEPS: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
 }
 """Limits on what one launch runs, by name. They are exact, and hold on a GPU that others use too."""
 EXACT: Mapping[str, Callable[[_LimitCheck], Finding | None]] = {
-    "max_gpu_page_faults": _exact(COUNTS["max_gpu_page_faults"], lambda count: f"{count} page faults of the GPU in one launch"),
+    "max_gpu_page_faults": _exact(COUNTS["max_gpu_page_faults"], lambda count: f"{counted(count, 'page fault')} of the GPU in one launch"),
     "max_migrated": _exact(COUNTS["max_migrated"], lambda count: f"{short_bytes(count)} migrated in one launch", _causes),
     **STEPS,
 }

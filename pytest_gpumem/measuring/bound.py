@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from pytest_gpumem.devices.protocol import Allocation, Device, Launch, Stream, Unsupported
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, Role
 from pytest_gpumem.memory.buffers import Buffer
@@ -94,7 +95,7 @@ class BoundKernel:
         kernel = self.kernel
         signature = f"{kernel.name}({', '.join(p.name for p in kernel.parameters)})"
         if len(arguments) > len(kernel.parameters):
-            raise BadCall(f"{signature} got {len(arguments)} arguments")
+            raise BadCall(f"{signature} got {counted(len(arguments), 'argument')}")
         given = {parameter.name: value for parameter, value in zip(kernel.parameters, arguments, strict=False)}
         for name, value in keywords.items():
             if name not in {p.name for p in kernel.parameters}:

@@ -362,7 +362,7 @@ class Sampling:
 
     def _note_precision(self, wanted: int) -> None:
         if len(self.placements) < wanted:
-            self.notes.append(f"{len(self.placements)} of {wanted} placements")
+            self.notes.append(f"{len(self.placements)} of {counted(wanted, 'placement')}")
         medians, width = self._counting(self.medians), self.half_width
         if width is not None and not stopping.precise(medians, self._plan.precision):
             noise, wanted_noise = (format_share(share) for share in (width / float(np.mean(medians)), self._plan.precision))

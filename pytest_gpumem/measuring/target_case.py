@@ -14,6 +14,7 @@ import numpy as np
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Foreign, OutOfMemory, Stream
 from pytest_gpumem.devices.shortage import out_of_memory
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.traffic import two_declarations
 from pytest_gpumem.kernels.kernel import Access
 from pytest_gpumem.measuring.bound import BadCall
@@ -354,8 +355,8 @@ def _same_memory(addresses: Sequence[tuple[int, ...]]) -> Iterator[str]:
     different = len(set(addresses))
     if different < len(addresses) and any(map(any, addresses)):
         yield (
-            f"its own arrays lie at {different} places in {len(addresses)} placements, because a library's pool gives the same memory "
-            "again: the interval may be too narrow; arrays of the function's `memory` move"
+            f"its own arrays lie at {counted(different, 'place')} in {len(addresses)} placements, because a library's pool gives the "
+            "same memory again: the interval may be too narrow; arrays of the function's `memory` move"
         )
 
 

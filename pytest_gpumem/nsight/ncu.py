@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.nsight.recording import BadReport, RangePlace, place_of
 from pytest_gpumem.nsight.tools import DRAM_READ, DRAM_WRITE, DURATION, L2_READ, L2_WRITE, numbers_in
 from pytest_gpumem.ranges import DOMAIN
@@ -77,15 +78,15 @@ def _profiles(kernels: Sequence[CountedKernel]) -> tuple[TestProfile, ...]:
             by_place[one.process, place].append(one)
     if not by_place:
         raise BadReport(
-            f"{len(kernels)} kernels, none of them in an NVTX range of the domain {DOMAIN}: run pytest --gpumem under `ncu --nvtx`, as "
-            "`gpumem profile ncu` does"
+            f"{counted(len(kernels), 'kernel')} outside every NVTX range of the domain {DOMAIN}: run pytest --gpumem under "
+            "`ncu --nvtx`, as `gpumem profile ncu` does"
         )
     profiles = []
-    for (process, place), counted in by_place.items():
+    for (process, place), launched in by_place.items():
         if not place.measured:
             continue
-        uses = longest_first(kernels_together(one.use for one in counted))
-        asides = {one.set_aside for one in counted} - {None}
+        uses = longest_first(kernels_together(one.use for one in launched))
+        asides = {one.set_aside for one in launched} - {None}
         profiles.append(
             TestProfile(
                 name=place.test,

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from pytest_gpumem.baselines.verdicts import memory_findings, peak_is_open
 from pytest_gpumem.devices.calls import CallWindow
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
 from pytest_gpumem.judging.judge import is_failure
 from pytest_gpumem.judging.screen import LOOKS
@@ -459,7 +460,7 @@ class BlockMemory:
     def __repr__(self) -> str:
         if self._watched.trouble is not None and self._final is None:
             return "<Used, not read>"
-        return f"<Used peak {self.peak} B, kept {self.kept} B, reserved {self.reserved} B, {self.allocations} allocations>"
+        return f"<Used peak {self.peak} B, kept {self.kept} B, reserved {self.reserved} B, {counted(self.allocations, 'allocation')}>"
 
 
 def _at_the_end(watch: MemoryWatch, item: pytest.Item) -> Footprint:

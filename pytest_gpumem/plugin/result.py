@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
@@ -194,7 +195,7 @@ class Result:
             parts.append(format_rate(measurement.bandwidth))
         if measurement.noise is not None:
             parts.append(f"±{format_share(measurement.noise)}")
-        parts.append(f"{len(measurement.samples)} samples on {len(measurement.placements)} placements")
+        parts.append(f"{counted(len(measurement.samples), 'sample')} on {counted(len(measurement.placements), 'placement')}")
         parts.append(measurement.mode)
         if self.device.simulated:
             parts.append("simulated")

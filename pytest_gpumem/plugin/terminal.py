@@ -196,7 +196,7 @@ class TerminalFeature(Feature):
             yield "the device changed while it was measured, nothing is stored"
             return
         if len(settled) < len(rows):
-            yield f"the device changed while it was measured, {len(rows) - len(settled)} rows that follow it are not stored"
+            yield f"the device changed while it was measured, not stored: {counted(len(rows) - len(settled), 'later row')}"
         if (fork := untrusted(os.environ)) is not None:
             yield f"nothing is stored of code that is not ours: {fork}"
             return
@@ -212,7 +212,7 @@ class TerminalFeature(Feature):
         removed = [one.key for one in gpu.missing if one.status == ACCEPTED]
         saved = gpu.store.save(rows, replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline, gpu.accepted, removed)
         if saved.path is not None:
-            yield f"{len(saved.accepted)} of {measured} rows stored in {gpu.store.storage}"
+            yield f"{len(saved.accepted)} of {counted(measured, 'row')} stored in {gpu.store.storage}"
         else:
             yield "no row was accepted, nothing is stored"
         for key in saved.rejected:

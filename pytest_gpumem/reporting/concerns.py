@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pytest_gpumem.files import append_whole
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.screen import base_latency
 from pytest_gpumem.limits import LIMITS, count_of, over_baseline
 from pytest_gpumem.outcomes import Code, Outcome
@@ -146,11 +147,12 @@ def ending(
         if words := repeat(row):
             lines.append(f"  repeat: {shlex.join(words)}")
     if (left := len(failing) - EXPLAINED) > 0:
-        lines.append(f"{left} more fail; for the causes of one: {shlex.join(['gpumem', 'explain', '--base', base])} TEST")
+        fail = "fails" if left == 1 else "fail"
+        lines.append(f"{left} more {fail}; for the causes of one: {shlex.join(['gpumem', 'explain', '--base', base])} TEST")
     otherwise = [(nodeid, error) for nodeid, error in errors.items() if nodeid not in of_rows]
     lines += [f"{Outcome.FAIL.value} {nodeid}: {few(error)}" for nodeid, error in printable(otherwise[:EXPLAINED])]
     if (left := len(otherwise) - EXPLAINED) > 0:
-        lines.append(f"{left} more tests failed; pytest's summary names them")
+        lines.append(f"{counted(left, 'more test')} failed; pytest's summary names them")
     return lines
 
 
@@ -167,7 +169,7 @@ def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[
             where = f"file={_property(place.file)},line={place.line}," if place is not None else ""
             lines.append(f"::{level} {where}title={_property(f'gpumem: {verdict_text(row)}')}::{_message(in_words(row))}")
         if left := len(of_level) - len(shown):
-            lines.append(f"::{level} title=gpumem::{left} further ones are in the summary of the run")
+            lines.append(f"::{level} title=gpumem::{left} more in the summary of the run")
     return lines
 
 

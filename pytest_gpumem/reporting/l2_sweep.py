@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records.l2_sweep import LEAST_GAIN, Change, Point, Setting, Sweep, Textbook
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
 from pytest_gpumem.units import MiB, format_bytes, format_share, format_shares, format_time
@@ -32,7 +33,7 @@ def sweep_sentence(sweep: Sweep) -> str:
 def sweep_sentences(sweep: Sweep) -> tuple[str, ...]:
     """The result, the loss of the textbook's settings, the size of the search, and notes."""
     losses = (f"{book.name}, {setting_text(book.point.setting)}: {_loss(sweep, book)}" for book in sweep.textbook)
-    took = f"{len(sweep.points)} of {sweep.grid} settings measured; the gains in words are from fresh samples"
+    took = f"{len(sweep.points)} of {counted(sweep.grid, 'setting')} measured; the gains in words are from fresh samples"
     return (sweep_sentence(sweep), *losses, took, *sweep.notes)
 
 

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable
 from itertools import accumulate
 
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.concerns import concerns, fails, in_brief
@@ -40,7 +41,7 @@ def page(run: Run) -> str:
         failures = [line.strip() for row in shown if fails(row) for line in in_brief(row)]
         parts.append(preformatted([*failures, *remedies(rows)], _REASONS))
         if left := len(found) - len(shown):
-            parts.append(f"{left} further rows need a look.")
+            parts.append(f"{counted(left, 'further row')} {'needs' if left == 1 else 'need'} a look.")
     parts.append(folded("How it was measured", preformatted(header(facts, run.settings))))
     room = LIMIT - len(_joined(parts)) - 200  # 200: the heading and the last sentence of what is folded
     parts.append(folded(f"All rows ({len(rows)})", table(sorted(lines, key=lambda one: one.outcome.rank), room)))
@@ -58,7 +59,7 @@ def table(rows: Iterable[RowFacts], room: int = LIMIT) -> str:
         figures = " | ".join(escaped(row.figures[heading].text) for heading in headings)
         lines.append(f"| {code(row.name)} | {figures} | {verdict if row.outcome.quiet else f'**{verdict}**'} |")
     fitting, left = _fitting(lines, room - sum(map(len, above)))
-    return "\n".join([*above, *fitting, *(["", f"{left} further rows found no place here."] if left else [])])
+    return "\n".join([*above, *fitting, *(["", f"{counted(left, 'further row')} found no place here."] if left else [])])
 
 
 def code(text: str) -> str:
@@ -76,7 +77,7 @@ def escaped(text: str) -> str:
 def preformatted(sentences: Iterable[str], room: int = LIMIT) -> str:
     """Sentences, each from a line of its own, in an HTML element within which Markdown means nothing."""
     fitting, left = _fitting((html.escape("\n".join(wrapped(printable(one), WIDTH))) for one in sentences), room)
-    return "\n".join(["<pre>", *fitting, *([f"{left} further ones found no place here"] if left else []), "</pre>"])
+    return "\n".join(["<pre>", *fitting, *([f"{left} more found no place here"] if left else []), "</pre>"])
 
 
 def _fitting(texts: Iterable[str], room: int) -> tuple[list[str], int]:

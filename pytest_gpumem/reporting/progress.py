@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.columns import shortened
 
@@ -40,7 +41,7 @@ class Progress:
     def line(self, width: int) -> str:
         """One line of at most `width` characters, ASCII."""
         ended, every = len(self._tests & self._samples.keys()), len(self._tests)
-        parts = [f"gpumem: {ended} of {every} tests", f"{sum(self._samples.values())} samples"]
+        parts = [f"gpumem: {ended} of {counted(every, 'test')}", counted(sum(self._samples.values()), "sample")]
         if 0 < ended < every:  # the estimate assumes that each test takes as long as those before it
             parts.append(f"about {rounded((self._clock() - self._begun) / ended * (every - ended))} left")
         line = ", ".join(parts)
@@ -57,10 +58,10 @@ def of_processes(ended: int, processes: int, finished: int, tests: int, seconds:
     `tests`: of each process.
     `seconds`: since the first process began.
     """
-    parts = [f"gpumem: {ended} of {processes} processes measured"]
+    parts = [f"gpumem: {ended} of {counted(processes, 'process')} measured"]
     finished, tests = min(finished, tests), max(1, tests)
     if finished:
-        parts.append(f"{finished} of {tests} tests of the next")
+        parts.append(f"{finished} of {counted(tests, 'test')} of the next")
     done, all_of_them = ended * tests + finished, processes * tests
     if 0 < done < all_of_them:
         parts.append(f"about {rounded(seconds / done * (all_of_them - done))} left")

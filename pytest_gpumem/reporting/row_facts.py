@@ -308,7 +308,7 @@ def _measured(measurement: Measurement, device: DeviceFacts) -> Iterator[tuple[s
         yield "modes", modes
     yield "method", f"{measurement.mode}, sampler {measurement.sampler} ({measurement.sampler_reason})"
     if measurement.overlap is not None and (hidden := measurement.overlap.hidden(measurement.latency)) is not None:
-        yield "overlap", f"{format_share(hidden)} of what can be hidden, {measurement.overlap.streams} streams"
+        yield "overlap", f"{format_share(hidden)} of what can be hidden, {counted(measurement.overlap.streams, 'stream')}"
     yield from _conditions(measurement)
     if measurement.provenance is not None:
         yield "measured", " ".join(part for part in (measurement.provenance.utc, measurement.provenance.card) if part)
@@ -351,10 +351,12 @@ def migrations_text(migrations: Migrations) -> Iterator[str]:
 
 def page_counts_text(counts: PageCounts) -> str:
     """All counts on one line."""
-    faults = f"{counts.gpu_faults} GPU page faults"
+    faults = counted(counts.gpu_faults, "GPU page fault")
     if counts.gpu_faults:
-        faults += f" in {counts.gpu_groups} groups on {counts.gpu_pages} pages ({counts.duplicates} duplicates)"
-    parts = [faults, f"{counts.cpu_faults} CPU page faults"]
+        faults += (
+            f" in {counted(counts.gpu_groups, 'group')} on {counted(counts.gpu_pages, 'page')} ({counted(counts.duplicates, 'duplicate')})"
+        )
+    parts = [faults, counted(counts.cpu_faults, "CPU page fault")]
     for nbytes, seconds, rate, way in (
         (counts.to_device, counts.to_device_seconds, counts.to_device_bandwidth, "to the device"),
         (counts.to_host, counts.to_host_seconds, counts.to_host_bandwidth, "to the host"),

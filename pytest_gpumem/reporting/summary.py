@@ -182,7 +182,7 @@ def profiled_lines(rows: Sequence[Row]) -> list[str]:
     tests = list(dict.fromkeys(row.nodeid for row in rows if row.measurement is not None))
     lines = [f"profiled: {counted(len(tests), 'test')}; times under a profiler are not judged, and no table is shown"]
     lines += [f"  {printable(test)}" for test in tests[:MOST]]
-    lines += [f"  and {len(tests) - MOST} further tests"] if len(tests) > MOST else []
+    lines += [f"  and {counted(len(tests) - MOST, 'further test')}"] if len(tests) > MOST else []
     return lines
 
 

@@ -567,12 +567,12 @@ def _remark(one: Standing, row: Row) -> str:
 def _advice(rows: Sequence[Row]) -> Iterator[str]:
     """What a reader of a green gate should know."""
     if free := sum(row.measurement is not None and row.limits.max_regression is None for row in rows):
-        yield f"{free} of {len(rows)} rows have no max_regression, so no slow-down of them is detected; see --max-regression"
+        yield f"no max_regression for {free} of {counted(len(rows), 'row')}, so no slow-down there is detected; see --max-regression"
 
 
 def _not_strict(found: ByStanding, count: int, facts: DeviceFacts) -> str | None:
     """Why a green gate is none under --strict; None if it is."""
     doubtful = sum(len(those) for one, those in found.items() if EFFECTS[one].strict != Exit.FINE)
     if doubtful:
-        return f"{doubtful} of {count} rows are no PASS"
+        return f"{doubtful} of {counted(count, 'row')} {'is' if doubtful == 1 else 'are'} no PASS"
     return "the device is simulated" if facts.simulated else None

@@ -181,7 +181,7 @@ class Duet:
     def _check_rounds(self, family: int) -> None:
         if self._last < (least := least_pairs(family)):
             raise RunError(
-                f"--rounds-max: {self._last} pairs prove no small slow-down; accepted are {least} or more "
+                f"--rounds-max: {counted(self._last, 'pair')} cannot prove a small slow-down; accepted are {least} or more "
                 f"for {family} measurement{'s' * (family > 1)} judged together"
             )
 

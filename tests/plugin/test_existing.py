@@ -458,9 +458,7 @@ def test_the_calls_of_each_test_are_counted_with_the_lines_that_wait(pytester: p
     assert waits["waiting"][0]["code"] == "gpu.device.streams.synchronize()  # line 8"
     assert [(one["kind"], one["destination"], one["count"], one["nbytes"]) for one in waits["copies"]] == [("D2H", "pageable", 1, 1 << 20)]
     assert rows["test_measured"]["footprint"]["calls"] is None
-    result.stdout.fnmatch_lines(
-        ["calls of 2 tests: 3 kernels, 1 copies of 1 MiB, the host waits 4 times at 2 lines: *.py:8 3 x, *.py:9 1 x"]
-    )
+    result.stdout.fnmatch_lines(["calls of 2 tests: 3 kernels, 1 copy of 1 MiB, the host waits 4 times at 2 lines: *.py:8 3 x, *.py:9 1 x"])
 
 
 def test_limits_hold_on_any_test_and_in_a_block(pytester: pytest.Pytester, gpumem: Run) -> None:

@@ -93,7 +93,7 @@ def test_figures_are_joined_with_their_measurements(traffic: Run, pytester: pyte
     assert "1.049 MB + 1.049 MB  3.146 MB + 1.049 MB" in rows["test_pair[again]"]
     assert rows["test_pair[again]"].endswith("moves more")
     assert rows["test_link"].endswith("not counted")
-    assert "2 of 4 rows are of tests that failed in this run" in done.stdout
+    assert "tests of 2 of 4 rows failed in this run" in done.stdout
     assert "moves more test_suite.py::test_pair[again]: declared 2.097 MB, counted 4.194 MB by ncu on 20" in done.stdout
     written = json.loads((pytester.path / "traffic.json").read_text())
     by_key = {row["key"]: row for row in written["rows"]}

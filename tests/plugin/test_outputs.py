@@ -167,7 +167,7 @@ def test_a_full_disk_costs_only_the_file_that_is_on_it(pytester: pytest.Pytester
         [
             "1 row (simulated): 1 NEW",
             "pytest-benchmark cannot save its results: No space left on device",
-            "--gpumem-save: 1 of 1 rows stored in *",
+            "--gpumem-save: 1 of 1 row stored in *",
             "--gpumem-markdown: wrote *out.md",
             "*= 1 passed*",
         ]

@@ -26,7 +26,7 @@ def test_save_compare_and_work_offline(server: Server, pytester: pytest.Pytester
     url = f"{URL}/{pytester.path.name}"
     result = gpumem("--gpumem-save")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"*baseline: none in {url}*", f"--gpumem-save: 1 of 1 rows stored in {url}"])
+    result.stdout.fnmatch_lines([f"*baseline: none in {url}*", f"--gpumem-save: 1 of 1 row stored in {url}"])
     gpumem().stdout.fnmatch_lines([f"*baseline: 1 process in {url};*"])
     server.fail("status", status=403)
     result = gpumem("--gpumem-baseline-offline")

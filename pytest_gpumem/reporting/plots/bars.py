@@ -122,4 +122,4 @@ def timeline(overlap: Overlap, latency: float) -> Markup:
         parts.append(svg.box(frame.left, y + 3, x(seconds) - frame.left, step - 8, style, f"{name}: {format_time(seconds)}"))
         parts.append(svg.text(frame.left + 6, y + 16, format_time(seconds), style="onbar"))
     parts.append(svg.line(x(latency), frame.top, x(latency), frame.bottom, "ceiling"))
-    return svg.drawing(frame.height, parts, f"overlap of {len(overlap.parts)} parts: {format_time(latency)}")
+    return svg.drawing(frame.height, parts, f"overlap of {counted(len(overlap.parts), 'part')}: {format_time(latency)}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.records.footprint import Course, Footprint, Phase
 from pytest_gpumem.reporting.plots import svg
 from pytest_gpumem.units import short_bytes
@@ -43,7 +44,7 @@ def memory_course(footprint: Footprint) -> Markup:
     for place, (_, points) in enumerate(lines):
         parts.append(f'<path class="s{place % svg.COLOURS} curve" d="{_steps(points, x, y, end)}"/>')
     parts.append(frame.x_axis(x))
-    return svg.drawing(_HEIGHT, parts, f"bytes in use over {len(lines)} lines; peak {short_bytes(footprint.peak)}")
+    return svg.drawing(_HEIGHT, parts, f"bytes in use over {counted(len(lines), 'line')}; peak {short_bytes(footprint.peak)}")
 
 
 def _phases(footprint: Footprint, frame: svg.Frame, x: svg.Scale) -> Iterator[str]:
@@ -116,4 +117,4 @@ def memory_bars(tests: Sequence[BytesOfTest]) -> Markup:
         mark = room * one.before / most
         parts.append(svg.line(mark, top + 14, mark, top + 27, "margin"))
         parts.append(svg.text(max(width, mark) + 5, top + 24, f"{short_bytes(one.nbytes)}, was {short_bytes(one.before)}"))
-    return svg.drawing(height, parts, f"bytes of {len(shown)} tests, the largest first")
+    return svg.drawing(height, parts, f"bytes of {counted(len(shown), 'test')}, the largest first")

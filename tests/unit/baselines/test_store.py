@@ -702,7 +702,7 @@ def test_a_reset_whose_file_is_gone(tmp_path: Path) -> None:
     store.save([row()], "abc")
     assert path is not None
     path.unlink()
-    assert store.load().history(key, every).reason == "its 1 saved processes follow a reset whose file is not here"
+    assert store.load().history(key, every).reason == "a reset whose file is not here comes before its 1 saved process"
 
 
 def on_day(day: int, latency: float, card: str = "GPU-a") -> Measurement:

@@ -82,7 +82,7 @@ def test_another_size_than_requested_and_conditions_are_noted() -> None:
     ((_, found),) = l2_sweep._sweeps(Runs(rows)).items()
     driver, doubt = found.notes
     assert driver.startswith("the driver set aside 31.25 MiB for a request of 6.25 MiB, and another size than requested")
-    assert doubt == "measurements at 1 settings are unreliable: 2 other processes on the device"
+    assert doubt == "unreliable measurements, at 1 setting: 2 other processes on the device"
 
 
 def test_a_setting_at_which_the_test_does_not_measure_ends_the_sweep_with_its_reason() -> None:

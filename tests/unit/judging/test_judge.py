@@ -165,9 +165,9 @@ def test_writes_that_l2_still_holds_have_not_crossed_the_bus(bench: Any, h100: D
         ({"during": Conditions(other_processes=1)}, "1 other process on the device"),
         (
             {"discarded": 8, "during": Conditions(throttle_reasons=("sw_power_cap",))},
-            "8 samples were taken under throttling (sw_power_cap), 8 are left",
+            "8 samples taken under throttling (sw_power_cap), 8 left",
         ),
-        ({"discarded": 99}, "99 samples were taken under throttling, 8 are left"),
+        ({"discarded": 99}, "99 samples taken under throttling, 8 left"),
         ({"floor": 268e-6}, "as if nothing was launched"),
     ],
 )

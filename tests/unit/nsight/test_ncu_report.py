@@ -126,8 +126,8 @@ def test_units(written: str, factor: float) -> None:
     ("text", "said"),
     [
         ("", "no raw page of ncu as CSV"),
-        (page(metrics=BASE), r"0 kernels, none of them in an NVTX range of the domain gpumem"),
-        (page({"ranges": "other:x:none"}), "1 kernels, none of them"),
+        (page(metrics=BASE), r"0 kernels outside every NVTX range of the domain gpumem"),
+        (page({"ranges": "other:x:none"}), "1 kernel outside every NVTX range"),
         (page({"ranges": ncu_csv.measured("a")}, metrics={tools.DRAM_READ: ("1", "byte")}), "has no gpu__time_duration.sum"),
         (page({"ranges": ncu_csv.measured("a")}, metrics={**BASE, tools.DURATION: ("1", "fortnight")}), "'fortnight', which is no unit"),
         (page({"ranges": ncu_csv.measured("a"), tools.DRAM_READ: "much"}), "'much', which is no number"),

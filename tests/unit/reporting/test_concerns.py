@@ -199,7 +199,7 @@ def test_no_more_than_github_shows(make_row: Make) -> None:
     rows = [make_row(f"t.py::t{n}", Outcome.FAIL) for n in range(MOST + 1)] + [make_row("t.py::s", Outcome.UNDECIDED)]
     lines = workflow_commands(rows, {})
     assert [line.startswith("::error") for line in lines] == [True] * MOST + [False]
-    assert lines[MOST - 1] == "::error title=gpumem::2 further ones are in the summary of the run"
+    assert lines[MOST - 1] == "::error title=gpumem::2 more in the summary of the run"
 
 
 # GitLab's code-quality report

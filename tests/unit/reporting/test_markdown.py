@@ -81,7 +81,7 @@ def test_a_page_fits_into_a_comment(make_row: Make, facts: DeviceFacts) -> None:
     assert len(text) < LIMIT
     assert f"{400 - MOST} further rows need a look." in text
     assert re.search(r"\d+ further rows found no place here\.", text)
-    assert re.search(r"\d+ further ones found no place here\n</pre>", text)
+    assert re.search(r"\d+ more found no place here\n</pre>", text)
 
 
 def test_preformatted_text_is_wrapped(make_row: Make) -> None:

@@ -168,7 +168,7 @@ def test_what_nobody_compared_is_not_green_unless_it_is_new_or_accepted() -> Non
     assert decided(accepted).remarks == ("a change of it is accepted: t.py::a", "green: 1 row, 1 of them accepted")
     # A limit that nobody set is not broken either.
     unlimited = replace(row(), limits=Limits())
-    assert "1 of 2 rows have no max_regression" in decided(unlimited, row(name="b")).remarks[0]
+    assert "no max_regression for 1 of 2 rows" in decided(unlimited, row(name="b")).remarks[0]
     assert decided(unlimited).code == Exit.NO_VERDICT
 
 
@@ -560,7 +560,7 @@ def test_base_judges_exact_figures(limit: str, outcome: Outcome) -> None:
     too = with_base(of_base(watched(alike, 2, 96 << 20)))
     assert (too.code, too.rows[0].failed, too.rows[0].verdict.outcome) == (Exit.FINE, False, Outcome.PASS)
     assert too.remarks[:-1] == ((f"main has it too: t.py::a: {limit} so the screen",) if outcome is Outcome.FAIL else ()) + (
-        "1 of 2 rows have no max_regression, so no slow-down of them is detected; see --max-regression",
+        "no max_regression for 1 of 2 rows, so no slow-down there is detected; see --max-regression",
     )
     own = with_base(of_base(watched(alike, 1, 64 << 20)))
     assert (own.code, own.rows[0].failed, own.rows[0].verdict.outcome) == (Exit.FAILED, True, Outcome.FAIL)
