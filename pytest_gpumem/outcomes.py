@@ -123,7 +123,7 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     "gate": {
         Exit.FAILED: "a test fails, is slower, or takes more bytes, counts or other kernels; a measurement of the baseline, or a test that "
         "BASE selects, is lost",
-        Exit.USAGE: "the run could not start, such as without a GPU in CI",
+        Exit.USAGE: "the run could not start: pytest did not accept its arguments, or there is no GPU in CI",
         Exit.NO_VERDICT: "nothing was measured, no row has a limit, or one with a limit was not judged: compared with nothing, not "
         "counted, in doubt by its conditions, or by its noise without a duet; a simulated device takes the place of the baseline's GPU; "
         "the tests of BASE cannot be collected; with --strict: a row with a limit is not a PASS of a real GPU",

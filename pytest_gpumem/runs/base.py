@@ -11,9 +11,9 @@ from pathlib import Path
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.records.schema import SchemaError, from_plain
-from pytest_gpumem.runs import RunError
+from pytest_gpumem.runs import NotAccepted, RunError
 from pytest_gpumem.runs.experiment import Experiment, Processes
-from pytest_gpumem.runs.processes import BASE, ProcessRecord, Turn
+from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import SELECTION
 
@@ -29,16 +29,21 @@ class Base:
 
     def selection(self) -> Selection:
         """The tests that it selects on this machine by the gate's arguments and its own files. No GPU is needed: nothing is measured.
-        Raises `NoAnswer`: its tests cannot be collected.
+        Raises:
+            NoAnswer: its tests cannot be collected.
+            NotAccepted: pytest accepts the arguments neither there nor in the working tree.
         """
+        collect = ["--collect-only", "--gpumem-device=sim"]
         with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             file = Path(folder, "selection.json")
             try:
-                process = self._run(None, ["--collect-only", "--gpumem-device=sim"], {SELECTION: str(file)})
+                process = self._run(None, collect, {SELECTION: str(file)})
                 if process.error is not None:
                     raise RunError(f"{process.name} {process.error}")
                 return from_plain(json.loads(file.read_text(encoding="utf-8")), Selection)
             except RunError as error:
+                if isinstance(error, NotAccepted):
+                    self._run(None, collect, {}, HEAD)  # what the working tree does not accept either is a mistake of the user
                 raise NoAnswer(f"BASE: its tests cannot be collected: {error}") from None
             except (OSError, ValueError, SchemaError):
                 raise NoAnswer(

@@ -23,7 +23,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, document_from_json, from_plain
 from pytest_gpumem.revisions import of_no_hook
-from pytest_gpumem.runs import RunError
+from pytest_gpumem.runs import NotAccepted, RunError
 from pytest_gpumem.runs.child import Background, ending, for_a_part, name_of
 from pytest_gpumem.runs.worktree import Side, moved_path
 from pytest_gpumem.settings import OptionRole, of_role
@@ -165,7 +165,8 @@ class Worker:
         if answers.exit is None:
             return replace(done, error=f"{ended_with(code)}: {self._errors()}")
         if answers.exit in (Exit.INTERNAL_ERROR, Exit.USAGE) and not answers.ready:
-            raise RunError(f"{self._name}: pytest ended with {answers.exit}: {self._errors()}")
+            kind = NotAccepted if answers.exit == Exit.USAGE else RunError
+            raise kind(f"{self._name}: pytest ended with {answers.exit}: {self._errors()}")
         if answers.exit not in RAN:
             done = replace(done, error=f"{ended_with(answers.exit)}: {self._errors()}")
         elif answers.exit == Exit.FAILED and not any(outcome == "failed" for outcome, _ in answers.outcomes.values()):
@@ -190,7 +191,7 @@ class Worker:
         # pytest's parser names the mistake on the line after its usage, and Python the signal of a crash before its stack.
         begins, parser = ("ERROR", "E  ", "Fatal Python error"), ": error: "
         errors = [line for line in lines if (line.startswith(begins) and "usage:" not in line) or parser in line]
-        errors = [line.removeprefix("E  ").strip() for line in errors]
+        errors = [line.removeprefix("E  ").strip().removeprefix("pytest.main(): error: ") for line in errors]
         return " | ".join((errors or lines)[-3:]) or "it printed nothing"
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -288,6 +289,24 @@ def test_a_base_whose_tests_cannot_be_collected_is_no_verdict(gate: Gate, projec
     assert code == 6, text
     _, line = text.splitlines()
     assert line.startswith("gpumem: BASE: its tests cannot be collected: base (merge base with origin/broken ")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [("--gpumem-mod hot", "unrecognized arguments: --gpumem-mod"), ("--gpumem-mode hott", "--gpumem-mode: 'hott' is not one of")],
+)
+def test_a_wrong_argument_of_pytest_is_a_mistake_of_the_user(gate: Gate, words: str, named: str) -> None:
+    code, text = gate({}, f"{GPU} {words}")
+    assert code == 4, text
+    _, line = text.splitlines()
+    assert re.fullmatch(rf"gpumem: head \(working tree .*\): pytest ended with 4: .*{re.escape(named)}.*", line)
+
+
+def test_an_option_of_the_change_that_base_lacks_is_no_mistake_of_the_user(gate: Gate) -> None:
+    code, text = gate({"conftest.py": "def pytest_addoption(parser):\n    parser.addoption('--added')\n"}, f"{GPU} --added=1")
+    assert code == 6, text
+    assert "BASE: its tests cannot be collected: base (merge base with origin/main " in text
+    assert "unrecognized arguments: --added=1" in text
 
 
 def test_tests_that_base_cannot_import_are_not_new(gate: Gate, project: Project) -> None:
