@@ -9,7 +9,8 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -120,9 +121,11 @@ def gate(
         steps = 2 if screen_only else 3
         _say(f"step 1 of {steps}: collect the tests of the merge base with {base}", err=True)
         of_base = _base(base, merge_base, measuring, stack)
-        selection = of_base.selection() if of_base is not None else Selection({})
+        selecting = stack.enter_context(of_base.selecting()) if of_base is not None else _nothing()
         _say(f"step 2 of {steps}: measure the tests, and compare them with the history shared with {base}", err=True)
-        screened = _screen(output, base, measuring, duet_follows=not screen_only, selection=selection, accepts=accept_from_change)
+        screened = _screen(output, base, measuring, duet_follows=not screen_only, selecting=selecting, accepts=accept_from_change)
+        # The change's own mistake comes first.
+        selection = Selection({}) if screened.code == Exit.USAGE else selecting.result()
         changes = list(loosened(screened.selection, selection)) if screened.selection is not None else []
         gated = GateRun(output, base, of_base, selection, measuring, rounds_max, added, changes, screen_only=screen_only, strict=strict)
         decision = gated.decision(screened)
@@ -181,6 +184,13 @@ def _base(base: str, commit: str, arguments: Sequence[str], stack: ExitStack) ->
     except NoFolder:
         return None
     return Base(side, working_tree(here), tuple(arguments), os.environ)
+
+
+def _nothing() -> Future[Selection]:
+    """The selection of a base that has no tests."""
+    found = Future[Selection]()
+    found.set_result(Selection({}))
+    return found
 
 
 @dataclass(frozen=True)
@@ -437,8 +447,10 @@ class ScreenResult:
     selection: Selection | None = None  # the tests that it selects; None if it did not come to its end
 
 
-def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool, selection: Selection, accepts: bool) -> ScreenResult:
-    """`selection`: the tests that base selects. `accepts`: what the change accepts counts."""
+def _screen(
+    output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool, selecting: Future[Selection], accepts: bool
+) -> ScreenResult:
+    """`selecting`: finds the tests that base selects; no test runs before. `accepts`: what the change accepts counts."""
     from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
@@ -452,7 +464,7 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: 
     command = pytest_command([*arguments, *own], options=["--no-header", f"--gpumem-baseline-of={base}"], results=output / RESULTS)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         of_base, of_head = Path(folder, "base.json"), Path(folder, "head.json")
-        of_base.write_text(json.dumps(to_plain(selection)), encoding="utf-8")
+        selecting.add_done_callback(partial(_write_selection, of_base))
         variables = {BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
         variables |= {name: "1" for name, given in ((DUET_FOLLOWS, duet_follows), (ACCEPTS, accepts)) if given}
         code = run_here(command, for_a_run(os.environ) | variables)
@@ -465,6 +477,13 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, duet_follows: 
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise UserError(f"the screen's results in {output} cannot be read: {error}") from None
     return ScreenResult(code, failures, document, selected)
+
+
+def _write_selection(file: Path, selecting: Future[Selection]) -> None:
+    """Give the screen what base selects: null if that is not known."""
+    known = not selecting.cancelled() and selecting.exception() is None
+    with suppress(OSError):  # the screen has ended
+        write_whole(file, json.dumps(to_plain(selecting.result()) if known else None))
 
 
 def _in_junit(nodeid: str) -> tuple[str, str]:

@@ -7,8 +7,10 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -70,7 +72,7 @@ class ExpectationFeature(Feature):
         self._selected: set[str] = set()  # node ids that were to run
         self._no_verdict: set[str] = set()  # of them, those that a mark skips or expects to fail; of a session that only collects
         self._writes = os.environ.pop(SELECTION, None)  # the file for what is selected; not of a session that a test starts
-        self._in_gate = self._writes is not None or session.base is not None
+        self._in_gate = self._writes is not None or session.in_gate
 
     # What was collected
 
@@ -213,14 +215,40 @@ class ExpectationFeature(Feature):
                 yield f"{origin}: {name!r} is measured; the name is no longer needed"
 
 
-def base_of_gate(config: pytest.Config) -> Selection | None:
+class BaseOfGate:
+    """What BASE selects, which the gate finds while its screen collects."""
+
+    def __init__(self, known: str | dict[str, Any]) -> None:
+        """`known`: as plain values, or the file that will have them."""
+        self._known = known
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        """As plain values, as soon as they are known. Ends the session if they never will be."""
+        if not isinstance(self._known, str):
+            return self._known
+        file, gate = Path(self._known), os.getppid()
+        while not file.exists():
+            if os.getppid() != gate:
+                pytest.exit("gpumem: the gate has ended", pytest.ExitCode.INTERRUPTED)
+            time.sleep(0.01)
+        plain: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8"))
+        if plain is None:
+            pytest.exit("gpumem: the tests of BASE cannot be collected", pytest.ExitCode.INTERRUPTED)
+        return plain
+
+    def selection(self) -> Selection:
+        return from_plain(self.plain, Selection)
+
+    def given(self, here: bool) -> object:
+        """For a worker. `here`: on this machine."""
+        return self._known if here else self.plain
+
+
+def base_of_gate(config: pytest.Config) -> BaseOfGate | None:
     """What BASE selects, in the screen of a gate and in its workers; None in other sessions, such as one that a test of a gate starts."""
-    if is_part(config):
-        plain = given(config, IN_BASE)
-    else:
-        file = os.environ.pop(BASE_SELECTION, None)
-        plain = None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
-    return None if plain is None else from_plain(plain, Selection)
+    known = given(config, IN_BASE) if is_part(config) else os.environ.pop(BASE_SELECTION, None)
+    return None if known is None else BaseOfGate(known)
 
 
 def _relied_on(item: pytest.Item, settings: Settings) -> ExpectedTest | None:

@@ -16,7 +16,6 @@ import pytest
 
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import Device, DeviceError
-from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.plugin.expecting import ExpectationFeature
 from pytest_gpumem.plugin.guardian import TERMINATED, records
@@ -25,7 +24,7 @@ from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.schema import device_from_json, from_plain
+from pytest_gpumem.records.schema import device_from_json
 
 
 class SessionRemains:
@@ -36,7 +35,7 @@ class SessionRemains:
         _, (_, facts, self.tests, self.deselected, more), *self.records, (_, end) = records(journal)
         self.end: dict[str, Any] = end  # see `guardian.Watch`
         self.begun, self.reports, base, self.collected = pickle.loads(more)
-        self.base = None if base is None else from_plain(base, Selection)
+        self.base: dict[str, Any] | None = base
         self.chosen = DeviceChoice(device_from_json(facts), _closed)
 
 

@@ -27,7 +27,7 @@ from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.plugin import fitting, replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.existing import ExistingFeature
-from pytest_gpumem.plugin.expecting import IN_BASE, ExpectationFeature, base_of_gate
+from pytest_gpumem.plugin.expecting import IN_BASE, BaseOfGate, ExpectationFeature, base_of_gate
 from pytest_gpumem.plugin.footprints import FootprintFeature
 from pytest_gpumem.plugin.gpus import VISIBLE
 from pytest_gpumem.plugin.guardian import RESUMES, TERMINATED
@@ -53,7 +53,7 @@ from pytest_gpumem.plugin.workers import (
     prepare,
 )
 from pytest_gpumem.records.device import SIMULATED
-from pytest_gpumem.records.schema import device_to_json, document, row_from_json, to_plain
+from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.reporting.exports import figures, properties
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
 from pytest_gpumem.settings import ACCEPTS, Settings, switched_off
@@ -121,12 +121,15 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
     if settings.save and not config.option.collectonly and not is_part(config) and (why := store.unwritable()) is not None:
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
-    base = resumed.base if resumed is not None else base_of_gate(config)
-    session = GpuSession(config, settings, chosen, store, baseline, accepted, added, base)
+    of_base = base_of_gate(config) if resumed is None else None if resumed.base is None else BaseOfGate(resumed.base)
+    wait_for_base = None if of_base is None else of_base.selection
+    session = GpuSession(config, settings, chosen, store, baseline, accepted, added, wait_for_base)
     config.stash[SESSION] = session
     expectations, leftovers, entries = ExpectationFeature(session), LeftoverFeature(session), JUnit(config)
     repeats = None if resumed is not None else _repeats(session, entries)  # a session that has ended measures nothing again
     channel = _channel(session, expectations)
+    if of_base is not None:
+        channel.give(IN_BASE, of_base.given)
     results = None if session.is_part else _results(session, Controller(settings, chosen, place, channel), channel)
     existing = ExistingFeature(session)
     whole = Session(session, expectations, leftovers, entries, repeats, results, channel, resumes=resumed is not None)
@@ -182,7 +185,6 @@ def _packing(session: GpuSession, channel: Channel) -> list[Feature]:
 def _channel(session: GpuSession, expectations: ExpectationFeature) -> Channel:
     """What the processes of a session tell each other."""
     channel = Channel(session.config)
-    channel.give(IN_BASE, lambda _: None if session.base is None else to_plain(session.base))
     channel.carry("collected", lambda: expectations.seen, expectations.take)
     channel.carry("drifts", lambda: session.drifts, session.drifted_elsewhere)
     channel.collect(expectations.select)
@@ -363,6 +365,12 @@ class Session(Feature):
         self._session.collected(session.items)
         if self._session.evidence and not session.config.option.collectonly and any(uses(item, TEST_FIXTURE) for item in session.items):
             self._session.chosen.follow()
+
+    @contextmanager
+    def tests(self, session: pytest.Session) -> Iterator[None]:
+        if not session.config.option.collectonly:
+            _ = self._session.base  # until it is known, another process collects
+        yield
 
     @contextmanager
     def logged(self, report: pytest.TestReport) -> Iterator[None]:

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -99,10 +99,10 @@ class GpuSession:
         baseline: Baseline,
         accepted: Acceptances,
         added: Acceptances,
-        base: Selection | None = None,
+        base: Callable[[], Selection] | None = None,
     ) -> None:
         """`accepted`: changes that no saved run took over. `added`: in the screen of a gate that counts them, those that the change adds.
-        `base`: in the screen of a gate, what BASE selects.
+        `base`: in the screen of a gate, waits for what BASE selects.
         """
         self.config = config
         self.settings = settings
@@ -111,7 +111,7 @@ class GpuSession:
         self.baseline = baseline
         self.accepted = accepted
         self.added = added
-        self.base = base
+        self._base = base
         self.missing: list[Omission] = []
         """Measurements that the baseline holds and the session lacks; filled at its end."""
         self.remarks: list[str] = []  # lines for the summary
@@ -260,6 +260,16 @@ class GpuSession:
         if self.base is None or (test := self.base.tests.get(nodeid)) is None:
             return own
         return held(own, test.limits, names, self.base_name, partial(self.allows, nodeid))
+
+    @property
+    def in_gate(self) -> bool:
+        """True in the screen of a gate, and in its workers."""
+        return self._base is not None
+
+    @cached_property
+    def base(self) -> Selection | None:
+        """What BASE selects, once it is known; None outside of a gate."""
+        return None if self._base is None else self._base()
 
     def allows(self, nodeid: str, limit: str, value: str | None) -> bool:
         """True if somebody accepted that a change loosens a limit of a test to this value; None is no limit."""

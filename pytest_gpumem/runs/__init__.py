@@ -5,7 +5,3 @@ from pytest_gpumem.outcomes import UserError
 
 class RunError(UserError):
     """Runs that cannot happen as requested: one line with the value and what is accepted."""
-
-
-class NotAccepted(RunError):
-    """pytest did not accept its arguments, its settings or the device."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.records.schema import SchemaError, from_plain
-from pytest_gpumem.runs import NotAccepted, RunError
+from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.experiment import Experiment, Processes
-from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
+from pytest_gpumem.runs.processes import BASE, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import SELECTION
 
@@ -27,44 +29,38 @@ class Base:
     arguments: tuple[str, ...]  # pytest's, as the gate has them
     environment: Mapping[str, str]
 
-    def selection(self) -> Selection:
-        """The tests that it selects on this machine by the gate's arguments and its own files. No GPU is needed: nothing is measured.
-        Raises:
-            NoAnswer: its tests cannot be collected.
-            NotAccepted: pytest accepts the arguments neither there nor in the working tree.
+    @contextmanager
+    def selecting(self) -> Iterator[Future[Selection]]:
+        """Find the tests that it selects on this machine by the gate's arguments and its own files, while the block runs. No GPU is
+        needed: nothing is measured. The future raises `NoAnswer`: its tests cannot be collected.
         """
-        collect = ["--collect-only", "--gpumem-device=sim"]
-        with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        with ThreadPoolExecutor(1) as thread, tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
             file = Path(folder, "selection.json")
-            try:
-                process = self._run(None, collect, {SELECTION: str(file)})
-                if process.error is not None:
-                    raise RunError(f"{process.name} {process.error}")
-                return from_plain(json.loads(file.read_text(encoding="utf-8")), Selection)
-            except RunError as error:
-                if isinstance(error, NotAccepted):
-                    self._run(None, collect, {}, HEAD)  # what the working tree does not accept either is a mistake of the user
-                raise NoAnswer(f"BASE: its tests cannot be collected: {error}") from None
-            except (OSError, ValueError, SchemaError):
-                raise NoAnswer(
-                    f"BASE: {self.side.title} has another version of pytest-gpumem, which does not say what it selects"
-                ) from None
+            # Its end, also by Ctrl-C, ends the process, and so the thread.
+            with self._experiment(["--collect-only", "--gpumem-device=sim"], {SELECTION: str(file)}) as experiment:
+                yield thread.submit(self._selection, experiment, file)
+
+    def _selection(self, experiment: Experiment, file: Path) -> Selection:
+        try:
+            process = experiment.measure(None)
+            if process.error is not None:
+                raise RunError(f"{process.name} {process.error}")
+            return from_plain(json.loads(file.read_text(encoding="utf-8")), Selection)
+        except RunError as error:
+            raise NoAnswer(f"BASE: its tests cannot be collected: {error}") from None
+        except (OSError, ValueError, SchemaError):
+            raise NoAnswer(f"BASE: {self.side.title} has another version of pytest-gpumem, which does not say what it selects") from None
 
     def figures(self, tests: Sequence[str], side: str = BASE) -> ProcessRecord:
         """One process of these tests, with their memory, and with what a launch runs. `side`: `BASE`, or `HEAD` for the working tree.
         Raises `RunError`: pytest did not accept its arguments or the device.
         """
-        return self._run(tests, ["--gpumem-footprint=on", "--gpumem-count-pages"], {}, side, evidence=True)
+        with self._experiment(["--gpumem-footprint=on", "--gpumem-count-pages"], {}, side, evidence=True) as experiment:
+            return experiment.measure(tests)
 
-    def _run(
-        self,
-        tests: Sequence[str] | None,
-        arguments: Sequence[str],
-        variables: Mapping[str, str],
-        side: str = BASE,
-        *,
-        evidence: bool = False,
-    ) -> ProcessRecord:
+    def _experiment(
+        self, arguments: Sequence[str], variables: Mapping[str, str], side: str = BASE, *, evidence: bool = False
+    ) -> Experiment:
         started = Processes(
             {side: self.side if side == BASE else self.tree},
             [*self.arguments, *arguments],
@@ -75,5 +71,4 @@ class Base:
             tree=self.tree,
             everything=True,
         )
-        with Experiment(started, [Turn(1, side)]) as experiment:
-            return experiment.measure(tests)
+        return Experiment(started, [Turn(1, side)])

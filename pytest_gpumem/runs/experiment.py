@@ -62,6 +62,7 @@ class Processes:
 
     def __post_init__(self) -> None:
         self._waiting: dict[Turn, Worker] = {}
+        self._running: Worker | None = None
         self._stack = contextlib.ExitStack()
         remove_leftovers()
         self._folder = held_folder(self._stack)
@@ -93,10 +94,11 @@ class Processes:
         Raises `RunError`: pytest did not accept its arguments or the device, or a side imported the other's modules.
         """
         self.get_ready(turns[: 1 + self.ahead], tests)
-        worker = self._waiting.pop(turns[0])
+        self._running = worker = self._waiting.pop(turns[0])
         try:
             return worker.run(tests, attempt, variables or {}, watch, everything=self.everything)
         finally:
+            self._running = None
             worker.close()
 
     def wait_early(self) -> None:
@@ -109,7 +111,9 @@ class Processes:
         return f"{turn.side} ({self.sides[turn.side].title})" if self.titles is None else self.titles(turn)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, also one that runs for another thread."""
+        if (running := self._running) is not None:
+            running.close()
         self._end_waiting()
         self._stack.close()
 

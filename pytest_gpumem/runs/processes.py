@@ -23,7 +23,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import SchemaError, document_from_json, from_plain
 from pytest_gpumem.revisions import of_no_hook
-from pytest_gpumem.runs import NotAccepted, RunError
+from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.child import Background, ending, for_a_part, name_of
 from pytest_gpumem.runs.worktree import Side, moved_path
 from pytest_gpumem.settings import OptionRole, of_role
@@ -165,8 +165,7 @@ class Worker:
         if answers.exit is None:
             return replace(done, error=f"{ended_with(code)}: {self._errors()}")
         if answers.exit in (Exit.INTERNAL_ERROR, Exit.USAGE) and not answers.ready:
-            kind = NotAccepted if answers.exit == Exit.USAGE else RunError
-            raise kind(f"{self._name}: pytest ended with {answers.exit}: {self._errors()}")
+            raise RunError(f"{self._name}: pytest ended with {answers.exit}: {self._errors()}")
         if answers.exit not in RAN:
             done = replace(done, error=f"{ended_with(answers.exit)}: {self._errors()}")
         elif answers.exit == Exit.FAILED and not any(outcome == "failed" for outcome, _ in answers.outcomes.values()):

@@ -287,8 +287,35 @@ def test_a_base_whose_tests_cannot_be_collected_is_no_verdict(gate: Gate, projec
     publish(project, "broken", "conftest.py")
     code, text = gate({"conftest.py": ""}, "--screen-only origin/broken")
     assert code == 6, text
-    _, line = text.splitlines()
-    assert line.startswith("gpumem: BASE: its tests cannot be collected: base (merge base with origin/broken ")
+    assert text.splitlines()[-1].startswith("gpumem: BASE: its tests cannot be collected: base (merge base with origin/broken ")
+
+
+TOLD = """
+import os, time
+FOLDER = {!r}
+
+def pytest_collection_finish(session):
+    until = time.monotonic() + 60
+    while {!r} and not os.path.exists(os.path.join(FOLDER, "change")) and time.monotonic() < until:
+        pass
+    open(os.path.join(FOLDER, {!r}), "w").close()
+"""
+
+
+@pytest.mark.parametrize("more", ["", " -n1"])
+def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_before(gate: Gate, project: Project, more: str) -> None:
+    folder = str(project.folder.parent)
+    project.write("conftest.py", TOLD.format(folder, True, "base"))
+    publish(project, "late", "conftest.py")
+    test = f"import os\n\ndef test_it():\n    assert os.path.exists({folder + '/base'!r})\n"
+    change = {"conftest.py": TOLD.format(folder, False, "change"), "test_late.py": test}
+    code, text = gate(change, f"--screen-only origin/late -- -k 'test_late or test_copy' {more}")
+    assert code == 0, text
+
+
+def test_a_mistake_in_the_words_ends_with_4_though_base_has_it_too(gate: Gate) -> None:
+    code, _ = gate({}, "--screen-only origin/main -- --gpumem-mod hot")
+    assert code == 4
 
 
 @pytest.mark.parametrize(

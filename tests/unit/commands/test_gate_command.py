@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,20 @@ from pytest_gpumem.runs.reading import DuetVerdict, RowFilter
 Run = Callable[..., Result]
 
 
+def selected(selection: Selection) -> Future[Selection]:
+    found = Future[Selection]()
+    found.set_result(selection)
+    return found
+
+
 class Fake:
     """A base that has these tests, and runs none."""
 
     side = None
 
-    def selection(self) -> Selection:
-        return Selection({}, tuple(f"t.py::{name}" for name in "abc"))
+    @contextmanager
+    def selecting(self) -> Iterator[Future[Selection]]:
+        yield selected(Selection({}, tuple(f"t.py::{name}" for name in "abc")))
 
 
 BASE = Fake()
@@ -196,7 +205,7 @@ def test_nothing_measured():
         "HEAD",
         ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"],
         duet_follows=True,
-        selection=Selection({}),
+        selecting=selected(Selection({})),
         accepts=False,
     )
     assert screened.document is not None
