@@ -9,7 +9,7 @@ import os
 from collections.abc import Generator
 from copy import copy
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,7 +52,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
-    """Give an option that may stand alone its own value where a path follows, which argparse takes for the value."""
+    """Name the setting that a word takes for an option; give an option that may stand alone its own value where a path follows, which
+    argparse takes for the value.
+    """
+    settings = {f"--{option.key}".replace("_", "-"): option for option in OPTIONS if option.ini_only}
+    for word in takewhile(lambda word: word != "--", args):
+        name, _, value = word.partition("=")
+        if name in settings:
+            import shlex
+
+            from pytest_gpumem.printable import printable
+
+            option = settings[name]
+            override = shlex.quote(f"{option.key}={value or option.metavar or 'true'}")
+            raise pytest.UsageError(printable(f"gpumem: {name} is a setting of the ini file; -o {override} sets it for one run"))
     flags = {option.flag: option for option in OPTIONS if option.bare is not None}
     for at, (word, following) in enumerate(pairwise(args)):
         if word not in flags or following.startswith("-") or flags[word].accepts(following):
