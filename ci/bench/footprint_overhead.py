@@ -55,6 +55,8 @@ SELECTION = (
 HERE = Path(__file__).resolve().parent
 MOST = 10
 """Tests that are shown."""
+MANY = 1_000
+"""Waits of a test that waits often: a callback for each call is most of its cost."""
 NUMBER = 60
 """Tests that are run."""
 WORKERS = min(28, os.cpu_count() or 1)
@@ -136,6 +138,10 @@ def table(record: dict[str, Any]) -> str:
         if name != WITHOUT:
             more, rounds = side["more_per_test_seconds"], ", ".join(f"{100 * one:+.1f}" for one in side["overheads"])
             lines[-1] += f": {100 * side['overhead']:+.1f} % (single rounds: {rounds} %)"
+            if record["waiting"]:
+                lines[-1] += (
+                    f"; {100 * side['overhead_of_others']:+.1f} % without {len(record['waiting'])} that wait {MANY:,} times or more"
+                )
             lines[-1] += f"; a test: median {1e3 * more['median']:+.2f} ms, 90 % below {1e3 * more['90 %']:+.2f} ms"
     lines += [
         f"{record['with_memory']} tests take memory, {record['allocations']} allocations; {record['keeping']} keep {record['kept']} B"
@@ -157,14 +163,16 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def cost(of: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the sessions of a side cost beside those of the tests alone."""
+def cost(of: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], waiting: Sequence[str]) -> dict[str, Any]:
+    """What the sessions of a side cost beside those of the tests alone. `waiting`: tests that wait often."""
     ours, theirs = _by_test(of), _by_test(plain)
+    others = [name for name in ours if name not in waiting]
     more = sorted(seconds - theirs.get(name, 0.0) for name, seconds in ours.items())
     return {
         "seconds": sum(ours.values()),
         "wall_seconds": statistics.median(one["wall"] for one in of),
         "overhead": sum(ours.values()) / sum(theirs.values()) - 1,
+        "overhead_of_others": sum(ours[name] for name in others) / sum(theirs[name] for name in others) - 1,
         "overheads": [sum(one["seconds"].values()) / sum(two["seconds"].values()) - 1 for one, two in zip(of, plain, strict=True)],
         "more_per_test_seconds": {"median": statistics.median(more), "90 %": more[int(0.9 * len(more))]},
         "start_seconds": min(_outside(one) for one in of) - min(_outside(one) for one in plain),
@@ -180,6 +188,7 @@ def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]]
     rows, before = shown["rows"], plain[-1]["ends"]
     keeping = [row for row in rows if row["footprint"]["kept"] > 0]
     calls = [row["footprint"]["calls"] for row in rows if row["footprint"]["calls"] is not None]
+    waiting = [row["nodeid"] for row in rows if row["footprint"]["calls"] is not None and _waits(row["footprint"]["calls"]) >= MANY]
     changed = {name: [before.get(name), end] for of in sides.values() for name, end in of[-1]["ends"].items() if before.get(name) != end}
     return {
         "kind": "footprint_overhead",
@@ -187,7 +196,8 @@ def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]]
         "selection": list(selection),
         "tests": len(before),
         "rounds": len(rounds),
-        "sides": {side: cost(of, plain) for side, of in sides.items()},
+        "sides": {side: cost(of, plain, waiting) for side, of in sides.items()},
+        "waiting": waiting,
         "most_more": [{"test": name, "seconds": more[name]} for name in sorted(more, key=lambda name: -more[name])[:MOST]],
         "with_memory": sum(bool(row["footprint"]["uses"]) for row in rows),
         "allocations": sum(row["footprint"]["allocations"] for row in rows),
@@ -195,7 +205,7 @@ def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]]
         "kept": sum(row["footprint"]["kept"] for row in keeping),
         "counted": sum(one["not_counted"] is None for one in calls),
         "kernels": sum(one["kernels"] for one in calls),
-        "waits": sum(wait["count"] for one in calls for wait in one["waiting"]),
+        "waits": sum(map(_waits, calls)),
         "not_counted": sorted({one["not_counted"] for one in calls if one["not_counted"] is not None}),
         "profile": [],
         "largest": largest(rows, "peak"),
@@ -206,6 +216,10 @@ def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]]
         "python": platform.python_version(),
         "ended": utc_now(),
     }
+
+
+def _waits(calls: dict[str, Any]) -> int:
+    return sum(wait["count"] for wait in calls["waiting"])
 
 
 def one_round(suite: Suite, sides: Sequence[str], number: int) -> dict[str, dict[str, Any]]:
