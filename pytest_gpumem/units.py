@@ -249,8 +249,9 @@ def format_bytes(nbytes: int) -> str:
     return min(texts, key=len, default="0 B")
 
 
-def short_bytes(nbytes: int) -> str:
-    """Four significant digits at most, in binary units: "64 MiB", "1.5 GiB", "11.77 MiB", "512 B"."""
+def short_bytes(nbytes: float) -> str:
+    """Whole bytes in four significant digits at most, in binary units: "64 MiB", "1.5 GiB", "11.77 MiB", "512 B"."""
+    nbytes = round(nbytes)
     if nbytes < 0:
         return "-" + short_bytes(-nbytes)
     unit, factor = next(((unit, _SIZES[unit]) for unit in ("TiB", "GiB", "MiB", "KiB") if nbytes >= 0.99995 * _SIZES[unit]), ("B", 1))
@@ -263,7 +264,7 @@ def sizes(*values: int) -> tuple[str, ...]:
     rounded = tuple(map(short_bytes, values))
     if len(set(rounded)) == len(set(values)):
         return rounded
-    return tuple(map(format_bytes, values))
+    return tuple(text if "i" in text else f"{value} B" for value, text in zip(values, map(format_bytes, values), strict=True))
 
 
 def format_time(seconds: float) -> str:

@@ -11,7 +11,7 @@ from pytest_gpumem.explain.model import GAP_SECONDS, AccessChange, BaseAndHead, 
 from pytest_gpumem.explain.pairing import KernelGroup, base_names
 from pytest_gpumem.explain.rules_link import ITS_TIME
 from pytest_gpumem.records.measurement import Conditions, Window
-from pytest_gpumem.units import MB
+from pytest_gpumem.units import MiB
 
 # Persisting windows
 
@@ -292,7 +292,7 @@ def l2_misses(sides: BaseAndHead, threshold: float) -> Estimate | None:
     if sides.misses < 1 + threshold or any(rule.find(sides, rule.threshold) is not None for rule in WINDOW_RULES):
         return None
     base, head = sides.kernels.base, sides.kernels.head
-    if (head.dram or 0) - (base.dram or 0) < MB:
+    if (head.dram or 0) - (base.dram or 0) < MiB:
         return None
     figures: dict[str, Pair] = {
         "dram": (base.dram, head.dram),
@@ -325,7 +325,7 @@ RULES = (
     Rule("more kernels", "kernels in a launch", 0.5, "more", ITS_TIME, (WATCHED,), more_kernels),
     Rule("access pattern", "sectors for the bytes that threads use", 0.1, "more sectors", _ASKED, (PATTERN,), access_pattern),
     Rule("more bytes", "bytes to move", SAME, "more bytes", _FACTOR, (BYTES,), more_bytes),
-    Rule("L2 misses", "DRAM bytes for what is asked of L2", 0.06, "more bytes, and 1 MB", _FACTOR, (NCU,), l2_misses),
+    Rule("L2 misses", "DRAM bytes for what is asked of L2", 0.06, "more bytes, and 1 MiB", _FACTOR, (NCU,), l2_misses),
     Rule("fewer threads", "share of the device's threads in the grid", 0.2, "less", "kernel time × (1 − ratio)", (WATCHED,), fewer_threads),
     Rule("occupancy", "achieved occupancy of a kernel that DRAM bounds", 0.15, "less", _WAITING, (NCU,), occupancy),
     Rule("SM clock", "SM clock while sampling", 0.02, "lower", "base × (ratio − 1) × what DRAM does not bound", (), sm_clock),

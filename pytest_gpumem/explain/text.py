@@ -11,7 +11,6 @@ from typing import Any
 from pytest_gpumem.explain import what_ran
 from pytest_gpumem.explain.causes import Cause, Explanation, Note
 from pytest_gpumem.judging.finding import change, counted
-from pytest_gpumem.judging.traffic import size
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.row import UNEXPLAINED, Row
 from pytest_gpumem.reporting.columns import hanging, wrapped
@@ -167,10 +166,6 @@ def _growth(pair: tuple[float, float]) -> float:
     return pair[1] / pair[0] - 1 if pair[0] else 0.0
 
 
-def _bytes(nbytes: float) -> str:
-    return short_bytes(round(nbytes))
-
-
 def _hit_rate(cause: Cause) -> str:
     """ " (L2 hit rate 71 → 52 %)", if it changed."""
     rates = _pair(cause, "l2_hit_rate")
@@ -182,7 +177,7 @@ def _dram_reads(cause: Cause) -> str:
     was, now = _values(cause, "dram_read")
     if not was or now <= was:
         return ""
-    grown = format_share(now / was - 1, sign=True) if now / was < 11 else f"{size(was)} → {size(now)}"
+    grown = format_share(now / was - 1, sign=True) if now / was < 11 else f"{short_bytes(was)} → {short_bytes(now)}"
     return f"DRAM reads {grown}{_hit_rate(cause)}: "
 
 
@@ -192,8 +187,8 @@ def _kernel(cause: Cause) -> str:
 
 def _window_gone(cause: Cause) -> str:
     aside = cause.figures["set_aside"]
-    set_aside = f"; set-aside {_bytes(aside[0] or 0)} → {_bytes(aside[1])}" if aside[1] is not None else ""
-    window = _bytes(_values(cause, "window")[0])
+    set_aside = f"; set-aside {short_bytes(aside[0] or 0)} → {short_bytes(aside[1])}" if aside[1] is not None else ""
+    window = short_bytes(_values(cause, "window")[0])
     return f"{_dram_reads(cause)}{window} no longer stay in L2, their persisting window is gone{set_aside}"
 
 
@@ -201,8 +196,9 @@ def _thrashing(cause: Cause) -> str:
     (_, window), (_, ratio), (_, aside) = (_values(cause, name) for name in ("window", "hit_ratio", "set_aside"))
     before = cause.figures["hit_ratio"][0]
     return (
-        f"{_dram_reads(cause)}the window thrashes: hit ratio {'' if before is None else f'{before:.3g} → '}{ratio:.3g} of {_bytes(window)} "
-        f"asks for {_bytes(window * ratio)} in a set-aside of {_bytes(aside)}, so its lines evict each other"
+        f"{_dram_reads(cause)}the window thrashes: hit ratio {'' if before is None else f'{before:.3g} → '}{ratio:.3g} of "
+        f"{short_bytes(window)} asks for {short_bytes(window * ratio)} in a set-aside of {short_bytes(aside)}, "
+        "so its lines evict each other"
     )
 
 
@@ -210,22 +206,24 @@ def _keeps_less(cause: Cause) -> str:
     was, now = _values(cause, "kept")
     moved = []
     for name, words, form in (
-        ("set_aside", "set-aside", _bytes),
+        ("set_aside", "set-aside", short_bytes),
         ("hit_ratio", "hit ratio", "{:.3g}".format),
-        ("window", "window", _bytes),
+        ("window", "window", short_bytes),
     ):
         before, after = _values(cause, name)
         if after < before:
             moved.append(f"{words} {form(before)} → {form(after)}")
-    return f"{_dram_reads(cause)}the window keeps {size(now)} of its bytes in L2 where it kept {size(was)}: {', '.join(moved)}"
+    return (
+        f"{_dram_reads(cause)}the window keeps {short_bytes(now)} of its bytes in L2 where it kept {short_bytes(was)}: {', '.join(moved)}"
+    )
 
 
 def _set_aside_too_large(cause: Cause) -> str:
     (before, after), (_, l2) = _values(cause, "set_aside"), _values(cause, "l2")
     (_, window), (_, ratio) = _values(cause, "window"), _values(cause, "hit_ratio")
-    need = f"the window needs {_bytes(window * ratio)} of it" if window else "no window uses it"
-    rest = f"; everything else has {_bytes(max(0, l2 - after))} of L2 where it had {_bytes(max(0, l2 - before))}" if l2 else ""
-    return f"set-aside {_bytes(before)} → {_bytes(after)}: {need}{rest}{_hit_rate(cause)}"
+    need = f"the window needs {short_bytes(window * ratio)} of it" if window else "no window uses it"
+    rest = f"; everything else has {short_bytes(max(0, l2 - after))} of L2 where it had {short_bytes(max(0, l2 - before))}" if l2 else ""
+    return f"set-aside {short_bytes(before)} → {short_bytes(after)}: {need}{rest}{_hit_rate(cause)}"
 
 
 _FAULTS = {
@@ -238,8 +236,9 @@ _FAULTS = {
 def _page_faults(cause: Cause) -> str:
     (was, now), (moved, moves) = _values(cause, "gpu_page_faults"), _values(cause, "migrated")
     before = f"where there were {was:.0f}" if was else "where there were none"
-    also = f", before {size(moved)}" if moved else ""
-    return f"{counted(round(now), 'GPU page fault')} {before}: {_FAULTS[cause.details['why']]}; {size(moves)} move during the launch{also}"
+    also = f", before {short_bytes(moved)}" if moved else ""
+    faults = counted(round(now), "GPU page fault")
+    return f"{faults} {before}: {_FAULTS[cause.details['why']]}; {short_bytes(moves)} move during the launch{also}"
 
 
 def _migrations(cause: Cause) -> str:
@@ -247,12 +246,12 @@ def _migrations(cause: Cause) -> str:
     by = f", by {cause.details['why']}" if cause.details["why"] else ""
     faults = _pair(cause, "cpu_page_faults")
     host = f"; {counted(round(faults[1]), 'page fault')} of the host, before {faults[0]:.0f}" if faults else ""
-    return f"managed memory that moves during a launch {size(was)} → {size(now)}{by}{host}"
+    return f"managed memory that moves during a launch {short_bytes(was)} → {short_bytes(now)}{by}{host}"
 
 
 def _stays_on_host(cause: Cause) -> str:
     was, now = _values(cause, "mapped")
-    return f"{size(now)} of managed memory are mapped where they lie and read over the link, before {size(was)}"
+    return f"{short_bytes(now)} of managed memory are mapped where they lie and read over the link, before {short_bytes(was)}"
 
 
 _WAYS = {"H2D": "from host to device", "D2H": "from device to host", "D2D": "within the device", "P2P": "between devices"}
@@ -263,7 +262,7 @@ def _pageable(cause: Cause) -> str:
         return f"pageable instead of {cause.details['was']}: {cause.details['arguments']}"
     rates = _pair(cause, "copy_rate")
     change_of_rate = f", {format_rate(rates[0])} → {format_rate(rates[1])}" if rates else ""
-    nbytes = size(_values(cause, "pageable_bytes")[1])
+    nbytes = short_bytes(_values(cause, "pageable_bytes")[1])
     return f"pageable instead of pinned: {nbytes} {_WAYS[cause.details['way']]} in each launch{change_of_rate}"
 
 
@@ -276,8 +275,8 @@ def _more_copies(cause: Cause) -> str:
         if kind != "memset":
             memory = cause.details[f"{kind}_memory"]
             words += [*([f"of {memory} memory"] if memory else []), _WAYS.get(kind, kind)]
-        old = f"before {size(had)} in {before:.0f}" if before else "before none"
-        parts.append(f"{' '.join(words)} of {size(has)} in each launch, {old}")
+        old = f"before {short_bytes(had)} in {before:.0f}" if before else "before none"
+        parts.append(f"{' '.join(words)} of {short_bytes(has)} in each launch, {old}")
     return "; ".join(parts)
 
 
@@ -325,12 +324,14 @@ def _kept_by_l1(cause: Cause) -> str:
 def _more_bytes(cause: Cause) -> str:
     parts = []
     if declared := _pair(cause, "declared"):
-        parts.append(f"declared {_bytes(declared[0])} → {_bytes(declared[1])}")
+        parts.append(f"declared {short_bytes(declared[0])} → {short_bytes(declared[1])}")
     if dram := _pair(cause, "dram"):
-        parts.append(f"DRAM {size(dram[0])} → {size(dram[1])}{_hit_rate(cause)}")
+        parts.append(f"DRAM {short_bytes(dram[0])} → {short_bytes(dram[1])}{_hit_rate(cause)}")
     if asked := _pair(cause, "asked_of_l2"):
-        kernels = [f"{name} {size(now or 0)} more" for name, (_, now) in cause.figures.items() if name.endswith((" reads", " writes"))]
-        parts.append(f"asked of L2 {size(asked[0])} → {size(asked[1])}{'; ' if kernels else ''}{', '.join(kernels)}")
+        kernels = [
+            f"{name} {short_bytes(now or 0)} more" for name, (_, now) in cause.figures.items() if name.endswith((" reads", " writes"))
+        ]
+        parts.append(f"asked of L2 {short_bytes(asked[0])} → {short_bytes(asked[1])}{'; ' if kernels else ''}{', '.join(kernels)}")
     details = cause.details
     wider = f" ({details['type']} where it was {details['type_was']})" if "type" in details else ""
     besides = " besides sectors used in part" if "besides" in details else ""

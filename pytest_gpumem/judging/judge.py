@@ -16,14 +16,13 @@ from pytest_gpumem.judging.finding import Finding, Judgement, against, basis, co
 from pytest_gpumem.judging.limits import STEPS, absolute, physical, uncounted
 from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, allowed, compared, decidable, judge_change
 from pytest_gpumem.judging.spread import Difference, difference
-from pytest_gpumem.judging.traffic import size
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat
 from pytest_gpumem.records.row import ENOUGH, Comparison, LimitResult, Row, Verdict
-from pytest_gpumem.units import format_share, format_time, parse_share
+from pytest_gpumem.units import format_share, format_time, parse_share, short_bytes
 
 
 def judge(
@@ -369,7 +368,7 @@ def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str,
     changed = []
     then, now = (None if m.moved_bytes is None else m.moved_bytes.total for m in (past, measurement))
     if then != now:
-        was, value = ("unknown" if total is None else size(total) for total in (then, now))
+        was, value = ("unknown" if total is None else short_bytes(total) for total in (then, now))
         changed.append(("traffic", was, value))
     if past.window != measurement.window:
         then_window, now_window = ("none" if m.window is None else window_text(m.window) for m in (past, measurement))

@@ -14,7 +14,7 @@ from enum import Enum
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import L2_MULTIPLES, DramBytes, Measurement, MovedBytes, NoShare
-from pytest_gpumem.units import format_rate, format_share, short_bytes
+from pytest_gpumem.units import format_share, short_bytes
 
 
 def no_share_text(measurement: Measurement, facts: DeviceFacts) -> str | None:
@@ -80,11 +80,11 @@ def account(measurement: Measurement, facts: DeviceFacts) -> Account | None:
         return None
     if traffic is None:
         return Account(
-            Agreement.UNDECLARED, None, f"counted {size(counted.total)} by {counted.source}; nothing was declared (give `moved=`)"
+            Agreement.UNDECLARED, None, f"counted {short_bytes(counted.total)} by {counted.source}; nothing was declared (give `moved=`)"
         )
     difference = counted.total / traffic.total - 1 if traffic.total else None
     change = f" ({format_share(difference, sign=True)})" if difference is not None else ""
-    figures = f"declared {size(traffic.total)}, counted {size(counted.total)} by {counted.source}{change}"
+    figures = f"declared {short_bytes(traffic.total)}, counted {short_bytes(counted.total)} by {counted.source}{change}"
     if (reason := reason_text(measurement.not_of_dram(facts), measurement, facts)) is not None:
         return Account(Agreement.UNJUDGED, difference, f"{figures}; not judged: {reason}")
     if missing := _missing(measurement, traffic, counted, facts):
@@ -107,12 +107,12 @@ def _missing(measurement: Measurement, traffic: MovedBytes, counted: DramBytes, 
     persisting = window.nbytes if window is not None and window.hit == "persisting" else 0
     if traffic.declared is not None:
         short = counted.total < traffic.declared * (1 - SHARE) - unwritten - persisting
-        return f"at most {size(counted.total + unwritten + persisting)}" if short else ""
+        return f"at most {short_bytes(counted.total + unwritten + persisting)}" if short else ""
     parts = []
     if counted.reads < traffic.reads * (1 - SHARE) - persisting:
-        parts.append(f"{size(counted.reads)} of the {size(traffic.reads)} declared as read")
+        parts.append(f"{short_bytes(counted.reads)} of the {short_bytes(traffic.reads)} declared as read")
     if counted.writes < traffic.writes * (1 - SHARE) - unwritten - persisting:
-        parts.append(f"{size(counted.writes)} of the {size(traffic.writes)} declared as written")
+        parts.append(f"{short_bytes(counted.writes)} of the {short_bytes(traffic.writes)} declared as written")
     return " and ".join(parts)
 
 
@@ -122,13 +122,8 @@ def _why(traffic: MovedBytes, counted: DramBytes) -> str:
         return "by sectors used in part or lines fetched again"
     asked = counted.l2_reads + counted.l2_writes
     if asked > traffic.total * (1 + SHARE):
-        return f"and the SMs asked L2 for {size(asked)}: sectors used in part, or data asked for again"
-    return f"though the SMs asked L2 for {size(asked)} only: lines fetched again, or written back in part"
-
-
-def size(nbytes: float) -> str:
-    """Bytes in four digits, "1.074 GB", in the units of a bandwidth."""
-    return format_rate(nbytes).removesuffix("/s") if nbytes else "0 B"
+        return f"and the SMs asked L2 for {short_bytes(asked)}: sectors used in part, or data asked for again"
+    return f"though the SMs asked L2 for {short_bytes(asked)} only: lines fetched again, or written back in part"
 
 
 def two_declarations(moved: int, reads: int, writes: int) -> str | None:
@@ -137,8 +132,8 @@ def two_declarations(moved: int, reads: int, writes: int) -> str | None:
         return None
     direction = "more" if moved > reads + writes else "less"
     return (
-        f"moved= says {size(moved)}, {direction} than the {size(reads + writes)} of reads= and writes= "
-        f"({size(reads)} + {size(writes)}); moved= counts"
+        f"moved= says {short_bytes(moved)}, {direction} than the {short_bytes(reads + writes)} of reads= and writes= "
+        f"({short_bytes(reads)} + {short_bytes(writes)}); moved= counts"
     )
 
 
@@ -148,7 +143,8 @@ def beyond_arguments(moved: int, arguments: int) -> str | None:
     """
     if not arguments or moved <= 2 * arguments:
         return None
+    holds, allows = short_bytes(arguments), short_bytes(2 * arguments)
     return (
-        f"moved= says {size(moved)}, but the buffers among the arguments hold {size(arguments)} and allow {size(2 * arguments)}, "
+        f"moved= says {short_bytes(moved)}, but the buffers among the arguments hold {holds} and allow {allows}, "
         "each byte read once and written once: the rest is declared too much, or moved in memory that is no argument"
     )

@@ -20,7 +20,7 @@ from pytest_gpumem.devices.protocol import AccessProperty, Device, Stream, Unsup
 from pytest_gpumem.memory.buffers import Buffer, on_its_device
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Window
-from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_share
+from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes, parse_share, short_bytes, sizes
 
 Where = Literal["stream", "graph", "launch"]  # the carrier of the window: the stream, the kernels of a captured graph, or each launch
 
@@ -315,25 +315,25 @@ class PersistingStream:
         """Notes for the result of a measurement on this stream."""
         notes = []
         if self.asked.clamped_from is not None and not self.asked.too_large:
-            whole = format_bytes(self.asked.clamped_from)
-            notes.append(f"the window covers the first {format_bytes(self.nbytes)} of {whole}: no larger one is possible")
+            part, whole = sizes(self.nbytes, self.asked.clamped_from)
+            notes.append(f"the window covers the first {part} of {whole}: no larger one is possible")
         if (thrashing := self.thrashing) is not None:
             notes.append(thrashing)
         if self.asked.too_large:
-            half = format_bytes(self.device.facts.l2_bytes // 2)
+            window, half = sizes(self.nbytes, self.device.facts.l2_bytes // 2)
             notes.append(
-                f"measured without a window: {format_bytes(self.nbytes)} are more than half of L2, {half}, where a fitted window can be "
+                f"measured without a window: {window} are more than half of L2, {half}, where a fitted window can be "
                 'slower than none; set_aside="max" sets one, and gpumem l2-sweep finds the best'
             )
         elif self.set_aside and self.spec is None:
-            notes.append(f"{format_bytes(self.set_aside)} of L2 are set aside with no window in them: a cost without a gain")
+            notes.append(f"{short_bytes(self.set_aside)} of L2 are set aside with no window in them: a cost without a gain")
         elif self.set_aside and (self._reset == "window" or not self.asked.persists):
             which = "that was reset" if self._reset else f"with the hit property {self.asked.hit.value}"
             notes.append(
-                f"{format_bytes(self.set_aside)} of L2 are set aside, but under a window {which} nothing persists: a cost without a gain"
+                f"{short_bytes(self.set_aside)} of L2 are set aside, but under a window {which} nothing persists: a cost without a gain"
             )
         elif self.set_aside and self.hit_ratio == 0.0:
-            notes.append(f"{format_bytes(self.set_aside)} of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain")
+            notes.append(f"{short_bytes(self.set_aside)} of L2 are set aside, but at hit ratio 0 nothing persists: a cost without a gain")
         return tuple(notes)
 
     def apply(self) -> None:
@@ -458,10 +458,10 @@ class _Ledger:
         # A fitted ratio went through a division.
         if not self.granted or demand <= self.granted * (1 + 1e-9):
             return None
-        terms = " + ".join(f"{s.hit_ratio:.3g} x {format_bytes(s.nbytes)}" for s in self.live if s.asked.persists)
+        terms = " + ".join(f"{s.hit_ratio:.3g} x {short_bytes(s.nbytes)}" for s in self.live if s.asked.persists)
         evict = "its lines evict each other" if len(self.live) == 1 else f"the lines of {len(self.live)} streams evict each other"
-        room = f"{format_bytes(self.granted)} of L2 are set aside"
-        return f"thrashing: hit ratio x bytes is {terms} = {format_bytes(round(demand))}, {room}: {evict}"
+        room = f"{short_bytes(self.granted)} of L2 are set aside"
+        return f"thrashing: hit ratio x bytes is {terms} = {short_bytes(round(demand))}, {room}: {evict}"
 
 
 _LEDGERS: WeakKeyDictionary[Device, _Ledger] = WeakKeyDictionary()  # of each device on which a persisting stream is open
@@ -479,7 +479,7 @@ def idle_set_aside(device: Device) -> str | None:
     if ledger is None or not ledger.granted:
         return None
     return (
-        f"{format_bytes(ledger.granted)} of L2 are set aside for a persisting stream that is open, and this measurement has no window "
+        f"{short_bytes(ledger.granted)} of L2 are set aside for a persisting stream that is open, and this measurement has no window "
         "in them: a cost without a gain"
     )
 

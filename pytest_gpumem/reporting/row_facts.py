@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from pytest_gpumem.judging.finding import basis, bounds, change, counted, window_text
 from pytest_gpumem.judging.limits import EXACT
-from pytest_gpumem.judging.traffic import no_share_text, size
+from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
@@ -271,10 +271,10 @@ def _moved(measurement: Measurement, device: DeviceFacts) -> str | None:
     moved, bandwidth = measurement.moved_bytes, measurement.bandwidth
     if moved is None or bandwidth is None:
         return None
-    apart = "" if moved.declared is not None else f" ({size(moved.reads)} read, {size(moved.writes)} written)"
+    apart = "" if moved.declared is not None else f" ({short_bytes(moved.reads)} read, {short_bytes(moved.writes)} written)"
     share = measurement.share_of_peak(device)
     peak = f", {format_share(share)} of peak" if share is not None else f"; no share of peak: {no_share_text(measurement, device)}"
-    return f"{format_rate(bandwidth)} for {size(moved.total)}{apart}{peak}"
+    return f"{format_rate(bandwidth)} for {short_bytes(moved.total)}{apart}{peak}"
 
 
 def _samples(measurement: Measurement) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.traffic import Account, Agreement, account, size
+from pytest_gpumem.judging.traffic import Account, Agreement, account
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
@@ -20,7 +20,7 @@ from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
 from pytest_gpumem.reporting.groups import by_function, ordered
 from pytest_gpumem.reporting.row_facts import HEADINGS, UNCHECKED, RowFacts, interval_text, names_of, row_facts, sectors_text
 from pytest_gpumem.reporting.summary import remedies, since_the_baseline
-from pytest_gpumem.units import format_share
+from pytest_gpumem.units import format_share, short_bytes
 
 _SIMULATED, _BARS, _INTERVALS = "(simulated)", "bars", "intervals"
 _LEFT_OUT = (
@@ -226,18 +226,18 @@ def _declared(traffic: MovedBytes | None) -> str:
     if traffic is None:
         return "-"
     if traffic.declared is not None:
-        return f"{size(traffic.declared)} moved"
-    return f"{size(traffic.reads)} + {size(traffic.writes)}"
+        return f"{short_bytes(traffic.declared)} moved"
+    return f"{short_bytes(traffic.reads)} + {short_bytes(traffic.writes)}"
 
 
 def _counted(counted: DramBytes | None) -> str:
-    return f"{size(counted.reads)} + {size(counted.writes)}" if counted is not None else "-"
+    return f"{short_bytes(counted.reads)} + {short_bytes(counted.writes)}" if counted is not None else "-"
 
 
 def _asked(counted: DramBytes | None) -> str:
     if counted is None or counted.l2_reads is None or counted.l2_writes is None:
         return "-"
-    return f"{size(counted.l2_reads)} + {size(counted.l2_writes)}"
+    return f"{short_bytes(counted.l2_reads)} + {short_bytes(counted.l2_writes)}"
 
 
 def _why_not(row: Row) -> str:

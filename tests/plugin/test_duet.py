@@ -152,7 +152,7 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     assert "FAIL (simulated) test_it.py::test_mine: +" in done.stdout.replace("\n  ", " ")
     assert "PASS (simulated) test_it.py::test_same: " in done.stdout
     assert "with uncommitted changes" in done.stdout
-    assert "its traffic has changed from 167.8 MB to 251.7 MB" in done.stdout.replace("\n  ", " ")
+    assert "its traffic has changed from 160 MiB to 240 MiB" in done.stdout.replace("\n  ", " ")
     document = json.loads((project.folder / "out.json").read_text())
     assert document["simulated"] is True
     assert verdicts(project.folder / "out.json") == {"test_it.py::test_mine": "FAIL", "test_it.py::test_same": "PASS"}

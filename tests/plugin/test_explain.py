@@ -86,7 +86,7 @@ def test_both_sides_are_measured_and_explained(pytester: pytest.Pytester) -> Non
     command += ["--json", "why.json", "--keep", "kept", "test_it.py::test_copy", "test_it.py::test_same", "--", *SIMULATED[1:]]
     done = subprocess.run(command, cwd=folders[1], env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "pageable instead of pinned: 16.78 MB from host to device in each launch" in done.stdout
+    assert "pageable instead of pinned: 16 MiB from host to device in each launch" in done.stdout
     assert "nothing to explain: no slow-down beyond its interval" in done.stdout
     plain = json.loads((folders[1] / "why.json").read_text())
     assert plain["simulated"] is True

@@ -71,7 +71,7 @@ def test_moving(gpu_benchmark, gpu_kernels, managed_buffer):
     result.stdout.fnmatch_lines(
         [
             "* page faults of the GPU in one launch, above max_gpu_page_faults 0 (marker)*",
-            "*bandwidth *(8.389 MB read, 4.194 MB written)*",
+            "*bandwidth *(8 MiB read, 4 MiB written)*",
             "*pages *one launch, counted by the model: *",
             "*pages *before it, not timed: *",
             "8 MiB migrated in one launch (*), above max_migrated 4 MiB (call)*",

@@ -103,7 +103,7 @@ PLANTED: dict[str, tuple[SideFigures, SideFigures, str, str]] = {
         side(1.22e-3, None, activity=copies(PINNED), moved_bytes=LINK),
         side(6.3e-3, None, activity=copies(PAGEABLE), moved_bytes=LINK),
         "pageable",
-        "pageable instead of pinned: 67.11 MB from host to device in each launch, 55.46 GB/s → 10.70 GB/s",
+        "pageable instead of pinned: 64 MiB from host to device in each launch, 55.46 GB/s → 10.70 GB/s",
     ),
     "pageable, by the arguments alone": (
         side(1.22e-3, None, activity=copies(arguments=(("source", "pinned"),), not_counted="no CUPTI"), moved_bytes=LINK),
@@ -111,7 +111,7 @@ PLANTED: dict[str, tuple[SideFigures, SideFigures, str, str]] = {
         "pageable",
         "pageable instead of pinned: source",
     ),
-    "a copy more": (side(), side(1.6e-3, activity=copies(PINNED)), "more copies", "1 copy of pinned memory from host to device of 67"),
+    "a copy more": (side(), side(1.6e-3, activity=copies(PINNED)), "more copies", "1 copy of pinned memory from host to device of 64"),
     "a kernel more": (
         side(),
         side(490e-6, (KERNEL, SECOND)),
@@ -276,7 +276,7 @@ def test_a_copy_that_the_host_waits_for_may_cost_more_than_its_time() -> None:
     small = CopyUse("D2H", "device", "pageable", 1, 4, 1_000)
     (cause,) = why(side(), side(430e-6, activity=copies(small))).causes
     assert (cause.rule, cause.share, cause.up_to) == ("more copies", 1.0, True)
-    assert sentence(cause) == "1 copy of pageable memory from device to host of 4.000 B in each launch, before none"
+    assert sentence(cause) == "1 copy of pageable memory from device to host of 4 B in each launch, before none"
     (cause,) = why(side(), side(430e-6, activity=copies(replace(small, destination="pinned")))).causes
     assert cause.share < 0.1
 
@@ -383,7 +383,7 @@ def test_more_bytes_of_several_kernels_say_whose_they_are() -> None:
     larger = counted(SECOND, times_l2_written=2, times_dram_written=2)
     (cause,) = why(side(490e-6, (KERNEL, SECOND), moved_bytes=None), side(560e-6, (KERNEL, larger), moved_bytes=None)).causes
     assert cause.rule == "more bytes"
-    assert sentence(cause).endswith("; scale writes 400.0 MB more")
+    assert sentence(cause).endswith("; scale writes 381.5 MiB more")
 
 
 def test_sectors_that_stores_fill_in_part_are_no_working_set_that_outgrew_l2() -> None:

@@ -9,7 +9,7 @@ from known_devices import H100
 from measurements import measurement
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.traffic import Agreement, account, beyond_arguments, size, two_declarations
+from pytest_gpumem.judging.traffic import Agreement, account, beyond_arguments, two_declarations
 from pytest_gpumem.records.measurement import DramBytes, Measurement, MovedBytes, Window
 from pytest_gpumem.units import MB, MiB
 
@@ -43,7 +43,7 @@ def test_the_triad_of_an_h200_agrees() -> None:
     assert said is not None
     assert said.finding is Agreement.AGREES
     assert not said.notable
-    assert said.sentence == "declared 1.611 GB, counted 1.591 GB by ncu (-1.20 %)"
+    assert said.sentence == "declared 1.5 GiB, counted 1.482 GiB by ncu (-1.20 %)"
 
 
 def test_reads_short_of_the_declared_ones_are_a_wrong_declaration() -> None:
@@ -52,8 +52,8 @@ def test_reads_short_of_the_declared_ones_are_a_wrong_declaration() -> None:
     assert said is not None
     assert said.finding is Agreement.WRONG
     assert said.notable
-    assert "declared 805.3 MB, counted 536.9 MB by ncu (-33.3 %)" in said.sentence
-    assert "268.4 MB of the 536.9 MB declared as read" in said.sentence
+    assert "declared 768 MiB, counted 512 MiB by ncu (-33.3 %)" in said.sentence
+    assert "256 MiB of the 512 MiB declared as read" in said.sentence
     assert "written" not in said.sentence
 
 
@@ -130,7 +130,7 @@ def test_without_a_declaration_there_is_the_count() -> None:
     assert said is not None
     assert said.finding is Agreement.UNDECLARED
     assert said.difference is None
-    assert "counted 3.000 MB by ncu" in said.sentence
+    assert "counted 2.861 MiB by ncu" in said.sentence
     assert "moved=" in said.sentence
 
 
@@ -139,7 +139,7 @@ def test_two_declarations_of_a_case() -> None:
     assert two_declarations(300, 0, 0) is None
     assert two_declarations(310, 200, 100) is None
     more, less = two_declarations(400 * MB, 200 * MB, 100 * MB), two_declarations(100 * MB, 200 * MB, 100 * MB)
-    assert more == "moved= says 400.0 MB, more than the 300.0 MB of reads= and writes= (200.0 MB + 100.0 MB); moved= counts"
+    assert more == "moved= says 381.5 MiB, more than the 286.1 MiB of reads= and writes= (190.7 MiB + 95.37 MiB); moved= counts"
     assert less is not None
     assert "less than" in less
 
@@ -149,9 +149,5 @@ def test_more_than_the_arguments_allow() -> None:
     assert beyond_arguments(10**9, 0) is None
     said = beyond_arguments(201 * MB, 100 * MB)
     assert said is not None
-    assert "moved= says 201.0 MB" in said
-    assert "hold 100.0 MB and allow 200.0 MB" in said
-
-
-def test_bytes_are_written_as_a_bandwidth_is() -> None:
-    assert [size(0), size(1 << 30)] == ["0 B", "1.074 GB"]
+    assert "moved= says 191.7 MiB" in said
+    assert "hold 95.37 MiB and allow 190.7 MiB" in said

@@ -55,7 +55,7 @@ def test_the_text_of_a_failure(make_row: Make, facts: DeviceFacts) -> None:
         "too slow",
         "  verdict       FAIL (simulated), t.py::test_a[b]",
         "  latency       268.3 us ± 0.100 % (95 %), triad",
-        "  bandwidth     3002 GB/s for 805.3 MB (536.9 MB read, 268.4 MB written), 89.5 % of peak",
+        "  bandwidth     3002 GB/s for 768 MiB (512 MiB read, 256 MiB written), 89.5 % of peak",
         "  window        8 MiB at hit ratio 0.5 and a set-aside of 9.375 MiB",
         "  samples       6 samples on 2 placements, spread between placements 0 %, 2 discarded under throttling",
         "  method        clean-cold, sampler graph (it can be captured)",
@@ -72,7 +72,7 @@ def test_the_text_of_a_failing_test_is_as_wide_as_the_terminal(make_row: Make, f
     text = failure_text(row, facts, 60)
     assert max(len(line) for line in text.splitlines()) <= 60 < max(len(line) for line in failure_text(row, facts, 200).splitlines())
     assert text.split() == failure_text(row, facts, 200).split()
-    first, second = (line for line in text.splitlines() if "536.9 MB read" in line or "89.5 % of peak" in line)
+    first, second = (line for line in text.splitlines() if "512 MiB read" in line or "89.5 % of peak" in line)
     assert first.index("3002 GB/s") == len(second) - len(second.lstrip())
 
 

@@ -43,16 +43,16 @@ def test_one_line_a_measurement_and_a_sentence_where_they_differ(facts: DeviceFa
         "the count says",
     ]
     fields = [re.split(r"\s{2,}", line.strip()) for line in lines]
-    assert fields[0] == ["test_right", "536.9 MB + 268.4 MB", "536.9 MB + 262.1 MB", "-0.781 %", "536.9 MB + 268.4 MB", "agrees"]
+    assert fields[0] == ["test_right", "512 MiB + 256 MiB", "512 MiB + 250 MiB", "-0.781 %", "512 MiB + 256 MiB", "agrees"]
     assert fields[1][3] == "-33.3 %"
     assert fields[1][-1] == "declared too much"
     assert fields[2][3:] == ["+66.7 %", "-", "moves more"]
     assert (fields[3][1], fields[3][-1]) == ("-", "not declared")
-    assert fields[4][1] == "805.3 MB moved"
-    assert fields[5] == ["test_copy", "536.9 MB + 268.4 MB", "-", "-", "not counted"]
+    assert fields[4][1] == "768 MiB moved"
+    assert fields[5] == ["test_copy", "512 MiB + 256 MiB", "-", "-", "not counted"]
     assert fields[6] == ["test_raised", "not counted"]
     below = " ".join(line.strip() for line in lines[7:])
-    assert "declared too much t.py::test_half: declared 805.3 MB" in below
+    assert "declared too much t.py::test_half: declared 768 MiB" in below
     assert "moves more t.py::test_twice" in below
     assert "not counted t.py::test_copy: no kernel ran" in below
     assert "not counted t.py::test_raised: failed before anything was measured" in below
@@ -64,7 +64,7 @@ def test_names_give_way_and_figures_do_not(facts: DeviceFacts, make_row: MakeRow
     line = draw(rows, facts, 120)[2]
     assert len(line) <= 120
     assert "_end" in line
-    assert "536.9 MB + 262.1 MB" in draw(rows, facts, 20)[2]
+    assert "512 MiB + 250 MiB" in draw(rows, facts, 20)[2]
 
 
 def test_plain_text_is_ascii(facts: DeviceFacts, make_row: MakeRow) -> None:

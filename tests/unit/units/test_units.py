@@ -253,3 +253,8 @@ def test_a_quantity_is_a_float_that_shows_its_unit_in_an_assertion_only() -> Non
 )
 def test_a_comparison_has_units_on_both_sides(left: object, relation: str, right: object, lines: list[str] | None) -> None:
     assert comparison_text(left, relation, right) == lines
+
+
+def test_sizes_side_by_side_are_in_binary_units() -> None:
+    assert units.sizes(64 * MiB, 64 * units.MB) == ("64 MiB", "61.04 MiB")
+    assert units.sizes(12_300_000, 12_300_004) == ("12300000 B", "12300004 B")
