@@ -442,7 +442,7 @@ def test_other_work_is_said(tmp_path: Path) -> None:
 
     (said,) = play(tmp_path, answer).verdicts
     assert said.outcome is Outcome.PASS
-    assert "its traffic has changed from 3.000 B to 6.000 B" in said.sentence
+    assert "its traffic has changed from 3 B to 6 B" in said.sentence
 
 
 def test_head_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
