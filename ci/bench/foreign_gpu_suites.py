@@ -4,7 +4,7 @@
 
 FOLDER has the sources in folders with these names:
 
-    pybench    github.com/pentschev/pybench, revision 89d65a6c: CuPy and NumPy by pytest-benchmark
+    kornia     github.com/kornia/kornia, revision b4f5a78a: PyTorch by pytest-benchmark; it needs the package kornia_rs
     liger      github.com/linkedin/Liger-Kernel, revision ead96b61: kernels of Triton beside PyTorch
 
 Runs each suite three times, the smallest suite first: once to fill the caches of kernels, then without the plugin, then with it. Records
@@ -34,8 +34,11 @@ from record_file import installed, record_parser, write_record
 
 SUITES = {
     **{f"liger {name}": (f"test/transformers/test_{name}.py",) for name in ("dyt", "layer_norm", "softmax")},
-    # Those of NumPy, and the largest arrays, take minutes.
-    "pybench": ("-o", "pythonpath=.", "pybench/benchmarks/benchmark_array.py", "-k", "cupy and not shape2"),
+    # pytest-benchmark takes a second for each test by default.
+    "kornia": (
+        *("benchmarks/color/gray_test.py", "benchmarks/color/yuv_test.py", "benchmarks/augmentation/2d_geometric_test.py"),
+        *("--device=cuda", "--optimizer=", "--benchmark-max-time=0.1", "-k", "not 237 and not 256"),
+    ),
 }
 """By the folder and a part of it: the options of its session."""
 PLAIN = ("-p", "no:gpumem")
