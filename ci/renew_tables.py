@@ -96,7 +96,7 @@ def flawed(found: Sequence[str]) -> list[str]:
 
 def flaws(run: Mapping[str, Any], tests: Mapping[str, bool] = MappingProxyType({})) -> list[str]:
     """What keeps a record from being evidence for today's code, in words: no clean revision of this repository, a failed test, or a test
-    whose function has changed since.
+    that has changed since, or a fixture, a function or a constant that it reaches.
     `tests`: node ids of the tests that are drawn, and whether each failed.
     """
     commit = run.get("commit_info", {})
@@ -109,7 +109,7 @@ def flaws(run: Mapping[str, Any], tests: Mapping[str, bool] = MappingProxyType({
         return [*found, f"{name[:12]} is not in this repository's history"]
     if failed := sum(tests.values()):
         found.append(f"{failed} of {len(tests)} tests failed")
-    if any(_function(nodeid, name) != _function(nodeid) for nodeid in tests):
+    if any(_source(nodeid, name) != _source(nodeid) for nodeid in tests):
         found.append("tests have changed since")
     return found
 
@@ -120,20 +120,36 @@ def _git(*words: str) -> str | None:
 
 
 @cache
-def _functions(path: str, revision: str | None) -> dict[str, str]:
-    """The functions of a module by name, without layout, comments and docstrings; of a commit, or of the working tree."""
+def _definitions(path: str, revision: str | None) -> dict[str, ast.stmt]:
+    """What a module defines, by name, without docstrings; of a commit, or of the working tree."""
     file = ROOT / path
     text = _git("show", f"{revision}:{path}") if revision else file.read_text() if file.exists() else None
-    functions = [one for one in ast.parse(text or "").body if isinstance(one, ast.FunctionDef)]
-    for one in functions:
-        one.body = one.body[1:] if ast.get_docstring(one) is not None else one.body
-    return {one.name: ast.dump(one) for one in functions}
+    found: dict[str, ast.stmt] = {}
+    for one in ast.parse(text or "").body:
+        if isinstance(one, (ast.FunctionDef, ast.ClassDef)):
+            one.body = one.body[1:] if ast.get_docstring(one) is not None else one.body
+            found[one.name] = one
+        elif isinstance(one, (ast.Assign, ast.AnnAssign)):
+            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+            found |= {part.id: one for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    return found
 
 
-def _function(nodeid: str, revision: str | None = None) -> str | None:
-    """The function of a test; None if there is none."""
+@cache
+def _source(nodeid: str, revision: str | None = None) -> dict[str, str]:
+    """The function of a test, and the fixtures, functions and constants of its module and of the `conftest.py` beside it that it reaches.
+    Without layout, comments and docstrings."""
     path, _, test = nodeid.partition("::")
-    return _functions(path, revision).get(test.partition("[")[0])
+    defined = _definitions(f"{path.rpartition('/')[0]}/conftest.py", revision) | _definitions(path, revision)
+    found: dict[str, str] = {}
+    names = [test.partition("[")[0], "pytestmark"]
+    while names:
+        if (name := names.pop()) not in found and name in defined:
+            found[name] = ast.dump(defined[name])
+            for part in ast.walk(defined[name]):
+                # Fixtures are arguments, or strings of `usefixtures`.
+                names += [str(getattr(part, key)) for key in ("id", "arg", "value") if isinstance(getattr(part, key, None), str)]
+    return found
 
 
 NAMES = {

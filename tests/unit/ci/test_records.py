@@ -48,6 +48,7 @@ def test_a_record_that_is_not_there_yet_is_said_to_be_missing() -> None:
 HEAD = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 BEFORE = "5d0a7948713937660180d4d014568558fbc0ec01"
 STREAM, ZERO_COPY = "tests/memory/test_stream.py::test_triad", "tests/memory/test_zero_copy.py"
+SEEDS = "tests/memory/test_l2_seeds.py"
 
 
 @pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")
@@ -71,6 +72,36 @@ def test_a_record_is_evidence_by_a_clean_revision_whose_tests_passed_and_are_tod
     run: dict[str, Any], tests: dict[str, bool], flaws: list[str]
 ) -> None:
     assert renew_tables.flaws(run, tests) == flaws
+
+
+@pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")
+@pytest.mark.parametrize(
+    ("path", "was", "is_now", "flaws"),
+    [
+        ("tests/memory/test_l2_seeds.py", "LEAN_GRID = 32", "LEAN_GRID = 64", ["tests have changed since"]),
+        ("tests/memory/test_l2_seeds.py", "with_grid(LEAN_GRID)\n", "with_grid(2 * LEAN_GRID)\n", ["tests have changed since"]),
+        ("tests/memory/test_l2_seeds.py", "hit_ratio=1.0, allow_thrash=True) as", "hit_ratio=0.9) as", ["tests have changed since"]),
+        ("tests/memory/conftest.py", "min(1 * GiB", "min(2 * GiB", ["tests have changed since"]),
+        ("tests/memory/test_l2_seeds.py", "REGIONS = (10,", "REGIONS = (5,", []),
+    ],
+    ids=["constant", "fixture", "function of a fixture", "fixture of conftest.py", "another test's constant"],
+)
+def test_a_test_has_changed_if_what_it_reaches_has(
+    monkeypatch: pytest.MonkeyPatch, path: str, was: str, is_now: str, flaws: list[str]
+) -> None:
+    git = renew_tables._git
+
+    def before(*words: str) -> str | None:
+        text = git(*words)
+        return text.replace(was, is_now) if text and words[-1] == f"{HEAD}:{path}" else text
+
+    monkeypatch.setattr(renew_tables, "_git", before)
+    for kept in (renew_tables._definitions, renew_tables._source):
+        kept.cache_clear()
+    assert was in (ROOT / path).read_text()
+    assert renew_tables.flaws({"commit_info": {"id": HEAD}}, {f"{SEEDS}::test_reset_data_at_the_texts_sizes": False}) == flaws
+    for kept in (renew_tables._definitions, renew_tables._source):
+        kept.cache_clear()
 
 
 @pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")
