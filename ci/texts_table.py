@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import median
-from typing import Any
+from statistics import median, stdev
+from typing import Any, NamedTuple
 
+from pytest_gpumem.judging.student import quantile
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
@@ -18,6 +19,14 @@ from pytest_gpumem.units import format_bytes
 
 Find = Callable[[str, str], Measurement]
 """The measurement of a test, by the name of the test and its label. Raises `KeyError`: it is not in the record."""
+
+
+class Timed(NamedTuple):
+    """Seconds, and half of their 95 % interval."""
+
+    latency: float
+    half_width: float | None
+
 
 WINDOWS = (
     ("reset_data, 32 blocks, 3 MiB set aside, the text's tables", "test_reset_data_at_the_texts_sizes"),
@@ -121,11 +130,17 @@ def lines(rows: Sequence[Row], device: DeviceFacts) -> list[str]:
 def of_two_windows(cases: Sequence[Mapping[str, Any]], l2_bytes: int) -> Iterator[str]:
     """The table of kernels that run at once, of a record of `ci/bench/l2_persistence.py`: times of both, against no window."""
     yield "two windows at once: reset_data twice, each on a table as large as the set-aside of both"
-    yield f"{'':<26}{'no window':>12}{'ratio 1':>10}{'ratio 0.5':>10}{'fitted':>10}"
+    yield f"{'':<26}{'no window':>12}{'ratio 1':>14}{'ratio 0.5':>14}{'fitted':>14}"
     for case in cases:
-        off, *others = (median(case["found"][name]) for name in ("off", "1", "0.5", "fit"))
+        off, *others = (_of_placements(case["found"][name]) for name in ("off", "1", "0.5", "fit"))
         size = f"{case['blocks']} blocks, 1/{round(l2_bytes / case['set_aside'])} of L2"
-        yield f"  {size:<24}{_time(1e-9 * off):>12}" + "".join(f"{100 * (one / off - 1):>+8.1f} %" for one in others)
+        yield f"  {size:<24}{_time(off.latency):>12}" + "".join(f"{change(off, one):>14}" for one in others)
+
+
+def _of_placements(nanoseconds: Sequence[float]) -> Timed:
+    """The median of placements, in seconds, and half of the 95 % interval of their mean."""
+    half = quantile(0.975, len(nanoseconds) - 1) * stdev(nanoseconds) / math.sqrt(len(nanoseconds))
+    return Timed(1e-9 * median(nanoseconds), 1e-9 * half)
 
 
 def _windows(title: str, labelled: list[tuple[str, Measurement]]) -> Iterator[str]:
@@ -181,7 +196,7 @@ def _latencies(found: dict[tuple[str, str], Measurement]) -> Iterator[str]:
         yield f"ns an access: {', '.join(steps)}"
 
 
-def change(base: Measurement, other: Measurement) -> str:
+def change(base: Measurement | Timed, other: Measurement | Timed) -> str:
     """How much longer or shorter than `base`: "+4.6 %", "-14 ± 6 %", "2.04 times", "1/206"."""
     ratio = other.latency / base.latency
     if base.half_width is None or other.half_width is None:

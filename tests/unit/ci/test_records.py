@@ -161,6 +161,14 @@ def test_a_change_says_its_interval_and_where_it_shows_nothing(base: Any, other:
     assert texts_table.change(measured(*base), measured(*other)) == said
 
 
+def test_two_windows_show_every_setting_of_the_record_with_its_interval() -> None:
+    found = {"off": [100.0, 100.0, 100.0], "1": [99.0, 101.0, 100.0], "0.5": [130.0, 140.0, 150.0], "fit": [90.0, 90.0, 90.0]}
+    cases = [{"blocks": blocks, "set_aside": 2**20 * 16 // share, "found": found} for blocks in (32, 64) for share in (8, 4, 2)]
+    _, _, *drawn = texts_table.of_two_windows(cases, 2**20 * 16)
+    assert [line.partition(" of L2")[0].strip() for line in drawn] == [f"{n} blocks, 1/{share}" for n in (32, 64) for share in (8, 4, 2)]
+    assert drawn[0].endswith("     +0 ± 2 %?    +40 ± 25 %       -10.0 %")
+
+
 def test_the_texts_figures_are_all_in_the_suites_record() -> None:
     drawn = renew_tables.texts("ci/records/nvidia-h200/suite.json")
     assert "not in this record" not in drawn
