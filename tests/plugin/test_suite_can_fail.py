@@ -128,6 +128,20 @@ def migration_costs_nothing(patch: Patch) -> None:
     patch.setattr(PageLog, "bandwidth", 1e24)
 
 
+def prefetches_back_are_slow(patch: Patch) -> None:
+    """A prefetch to the host takes twice as long as one to the device."""
+    crossed = PageLog._crossed
+
+    def slower(self: PageLog, way: str, nbytes: float, cause: str) -> float:
+        seconds = crossed(self, way, nbytes, cause)
+        if (way, cause) != ("to_host", "prefetch"):
+            return seconds
+        self._counts["to_host_seconds"] += seconds
+        return 2 * seconds
+
+    patch.setattr(PageLog, "_crossed", slower)
+
+
 def pageable_instead_of_pinned(patch: Patch) -> None:
     """What was to be page-locked is ordinary memory."""
     allocate = SimulatedMemory.allocate
@@ -733,6 +747,7 @@ REMOVALS = [
     Removal(advice_stays, frozenset({READ_COPY, TAKEN_BACK})),
     Removal(discards_keep_the_content, frozenset({DISCARDED})),
     Removal(migration_costs_nothing, frozenset({LINK_BOUNDS})),
+    Removal(prefetches_back_are_slow, frozenset({LINK_BOUNDS})),
     Removal(
         pageable_instead_of_pinned,
         frozenset(
