@@ -265,6 +265,8 @@ def ncu_trouble(output: str) -> str | None:
     cause = ncu_error(output)
     if cause is not None and re.search(r"not compatible|unsupported|not supported", cause, re.IGNORECASE):
         return f"{cause.rstrip('.')}; install the Nsight Compute of the driver's CUDA, GPUMEM_NCU names another"
+    if cause is not None and re.search(r"metrics? dram__", cause):
+        return f"{cause.rstrip('.')}: this GPU has no counters of DRAM, so nothing can be counted"
     unknown = re.search(_UNKNOWN_OPTION, output)
     if cause is None and unknown is not None:
         return f"this ncu does not know {unknown[1]}: its version is not supported; GPUMEM_NCU names another"

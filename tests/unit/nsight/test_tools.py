@@ -19,6 +19,7 @@ from pytest_gpumem.nsight.tools import (
     counting_command,
     find,
     ncu_error,
+    ncu_trouble,
     version_in,
 )
 
@@ -155,3 +156,10 @@ def test_other_errors_are_quoted_but_not_that_tests_failed() -> None:
     assert ncu_error("==PROF== fine\n==ERROR== Failed to find metric dram__x\n==ERROR== more") == "ncu: Failed to find metric dram__x"
     assert ncu_error("==ERROR== The application returned an error code (1).\n") is None
     assert ncu_error("==PROF== Disconnected\nE   ERROR in test\n") is None
+
+
+def test_a_gpu_without_counters_of_dram_is_said_to_have_none() -> None:
+    """As one that shares the host's memory."""
+    said = ncu_trouble("==ERROR== Failed to find metric dram__bytes_read.sum\n")
+    assert said == "ncu: Failed to find metric dram__bytes_read.sum: this GPU has no counters of DRAM, so nothing can be counted"
+    assert ncu_trouble("==ERROR== Failed to find metric lts__x\n") == "ncu: Failed to find metric lts__x"
