@@ -41,8 +41,9 @@ class SideRun:
     environment: Mapping[str, str]  # all environment variables
 
     def command(self, results: Path) -> list[str]:
-        """The command of the child, which writes its results."""
-        own = [f"--gpumem-baseline={results.with_name('none')}", "-p", "no:cacheprovider"]
+        """The command of the child, which writes its results and compares them with nothing: its baseline is a folder without runs."""
+        (nothing := results.with_name("no-baseline")).mkdir(exist_ok=True)
+        own = [f"--gpumem-baseline={nothing}", "-p", "no:cacheprovider"]
         return child.pytest_command([*self.arguments, *own], tests=self.tests, results=results, python=self.tree.python)
 
     @property

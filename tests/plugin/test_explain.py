@@ -11,6 +11,9 @@ import pytest
 from forked import COMMAND
 from sessions import SIMULATED, row_in, rows_in
 
+from pytest_gpumem.explain.processes import SideRun
+from pytest_gpumem.runs.worktree import Side
+
 SUITE = """
 import pathlib
 
@@ -105,3 +108,13 @@ def test_both_sides_are_measured_and_explained(pytester: pytest.Pytester) -> Non
     )
     assert again.returncode == 0, again.stderr
     assert "pageable instead of pinned" in again.stdout
+
+
+def test_the_session_under_a_profiler_measures_without_a_baseline(pytester: pytest.Pytester) -> None:
+    body = "gpu_benchmark(gpu_kernels.read, *map(device_buffer, (1 << 20, 1 << 16)))"
+    pytester.makepyfile(test_it=f"def test_it(gpu_benchmark, gpu_kernels, device_buffer):\n    {body}\n")
+    tree = Side("working tree", "", pytester.path, pytester.path, sys.executable, str)
+    run = SideRun(tree, None, ("-q", "--gpumem-device=sim"), ("test_it.py",), os.environ)
+    results = pytester.path / "results.json"
+    assert pytester.run(*run.command(results)).ret == 0
+    assert json.loads(results.read_text())["gpumem"]["rows"]
