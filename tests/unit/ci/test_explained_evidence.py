@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evidence import changes, digests
+import pytest
+from evidence import changes, digests, disagreeing
 
 from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
@@ -31,3 +32,22 @@ def test_each_row_is_compared_with_the_base_of_its_test() -> None:
     }
     assert found["test_a[x][-O1]"]["differences"] == ["kernel work: other machine code"]
     assert digests(ROWS)["test_b[alone]"] is None
+
+
+def launched(argument: str) -> dict[str, Any]:
+    """A session with one row, whose kernel has this argument."""
+    ran = what_ran([Step(StepKind.KERNEL, "work", code="a", arguments=(argument,))], {})
+    return {"rows": {"test_a": {"what_ran": to_plain(ran)}}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["00000001"] * 6, []),
+        (["00000001", "00000002", "00000003", "00000002", "00000004", "00000001"], []),  # padding, which differs in each run
+        (["00000001"] * 3 + ["00000002"] * 3, ["test_a"]),
+        (["00000001", "00000002"], []),  # fewer than a run
+    ],
+)
+def test_a_row_agrees_if_runs_of_three_processes_ran_the_same(arguments: list[str], found: list[str]) -> None:
+    assert disagreeing([launched(one) for one in arguments]) == found
