@@ -91,7 +91,7 @@ COSTS = {
     "cudaMalloc": Cost(MemoryKind.DEVICE, by_driver=True),
     "cudaMallocAsync": Cost(MemoryKind.DEVICE, by_driver=False, call=3.2e-6, first=98e-6),
     "cudaMallocAsync, kept": Cost(MemoryKind.DEVICE, by_driver=False, call=3.2e-6, first=98e-6, keeps=True),
-    "CuPy pool": Cost(MemoryKind.DEVICE, by_driver=False, call=1.5e-6, first=120e-6, keeps=True),
+    "CuPy pool": Cost(MemoryKind.DEVICE, by_driver=False, call=2.2e-6, first=120e-6, keeps=True),
     "cudaHostAlloc": Cost(MemoryKind.PINNED, by_driver=True),
     "cudaHostRegister": Cost(MemoryKind.REGISTERED, by_driver=True),
 }
