@@ -22,11 +22,11 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging import drift
 from pytest_gpumem.judging.judge import how
 from pytest_gpumem.records.measurement import Measurement
+from pytest_gpumem.records.row import ENOUGH
 from pytest_gpumem.records.schema import device_from_json, device_to_json
 
 VERSION = 2  # of the index; the layout of the files has its own
 MANY = 50  # files from which an index pays
-FIRST = 3  # first runs of a row since its last reset that are read: they show how far its window has crept
 PARTS = 4  # parts of the difference between two variants of a card that are told apart
 
 
@@ -198,6 +198,6 @@ def needed(rows: Mapping[str, Sequence[ListedRow]], newest: int) -> dict[str, li
         groups: dict[str, list[str]] = {}
         for row in every:
             groups.setdefault(row.group, []).append(row.process.id)
-        chosen = {run for ids in groups.values() for run in (*ids[:FIRST], *ids[-newest:])}
+        chosen = {run for ids in groups.values() for run in (*ids[:ENOUGH], *ids[-newest:])}
         found[key] = [row.process.id for row in every if row.process.id in chosen]
     return found

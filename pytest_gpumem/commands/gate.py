@@ -32,7 +32,7 @@ from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import SIMULATED, DeviceFacts
-from pytest_gpumem.records.row import DID_NOT_RUN, Omission, Row
+from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
@@ -323,11 +323,11 @@ class GateRun:
 
     def _confirmed(self, rows: Sequence[Row], facts: DeviceFacts, base: OfBase, tests: Sequence[str], *, strict: bool) -> OfBase:
         """What base says, with further processes of the change while a peak has grown in all of them."""
-        from pytest_gpumem.judging.footprint import CONFIRMING, with_further
+        from pytest_gpumem.judging.footprint import with_further
         from pytest_gpumem.runs.decision import by_base
         from pytest_gpumem.runs.processes import HEAD
 
-        for _ in range(CONFIRMING - 1):
+        for _ in range(ENOUGH - 1):
             results = (one for row in by_base(rows, facts, base, strict=strict) for one in row.verdict.limits)
             grown = any(one.limit == "max_peak_regression" and one.outcome is Outcome.FAIL for one in results)
             if not grown or (again := self._figures(tests, HEAD)) is None:

@@ -21,14 +21,13 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.units import format_share, format_time
 
-BOUND = 0.5  # least share of the DRAM peak of a row that is bound by DRAM or, if it fits in L2, by L2
+BOUND = 0.5  # least share of the peak of a row that DRAM bounds; a hot row of no more than this share of L2 is bound by L2; choice
 LIMITS = {"dram": 0.02, "l2": 0.04, "latency": 0.015}
-"""By control, its largest change, as a share, with which rows that follow it are judged. Readings of L2 on an unchanged H100 lie up to
-3.4 % apart (ci/records/nvidia-h100/control_noise.json, "product"). Cards whose latencies of DRAM differ by more are variants of a card:
-less than half of the difference between those of H200 cards (docs/gate.md)."""
+"""Largest change of a control with which rows that follow it are judged. Cards whose latencies of DRAM differ by more are variants of a
+card; recorded: L2 of an unchanged H100 up to 3.4 % apart (ci/records/nvidia-h100/control_noise.json), H200 variants 3.7 % apart."""
 KINDS = {"dram": "a read of DRAM", "l2": "a read of L2", "latency": "an access to DRAM"}
 CLOCK = "clock"  # a drift that no control shows: that of the SM clock
-CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree: one step of 15 MHz is less
+CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree; choice: one step of 15 MHz is less
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def control_of(measurement: Measurement, facts: DeviceFacts) -> str | None:
         return None
     if measurement.mode != "hot":
         return "dram"
-    return "l2" if measurement.footprint is not None and measurement.footprint <= facts.l2_bytes / 2 else None
+    return "l2" if measurement.footprint is not None and measurement.footprint <= BOUND * facts.l2_bytes else None
 
 
 def _on_device(measurement: Measurement) -> bool:

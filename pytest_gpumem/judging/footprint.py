@@ -15,11 +15,12 @@ from msgspec.structs import replace
 
 from pytest_gpumem.judging.calls import PastCalls, judge_calls
 from pytest_gpumem.judging.finding import Finding, against_most, counted, find, of_limit
+from pytest_gpumem.judging.screen import UPPER
 from pytest_gpumem.limits import OF_CALLS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.row import ENOUGH, Row, Verdict
 from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_bytes, sizes
 
 
@@ -129,10 +130,9 @@ def by_chance(high: int, processes: int, own: int) -> float:
     return ((high + 1) / (processes + 1)) ** own
 
 
-MISTAKEN = 0.004
-"""Highest `by_chance` with a FAIL. By simulation (`ci/bench/peak_simulation.py`) at most 1 % of the nights of unchanged code fail then, at
+MISTAKEN = 1 - UPPER
+"""Highest `by_chance` with a FAIL. By simulation (`ci/bench/peak_simulation.py`), at most 0.3 % of the nights of unchanged code fail, at
 any share of higher peaks: runs that fail are not saved, so that a baseline has too few of them."""
-CONFIRMING = 3  # least processes of a run, all of which have to have grown, where more can be measured
 
 
 def decidable(footprint: Footprint, limits: Limits, verdict: Verdict, past: Sequence[PastFootprint], most: int) -> bool:
@@ -153,7 +153,7 @@ def decidable(footprint: Footprint, limits: Limits, verdict: Verdict, past: Sequ
     alike = [one for one in past if comparable(footprint, one.footprint)]
     high, all_ = variation(alike, parse_growth(written).most(min(peak for one in alike for peak in peaks_of(one.footprint))))
     if found.outcome is Outcome.FAIL:
-        return processes < CONFIRMING or by_chance(high, all_, processes) > MISTAKEN
+        return processes < ENOUGH or by_chance(high, all_, processes) > MISTAKEN
     return by_chance(high, all_, most) <= MISTAKEN
 
 

@@ -54,7 +54,7 @@ def judge(
         doubt = find(Outcome.UNDECIDED, "unreliable", Code.CONDITIONS, doubts=", ".join(doubts))
         return Judgement(_without_times(doubt, measurement, limits, facts, history))
     findings = [*physical(measurement, facts), *absolute(measurement, limits, facts, siblings, history)]
-    if (noise := measurement.noise) is not None and noise > WIDEST and _judges_time(limits):
+    if (noise := measurement.noise) is not None and noise > spread.WIDEST and _judges_time(limits):
         findings.insert(0, find(Outcome.UNDECIDED, "too wide", Code.NOISY, noise=format_share(noise), basis=basis(measurement)))
     alike = [past for past in history if comparable(measurement, past)]
     if not alike:
@@ -119,7 +119,7 @@ class _Against:
 
     def _crept(self, first: Sequence[Measurement], delta: float) -> Difference | None:
         """This run and the two before it less the first ones; None unless both it and their mean are above the limit."""
-        newest = [self.measurement, *(past for past in self.alike[-2:] if past not in first)]
+        newest = [self.measurement, *(past for past in self.alike[1 - ENOUGH :] if past not in first)]
         crept, limit = spread.since(self.found, newest, first), math.log1p(delta)
         return crept if min(crept.log, spread.since(self.found, newest[:1], first).log) > limit else None
 
@@ -148,8 +148,7 @@ class _Against:
         return of_limit(limit, _same_work(self.measurement, self.alike[-1], finding))
 
 
-BUSY = 0.25  # share of the looks at which other work may keep the device busy: medians of samples do not notice as much
-WIDEST = 0.5  # half of the 95 % interval over placements, as a share of the latency, above which a row passes nothing, whatever its limits
+BUSY = 0.25  # share of the looks at which other work may keep the device busy; choice: medians of samples do not notice as much
 SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)
 """Codes of a doubt that the same machine code settles, as it does that of a PASS which depends on the device's drift."""
 

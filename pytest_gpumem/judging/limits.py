@@ -39,7 +39,6 @@ from pytest_gpumem.units import (
 )
 
 BASELINE = "the baseline"
-CONFIDENCE = POWER  # one-sided, that a repetition shows the same side of the limit
 LONGEST_TEXT = 1000  # characters of `kernels_text`
 
 
@@ -73,7 +72,7 @@ class _LimitCheck:
         `of_limit`: the figure over the limit, as they are printed.
         `scale`: change of the figure, as a share of the limit, for a change of the latency, as a share of it.
         """
-        margin = of_repetition(self.measurement).reach(CONFIDENCE)
+        margin = of_repetition(self.measurement).reach(POWER)
         words = {"figure": figure, "limit": limit, "side": wrong if ratio > 1 else right, "distance": format_share(abs(of_limit - 1))}
         words |= {"margin": format_share(math.expm1(margin) * scale), "basis": basis(self.measurement)}
         if ratio > 1 and math.log(ratio) <= margin:
@@ -133,7 +132,7 @@ def _faster_than(one: _LimitCheck) -> Finding | None:
         known = ", ".join(repr(known) for known in one.siblings if known not in ("", measurement.label)) or "none"
         return find(Outcome.FAIL, "not judged", limit=name, why=f"the test has no measurement labelled {label!r}; others are {known}")
     ratio = math.log(other.latency / measurement.latency)
-    reach = (of_repetition(measurement) + of_repetition(other)).reach(CONFIDENCE)
+    reach = (of_repetition(measurement) + of_repetition(other)).reach(POWER)
     low, high = math.exp(ratio - reach), math.exp(ratio + reach)
     times = (
         f"{format_time(measurement.latency)} against {format_time(other.latency)} of {label} is {math.exp(ratio):.4g} times as fast, "

@@ -41,14 +41,15 @@ from pytest_gpumem.units import format_share
 ALARM = 1 - LOWER  # largest share of FAILs among tests that are slower by delta at most
 MISS = 1 - UPPER  # largest share of PASSes among tests that are slower by delta or more
 MISS_SAME_CODE = 1 - SETTLES  # the same, among tests whose machine code is the same on both sides; and of PASSes with a slow mode
-STAKE = 0.95  # largest part of the wealth in one bet: a pair with the wrong sign costs as much as four with the right sign earn
-PRIOR = 2  # weight of the prior of size and spread, in pairs
-EXPECTED_SPREAD = 0.003  # prior standard deviation of a pair: that of a 32 MiB kernel on H100 and H200 cards (docs/duet.md)
-LEAST = 1 / 8  # smallest expected distance from delta in a bet, as a share of delta
-FAR = 5.0  # how far beyond the limit a pair is far: in ranges of the first pairs, or in spreads of all
+STAKE = 0.95  # largest part of the wealth in one bet; choice: a pair with the wrong sign costs as much as four with the right sign earn
+PRIOR = 2  # pairs that the prior of size and spread counts as; choice: speed alone depends on it
+EXPECTED_SPREAD = 0.003  # prior standard deviation of a pair; choice: speed alone depends on it
+FAR = 5.0  # ranges of the first pairs, or spreads of all, beyond the limit from which on a pair is far; choice
 NORMAL_QUARTILE = statistics.NormalDist().inv_cdf(0.75)  # median distance from the centre, in standard deviations
-MODE = 0.1  # a PASS excludes that head alone has a slow mode in this share of its processes
-MODE_PAIRS = 30  # pairs without a slow mode of head that exclude one in `MODE`: 29.9 win a bet of `MISS_SAME_CODE`
+MODE = 0.1  # a PASS excludes that head alone has a slow mode in this share of its processes; choice: 30 pairs do it with 95 %
+MODE_PAIRS = math.ceil(math.log(MISS_SAME_CODE) / math.log((1 - MODE) / (1 - MODE * MISS_SAME_CODE)))
+"""Pairs without a slow mode of head that exclude one in `MODE`: so many win a bet of `MISS_SAME_CODE` (`_without_mode`)."""
+OF_GROSS = 0.25  # part of the error that the rule for gross changes has; choice
 SETTLED = ", and the same machine code ran"
 SHOWN = 1 - 2 * MISS  # confidence of the interval that is shown, two-sided; a verdict does not depend on it
 EXACT = 200  # pairs up to which the interval is exact: counting all sums takes a second, and their number grows as 2 ** pairs
@@ -71,7 +72,7 @@ class Bet:
         """Bet on one pair by the earlier pairs, then learn from it."""
         distance = self.side * (log_ratio - self.bound)
         weight = PRIOR + self._count
-        ahead = max((PRIOR * self.expected + self._sum) / weight, LEAST * abs(self.bound))
+        ahead = max((PRIOR * self.expected + self._sum) / weight, 0.0)
         spread = self._squares - self._sum**2 / self._count if self._count else 0.0
         variance = (PRIOR * EXPECTED_SPREAD**2 + max(spread, 0.0)) / weight
         # Kelly's stake for a normal distance; the bet is fair because it is fixed before the sign is known.
@@ -158,7 +159,7 @@ def least_pairs(family: int) -> int:
 
 def _level(family: int) -> float:
     """The p-value below which the bets fail a test: what the rule for gross changes leaves of it."""
-    return 0.75 * min(ALARM, ALPHA / family)
+    return (1 - OF_GROSS) * min(ALARM, ALPHA / family)
 
 
 def judge_pairs(
@@ -174,7 +175,7 @@ def judge_pairs(
     Returns by test, in the order of `pairs`; `outcome` is None if more pairs are needed.
     """
     bets = {key: _bets(values, math.log1p(deltas[key]), clean) for key, values in pairs.items()}
-    error = min(ALARM, ALPHA / max(len(pairs), 1)) / 4
+    error = OF_GROSS * min(ALARM, ALPHA / max(len(pairs), 1))
     gross = {key for key, values in pairs.items() if far_beyond(values, math.log1p(deltas[key]), error)}
     slower = _holm({key: one.slow.p_value for key, one in bets.items()})
     found = {}

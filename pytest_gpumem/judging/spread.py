@@ -29,13 +29,17 @@ from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.record import LEAST_TIME, LONGEST_TIME
 from pytest_gpumem.records.row import ENOUGH
 
-# Standard deviations of a latency: a time in seconds and a share, by kernels of 5.4, 24.8 and 183 us on H200 cards (peers.json,
-# peers_random.json and unrelated_allocation.json of ci/records/nvidia-h200).
-BETWEEN_PROCESSES = (27.5e-9, 0.0004)  # recorded: 0.51, 0.12 and 0.037 %
-BETWEEN_PLACEMENTS = (50e-9, 0.0017)  # 0.94, 0.29 and 0.16 %
-BETWEEN_DAYS = (13.5e-9, 0.0004)  # 0.25 and 0.07 % between two cards and two times; the share is that of processes
+# Standard deviations of a latency: a time in seconds and a share of it.
+BETWEEN_PROCESSES = (27.5e-9, 0.0004)
+"""Spread between processes, in seconds and as a share; recorded: 0.51 % at 2 MiB (5.4 us) and 0.12 % at 32 MiB
+(ci/records/nvidia-h200/peers_random.json), 0.037 % at 256 MiB (ci/records/nvidia-h200/peers.json)."""
+BETWEEN_PLACEMENTS = (50e-9, 0.0017)
+"""Spread between placements, in seconds and as a share; recorded: 0.94, 0.29 and 0.16 % in the same records."""
+BETWEEN_DAYS = (13.5e-9, BETWEEN_PROCESSES[1])
+"""Spread between days and between cards, in seconds and as a share; recorded: 0.25 and 0.07 % at 2 and 32 MiB, between the same records and
+ci/records/nvidia-h200/unrelated_allocation.json; one session alone is recorded at 256 MiB."""
 LAUNCH_OVERHEAD = 60e-9
-"""Standard deviation of the launch overhead between processes, in seconds (ci/records/nvidia-h200/reading_noise.json)."""
+"""Spread of the launch overhead between processes, in seconds; recorded: ci/records/nvidia-h200/reading_noise.json."""
 
 
 def process_spread(latency: float, *, overhead_corrected: bool = True) -> float:
@@ -63,9 +67,10 @@ def _share(spread: tuple[float, float], latency: float) -> float:
     return math.hypot(time / latency, share)
 
 
-PRIOR = 6  # degrees of freedom of the priors: the variances of recorded rows scatter around them as those of 4 to 13 observations do
-UNSEEN = 0.0035  # least spread between days over one less than their number: assumed, twice that of two H100s at 32 MiB
-DAY = timedelta(hours=8)  # least time from the first run of a day to the first of the next date: a night's runs are of one day
+PRIOR = 6  # observations that a prior counts as; recorded: variances of rows scatter around it as those of 4 to 13 observations
+UNSEEN = 0.0035  # least spread between days, times one less than their number; assumed: twice that of two H100s at 32 MiB
+DAY = timedelta(hours=8)  # least time from the first run of a day to the first of the next date; choice: a night's runs are of one day
+WIDEST = 0.5  # largest part of a latency that is in doubt, by half its 95 % interval over placements or by overhead; choice
 
 FARTHEST = math.log(LONGEST_TIME / LEAST_TIME) + 1  # log-ratio that no two times have; exponentials of larger ones overflow
 
@@ -114,14 +119,14 @@ def readings(measurement: Measurement) -> list[Reading]:
 
 def corrected_latencies(known: Sequence[Reading]) -> list[float]:
     """Latencies in seconds, corrected to the mean launch overhead of all of them. Latencies stay as they are if an overhead is unknown or a
-    correction exceeds half of a latency."""
+    correction exceeds `WIDEST` of a latency."""
     latencies = [one.latency for one in known]
     overheads = [one.overhead for one in known if one.overhead is not None]
     if len(overheads) < len(known):
         return latencies
     common = statistics.fmean(overheads)
     corrected = [latency + common - overhead for latency, overhead in zip(latencies, overheads, strict=True)]
-    return corrected if all(c > latency / 2 for c, latency in zip(corrected, latencies, strict=True)) else latencies
+    return corrected if all(c > (1 - WIDEST) * latency for c, latency in zip(corrected, latencies, strict=True)) else latencies
 
 
 def corrected_logs(runs: Sequence[Sequence[Reading]]) -> list[list[float]]:

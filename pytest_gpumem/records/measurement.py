@@ -39,7 +39,7 @@ MOST, MOST_OF_MANY, MANY = 0.75, 0.6, 16
 """Share of the placements that are in one mode, from which on the others are exceptions; the same of many, and how many are many. Two
 processes must not count different modes: where 3 of 10 placements are exceptions, 10 of 16 are so by chance once in a hundred processes."""
 NOTHING_RAN = 1.5
-"""Latency over `floor` up to which nothing can have run between two events: an empty kernel takes 2.6 times the floor on an H100."""
+"""Latency over `floor` up to which nothing ran between two events; recorded: an empty kernel takes 2.6 times the floor on an H100."""
 
 
 def modes_of(medians: Sequence[float]) -> tuple[int, ...]:

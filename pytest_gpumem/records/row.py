@@ -13,10 +13,10 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
 
-ENOUGH = 3  # Number of runs, or of processes, whose own spread counts
+ENOUGH = 3  # Days, runs or processes whose own spread counts; choice: the fewest with a middle one
 GROSS = 0.1
-"""Share beyond the limit that fewer processes can prove. On H200 cards 5 of 2475 single measurements of unchanged code were 2 to 3 % slow
-at all placements, for no visible reason (ci/records/nvidia-h200/gate_validation_short.json)."""
+"""Slow-down beyond the limit that fewer processes prove; recorded: 5 of 2475 single processes of unchanged code were 2 to 3 % slow, for no
+visible reason (ci/records/nvidia-h200/gate_validation_short.json)."""
 
 
 class Comparison(Record, frozen=True):

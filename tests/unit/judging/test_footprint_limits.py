@@ -97,6 +97,12 @@ def test_a_run_grew_if_its_least_peak_did_and_chance_does_not_explain_it() -> No
     assert judged(footprint(140), past(100, 140, revisions="a-dirty a-dirty"), max_peak_regression="0 B")[0][0] is Outcome.FAIL
 
 
+def test_three_processes_prove_a_growth_that_one_of_eleven_saved_ones_had() -> None:
+    varying = past(*[100] * 10, 140, revisions="a " * 11)
+    found = [judged(run(*[140] * count), varying, max_peak_regression="0 B")[0][0] for count in (2, 3)]
+    assert found == [Outcome.UNDECIDED, Outcome.FAIL]
+
+
 def test_a_rare_larger_peak_of_the_past_hides_no_growth() -> None:
     several = [*past(*[1024] * 18, revisions=" ".join("abcdefghijklmnopqr")), PastFootprint(run(1024, 1536), "s")]
     assert judged(run(1530, 1530, 1530), several, max_peak_regression="1%")[0][0] is Outcome.FAIL

@@ -192,6 +192,18 @@ def test_a_bet_is_fair_and_never_loses_all(bound: float, before: list[float], si
         assert min(wealths) >= 1 - STAKE - 1e-9
 
 
+def test_a_bet_stakes_nothing_while_its_pairs_lie_on_the_wrong_side() -> None:
+    bet = Bet(0.01, 1, 0.005)
+    for _ in range(2):
+        bet.take(0.0)
+    lost = bet.log_wealth
+    bet.take(0.02)
+    assert bet.log_wealth == lost < 0
+    for _ in range(9):
+        bet.take(0.02)
+    assert bet.log_wealth > lost
+
+
 # Noise of single processes, two for each pair
 
 
