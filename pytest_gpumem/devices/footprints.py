@@ -388,9 +388,13 @@ class _Watch:
         # Where allocations were not seen one by one, the peak of all is at least that of each.
         least = max((use.peak for use in uses.values() if use.kind == "device"), default=0)
         peak = max(found.peak, least)
+        most = peak + unknown
+        for series, taken in self._unseen(steps, after):
+            not_watched.append(f"{series[0]}: arrays of a thread that ran before, or that Python did not begin: its pool grew for them")
+            most = max(most, taken + sum(use.peak for of, use in uses.items() if use.kind == "device" and of != series))
         return Footprint(
             peak=peak,
-            peak_bound=peak + unknown if unknown else None,
+            peak_bound=most if most > peak else None,
             uses=tuple(sorted((self._with_source(use) for use in uses.values()), key=lambda use: (use.kind, -use.peak, use.library))),
             driver_peak=found.driver_peak if driver else None,
             bound=self._bound(uses),
@@ -419,10 +423,23 @@ class _Watch:
         for series, figures in after.items():
             library, kind = series
             if figures.segments is not None:
-                grown = _minus(figures, self._figures.get(series, NOTHING)).segments or 0
-                missing = grown - (self._nobodys(series).segments or 0) - owned(steps, library, kind)
+                missing = self._grown(series, figures) - owned(steps, library, kind)
                 if missing > 0 and not claim(steps, library, missing):
                     yield f"{library}: which allocations of the driver its pool is made of: they count as CUDA's too"
+
+    def _unseen(self, steps: Sequence[Step], after: Mapping[Series, Figures]) -> Iterator[tuple[Series, int]]:
+        """Libraries without a high-water mark whose pool has segments that nobody reported, so that their arrays were not reported either;
+        each with the most bytes that its pool can have given out beyond those before."""
+        for series, figures in after.items():
+            grown = self._grown(series, figures)
+            if figures.high is None and grown > self._of._log.segments(series[0], self._mark):
+                of_pool = itertools.accumulate(change for _, change, of in steps if of.owner == series[0])
+                yield series, self._figures.get(series, NOTHING).unused + max(grown, *of_pool, 0)
+
+    def _grown(self, series: Series, figures: Figures) -> int:
+        """Bytes by which the segments of a library's pool grew since the begin."""
+        before = self._figures.get(series, NOTHING)
+        return (figures.segments or 0) - (before.segments or 0) - (self._nobodys(series).segments or 0)
 
     def _by_figures(self, series: Series, figures: Figures, use: MemoryUse) -> tuple[MemoryUse, int | None]:
         """What a library took by its own figures, beside what was seen one by one; and the bytes by which its peak may be larger, None if

@@ -16,6 +16,7 @@ MIB = 2**20
 PATTERNS = '''
 import gc
 import os
+import threading
 
 import pytest
 
@@ -117,6 +118,23 @@ def test_cupy_wide_1(wide):
 
 def test_cupy_wide_2(wide):
     wide + 1
+
+
+def test_cupy_threads(cupy):
+    """Each of eight threads holds 4 MiB at the same time."""
+    cupy.get_default_memory_pool().free_all_blocks()
+    together = threading.Barrier(8, timeout=60)
+
+    def works():
+        held = cupy.empty(4 * MIB, "u1")
+        together.wait()
+        del held
+
+    threads = [threading.Thread(target=works) for _ in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
 
 
 def test_cupy_pinned(cupy):
@@ -360,6 +378,7 @@ FOUND: dict[str, dict[str, Any]] = {
     "cupy_fails": {"kept": 3 * MIB},  # by the traceback of its failure
     "cupy_wide_1": {"peak": 8 * MIB, "kept": 0},
     "cupy_wide_2": {"peak": 8 * MIB, "kept": 0},
+    "cupy_threads": {"peak": 32 * MIB, "kept": 0, "CuPy device": {"allocations": 8}},
     "cupy_pinned": {"kept": 0, "peak": 0},
     "cupy_keeps_pinned": {"kept": MIB, "CUDA pinned": {"kept": MIB}},
     "cupy_managed": {"kept": 0, "managed_peak": 2 * MIB, "peak": 0},
@@ -488,3 +507,24 @@ def test_without_cupti_the_rest_is_a_bound(free_gpu: int, tmp_path_factory: pyte
     if "cupy_pattern" in found:
         assert (found["cupy_pattern"]["peak"], found["cupy_pattern"]["kept"]) == (6 * MIB, 0)
     assert found["fixtures_measured"]["bound"] < 256 * MIB  # without the gigabytes that the harness takes
+
+
+def test_arrays_of_a_thread_that_ran_before_leave_the_peak_undecided(free_gpu: int, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        from concurrent.futures import ThreadPoolExecutor
+        import pytest
+
+        cupy = pytest.importorskip("cupy")
+        BEFORE = ThreadPoolExecutor(1)
+        BEFORE.submit(int).result()
+
+        @pytest.mark.gpumem(max_peak="32 MiB", max_kept="0 B")
+        def test_it():
+            cupy.get_default_memory_pool().free_all_blocks()
+            BEFORE.submit(lambda: cupy.empty(256 << 20, "u1").size).result()
+    """)
+    done = pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    done.assert_outcomes(passed=1)
+    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert (row["verdict"]["outcome"], row["footprint"]["kept"]) == ("UNDECIDED", 0)
+    assert row["footprint"]["peak_bound"] >= 256 * MIB
