@@ -182,7 +182,7 @@ class SourceFootprints:
         if not self._paused:
             for source in self._running.values():
                 source.drain()
-        self._log.settle(ours=ours)
+        self._log.settle(ours=ours or self._before is not None)
 
     def _figures(self) -> dict[Series, Figures]:
         return {series: figures for source in self._running.values() for series, figures in source.figures().items()}

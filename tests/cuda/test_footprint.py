@@ -528,3 +528,42 @@ def test_arrays_of_a_thread_that_ran_before_leave_the_peak_undecided(free_gpu: i
     (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
     assert (row["verdict"]["outcome"], row["footprint"]["kept"]) == ("UNDECIDED", 0)
     assert row["footprint"]["peak_bound"] >= 256 * MIB
+
+
+def test_what_is_kept_on_purpose_is_no_leak(free_gpu: int, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        plans='import cupy\n\ndef plan():\n    return cupy.empty(4 << 20, "u1")\n',
+        test_it="""
+        import pytest
+
+        cupy = pytest.importorskip("cupy")
+        import plans
+
+        KEPT = {}
+
+        @pytest.mark.gpumem(warmups=1, max_kept="0 B", max_peak="1 MiB")
+        def test_plans_first():
+            if "first" not in KEPT:
+                KEPT["first"] = plans.plan()
+
+        @pytest.mark.gpumem(warmups=1, max_kept="0 B")
+        def test_plans_each_time():
+            KEPT["each", len(KEPT)] = plans.plan()
+
+        @pytest.mark.gpumem(allow_kept="plans.py:*", max_kept="0 B")
+        def test_allowed():
+            KEPT["allowed"] = plans.plan()
+
+        @pytest.mark.gpumem(allow_kept="plans.py:*", max_kept="0 B")
+        def test_leaks_besides():
+            KEPT["besides"] = plans.plan(), cupy.empty(1 << 20, "u1")
+        """,
+    )
+    pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    found = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert {row["nodeid"].partition("::test_")[2]: (row["verdict"]["outcome"], row["footprint"]["kept"]) for row in found} == {
+        "plans_first": ("PASS", 0),
+        "plans_each_time": ("FAIL", 4 * MIB),
+        "allowed": ("PASS", 0),
+        "leaks_besides": ("FAIL", MIB),
+    }

@@ -276,6 +276,18 @@ def test_a_wider_fixture_is_no_tests_whatever_is_freed_beside_it(library: Librar
     assert watch.read().kept == MIB
 
 
+def test_a_look_inside_of_what_is_no_tests_leaves_it_so(library: Library, footprints: SourceFootprints) -> None:
+    watch = footprints.watch()
+    with footprints.ours():
+        library.take(1, 4 * MIB)
+        part = footprints.watch()
+        part.read()
+        part.close()
+        library.take(2, 2 * MIB)
+    library.take(3, MIB)
+    assert (watch.read().peak, watch.read().kept) == (MIB, MIB)
+
+
 def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(library: Library, footprints: SourceFootprints) -> None:
     watch = footprints.watch()
     library.take(1, MIB)
