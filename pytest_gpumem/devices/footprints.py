@@ -52,7 +52,8 @@ class Source(ABC):
 
     name: str  # as in `Footprint.watched`
     method: str  # as `MemoryUse.source`
-    gaps: tuple[str, ...] = ()  # why it did not report for a while, each time; a watch that was open then is not read
+    gaps: tuple[str, ...] = ()
+    """Why it did not report for a while, each time. A watch that was open then is not read; of a library, by the figures alone."""
 
     @abstractmethod
     def ready(self) -> bool:
@@ -128,6 +129,7 @@ class SourceFootprints:
         self._running: dict[str, Source] = {}
         self._reasons: dict[str, str] = {}
         """By source, why it reports no single allocations."""
+        self._lost: dict[str, int] = {}  # by library: gaps after which it is no longer known which of its allocations live
         self._stacks = False
         self._paused = self._counts = False
         self._before: dict[Series, Figures] | None = None
@@ -183,6 +185,10 @@ class SourceFootprints:
             for source in self._running.values():
                 source.drain()
         self._log.settle(ours=ours or self._before is not None)
+        for source in self._libraries:
+            if self._lost.get(source.name, 0) != len(source.gaps):
+                self._lost[source.name] = len(source.gaps)
+                self._log.lose(source.name)
 
     def _figures(self) -> dict[Series, Figures]:
         return {series: figures for source in self._running.values() for series, figures in source.figures().items()}
@@ -342,7 +348,7 @@ class _Watch:
     def __init__(self, of: SourceFootprints) -> None:
         self._of = of
         of._log.open += 1
-        self._gaps_before = 0
+        self._gaps_before: dict[str, int] = {}
         self._mark = of._log.mark()
         self._begin = time.perf_counter()
         self._figures = of._figures()
@@ -352,22 +358,24 @@ class _Watch:
         self._accounts = account((), {}, self._begin)
         self._most: dict[Series, int] = {}  # by library: most bytes in use when it was read
         self._closed = False
-        self._gaps_before = len(self._gaps())
+        self._gaps_before = {source.name: len(source.gaps) for source in of._wanted or ()}
 
-    def _gaps(self) -> tuple[str, ...]:
-        """Gaps of the driver's source since the begin."""
-        driver = self._of._driver
-        return () if driver is None else driver.gaps[self._gaps_before :]
+    def _gaps(self) -> dict[str, str]:
+        """By source: why it did not report all the time since the begin."""
+        sources = self._of._wanted or ()
+        return {source.name: source.gaps[-1] for source in sources if len(source.gaps) > self._gaps_before.get(source.name, 0)}
 
     def read(self) -> Footprint:
         of = self._of
-        if gaps := self._gaps():
-            raise NotCounted(gaps[-1])
+        if of._driver is not None and of._driver.name in (gaps := self._gaps()):
+            raise NotCounted(gaps[of._driver.name])
         of._settle()
         self._take_back()
+        gaps = self._gaps()
         (steps, changes), after = of._log.since(self._mark), of._figures()
+        changes = {series: use for series, use in changes.items() if series[0] not in gaps}
         driver = of.driver_is_watched
-        not_watched = [f"{name}: {why}" for name, why in of._reasons.items()]
+        not_watched = [f"{name}: {why}" for name, why in {**gaps, **of._reasons}.items()]
         if driver:
             not_watched += self._claim_pools(steps, after)
         handles = {name: sizes for source in of._running.values() for name, sizes in source.handles().items()}
@@ -379,7 +387,9 @@ class _Watch:
             if held := owned(steps, library, "device"):
                 uses[library, "device"] = MemoryUse(library, "device", reserved=held, source="CUPTI")
         for series, figures in after.items():
-            use, unseen = self._by_figures(series, figures, uses.get(series, MemoryUse(*series)))
+            use, unseen = self._by_figures(
+                series, figures._replace(single=figures.single and series[0] not in gaps), uses.get(series, MemoryUse(*series))
+            )
             if unseen is not None:
                 not_watched.append(f"{series[0]}: its peak, which is below an earlier one of this process")
                 unknown += unseen
@@ -446,17 +456,19 @@ class _Watch:
         it is known."""
         before, nobodys = self._figures.get(series, NOTHING), self._nobodys(series)
         kept, peak, allocations, unknown = use.kept, use.peak, use.allocations, None
-        if figures.allocations is not None:
-            allocations = figures.allocations - (before.allocations or 0) - (nobodys.allocations or 0)
+        # Where the library came into use meanwhile, not all of its allocations were seen.
+        single = figures.single and series in {*self._figures, *self._of._since_ours}
+        made = None if figures.allocations is None else figures.allocations - (before.allocations or 0) - (nobodys.allocations or 0)
+        if made is not None and not single:
+            allocations = made
         if figures.used is not None:
             kept = figures.used - (before.used or 0) - (nobodys.used or 0)
             self._most[series] = peak = max(peak, kept, self._most.get(series, 0))
-        # Where the library came into use meanwhile, not all of its allocations were seen.
-        if figures.high is not None and (not figures.single or series not in {*self._figures, *self._of._since_ours}):
+        if figures.high is not None and not single:
             high = figures.high - (before.used or 0) - (nobodys.used or 0)
             if figures.high > max(before.high or 0, self._of._high_in_ours.get(series, 0)):
                 peak = max(peak, high)
-            elif figures.high and (figures.allocations is None or allocations):
+            elif figures.high and (made is None or made):
                 unknown = max(0, high - peak)
         unused = figures.unused - before.unused - nobodys.unused
         return replace(use, kept=kept, reserved=unused, peak=peak, allocations=allocations), unknown

@@ -39,7 +39,7 @@ class Figures(NamedTuple):
     segments: int | None = None  # of all segments of its pool; None where it has none
     high: int | None = None  # the library's own high-water mark of what is in use; None where it has none
     single: bool = True  # its allocations are reported one by one
-    allocations: int | None = None  # allocations up to now, where they are counted and not reported one by one
+    allocations: int | None = None  # allocations up to now; they count where not all are reported one by one
 
 
 NOTHING = Figures(0, 0)
@@ -256,6 +256,12 @@ class MemoryLog:
     def shrink(self, series: Series, nbytes: int, at: float) -> None:
         """Book that a library uses less than its single allocations add up to: which of them were freed is unknown."""
         self._uses.setdefault(series, BytesInUse()).change(at, -nbytes, None)
+
+    def lose(self, library: str) -> None:
+        """Know no longer which allocations of a library live: frees were not reported."""
+        for (of, _kind), use in self._uses.items():
+            if of == library:
+                use.living.clear()
 
     def of_driver(self) -> list[AllocationEvent]:
         """Allocations of the driver that live."""
