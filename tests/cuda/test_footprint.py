@@ -567,3 +567,40 @@ def test_what_is_kept_on_purpose_is_no_leak(free_gpu: int, pytester: pytest.Pyte
         "allowed": ("PASS", 0),
         "leaks_besides": ("FAIL", MIB),
     }
+
+
+def test_a_history_that_a_test_records_is_its_own(free_gpu: int, pytester: pytest.Pytester) -> None:
+    pytest.importorskip("torch")
+    pytester.makepyfile("""
+        import pytest
+
+        torch = pytest.importorskip("torch")
+        SIZE = 4 << 20
+
+        def seen():
+            entries = torch.cuda.memory._snapshot()["device_traces"][0]
+            return [one["size"] for one in entries if one["action"] == "alloc"]
+
+        def test_before(gpu_memory):
+            torch.empty(8 * SIZE, dtype=torch.uint8, device="cuda")
+
+        @pytest.mark.gpumem(max_kept="0 B")
+        def test_records(gpu_memory):
+            torch.cuda.memory._record_memory_history()
+            torch.empty(SIZE, dtype=torch.uint8, device="cuda")
+            with gpu_memory.watch("part") as used:
+                assert used.peak == 0
+            torch.empty(2 * SIZE, dtype=torch.uint8, device="cuda")
+            assert seen() == [SIZE, 2 * SIZE]
+            torch.cuda.memory._record_memory_history(None)
+
+        @pytest.mark.gpumem(max_peak="4 MiB", max_kept="0 B")
+        def test_after(gpu_memory):
+            torch.empty(SIZE, dtype=torch.uint8, device="cuda")
+    """)
+    done = pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    done.assert_outcomes(passed=3)
+    rows = {row["key"].partition("::test_")[2]: row for row in json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]}
+    assert any("history of the test's own" in why for why in rows["records"]["footprint"]["not_watched"])
+    assert (rows["after"]["footprint"]["not_watched"], rows["after"]["verdict"]["outcome"]) == ([], "PASS")
+    assert rows["after"]["footprint"]["peak"] == 4 * MIB
