@@ -371,6 +371,16 @@ OPTIONS: tuple[Option, ...] = (
         ini_only=True,
     ),
     Option(
+        "allow_kept",
+        OptionRole.JUDGING,
+        _lines_of_code,
+        'Lines whose memory max_kept does not count, such as "plans.py:*". Default: none.',
+        "LINE",
+        on_marker=True,
+        repeats=True,
+        ini_only=True,
+    ),
+    Option(
         "no_what_ran",
         OptionRole.MEASURING,
         _flag,
@@ -453,11 +463,11 @@ OPTIONS: tuple[Option, ...] = (
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _OF_ONE_TEST: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {"gpus": _count, "oversubscribe": _flag, "varying_arguments": _numbers, "adopt": _flag}
+    {"gpus": _count, "oversubscribe": _flag, "varying_arguments": _numbers, "warmups": _count, "adopt": _flag}
 )
 """Keywords of a marker that are no options, with their parsers: how many GPUs the test has for itself, whether it may take more managed
-memory than its GPU has free, the arguments of its kernels that vary on purpose, and whether its use of pytest-benchmark may be measured on
-the GPU."""
+memory than its GPU has free, the arguments of its kernels that vary on purpose, how often its function is called before its memory counts,
+and whether its use of pytest-benchmark may be measured on the GPU."""
 _NO_SETTINGS = (*LIMITS, *_OF_ONE_TEST)  # keywords of a marker that are no fields of `Settings`
 MARKER_KEYWORDS = tuple(dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *_NO_SETTINGS)))
 """Keywords of `@pytest.mark.gpumem`."""
@@ -494,6 +504,7 @@ class Settings(NamedTuple):
     existing: tuple[str, ...] = ()  # words of `EXISTING`
     allow_waits: tuple[str, ...] = ()  # "file:line" or "file:*"
     strict_waits: bool = False
+    allow_kept: tuple[str, ...] = ()  # "file:line" or "file:*"
     no_what_ran: bool = False
     processes: int | None = None  # None: one, and more for undecided rows
     isolate: bool = False

@@ -10,6 +10,7 @@ import linecache
 import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -88,6 +89,20 @@ def sites(
     both = attrgetter("at_peak"), attrgetter("kept")
     shown = {id(site) for of in both for site in sorted(made, key=of, reverse=True)[:MOST_SITES] if of(site)}
     return tuple(sorted((site for site in made if id(site) in shown), key=lambda site: (-site.at_peak, -site.kept, site.file, site.line)))
+
+
+def is_named(file: str, line: int, patterns: Sequence[str]) -> bool:
+    """True if a pattern such as "conftest.py:*" names a line. `file`: as `shown_path` gives it; without one, the line is unknown."""
+    place = f"{file}:{line}"
+    return bool(file) and any(fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}") for pattern in patterns)
+
+
+def is_allowed(allocated: AllocationEvent, patterns: Sequence[str], root: Path) -> bool:
+    """True if a pattern names the line that allocated, as `sites` has it."""
+    if not allocated.stack or not patterns:
+        return False
+    file, line, _function = users_frames(allocated.stack)[-1]
+    return is_named(shown_path(file, root), line, patterns)
 
 
 class _Group:

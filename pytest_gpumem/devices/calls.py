@@ -7,13 +7,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Literal, NamedTuple, Protocol
 
-from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, is_pytests, is_users, shown_path
+from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, is_named, is_pytests, is_users, shown_path
 from pytest_gpumem.records.calls import Calls, WaitLine
 from pytest_gpumem.records.uses import CopyUse
 from pytest_gpumem.records.what_ran import Step, StepKind
@@ -140,10 +139,9 @@ class CallWindow:
 
 def _wait(key: _WaitKey, count: int, seconds: float, root: Path, allowed: Sequence[str]) -> WaitLine:
     file = shown_path(key.file, root)
-    place = f"{file}:{key.line}"
-    named = any(fnmatchcase(place, pattern) or fnmatchcase(place, f"*/{pattern}") for pattern in allowed)
     code = code_of(key.file, key.line)
-    return WaitLine(file, key.line, key.function, code, key.call, key.of, count, seconds, key.sure, allowed=bool(file) and named)
+    named = is_named(file, key.line, allowed)
+    return WaitLine(file, key.line, key.function, code, key.call, key.of, count, seconds, key.sure, allowed=named)
 
 
 @cache

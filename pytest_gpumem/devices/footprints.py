@@ -52,7 +52,8 @@ class Source(ABC):
 
     name: str  # as in `Footprint.watched`
     method: str  # as `MemoryUse.source`
-    gaps: tuple[str, ...] = ()  # why it did not report for a while, each time; a watch that was open then is not read
+    gaps: tuple[str, ...] = ()
+    """Why it did not report for a while, each time. A watch that was open then is not read; of a library, by the figures alone."""
 
     @abstractmethod
     def ready(self) -> bool:
@@ -128,6 +129,7 @@ class SourceFootprints:
         self._running: dict[str, Source] = {}
         self._reasons: dict[str, str] = {}
         """By source, why it reports no single allocations."""
+        self._lost: dict[str, int] = {}  # by library: gaps after which it is no longer known which of its allocations live
         self._stacks = False
         self._paused = self._counts = False
         self._before: dict[Series, Figures] | None = None
@@ -182,7 +184,11 @@ class SourceFootprints:
         if not self._paused:
             for source in self._running.values():
                 source.drain()
-        self._log.settle(ours=ours)
+        self._log.settle(ours=ours or self._before is not None)
+        for source in self._libraries:
+            if self._lost.get(source.name, 0) != len(source.gaps):
+                self._lost[source.name] = len(source.gaps)
+                self._log.lose(source.name)
 
     def _figures(self) -> dict[Series, Figures]:
         return {series: figures for source in self._running.values() for series, figures in source.figures().items()}
@@ -342,7 +348,7 @@ class _Watch:
     def __init__(self, of: SourceFootprints) -> None:
         self._of = of
         of._log.open += 1
-        self._gaps_before = 0
+        self._gaps_before: dict[str, int] = {}
         self._mark = of._log.mark()
         self._begin = time.perf_counter()
         self._figures = of._figures()
@@ -352,22 +358,24 @@ class _Watch:
         self._accounts = account((), {}, self._begin)
         self._most: dict[Series, int] = {}  # by library: most bytes in use when it was read
         self._closed = False
-        self._gaps_before = len(self._gaps())
+        self._gaps_before = {source.name: len(source.gaps) for source in of._wanted or ()}
 
-    def _gaps(self) -> tuple[str, ...]:
-        """Gaps of the driver's source since the begin."""
-        driver = self._of._driver
-        return () if driver is None else driver.gaps[self._gaps_before :]
+    def _gaps(self) -> dict[str, str]:
+        """By source: why it did not report all the time since the begin."""
+        sources = self._of._wanted or ()
+        return {source.name: source.gaps[-1] for source in sources if len(source.gaps) > self._gaps_before.get(source.name, 0)}
 
     def read(self) -> Footprint:
         of = self._of
-        if gaps := self._gaps():
-            raise NotCounted(gaps[-1])
+        if of._driver is not None and of._driver.name in (gaps := self._gaps()):
+            raise NotCounted(gaps[of._driver.name])
         of._settle()
         self._take_back()
+        gaps = self._gaps()
         (steps, changes), after = of._log.since(self._mark), of._figures()
+        changes = {series: use for series, use in changes.items() if series[0] not in gaps}
         driver = of.driver_is_watched
-        not_watched = [f"{name}: {why}" for name, why in of._reasons.items()]
+        not_watched = [f"{name}: {why}" for name, why in {**gaps, **of._reasons}.items()]
         if driver:
             not_watched += self._claim_pools(steps, after)
         handles = {name: sizes for source in of._running.values() for name, sizes in source.handles().items()}
@@ -379,7 +387,9 @@ class _Watch:
             if held := owned(steps, library, "device"):
                 uses[library, "device"] = MemoryUse(library, "device", reserved=held, source="CUPTI")
         for series, figures in after.items():
-            use, unseen = self._by_figures(series, figures, uses.get(series, MemoryUse(*series)))
+            use, unseen = self._by_figures(
+                series, figures._replace(single=figures.single and series[0] not in gaps), uses.get(series, MemoryUse(*series))
+            )
             if unseen is not None:
                 not_watched.append(f"{series[0]}: its peak, which is below an earlier one of this process")
                 unknown += unseen
@@ -388,9 +398,13 @@ class _Watch:
         # Where allocations were not seen one by one, the peak of all is at least that of each.
         least = max((use.peak for use in uses.values() if use.kind == "device"), default=0)
         peak = max(found.peak, least)
+        most = peak + unknown
+        for series, taken in self._unseen(steps, after):
+            not_watched.append(f"{series[0]}: arrays of a thread that ran before, or that Python did not begin: its pool grew for them")
+            most = max(most, taken + sum(use.peak for of, use in uses.items() if use.kind == "device" and of != series))
         return Footprint(
             peak=peak,
-            peak_bound=peak + unknown if unknown else None,
+            peak_bound=most if most > peak else None,
             uses=tuple(sorted((self._with_source(use) for use in uses.values()), key=lambda use: (use.kind, -use.peak, use.library))),
             driver_peak=found.driver_peak if driver else None,
             bound=self._bound(uses),
@@ -419,27 +433,42 @@ class _Watch:
         for series, figures in after.items():
             library, kind = series
             if figures.segments is not None:
-                grown = _minus(figures, self._figures.get(series, NOTHING)).segments or 0
-                missing = grown - (self._nobodys(series).segments or 0) - owned(steps, library, kind)
+                missing = self._grown(series, figures) - owned(steps, library, kind)
                 if missing > 0 and not claim(steps, library, missing):
                     yield f"{library}: which allocations of the driver its pool is made of: they count as CUDA's too"
+
+    def _unseen(self, steps: Sequence[Step], after: Mapping[Series, Figures]) -> Iterator[tuple[Series, int]]:
+        """Libraries without a high-water mark whose pool has segments that nobody reported, so that their arrays were not reported either;
+        each with the most bytes that its pool can have given out beyond those before."""
+        for series, figures in after.items():
+            grown = self._grown(series, figures)
+            if figures.high is None and grown > self._of._log.segments(series[0], self._mark):
+                of_pool = itertools.accumulate(change for _, change, of in steps if of.owner == series[0])
+                yield series, self._figures.get(series, NOTHING).unused + max(grown, *of_pool, 0)
+
+    def _grown(self, series: Series, figures: Figures) -> int:
+        """Bytes by which the segments of a library's pool grew since the begin."""
+        before = self._figures.get(series, NOTHING)
+        return (figures.segments or 0) - (before.segments or 0) - (self._nobodys(series).segments or 0)
 
     def _by_figures(self, series: Series, figures: Figures, use: MemoryUse) -> tuple[MemoryUse, int | None]:
         """What a library took by its own figures, beside what was seen one by one; and the bytes by which its peak may be larger, None if
         it is known."""
         before, nobodys = self._figures.get(series, NOTHING), self._nobodys(series)
         kept, peak, allocations, unknown = use.kept, use.peak, use.allocations, None
-        if figures.allocations is not None:
-            allocations = figures.allocations - (before.allocations or 0) - (nobodys.allocations or 0)
+        # Where the library came into use meanwhile, not all of its allocations were seen.
+        single = figures.single and series in {*self._figures, *self._of._since_ours}
+        made = None if figures.allocations is None else figures.allocations - (before.allocations or 0) - (nobodys.allocations or 0)
+        if made is not None and not single:
+            allocations = made
         if figures.used is not None:
             kept = figures.used - (before.used or 0) - (nobodys.used or 0)
             self._most[series] = peak = max(peak, kept, self._most.get(series, 0))
-        # Where the library came into use meanwhile, not all of its allocations were seen.
-        if figures.high is not None and (not figures.single or series not in {*self._figures, *self._of._since_ours}):
+        if figures.high is not None and not single:
             high = figures.high - (before.used or 0) - (nobodys.used or 0)
             if figures.high > max(before.high or 0, self._of._high_in_ours.get(series, 0)):
                 peak = max(peak, high)
-            elif figures.high and (figures.allocations is None or allocations):
+            elif figures.high and (made is None or made):
                 unknown = max(0, high - peak)
         unused = figures.unused - before.unused - nobodys.unused
         return replace(use, kept=kept, reserved=unused, peak=peak, allocations=allocations), unknown

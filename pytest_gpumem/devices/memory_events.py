@@ -39,7 +39,7 @@ class Figures(NamedTuple):
     segments: int | None = None  # of all segments of its pool; None where it has none
     high: int | None = None  # the library's own high-water mark of what is in use; None where it has none
     single: bool = True  # its allocations are reported one by one
-    allocations: int | None = None  # allocations up to now, where they are counted and not reported one by one
+    allocations: int | None = None  # allocations up to now; they count where not all are reported one by one
 
 
 NOTHING = Figures(0, 0)
@@ -133,6 +133,7 @@ class LogMark(NamedTuple):
 
     steps: int = 0
     uses: Mapping[Series, int] = MappingProxyType({})  # changes of each series
+    segments: Mapping[str, int] = MappingProxyType({})  # bytes of the segments of each library that were reported, less those freed
 
 
 _BEGIN = LogMark()
@@ -156,6 +157,8 @@ class MemoryLog:
         """Watches that are open."""
         self.cached: dict[int, AllocationEvent] = {}
         """By address: allocations of the driver that a library keeps for reuse; they are no longer in use."""
+        self._segments = Counter[str]()
+        """By library: bytes of the segments that were reported, less those that the driver freed."""
 
     def settle(self, *, ours: bool = False) -> None:
         """Book the events since the last call; to be called after every source has reported.
@@ -164,7 +167,10 @@ class MemoryLog:
         segments: list[AllocationEvent] = []
         last: Series | None = None
         use = BytesInUse()
-        for event in sorted(self._pending, key=attrgetter("at")):
+        pending = self._pending[:]  # other threads report meanwhile
+        del self._pending[: len(pending)]
+        begun = len(self._steps)
+        for event in sorted(pending, key=attrgetter("at")):
             if event.layer == "use":
                 if event.series is not last:
                     last, use = event.series, self._uses.setdefault(event.series, BytesInUse())
@@ -185,9 +191,14 @@ class MemoryLog:
                 segments.append(event)
             else:
                 self._step(event, ours)
-        self._pending.clear()
         for event in segments:
             self._own(event)
+        if not ours:
+            for event in segments:
+                self._segments[event.library] += event.nbytes
+            for _at, change, one in self._steps[begun:]:
+                if change < 0 and one.owner is not None:
+                    self._segments[one.owner] += change
 
     def _step(self, event: AllocationEvent, ours: bool) -> None:
         """Book an event of the driver or of a fixture."""
@@ -210,7 +221,11 @@ class MemoryLog:
 
     def mark(self) -> LogMark:
         """The place that the log has reached."""
-        return LogMark(len(self._steps), {series: len(use.at) for series, use in self._uses.items()})
+        return LogMark(len(self._steps), {series: len(use.at) for series, use in self._uses.items()}, dict(self._segments))
+
+    def segments(self, library: str, mark: LogMark = _BEGIN) -> int:
+        """Bytes by which the segments of a library grew since a mark, as far as they were reported."""
+        return self._segments[library] - mark.segments.get(library, 0)
 
     def since(self, mark: LogMark = _BEGIN) -> tuple[list[Step], dict[Series, BytesInUse]]:
         """What was booked since a mark."""
@@ -241,6 +256,12 @@ class MemoryLog:
     def shrink(self, series: Series, nbytes: int, at: float) -> None:
         """Book that a library uses less than its single allocations add up to: which of them were freed is unknown."""
         self._uses.setdefault(series, BytesInUse()).change(at, -nbytes, None)
+
+    def lose(self, library: str) -> None:
+        """Know no longer which allocations of a library live: frees were not reported."""
+        for (of, _kind), use in self._uses.items():
+            if of == library:
+                use.living.clear()
 
     def of_driver(self) -> list[AllocationEvent]:
         """Allocations of the driver that live."""

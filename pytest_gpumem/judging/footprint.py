@@ -59,8 +59,10 @@ def _most(
 
 
 def _kept(count: int, footprint: Footprint) -> str:
-    kinds = ((use, "" if use.kind == "device" else f" {use.kind}") for use in footprint.uses)
-    return f"{short_bytes(count)} kept{_in_brackets(f'{use.library} {short_bytes(use.kept)}{kind}' for use, kind in kinds if use.kept > 0)}"
+    kinds = ((use, "" if use.kind == "device" else f" {use.kind}") for use in footprint.uses if use.kept > 0)
+    text = _in_brackets(f"{use.library} {short_bytes(use.kept)}{kind}" for use, kind in kinds)
+    beside = sum(use.allowed for use in footprint.uses)
+    return f"{short_bytes(count)} kept{text}{f', beside {short_bytes(beside)} that allow_kept names' if beside else ''}"
 
 
 def _reserved(count: int, footprint: Footprint) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -25,12 +26,23 @@ from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, MEMORY_FIXTURE, TEST_F
 from pytest_gpumem.plugin.reported import broken_limits, failure_texts
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import ROWS, SESSION, GpuSession
-from pytest_gpumem.plugin.tracing import memory_texts, traced, with_lines
+from pytest_gpumem.plugin.tracing import memory_texts, traced, with_lines, without_allowed
 from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.records.footprint import Footprint, Phase
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, key_of
-from pytest_gpumem.settings import SettingsError, both_limits, by_marker, loosened, marker_keywords, marker_limits, merge_limits, of_test
+from pytest_gpumem.settings import (
+    Settings,
+    SettingsError,
+    both_limits,
+    by_marker,
+    loosened,
+    marker_keywords,
+    marker_limits,
+    merge_limits,
+    of_marker,
+    of_test,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,12 +66,15 @@ class WatchedTest:
 
     def __init__(self, item: pytest.Item, session: GpuSession, limits: Limits, *, asked: bool, limited: bool, counts: bool) -> None:
         self.item, self.session, self.limits = item, session, limits
+        self.settings = of_test(session.settings, marker_keywords(marks_of(item)))
         self.watch: MemoryWatch | None = None
         self.trouble: BaseException | None = None  # why its memory cannot be read; None while it can
         self.asked = asked
         """Someone asked for it, by an option, a limit or a fixture: it has a row even where nothing is measured."""
         self.limited = limited  # its own marker or fixture asks for it: it has a row even where it takes no memory
         self.counts = counts  # calls are counted
+        self.warms_up = False
+        """Its function is called before it counts: parts have no rows."""
         self._called: CallWindow | str | None = None  # by its body so far, or why that is not counted
         self.parts: list[tuple[str, Footprint, Limits]] = []  # labelled parts that have ended, with their limits
         self.phases: list[Phase] = []
@@ -104,6 +119,20 @@ class WatchedTest:
             if isinstance(self._called, CallWindow):
                 self._called.close()
 
+    @contextmanager
+    def warming(self) -> Iterator[None]:
+        """Calls of its function before the one that counts. What they leave, such as plans and workspaces, belongs to no test."""
+        self.warms_up = True
+        try:
+            with self.session.device.footprints.ours():
+                yield
+                gc.collect()  # cycles that the call to come would free, so that they made up for what it keeps
+        finally:
+            self.warms_up = False
+        if isinstance(self._called, CallWindow):
+            self._called.close()
+            self._called = self.count()
+
     def count(self) -> CallWindow | str | None:
         """Count calls from now on, if they are counted; the reason if they cannot be."""
         if not self.counts:
@@ -116,8 +145,7 @@ class WatchedTest:
         """What `count` has counted."""
         if not isinstance(of, CallWindow):
             return None if of is None else Calls(not_counted=of)
-        settings = of_test(self.session.settings, marker_keywords(marks_of(self.item)))
-        return of.read(self.item.config.rootpath, settings.allow_waits, strict=settings.strict_waits)
+        return of.read(self.item.config.rootpath, self.settings.allow_waits, strict=self.settings.strict_waits)
 
     def part(self) -> MemoryWatch:
         """Begin to watch a part of the test."""
@@ -133,8 +161,16 @@ class WatchedTest:
 
     def so_far(self) -> Footprint:
         """The footprint while the test runs."""
-        found = self.tried(lambda: traced(self._read(ended=False), self._watch, self.item, self.session))
+        found = self.tried(lambda: self.traced(self._read(ended=False), self._watch))
         return replace(unread(self.trouble, ended=False) if found is None else found, calls=self.calls(self._called))
+
+    def without_allowed(self, footprint: Footprint, watch: MemoryWatch) -> Footprint:
+        """A footprint without the kept memory that `allow_kept` names."""
+        return without_allowed(footprint, watch, self.settings.allow_kept, self.item.config.rootpath)
+
+    def traced(self, footprint: Footprint, watch: MemoryWatch) -> Footprint:
+        """A footprint with the lines that allocated, if they are traced."""
+        return traced(footprint, watch, self.settings.allow_kept, self.item, self.session)
 
     @property
     def _watch(self) -> MemoryWatch:
@@ -148,7 +184,8 @@ class WatchedTest:
         found = replace(self._watch.read(), ended=ended, notes=tuple(loosened(self.limits, self.session.settings, OF_FOOTPRINT)))
         if self.session.facts.simulated and not uses(self.item, TEST_FIXTURE):
             found = replace(found, watched=(), not_watched=(NO_FIXTURE_SIMULATED,))
-        return replace(found, phases=tuple(sorted(self.phases, key=lambda phase: phase.begin)))
+        found = replace(found, phases=tuple(sorted(self.phases, key=lambda phase: phase.begin)))
+        return self.without_allowed(found, self._watch)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -178,7 +215,7 @@ class WatchedTest:
                 found = self._read(ended=True)
         if found.kept and self._watch.settle():  # once more, for what the collection left to caches
             found = self._read(ended=True)
-        return traced(found, self._watch, self.item, self.session)
+        return self.traced(found, self._watch)
 
 
 def _limited(limits: Limits, names: Iterable[str] = tuple(RULES)) -> bool:
@@ -208,6 +245,35 @@ def _counts(item: pytest.Item, session: GpuSession) -> bool:
 
 
 WATCHED: pytest.StashKey[WatchedTest | None] = pytest.StashKey()  # on `item.stash`, while the memory of the test is watched
+
+
+@contextmanager
+def _warmed_up(item: pytest.Item, watched: WatchedTest) -> Iterator[None]:
+    """Have the function of a test called as often as its keyword `warmups` says before the call that counts.
+    Raises `SettingsError`: it cannot be called again.
+    """
+    times = of_marker(marker_keywords(marks_of(item)), "warmups")
+    if times is None or watched.watch is None:
+        yield
+        return
+    if uses(item, "benchmark"):
+        raise SettingsError(f"marker: warmups {times}: a benchmark warms up by itself; accepted are tests without one")
+    if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
+        raise SettingsError(f"marker: warmups {times}: only a plain function or method can be called again")
+    body = item.obj
+
+    @functools.wraps(body)
+    def warmed_up(*arguments: Any, **keywords: Any) -> Any:
+        with watched.warming():
+            for _ in range(times):
+                body(*arguments, **keywords)
+        return body(*arguments, **keywords)
+
+    item.obj = warmed_up
+    try:
+        yield
+    finally:
+        item.obj = body
 
 
 def _let_go(item: pytest.Item) -> None:
@@ -240,12 +306,11 @@ class FootprintFeature(Feature):
         gpu, config = self._session, session.config
         if gpu.settings.footprint in ("on", "trace") and not config.option.collectonly and gpu.measures:
             with suppress(*TROUBLE):  # the first test finds it
-                self._start(driver=True, libraries=True, counts=False)
+                self._start(gpu.settings, driver=True, libraries=True, counts=False)
         yield
 
-    def _start(self, *, driver: bool, libraries: bool, counts: bool) -> None:
-        settings = self._session.settings
-        stacks, calls = settings.footprint == "trace", counts or WATCH in settings.existing
+    def _start(self, settings: Settings, *, driver: bool, libraries: bool, counts: bool) -> None:
+        stacks, calls = settings.footprint == "trace" or bool(settings.allow_kept), counts or WATCH in self._session.settings.existing
         if (level := (driver, libraries, stacks, calls)) != self._level:
             self._session.device.footprints.start(driver=driver, libraries=libraries, stacks=stacks, calls=calls)
             self._level = level
@@ -256,9 +321,14 @@ class FootprintFeature(Feature):
         with nullcontext() if watched is None else watched.phase("setup"):
             yield
 
-    def call(self, item: pytest.Item) -> AbstractContextManager[None]:
+    @contextmanager
+    def call(self, item: pytest.Item) -> Iterator[None]:
         watched = item.stash.get(WATCHED, None)
-        return nullcontext() if watched is None else watched.phase("call")
+        if watched is None:
+            yield
+            return
+        with watched.phase("call"), _warmed_up(item, watched):
+            yield
 
     @contextmanager
     def teardown(self, item: pytest.Item) -> Iterator[None]:
@@ -302,7 +372,7 @@ class FootprintFeature(Feature):
         if session.lost_in is not None or not (memory or counts):
             return None
         watched = WatchedTest(item, session, limits, asked=asked, limited=limited, counts=counts)
-        watched.begin(partial(self._start, driver=asked, libraries=memory, counts=counts))
+        watched.begin(functools.partial(self._start, watched.settings, driver=asked, libraries=memory, counts=counts))
         if watched.trouble is not None and not self._refused:
             session.remarks.append(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
             self._refused = True
@@ -398,7 +468,7 @@ class BlockMemory:
         """Everything that was recorded. Raises `DeviceError`: it could not be read."""
         found = self._final
         if found is None and self._watch is not None:
-            found = self._watched.tried(self._watch.read)
+            found = self._watched.tried(functools.partial(_read, self._watched, self._watch))
         if found is None:
             raise DeviceError(f"the memory could not be read: {self._watched.trouble}")
         return found
@@ -446,13 +516,13 @@ class BlockMemory:
         """Most bytes of managed memory."""
         return self.footprint.managed_peak
 
-    def end(self, item: pytest.Item) -> Footprint:
+    def end(self) -> Footprint:
         """End the part of a test."""
         if isinstance(self._called, CallWindow):
             self._called.close()
         watch, self._watch = self._watch, None
         if watch is not None:
-            self._final = self._watched.tried(lambda: _at_the_end(watch, item))
+            self._final = self._watched.tried(lambda: _at_the_end(self._watched, watch))
             watch.close()
         found = unread(self._watched.trouble) if self._final is None else self._final
         return replace(found, calls=self._watched.calls(self._called))
@@ -463,17 +533,22 @@ class BlockMemory:
         return f"<Used peak {self.peak} B, kept {self.kept} B, reserved {self.reserved} B, {counted(self.allocations, 'allocation')}>"
 
 
-def _at_the_end(watch: MemoryWatch, item: pytest.Item) -> Footprint:
-    """The footprint of a part of a test, without what only the garbage collector has to free."""
-    found = watch.read()
+def _read(watched: WatchedTest, watch: MemoryWatch) -> Footprint:
+    """The footprint of a part of a test."""
+    return watched.without_allowed(watch.read(), watch)
+
+
+def _at_the_end(watched: WatchedTest, watch: MemoryWatch) -> Footprint:
+    """The same, without what only the garbage collector has to free."""
+    found = _read(watched, watch)
     if found.kept:
         gc.collect(YOUNG)
-        found = watch.read()
+        found = _read(watched, watch)
     if found.kept:
         gc.collect(OLD)
         watch.settle()
-        found = watch.read()
-    return traced(found, watch, item, item.config.stash[SESSION])
+        found = _read(watched, watch)
+    return watched.traced(found, watch)
 
 
 class GpuMemory:
@@ -516,7 +591,9 @@ class GpuMemory:
             with watched.phase(label):
                 yield used
         finally:
-            watched.parts.append((label, used.end(self._item), own))
+            ended = used.end()
+            if not watched.warms_up:
+                watched.parts.append((label, ended, own))
 
     @property
     def _session(self) -> GpuSession:

@@ -302,7 +302,7 @@ class PackedFeature(Feature):
         rows = item.stash.get(ROWS, [])
         found = next((row.footprint for row in rows if not row.label and row.footprint is not None), None)
         grown = max(found.driver_peak or 0, found.peak) if found is not None else 0
-        kept = sum(use.kept + use.reserved for use in found.uses if use.kind == "device") if found is not None else 0
+        kept = sum(use.kept + use.allowed + use.reserved for use in found.uses if use.kind == "device") if found is not None else 0
         used = self._used
         peak = total = None
         if before is not None and after is not None:

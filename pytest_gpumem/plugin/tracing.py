@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.allocation_sites import sites
+from pytest_gpumem.devices.allocation_sites import is_allowed, sites
+from pytest_gpumem.devices.memory_events import Series
 from pytest_gpumem.devices.protocol import MemoryWatch
 from pytest_gpumem.limits import OF_FOOTPRINT
 from pytest_gpumem.outcomes import Code, Outcome
@@ -18,18 +21,38 @@ from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.footprints import memory_reasons, site_lines
 
 
-def traced(footprint: Footprint, watch: MemoryWatch, item: pytest.Item, session: GpuSession) -> Footprint:
+def traced(footprint: Footprint, watch: MemoryWatch, allowed: Sequence[str], item: pytest.Item, session: GpuSession) -> Footprint:
     """A footprint with the lines that allocated; unchanged unless allocations are traced.
     `footprint`: as just read from `watch`.
     `watch`: of the test or of a part of it.
+    `allowed`: the lines that `allow_kept` names, whose kept memory is left out.
     """
     if session.settings.footprint != "trace":
         return footprint
     accounts = watch.accounts()
-    kept = accounts.kept if footprint.ended and footprint.kept else ()
+    root = item.config.rootpath
+    kept = [one for one in accounts.kept if not is_allowed(one, allowed, root)] if footprint.ended and footprint.kept else ()
     if not kept:
-        return replace(footprint, sites=sites(accounts.at_peak, (), item.config.rootpath))
-    return replace(footprint, sites=sites(accounts.at_peak, kept, item.config.rootpath, session.device.footprints.referrers()))
+        return replace(footprint, sites=sites(accounts.at_peak, (), root))
+    return replace(footprint, sites=sites(accounts.at_peak, kept, root, session.device.footprints.referrers()))
+
+
+def without_allowed(footprint: Footprint, watch: MemoryWatch, patterns: Sequence[str], root: Path) -> Footprint:
+    """A footprint whose kept memory leaves out what was allocated by lines that `allow_kept` names. Memory of an unknown line counts. Where
+    a free may have been missed, it is taken for one of a named line.
+    `footprint`: as just read from `watch`.
+    """
+    if not patterns or not footprint.ended or not footprint.kept:
+        return footprint
+    named, others = Counter[Series](), Counter[Series]()
+    for one in watch.accounts().kept:
+        (named if is_allowed(one, patterns, root) else others)[one.series] += one.nbytes
+    uses = []
+    for use in footprint.uses:
+        series = use.library, use.kind
+        counting = max(use.kept - named[series], min(use.kept, others[series]))
+        uses.append(replace(use, kept=counting, allowed=use.kept - counting) if use.kept > 0 else use)
+    return replace(footprint, uses=tuple(uses))
 
 
 WATCH = ("--gpumem-footprint=trace",)

@@ -31,6 +31,7 @@ class MemoryUse(Record, frozen=True):
     at_peak: Bytes = 0  # Bytes in use when the device memory of all libraries together was at its peak
     kept: int = 0
     """Bytes in use at the end, above those before the test, after the test's references are gone. Below 0 if it freed earlier memory."""
+    allowed: Bytes = 0  # Bytes in use at the end besides, from lines that `allow_kept` names
     reserved: int = 0  # Bytes that the library's pool holds at the end and nobody uses, above those before the test
     allocations: Count = 0  # Number of allocations
     allocated: Bytes = 0  # Bytes of all allocations together

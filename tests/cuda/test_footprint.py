@@ -16,6 +16,7 @@ MIB = 2**20
 PATTERNS = '''
 import gc
 import os
+import threading
 
 import pytest
 
@@ -117,6 +118,23 @@ def test_cupy_wide_1(wide):
 
 def test_cupy_wide_2(wide):
     wide + 1
+
+
+def test_cupy_threads(cupy):
+    """Each of eight threads holds 4 MiB at the same time."""
+    cupy.get_default_memory_pool().free_all_blocks()
+    together = threading.Barrier(8, timeout=60)
+
+    def works():
+        held = cupy.empty(4 * MIB, "u1")
+        together.wait()
+        del held
+
+    threads = [threading.Thread(target=works) for _ in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
 
 
 def test_cupy_pinned(cupy):
@@ -360,6 +378,7 @@ FOUND: dict[str, dict[str, Any]] = {
     "cupy_fails": {"kept": 3 * MIB},  # by the traceback of its failure
     "cupy_wide_1": {"peak": 8 * MIB, "kept": 0},
     "cupy_wide_2": {"peak": 8 * MIB, "kept": 0},
+    "cupy_threads": {"peak": 32 * MIB, "kept": 0, "CuPy device": {"allocations": 8}},
     "cupy_pinned": {"kept": 0, "peak": 0},
     "cupy_keeps_pinned": {"kept": MIB, "CUDA pinned": {"kept": MIB}},
     "cupy_managed": {"kept": 0, "managed_peak": 2 * MIB, "peak": 0},
@@ -488,3 +507,100 @@ def test_without_cupti_the_rest_is_a_bound(free_gpu: int, tmp_path_factory: pyte
     if "cupy_pattern" in found:
         assert (found["cupy_pattern"]["peak"], found["cupy_pattern"]["kept"]) == (6 * MIB, 0)
     assert found["fixtures_measured"]["bound"] < 256 * MIB  # without the gigabytes that the harness takes
+
+
+def test_arrays_of_a_thread_that_ran_before_leave_the_peak_undecided(free_gpu: int, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        from concurrent.futures import ThreadPoolExecutor
+        import pytest
+
+        cupy = pytest.importorskip("cupy")
+        BEFORE = ThreadPoolExecutor(1)
+        BEFORE.submit(int).result()
+
+        @pytest.mark.gpumem(max_peak="32 MiB", max_kept="0 B")
+        def test_it():
+            cupy.get_default_memory_pool().free_all_blocks()
+            BEFORE.submit(lambda: cupy.empty(256 << 20, "u1").size).result()
+    """)
+    done = pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    done.assert_outcomes(passed=1)
+    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert (row["verdict"]["outcome"], row["footprint"]["kept"]) == ("UNDECIDED", 0)
+    assert row["footprint"]["peak_bound"] >= 256 * MIB
+
+
+def test_what_is_kept_on_purpose_is_no_leak(free_gpu: int, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        plans='import cupy\n\ndef plan():\n    return cupy.empty(4 << 20, "u1")\n',
+        test_it="""
+        import pytest
+
+        cupy = pytest.importorskip("cupy")
+        import plans
+
+        KEPT = {}
+
+        @pytest.mark.gpumem(warmups=1, max_kept="0 B", max_peak="1 MiB")
+        def test_plans_first():
+            if "first" not in KEPT:
+                KEPT["first"] = plans.plan()
+
+        @pytest.mark.gpumem(warmups=1, max_kept="0 B")
+        def test_plans_each_time():
+            KEPT["each", len(KEPT)] = plans.plan()
+
+        @pytest.mark.gpumem(allow_kept="plans.py:*", max_kept="0 B")
+        def test_allowed():
+            KEPT["allowed"] = plans.plan()
+
+        @pytest.mark.gpumem(allow_kept="plans.py:*", max_kept="0 B")
+        def test_leaks_besides():
+            KEPT["besides"] = plans.plan(), cupy.empty(1 << 20, "u1")
+        """,
+    )
+    pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    found = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert {row["nodeid"].partition("::test_")[2]: (row["verdict"]["outcome"], row["footprint"]["kept"]) for row in found} == {
+        "plans_first": ("PASS", 0),
+        "plans_each_time": ("FAIL", 4 * MIB),
+        "allowed": ("PASS", 0),
+        "leaks_besides": ("FAIL", MIB),
+    }
+
+
+def test_a_history_that_a_test_records_is_its_own(free_gpu: int, pytester: pytest.Pytester) -> None:
+    pytest.importorskip("torch")
+    pytester.makepyfile("""
+        import pytest
+
+        torch = pytest.importorskip("torch")
+        SIZE = 4 << 20
+
+        def seen():
+            entries = torch.cuda.memory._snapshot()["device_traces"][0]
+            return [one["size"] for one in entries if one["action"] == "alloc"]
+
+        def test_before(gpu_memory):
+            torch.empty(8 * SIZE, dtype=torch.uint8, device="cuda")
+
+        @pytest.mark.gpumem(max_kept="0 B")
+        def test_records(gpu_memory):
+            torch.cuda.memory._record_memory_history()
+            torch.empty(SIZE, dtype=torch.uint8, device="cuda")
+            with gpu_memory.watch("part") as used:
+                assert used.peak == 0
+            torch.empty(2 * SIZE, dtype=torch.uint8, device="cuda")
+            assert seen() == [SIZE, 2 * SIZE]
+            torch.cuda.memory._record_memory_history(None)
+
+        @pytest.mark.gpumem(max_peak="4 MiB", max_kept="0 B")
+        def test_after(gpu_memory):
+            torch.empty(SIZE, dtype=torch.uint8, device="cuda")
+    """)
+    done = pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    done.assert_outcomes(passed=3)
+    rows = {row["key"].partition("::test_")[2]: row for row in json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]}
+    assert any("history of the test's own" in why for why in rows["records"]["footprint"]["not_watched"])
+    assert (rows["after"]["footprint"]["not_watched"], rows["after"]["verdict"]["outcome"]) == ([], "PASS")
+    assert rows["after"]["footprint"]["peak"] == 4 * MIB

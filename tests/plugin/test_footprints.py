@@ -581,3 +581,93 @@ def test_memory_that_cannot_be_read_passes_no_limit_and_disturbs_no_test(pyteste
     assert not content.get("footprints")
     result, _ = results(pytester, gpumem, test, "--gpumem-strict")
     assert result.ret == 1
+
+
+PLANS = """
+import pytest
+from plans import plan
+
+@pytest.mark.gpumem(allow_kept="plans.py:*")
+def test_plans(gpu_memory, device_buffer):
+    with gpu_memory.watch("plan", max_kept="0 B"):
+        plan(device_buffer)
+
+@pytest.mark.gpumem(allow_kept="plans.py:*")
+def test_leaks_besides(gpu_memory, device_buffer):
+    with gpu_memory.watch("plan", max_kept="0 B"):
+        plan(device_buffer)
+        device_buffer("1 MiB")
+
+def test_without(gpu_memory, device_buffer):
+    with gpu_memory.watch("plan", max_kept="0 B"):
+        plan(device_buffer)
+"""
+
+
+def test_what_lines_keep_on_purpose_is_left_out(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(plans="def plan(device_buffer):\n    return device_buffer('4 MiB')\n")
+    result, found = results(pytester, gpumem, PLANS)
+    result.assert_outcomes(passed=1, failed=2)
+    outcomes = {
+        key.partition("::test_")[2]: (row["verdict"]["outcome"], row["footprint"]["kept"]) for key, row in found.items() if row["label"]
+    }
+    assert outcomes == {"plans[plan]": ("PASS", 0), "leaks_besides[plan]": ("FAIL", MIB), "without[plan]": ("FAIL", 4 * MIB)}
+    (use,) = found["test_it.py::test_plans[plan]"]["footprint"]["uses"]
+    assert (use["kept"], use["allowed"]) == (0, 4 * MIB)
+    result = gpumem("-o", "gpumem_allow_kept=plans.py:2", "-k", "test_without")
+    result.assert_outcomes(passed=1)
+    gpumem("-o", "gpumem_allow_kept=plans.py:1", "-k", "test_without").assert_outcomes(failed=1)  # another line
+
+
+WARMS_UP = """
+import pytest
+
+CALLS = []
+
+@pytest.fixture
+def buffer(device_buffer):
+    return device_buffer("1 MiB")
+
+@pytest.mark.gpumem(warmups=2, max_peak="1 MiB")
+def test_function(buffer, gpu_memory):
+    CALLS.append("function")
+    with gpu_memory.watch("part"):
+        pass
+
+class TestMethod:
+    @pytest.mark.gpumem(warmups=1, max_peak="1 MiB")
+    @pytest.mark.parametrize("number", [7])
+    def test_method(self, buffer, number):
+        CALLS.append(number)
+
+@pytest.mark.gpumem(warmups=3, max_peak="1 MiB")
+def test_fails(buffer):
+    CALLS.append("fails")
+    assert CALLS.count("fails") < 2
+
+def test_calls():
+    assert CALLS == 3 * ["function"] + 2 * [7] + 2 * ["fails"]
+"""
+
+
+def test_a_function_is_called_before_its_memory_counts(pytester: pytest.Pytester, gpumem: Run) -> None:
+    result, found = results(pytester, gpumem, WARMS_UP)
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(["E *assert 2 < 2"])
+    assert "warmed_up" not in result.stdout.str()
+    assert {key.partition("::")[2] for key in found} >= {"test_function", "test_function[part]", "TestMethod::test_method[7]"}
+    assert found["test_it.py::test_function"]["verdict"]["outcome"] == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("def test_it(gpu_benchmark): ...", "marker: warmups 2: a benchmark warms up by itself"),
+        ("async def test_it(gpu_memory): ...", "marker: warmups 2: only a plain function or method can be called again"),
+    ],
+)
+def test_what_cannot_be_called_again_is_refused(pytester: pytest.Pytester, gpumem: Run, code: str, why: str) -> None:
+    pytester.makepyfile(test_it=f"import pytest\n@pytest.mark.gpumem(warmups=2)\n{code}\n")
+    result = gpumem()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*{why}*"])

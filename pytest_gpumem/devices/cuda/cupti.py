@@ -161,6 +161,7 @@ class _Subscription:
         self._cupti = cupti
         self._functions: dict[str, int] = loaded._inspect_function_pointers()
         self._handle = ctypes.c_void_p()
+        # cupti-python 13.4.0 has `subscribe_v2`, and fixes its allow_multiple_subscribers at 0: it supports one subscriber.
         self._checked(_SUBSCRIBE(self._functions["__cuptiSubscribe"])(ctypes.addressof(self._handle), called, None))
         self._enable = _ENABLE(self._functions["__cuptiEnableCallback"])
 

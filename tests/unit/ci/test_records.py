@@ -121,13 +121,9 @@ def test_a_commit_that_only_this_clone_holds_is_no_evidence(tmp_path: Path, monk
     assert renew_tables.flaws({"taken_at": {"revision": left}}) == [f"{left[:12]} is not in this repository's history"]
 
 
-AWAITED = {("docs/seeds-experiments.md", "ci/records/nvidia-h100/l2_placements.json")}
-"""Tables of pages whose records await a run from a clean revision. They say so. No other may: the list only shrinks."""
-
-
 @pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")
 def test_pages_draw_no_record_with_failed_or_changed_tests_or_without_a_clean_revision() -> None:
-    found = set()
+    found = list[tuple[str, str]]()
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for block in renew_tables.BLOCK.finditer(path.read_text()):
             kind, name, which, nodeid = block[2], block[3], block[4], block[5] or ""
@@ -135,9 +131,8 @@ def test_pages_draw_no_record_with_failed_or_changed_tests_or_without_a_clean_re
                 continue
             drawn = renew_tables.texts(name) if kind == "texts" else renew_tables.record(name, which, nodeid, short=kind == "summary")
             lacks = [line for line in drawn.splitlines() if line.startswith("provisional: ")]
-            assert all(line in block[0] for line in lacks), f"python ci/renew_tables.py {path.relative_to(ROOT)}"
-            found |= {(path.relative_to(ROOT).as_posix(), name) for _ in lacks}
-    assert found == AWAITED
+            found += [(path.relative_to(ROOT).as_posix(), line) for line in lacks]
+    assert found == []
 
 
 def measured(latency: float, half_width: float | None) -> Any:

@@ -23,7 +23,10 @@ from pytest_gpumem.devices.memory_events import (
     thinned,
 )
 from pytest_gpumem.devices.protocol import DeviceError, NotCounted
-from pytest_gpumem.records.footprint import SizeCount
+from pytest_gpumem.judging.footprint import judge_footprint
+from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.footprint import MemoryPlace, SizeCount
+from pytest_gpumem.records.measurement import Limits
 
 MIB = 2**20
 
@@ -143,8 +146,11 @@ class Driver(Source):
         self.log = log
         return None
 
-    def emit(self, address: int, nbytes: int) -> None:
-        self.log.emit(AllocationEvent(time.perf_counter(), ("CUDA", "pinned"), "driver", address, nbytes))
+    log: MemoryLog | None = None
+
+    def emit(self, address: int, nbytes: int, kind: MemoryPlace = "pinned") -> None:
+        if self.log is not None:
+            self.log.emit(AllocationEvent(time.perf_counter(), ("CUDA", kind), "driver", address, nbytes))
 
 
 class Library(Source):
@@ -270,6 +276,18 @@ def test_a_wider_fixture_is_no_tests_whatever_is_freed_beside_it(library: Librar
     assert watch.read().kept == MIB
 
 
+def test_a_look_inside_of_what_is_no_tests_leaves_it_so(library: Library, footprints: SourceFootprints) -> None:
+    watch = footprints.watch()
+    with footprints.ours():
+        library.take(1, 4 * MIB)
+        part = footprints.watch()
+        part.read()
+        part.close()
+        library.take(2, 2 * MIB)
+    library.take(3, MIB)
+    assert (watch.read().peak, watch.read().kept) == (MIB, MIB)
+
+
 def test_a_pause_costs_nothing_and_what_is_taken_in_it_belongs_to_nobody(library: Library, footprints: SourceFootprints) -> None:
     watch = footprints.watch()
     library.take(1, MIB)
@@ -330,6 +348,79 @@ def test_a_library_without_single_allocations_has_its_own_high_water_mark(librar
     found = later.read()
     assert (found.peak, found.peak_bound, found.kept) == (MIB, 6 * MIB, MIB)
     assert any("below an earlier one" in why for why in found.not_watched)
+
+
+class Pool(Library):
+    """A library whose pool is made of segments of the driver. What a thread without the hook does is not reported."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__()
+        self.driver, self.segments = driver, 0
+
+    def figures(self) -> Mapping[Series, Figures]:
+        used = sum(self.used.values())
+        return {(self.name, "device"): Figures(used, self.segments - used, self.segments)}
+
+    def grow(self, address: int, nbytes: int, *, hooked: bool) -> None:
+        self.segments += nbytes
+        self.driver.emit(address, nbytes, "device")
+        if hooked and self.log is not None:
+            self.log.emit(AllocationEvent(time.perf_counter(), (self.name, "device"), "segment", address, nbytes))
+
+    def shrink(self, address: int, nbytes: int) -> None:
+        self.segments -= nbytes
+        self.driver.emit(address, 0, "device")
+
+
+@pytest.mark.parametrize("watches_driver", [True, False])
+def test_a_pool_that_grows_for_a_thread_without_the_hook_leaves_the_peak_unknown(*, watches_driver: bool) -> None:
+    pool = Pool(driver := Driver())
+    footprints = SourceFootprints(driver if watches_driver else None, (pool,), lambda: None)
+    footprints.start(driver=watches_driver)
+    pool.grow(1, 8 * MIB, hooked=True)
+    watch = footprints.watch()
+    pool.grow(2, 4 * MIB, hooked=True)
+    pool.take(2, 4 * MIB)
+    assert (watch.read().peak, watch.read().peak_bound, watch.read().not_watched) == (4 * MIB, None, ())
+    pool.grow(3, 256 * MIB, hooked=False)
+    found = watch.read()
+    assert (found.peak, found.peak_bound, found.kept) == (4 * MIB, (8 + 4 + 256) * MIB, 4 * MIB)
+    assert [why for why in found.not_watched if why.startswith("CuPy: arrays of a thread")]
+    limits = Limits(max_peak="32 MiB")
+    assert [one.outcome for one in judge_footprint(found, limits, (), ("max_peak",))] == [Outcome.UNDECIDED]
+    watch.close()
+    later = footprints.watch()
+    assert (later.read().peak_bound, later.read().not_watched) == (None, ())
+
+
+def test_segments_that_a_pool_gives_back_hide_none_that_nobody_reported() -> None:
+    pool = Pool(driver := Driver())
+    footprints = SourceFootprints(driver, (pool,), lambda: None)
+    footprints.start(driver=True)
+    watch = footprints.watch()
+    pool.grow(1, 64 * MIB, hooked=True)
+    footprints.look()
+    assert watch.read().peak_bound is None
+    pool.shrink(1, 64 * MIB)
+    pool.grow(2, 64 * MIB, hooked=False)
+    assert watch.read().peak_bound == 64 * MIB
+
+
+def test_events_that_come_while_the_log_is_settled_are_booked_next() -> None:
+    """Other threads report meanwhile."""
+    log = MemoryLog()
+
+    class Late(AllocationEvent):
+        @property
+        def library(self) -> str:  # asked for while the others are booked
+            log.emit(event(3, "CuPy", "use", 2, MIB))
+            return "CuPy"
+
+    log.emit(Late(1.0, ("CuPy", "device"), "segment", 1, MIB))
+    log.settle()
+    assert log.since()[1] == {}
+    log.settle()
+    assert account(*log.since(), 0).peak == MIB
 
 
 def test_memory_that_only_a_count_shows_had_a_peak_when_it_was_read(library: Library) -> None:

@@ -81,7 +81,7 @@ def test_rare_options_are_ini_keys_alone() -> None:
     assert rare == {
         *("pinned_share", "baseline_window", "placements", "precision", "sampler", "fail_if_faster", "max_reserved", "max_allocations"),
         *("max_host_time", "max_migrated", "max_registers", "max_spill", "max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
-        *("allow_waits", "strict_waits"),
+        *("allow_waits", "strict_waits", "allow_kept"),
     }
     assert settled({"gpumem_placements": 3}).placements == 8
     with pytest.raises(SettingsError, match="GPUMEM_PLACEMENTS is set in the environment, but there is no such setting"):
@@ -222,7 +222,7 @@ def test_the_marker_is_strict() -> None:
         *("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_registers", "max_spill", "same_kernels"),
         *("max_dram_bytes", "max_sectors_per_request", "min_l2_hit_rate"),
         *("mode", "sampler", "placements", "precision", "budget", "timeout"),
-        *("gpus", "oversubscribe", "varying_arguments", "existing", "adopt", "allow_waits", "strict_waits"),
+        *("gpus", "oversubscribe", "varying_arguments", "warmups", "existing", "adopt", "allow_waits", "strict_waits", "allow_kept"),
     }
 
 
@@ -248,6 +248,17 @@ def test_arguments_that_vary_are_told_by_their_numbers() -> None:
     for wrong in (0, True, "3", (), (3, -1), 1.5):
         with pytest.raises(SettingsError, match=r"marker: varying_arguments: .* names no argument; accepted is the number of an argument"):
             of_marker({"varying_arguments": wrong}, "varying_arguments")
+
+
+def test_kept_memory_is_allowed_by_lines_and_warm_ups_are_counted() -> None:
+    assert settled(ini={"gpumem_allow_kept": "plans.py:*\nconftest.py:7"}).allow_kept == ("plans.py:*", "conftest.py:7")
+    assert of_test(Settings(), {"allow_kept": "plans.py:*"}).allow_kept == ("plans.py:*",)
+    with pytest.raises(SettingsError, match=r"marker: allow_kept: 'plans\.py' names no line; accepted is a line such as"):
+        of_test(Settings(), {"allow_kept": "plans.py"})
+    assert of_marker({"warmups": 2}, "warmups") == 2
+    for wrong in (0, True, "two", 1.5):
+        with pytest.raises(SettingsError, match=r"marker: warmups: .* accepted is a whole number from 1 on"):
+            of_marker({"warmups": wrong}, "warmups")
 
 
 def test_more_managed_memory_than_is_free_is_asked_for_by_the_test() -> None:

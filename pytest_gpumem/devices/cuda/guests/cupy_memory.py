@@ -1,14 +1,18 @@
 """CuPy's memory pool: its hook reports each array and each segment, its counts the rest.
 
-Source: cupy.cuda.MemoryHook. CuPy keeps its hooks for each thread: other threads than the one that watches show in the counts alone.
+Source: cupy.cuda.MemoryHook. CuPy keeps its hooks for each thread, so that each thread that begins enters the hook. Threads that ran
+before, and those that Python does not begin, show in the counts alone.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 import cupy
@@ -26,20 +30,49 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
 
     name = "gpumem"
 
-    def __init__(self, index: int, log: MemoryLog, stacks: bool) -> None:
-        self._index, self._emit, self._stacks = index, log.emit, stacks
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self.emit: Callable[[AllocationEvent], None] | None = None
+        """Takes each event; None: nothing is reported. A thread keeps the hook until it ends."""
+        self.stacks = False
+        self._profiles: Callable[..., object] | None = None  # what profiled threads before
 
     def alloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int, **_: Any) -> None:
-        if device_id == self._index and mem_ptr:
-            self._emit(AllocationEvent(perf_counter(), _SERIES, "segment", mem_ptr, mem_size))
+        if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
+            emit(AllocationEvent(perf_counter(), _SERIES, "segment", mem_ptr, mem_size))
 
     def malloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int, **_: Any) -> None:
-        if device_id == self._index and mem_ptr:
-            self._emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, mem_size, python_stack() if self._stacks else ()))
+        if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
+            emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, mem_size, python_stack() if self.stacks else ()))
 
-    def free_postprocess(self, device_id: int, mem_ptr: int, **_: Any) -> None:
-        if device_id == self._index and mem_ptr:
-            self._emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, 0))
+    def free_preprocess(self, device_id: int, mem_ptr: int, **_: Any) -> None:
+        """Before it is freed: afterwards another thread may have the address already."""
+        if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
+            emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, 0))
+
+    def enter(self) -> None:
+        """Report this thread, and each that begins from now on."""
+        with suppress(KeyError):  # it has the hook
+            self.__enter__()
+        if threading.getprofile() != self._begun:
+            self._profiles = threading.getprofile()
+            threading.setprofile(self._begun)
+
+    def leave(self) -> None:
+        """Report no thread that begins from now on, nor this one."""
+        with suppress(KeyError):  # entered in another thread
+            self.__exit__()
+        if threading.getprofile() == self._begun:
+            threading.setprofile(self._profiles)
+
+    def _begun(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Take the first event of a thread in place of a profiler, which gets this one and all that follow."""
+        profiles = self._profiles
+        sys.setprofile(profiles)
+        with suppress(KeyError):
+            self.__enter__()
+        if profiles is not None:
+            profiles(frame, event, argument)
 
 
 class CupyMemory(Source):
@@ -50,14 +83,14 @@ class CupyMemory(Source):
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self._hook: _Hook | None = None
+        self._hook = _Hook(index)
 
     def ready(self) -> bool:
         return True
 
     def start(self, log: MemoryLog, stacks: bool) -> str | None:
-        self._hook = _Hook(self._index, log, stacks)
-        self._hook.__enter__()
+        self._hook.emit, self._hook.stacks = log.emit, stacks
+        self._hook.enter()
         return None
 
     def _pools(self) -> list[Any]:
@@ -93,7 +126,5 @@ class CupyMemory(Source):
                 yield int(one.data.mem.ptr), one
 
     def stop(self) -> None:
-        hook, self._hook = self._hook, None
-        if hook is not None:
-            with suppress(KeyError):  # started in another thread, which has hooks of its own
-                hook.__exit__()
+        self._hook.emit = None
+        self._hook.leave()

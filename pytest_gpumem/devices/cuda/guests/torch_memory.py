@@ -8,8 +8,9 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import wraps
 from typing import Any
 
 from pytest_gpumem.devices.footprints import Source
@@ -19,6 +20,9 @@ from pytest_gpumem.devices.protocol import NotCounted
 NAME = "PyTorch"
 _SERIES: Series = (NAME, "device")
 MOST_ENTRIES = 1_000_000  # allocations, frees and segments between two looks at the history; of more the oldest are lost
+_RECORDERS = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
+"""Functions of `torch._C` that begin and end a history, whoever calls them."""
+_OWN = "a history of the test's own: the peak is that of its statistics"
 _ACTIONS: Mapping[str, tuple[Layer, bool]] = {"alloc": ("use", True), "free_requested": ("use", False), "segment_alloc": ("segment", True)}
 """Entries that count, and whether they allocate. The driver reports freed segments."""
 
@@ -34,6 +38,8 @@ class TorchMemory(Source):
         self._log: MemoryLog | None = None
         self._stacks = False
         self._records = False  # the history is recorded, and it is ours
+        self._yielded = False  # it would be, but for the test's own
+        self._wrapped: dict[str, Any] = {}  # by name: functions of `_RECORDERS`, while the history is ours
         self._seen = -1  # allocations and frees that PyTorch had counted at the last look
         self._held = 0
         """Bytes that CUDA graphs hold in pools of their own and no tensor uses, as of the last `settle`."""
@@ -65,14 +71,39 @@ class TorchMemory(Source):
     def _record(self) -> str | None:
         torch = self._torch
         if getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)():
-            return "its history is recorded by the test already: the peak is that of its statistics"
+            self._yielded = True
+            return _OWN
         try:
             context = "alloc" if self._stacks else None
             torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=MOST_ENTRIES)
         except (AttributeError, TypeError, RuntimeError) as error:
             return f"its history cannot be recorded ({error}): the peak is that of its statistics"
-        self._records, self._seen = True, self._count()
+        if self._yielded:  # watches that are open have not seen all
+            self.gaps = (*self.gaps, _OWN)
+        self._records, self._yielded, self._seen = True, False, self._count()
+        for name in _RECORDERS:
+            if (recorder := getattr(torch._C, name, None)) is not None:
+                self._wrapped[name] = recorder
+                setattr(torch._C, name, self._yielding(recorder))
         return None
+
+    def _yielding(self, recorder: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that begins or ends a history, for a test: ours ends before."""
+
+        @wraps(recorder)
+        def recorded(*arguments: Any, **keywords: Any) -> Any:
+            if self._records:
+                with suppress(NotCounted):  # what was lost is not read
+                    self.drain()
+                self._end()
+                self._yield()
+            return recorder(*arguments, **keywords)
+
+        return recorded
+
+    def _yield(self) -> None:
+        self._records, self._yielded = False, True
+        self.gaps = (*self.gaps, _OWN)
 
     def _statistics(self) -> Mapping[str, Any]:
         """PyTorch's nested statistics; empty before it uses the device."""
@@ -87,12 +118,11 @@ class TorchMemory(Source):
         return int(counts.get("allocated", 0)) + int(counts.get("freed", 0))
 
     def drain(self) -> None:
+        if self._yielded and self._log is not None:
+            self._record()
         if not self._records or self._log is None or (count := self._count()) == self._seen:
             return
         torch, self._seen = self._torch, count
-        if not torch._C._cuda_isHistoryEnabled():
-            self._records = False  # the test has ended it
-            return
         now, wall = time.perf_counter(), time.time()
         entries = torch.cuda.memory._snapshot()["device_traces"][self._index]
         for event in events(entries, now - wall):
@@ -104,7 +134,10 @@ class TorchMemory(Source):
             raise NotCounted(f"PyTorch's history has room for {MOST_ENTRIES:,} entries, and older ones are lost")
 
     def _end(self) -> None:
-        self._torch.cuda.memory._record_memory_history(None)
+        torch = self._torch
+        while self._wrapped:
+            setattr(torch._C, *self._wrapped.popitem())
+        torch.cuda.memory._record_memory_history(None)
         self._records = False
 
     def figures(self) -> Mapping[Series, Figures]:
@@ -116,7 +149,8 @@ class TorchMemory(Source):
         reserved = int(statistics["reserved_bytes"]["all"]["current"])
         unused = reserved - int(statistics["allocated_bytes"]["all"]["current"])
         current, unused = int(used["current"]) + self._held, unused - self._held
-        return {_SERIES: Figures(current, unused, reserved, int(used["peak"]), single=self._records)}
+        made = int(statistics["allocation"]["all"]["allocated"])
+        return {_SERIES: Figures(current, unused, reserved, int(used["peak"]), single=self._records, allocations=made)}
 
     def settle(self, kept: Sequence[AllocationEvent]) -> bool:
         """Give back workspaces of cuBLAS and page-locked memory that are kept for reuse, and find what CUDA graphs hold."""

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from pytest_gpumem.devices.cuda.guests import torch_memory
 from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory, events
+from pytest_gpumem.devices.footprints import SourceFootprints
 from pytest_gpumem.devices.memory_events import Figures, MemoryLog, account
+from pytest_gpumem.devices.protocol import NotCounted
 
 HISTORY = [
     {"action": "segment_alloc", "addr": 0xA000, "size": 2 << 20, "time_us": 1_000_000, "frames": []},
@@ -38,9 +41,14 @@ class Torch(ModuleType):
         self.recorded: list[Any] = []
         self.private = 0
         self.allocated = self.freed = 0
-        memory = SimpleNamespace(_record_memory_history=self.record, _snapshot=lambda: {"device_traces": [HISTORY]})
+        self.peak = 400
+        self.entries = HISTORY
         self.enabled = False
-        self._C = SimpleNamespace(_cuda_isHistoryEnabled=lambda: self.enabled)
+        self._C = SimpleNamespace(_cuda_isHistoryEnabled=lambda: self.enabled, _cuda_record_memory_history=self.record)
+        memory = SimpleNamespace(
+            _record_memory_history=lambda enabled, **_: self._C._cuda_record_memory_history(enabled),
+            _snapshot=lambda: {"device_traces": [self.entries]},
+        )
         self.cuda = SimpleNamespace(
             is_available=lambda: True,
             is_initialized=lambda: True,
@@ -53,14 +61,14 @@ class Torch(ModuleType):
             empty_cache=lambda: None,
         )
 
-    def record(self, enabled: str | None, **_: Any) -> None:
+    def record(self, enabled: str | None) -> None:
         self.enabled = enabled is not None
         self.recorded.append(enabled)
 
     def statistics(self, device: int) -> Any:
         each = {
             "allocation": {"allocated": self.allocated, "freed": self.freed},
-            "requested_bytes": {"current": 100, "peak": 400},
+            "requested_bytes": {"current": 100, "peak": self.peak},
             "allocated_bytes": {"current": 512},
             "reserved_bytes": {"current": 2048},
         }
@@ -95,15 +103,62 @@ def test_a_history_that_the_test_records_is_left_alone(torch: Torch) -> None:
     source = TorchMemory(0)
     why = source.start(MemoryLog(), stacks=False)
     assert why is not None
-    assert "recorded by the test" in why
+    assert "of the test's own" in why
     source.stop()
     assert (torch.recorded, torch.enabled) == ([], True)
+
+
+def test_a_history_that_the_test_begins_meanwhile_is_its_own(torch: Torch) -> None:
+    source = TorchMemory(0)
+    recorder = torch._C._cuda_record_memory_history
+    footprints = SourceFootprints(None, (source,), lambda: None)
+    footprints.start(driver=False)
+    watch = footprints.watch()
+    torch.cuda.memory._record_memory_history("state")  # with other arguments than ours, which are not to be told
+    torch.allocated = torch.freed = 2
+    torch.peak = 700
+    found = watch.read()
+    assert torch.recorded == ["all", None, "state"]
+    assert (found.peak, found.allocations) == (600, 2)
+    assert [why for why in found.not_watched if why.startswith("PyTorch: a history of the test's own")]
+    torch.cuda.memory._record_memory_history(None)
+    assert torch.recorded == ["all", None, "state", None]
+    torch.allocated = torch.freed = 5
+    assert (watch.read().peak, watch.read().allocations) == (600, 5)
+    assert torch.recorded == ["all", None, "state", None, "all"]
+    later = footprints.watch()
+    assert later.read().not_watched == ()
+    torch.allocated += 1
+    assert (later.read().allocations, later.read().not_watched) == (1, ())
+    footprints.stop()
+    assert (torch.enabled, torch._C._cuda_record_memory_history) == (False, recorder)
+
+
+def test_a_history_that_the_test_ends_leaves_the_peak_unknown(torch: Torch) -> None:
+    footprints = SourceFootprints(None, (TorchMemory(0),), lambda: None)
+    footprints.start(driver=False)
+    watch = footprints.watch()
+    torch.cuda.memory._record_memory_history(None)
+    torch.allocated = torch.freed = 1
+    found = watch.read()
+    assert (found.peak, found.peak_bound) == (0, 300)  # an earlier test has had more in use
+
+
+def test_a_history_that_has_lost_its_oldest_entries_is_not_read(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_memory, "MOST_ENTRIES", len(HISTORY))
+    source, log = TorchMemory(0), MemoryLog()
+    source.start(log, stacks=False)
+    torch.allocated = torch.freed = 1
+    with pytest.raises(NotCounted, match="older ones are lost"):
+        source.drain()
+    torch.allocated, torch.entries = 2, HISTORY[:2]
+    source.drain()  # it begins anew
 
 
 def test_what_graphs_hold_is_in_use(torch: Torch) -> None:
     source = TorchMemory(0)
     source.start(MemoryLog(), stacks=False)
-    assert source.figures() == {("PyTorch", "device"): Figures(100, 1536, 2048, 400)}
+    assert source.figures() == {("PyTorch", "device"): Figures(100, 1536, 2048, 400, allocations=0)}
     torch.private = 2
     source.settle(())
     assert source.figures()["PyTorch", "device"][:2] == (130, 1506)

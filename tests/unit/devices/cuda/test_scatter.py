@@ -212,6 +212,29 @@ def test_what_pytorch_keeps_unused_gives_way_and_is_scrubbed(memory: CudaMemory,
     assert slept == [pytest.approx(60 * GiB / allocations.SCRUB_RATE)]
 
 
+@pytest.mark.parametrize("times", [1 / 8, 100])
+def test_memory_is_scrubbed_at_a_share_of_its_bandwidth_at_most(
+    driver: Driver, h100: DeviceFacts, monkeypatch: pytest.MonkeyPatch, times: float
+) -> None:
+    slept = list[float]()
+    monkeypatch.setattr(allocations, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append))
+    memory = CudaMemory(0, replace(h100, dram_peak=times * h100.dram_peak))
+    memory.free(memory.allocate(GiB, MemoryKind.DEVICE))
+    memory.settle()
+    assert slept == [pytest.approx(GiB / min(allocations.SCRUB_RATE, allocations.SCRUB_SHARE * times * h100.dram_peak))]
+
+
+@pytest.mark.parametrize("page", [4096, 65536])
+def test_registered_memory_has_pages_of_its_own(memory: CudaMemory, driver: Driver, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
+    """Hosts differ in their pages, and two registrations must not share one."""
+    monkeypatch.setattr(allocations, "_PAGE", page)
+    registered: list[tuple[int, int]] = []
+    monkeypatch.setattr(driver, "hostRegister", lambda at, nbytes, flags: registered.append((at % page, nbytes % page)), raising=False)
+    monkeypatch.setattr(driver, "pointerGetAttributes", lambda at: SimpleNamespace(devicePointer=at), raising=False)
+    held = [memory.allocate(100, MemoryKind.REGISTERED) for _ in range(3)]
+    assert registered == [(0, 0)] * len(held)
+
+
 def test_a_large_region_is_given_back_at_once(memory: CudaMemory, driver: Driver) -> None:
     for part in memory.scatter([8 * GiB] * 4, seed=1):
         memory.free(part)

@@ -1,0 +1,107 @@
+"""CuPy's hook in each thread of a process. Without a GPU nothing allocates: the hook is called as a pool does."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cupy")
+
+from cupy.cuda.memory_hook import get_memory_hooks
+
+from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
+from pytest_gpumem.devices.memory_events import MemoryLog, account
+
+MIB = 2**20
+
+
+def allocates(address: int) -> None:
+    """As a pool does in the thread that calls."""
+    for hook in get_memory_hooks().values():
+        hook.malloc_postprocess(device_id=0, size=MIB, mem_size=MIB, mem_ptr=address, pmem_id=1)
+
+
+def frees(address: int) -> None:
+    for hook in get_memory_hooks().values():
+        hook.free_preprocess(device_id=0, mem_size=MIB, mem_ptr=address, pmem_id=1)
+        hook.free_postprocess(device_id=0, mem_size=MIB, mem_ptr=address, pmem_id=1)
+
+
+def in_a_thread(work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def source() -> Iterator[CupyMemory]:
+    made = CupyMemory(0)
+    yield made
+    made.stop()
+
+
+def test_each_thread_that_begins_is_reported(source: CupyMemory) -> None:
+    source.start(log := MemoryLog(), stacks=False)
+    allocates(1)
+    for address in range(2, 10):
+        in_a_thread(lambda address=address: allocates(address))  # type: ignore[misc]
+    in_a_thread(lambda: frees(2))
+    log.settle()
+    found = account(*log.since(), 0)
+    assert (found.peak, found.uses["CuPy", "device"].kept) == (9 * MIB, 8 * MIB)
+
+
+def test_a_thread_that_lives_longer_than_a_watch_is_reported_to_the_next(source: CupyMemory) -> None:
+    source.start(log := MemoryLog(), stacks=False)
+    steps = threading.Barrier(2, timeout=30)
+
+    def lives() -> None:
+        steps.wait()
+        steps.wait()
+        allocates(1)
+        steps.wait()
+        steps.wait()
+        allocates(2)
+
+    thread = threading.Thread(target=lives)
+    thread.start()
+    steps.wait()
+    source.stop()
+    steps.wait()
+    steps.wait()
+    source.start(log, stacks=False)
+    steps.wait()
+    thread.join()
+    log.settle()
+    assert account(*log.since(), 0).uses["CuPy", "device"].allocations == 1
+    source.stop()
+    in_a_thread(lambda: allocates(3))
+    log.settle()
+    assert account(*log.since(), 0).uses["CuPy", "device"].allocations == 1
+
+
+def test_a_profiler_of_threads_goes_on(source: CupyMemory) -> None:
+    seen: list[str] = []
+
+    def profiles(frame: Any, event: str, argument: Any) -> None:
+        seen.append(frame.f_code.co_name)
+
+    def work() -> None:
+        seen.append(str(sys.getprofile() is profiles))
+
+    threading.setprofile(profiles)
+    try:
+        source.start(MemoryLog(), stacks=False)
+        in_a_thread(work)
+        source.stop()
+        assert threading.getprofile() is profiles
+    finally:
+        threading.setprofile(None)
+    assert {"work", "True"} <= set(seen)
+    source.start(MemoryLog(), stacks=False)
+    in_a_thread(lambda: seen.append(str(sys.getprofile())))
+    assert seen[-1] == "None"
