@@ -116,6 +116,7 @@ ACCEPTED: Final = "accepted"
 NOT_RUN: Final = "not run"
 UNJUDGED: Final = "undecided"
 NOT_REACHED: Final = "not reached"  # `Omission.reason` of what the session did not come to, because it ended before
+ITS_TEST_FAILED: Final = "its test failed"  # `Omission.reason` of what a test did not measure, because it failed or crashed before
 DID_NOT_RUN: Final = "did not run: "
 """Begins the error of a test that an earlier one kept from running, and the reason in `Omission.reason`; which one and how follows."""
 
@@ -141,6 +142,11 @@ class Omission(Record, frozen=True):
     def accounted(self) -> bool:
         """True if it leaves the exit code of a strict session as it is."""
         return self.status in (ALLOWED, ACCEPTED) or self.by_words or self.base_too
+
+    @property
+    def may_be_meant(self) -> bool:
+        """True if it is lost, and no failure or crash is the reason."""
+        return self.status == LOST and self.reason not in (NOT_REACHED, ITS_TEST_FAILED) and DID_NOT_RUN not in self.reason
 
     @property
     def key(self) -> str:

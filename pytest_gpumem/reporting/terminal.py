@@ -91,7 +91,7 @@ def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str
         lines += [f"{name}: {one.key}{'' if one.what in (ROW, TEST) else f', {one.what}'}: {one.reason}" for one in those[:MOST]]
         if len(those) > MOST:
             lines.append(f"{name}: {len(those) - MOST} further {'measurements' if status != UNJUDGED else 'limits'}")
-    if any(one.status == LOST for one in missing):
+    if any(one.may_be_meant for one in missing):
         lines.append(remedy)
     not_run: dict[str, list[str]] = {"measurement": [], "test": [], "limit": []}
     for one in missing:

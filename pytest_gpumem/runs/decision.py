@@ -28,9 +28,6 @@ from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import (
     ACCEPTED,
-    DID_NOT_RUN,
-    LOST,
-    NOT_REACHED,
     NOT_RUN,
     ROW,
     TEST,
@@ -235,9 +232,7 @@ def if_meant(decision: Decision) -> list[str]:
     if decision.code != Exit.FAILED:
         return []
     rows = worst_first(row for row in decision.rows if row.test_error is not True and any(changes_of(row)))
-    # What a crash kept from running nobody means.
-    lost = [one for one in decision.missing if one.status == LOST and one.reason != NOT_REACHED and DID_NOT_RUN not in one.reason]
-    named = list(dict.fromkeys([*(row.nodeid for row in rows), *(one.nodeid for one in lost)]))
+    named = list(dict.fromkeys([*(row.nodeid for row in rows), *(one.nodeid for one in decision.missing if one.may_be_meant)]))
     if not named:
         return []
     which = f" (the worst {SHOWN} of {len(named)} tests)" if len(named) > SHOWN else ""

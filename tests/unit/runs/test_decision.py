@@ -17,7 +17,7 @@ from pytest_gpumem.judging.paired import Paired
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import NOT_REACHED, LimitResult, Omission, Row
+from pytest_gpumem.records.row import ITS_TEST_FAILED, NOT_REACHED, LimitResult, Omission, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 from pytest_gpumem.runs.decision import (
     EFFECTS,
@@ -462,8 +462,9 @@ def test_a_red_gate_names_the_command_that_accepts_it() -> None:
         "if it is meant, commit the file that this writes (the worst 3 of 4 tests): "
         "gpumem accept t.py::a 't.py::b [c]' t.py::d --reason '...'"
     ]
-    crashed = with_missing(red, [Omission("t.py::d", "", "lost", NOT_REACHED)])
+    crashed = with_missing(red, [Omission("t.py::d", "", "lost", why) for why in (NOT_REACHED, ITS_TEST_FAILED)])
     assert if_meant(crashed) == if_meant(red)
+    assert not any("gpumem accept" in line for line in crashed.remarks)
     for one in (replace(slower(), test_error=True), row(Outcome.FAIL)):
         assert if_meant(decide(1, 1, [one], H100, {}, None, strict=False)) == []
     assert if_meant(decided(row())) == []
