@@ -50,10 +50,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(option.key, text, type=kind, default=None)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
-    """Name the setting that a word takes for an option; give an option that may stand alone its own value where a path follows, which
-    argparse takes for the value.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> Generator[None, object, object]:
+    """Name the setting that a word takes for an option, and the option that a misspelt word means; give an option that may stand alone its
+    own value where a path follows, which argparse takes for the value.
     """
     settings = {f"--{option.key}".replace("_", "-"): option for option in OPTIONS if option.ini_only}
     for word in takewhile(lambda word: word != "--", args):
@@ -73,6 +73,16 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
         if Path(following.partition("::")[0]).exists():
             args[at] = f"{word}={flags[word].bare}"
             early_config.known_args_namespace = parser.parse_known_args(args, namespace=copy(early_config.option))
+    loaded = yield
+    if any(word.startswith("--gpumem") for word in args):
+        from pytest_gpumem.printable import printable
+        from pytest_gpumem.units import did_you_mean
+
+        for word in parser.parse_known_and_unknown_args(args, namespace=copy(early_config.option))[1]:
+            name = word.partition("=")[0]
+            if name.startswith("--gpumem") and (hint := did_you_mean(name, (option.flag for option in OPTIONS if not option.ini_only))):
+                raise pytest.UsageError(printable(f"gpumem: there is no option {name}{hint}"))
+    return loaded
 
 
 @pytest.hookimpl(wrapper=True)  # before other plugins read their options

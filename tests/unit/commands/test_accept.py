@@ -218,9 +218,10 @@ def test_mistakes_write_nothing(accept: Accept, results: Write, tmp_path: Path, 
 
 def test_no_gate_was_run(accept: Accept) -> None:
     result = accept(TRIAD, "--reason", "why")
+    instead = "run gpumem gate, or give --results, or --scope and --size"
     assert (result.exit_code, result.stderr) == (
         4,
-        "gpumem: there is no gpumem-results/results.json, which says what changed; run gpumem gate, or give --results, or --scope and --size\n",
+        f"gpumem: there is no gpumem-results/results.json, which says what changed; {instead}\n",
     )
 
 
