@@ -126,6 +126,8 @@ def session_fields(trees: dict[str, ast.Module]) -> tuple[set[str], set[str]]:
     )
     targets = defaultdict[str, set[str]](set)
     for name, tree in trees.items():
+        if name.rpartition(".")[0] != home.rpartition(".")[0]:
+            continue  # what other rooms call a session is another one
         for node in ast.walk(tree):
             if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
                 for target in flat(node.targets if isinstance(node, ast.Assign) else [node.target]):
