@@ -129,15 +129,14 @@ def gate(
         changes = list(loosened(screened.selection, selection)) if screened.selection is not None else []
         gated = GateRun(output, base, of_base, selection, measuring, rounds_max, added, changes, screen_only=screen_only, strict=strict)
         decision = gated.decision(screened)
-    not_counted = [
-        f"{ACCEPTED / one.file_name} does not count: the gate has no --accept-from-change" for one in accepted if not accept_from_change
+    of_files = [
+        f"{ACCEPTED / one.file_name} does not count: the gate has no --accept-from-change" for one in accepted if one not in added.files
     ]
-    idle = [
+    of_files += [
         f"{ACCEPTED / one.file_name} accepts what does not fail here; the next saved run begins a new baseline all the same"
         for one in without_effect(decision, changes, added)
     ]
-    *remarks, result = decision.remarks
-    lines = (*not_counted, *idle, *loosened_lines(changes, added), *remarks, result)
+    lines = (*of_files, *loosened_lines(changes, added), *decision.remarks)
     decision = replace(decision, remarks=lines)
     meant = if_meant(decision)
     if screened.document is not None:
