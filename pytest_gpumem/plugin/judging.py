@@ -24,7 +24,7 @@ from pytest_gpumem.plugin.footprints import WATCHED, with_footprints
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.replay import Replay, attach_timer
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, Attempts, broken_limits, failure_texts, short_texts
-from pytest_gpumem.plugin.running import ENDS, Feature
+from pytest_gpumem.plugin.running import ENDS, Feature, fail
 from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession, GpuTest
 from pytest_gpumem.plugin.tracing import memory_texts, with_lines
 from pytest_gpumem.printable import printable
@@ -263,8 +263,7 @@ class VerdictFeature(Feature):
         ours = uses(item, TEST_FIXTURE) or test is not None
         error = call.excinfo.value if call.excinfo is not None else None
         if ours and report.skipped and not hasattr(report, "wasxfail") and self._session.settings.strict:
-            report.outcome = "failed"
-            report.longrepr = f"gpumem: --gpumem-strict fails a skip: {error if error is not None else ''}"
+            fail(report, f"gpumem: --gpumem-strict fails a skip: {error if error is not None else ''}")
         if report.when == "call" and test is not None and not test.judged:
             # The report of a subtest: the body goes on.
             test.subtest_failed = test.subtest_failed or report.failed
@@ -285,10 +284,10 @@ class VerdictFeature(Feature):
     def _end(self, item: pytest.Item, report: pytest.TestReport) -> None:
         """Complete the report that ends a test: it fails by what another process saw of it, and by the rows of its attempts."""
         if not report.failed and (why := self._session.failure_elsewhere(item.nodeid)) is not None:
-            _fail(report, why)
+            fail(report, why)
         item.stash[ROWS], failing = item.stash.setdefault(ATTEMPTS, Attempts()).judged(item.stash.setdefault(ROWS, []))
         if failing and not report.failed:
-            _fail(report, "\n\n".join(failure_texts(failing, self._session.facts)))
+            fail(report, "\n\n".join(failure_texts(failing, self._session.facts)))
             setattr(report, BY_LIMITS_ATTRIBUTE, True)
 
     def _give(self, rows: list[Row], report: pytest.TestReport) -> None:
@@ -297,11 +296,6 @@ class VerdictFeature(Feature):
             setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
         else:
             self._session.rows.add(report.nodeid, rows)
-
-
-def _fail(report: pytest.TestReport, why: str) -> None:
-    report.outcome, report.longrepr = "failed", why
-    vars(report).pop("wasxfail", None)
 
 
 def _caught(item: pytest.Item) -> WrongResult | None:
