@@ -14,7 +14,9 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 FILES = {
     "pytest_gpumem/__init__.py": '"""Docs."""\nfrom __future__ import annotations\n',
-    "pytest_gpumem/plugin/state.py": "class GpuSession:\n    def __init__(self):\n        self.rows = []\n        self.lost: str | None = None\n",
+    "pytest_gpumem/plugin/state.py": (
+        "class GpuSession:\n    def __init__(self):\n        self.rows = []\n        self.lost: str | None = None\n"
+    ),
     "pytest_gpumem/plugin/hooks.py": (
         "class Hooks:\n    def pytest_sessionfinish(self):\n        one, self._session.rows = 1, [Verdict('PASS')]\n"
         "    @hookimpl(tryfirst=True)\n    def pytest_configure(self):\n        self.lost = is_worker\n"
