@@ -59,6 +59,8 @@ class OfBase:
     accepts: Callable[[str, str, str | None], bool] = lambda key, limit, value: False
     """Whether somebody accepted that the change loosens a limit of a row to a value; None is no limit."""
 
+    saved: Callable[[str], str | None] = lambda key: None  # the revision of a row's newest saved run; None if it has none
+
 
 class Standing(Enum):
     """How something ended that a gate relies on: a row of the screen after the duet, a measurement of the baseline, or a limit."""
@@ -473,7 +475,7 @@ def decide(
     for row in after:
         found[standing(row, duet or {}, base, strict_screen=strict_screen)].append(row)
     of_calls = tuple(one for row in rows if row.key in base.figures for one in looser(row.key, row.limits, base.figures[row.key].limits))
-    shared = [line for before, row in zip(rows, grown, strict=True) for line in _shared(before, row, base.name)]
+    shared = [line for before, row in zip(rows, grown, strict=True) for line in _shared(before, row, base)]
     cleared = [f"cleared by the duet: {row.key}" for row, old in zip(after, compared, strict=True) if _cleared(old, row)]
     if code == Exit.FAILED and failures == 0:
         end, remarks = Exit.FAILED, ["red: pytest failed the session as a whole; its output says why"]
@@ -490,12 +492,18 @@ def _cleared(before: Row, after: Row) -> bool:
     return before.failed and not after.failed and after.verdict.outcome is not Outcome.ACCEPTED
 
 
-def _shared(before: Row, after: Row, name: str) -> Iterator[str]:
-    """A line about the figures of a row that grew against the baseline, and did not against base."""
+def _shared(before: Row, after: Row, base: OfBase) -> Iterator[str]:
+    """A line about the figures of a row that grew against the baseline, and did not against base; with the command that finds when."""
     left = {one.limit for one in after.verdict.limits}
-    grown = [one.reason for one in open_results(before) if one.outcome is Outcome.FAIL and one.limit not in left]
-    if grown:
-        yield f"{name} has it too: {before.key}: {'; '.join(grown)}"
+    grown = [one for one in open_results(before) if one.outcome is Outcome.FAIL and one.limit not in left]
+    if not grown:
+        return
+    figure = next((one.limit[len("max_") :].removesuffix("_regression") for one in grown if one.limit.startswith("max_")), None)
+    since = ""
+    if figure is not None and (good := base.saved(before.key)) is not None:
+        words = ["gpumem", "bisect", "--good", good, "--bad", base.name, "--figure", figure, before.nodeid]
+        since = f"; since when: {shlex.join(words)}"
+    yield f"{base.name} has it too: {before.key}: {'; '.join(one.reason for one in grown)}{since}"
 
 
 _ENDED: Mapping[int, tuple[Exit, str]] = {
