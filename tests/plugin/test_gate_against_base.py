@@ -317,7 +317,11 @@ def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_bef
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [("--gpumem-mod hot", "unrecognized arguments: --gpumem-mod"), ("--gpumem-mode hott", "--gpumem-mode: 'hott' is not one of")],
+    [
+        ("--no-such-option", "unrecognized arguments: --no-such-option"),
+        ("--gpumem-mod hot", "there is no option --gpumem-mod (did you mean --gpumem-mode?)"),
+        ("--gpumem-mode hott", "--gpumem-mode: 'hott' is not one of"),
+    ],
 )
 def test_a_wrong_argument_of_pytest_is_a_mistake_of_the_user(gate: Gate, words: str, named: str, capfd: pytest.CaptureFixture[str]) -> None:
     code, text = gate({}, f"{GPU} {words}")
