@@ -121,6 +121,7 @@ DID_NOT_RUN: Final = "did not run: "
 """Begins the error of a test that an earlier one kept from running, and the reason in `Omission.reason`; which one and how follows."""
 
 
+UP_TO: Final = "up to this: "  # begins a cause in `Row.why` that may have cost less
 UNEXPLAINED: Final = "unexplained"  # name of the part of a slow-down without a cause, in `Row.why`
 
 
