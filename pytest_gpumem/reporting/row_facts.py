@@ -141,13 +141,18 @@ def shown_headings(rows: Sequence[RowFacts]) -> list[str]:
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:
-    """Keys without their file where they are unique without it, else without the common folder of all rows."""
-    tests = [row.key.partition("::")[2] for row in rows]
-    if all(tests) and len({row.key.partition("::")[2] for row in rows}) == len(rows):
+    """The keys, as `short`."""
+    return short([row.key for row in rows])
+
+
+def short(keys: Sequence[str]) -> list[str]:
+    """Keys or node ids without their file where they are unique without it, else without the common folder of all."""
+    tests = [key.partition("::")[2] for key in keys]
+    if all(tests) and len({*tests}) == len(keys):
         return tests
-    folders = [posixpath.dirname(row.nodeid.partition("::")[0]) for row in rows]
+    folders = [posixpath.dirname(key.partition("::")[0]) for key in keys]
     common = posixpath.commonpath(folders) if all(folders) and not any(posixpath.isabs(f) for f in folders) else ""
-    return [row.key.removeprefix(f"{common}/") for row in rows]
+    return [key.removeprefix(f"{common}/") for key in keys]
 
 
 def verdict_text(row: Row) -> str:
