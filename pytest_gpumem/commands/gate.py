@@ -331,7 +331,7 @@ class GateRun:
         for _ in range(CONFIRMING - 1):
             results = (one for row in by_base(rows, facts, base, strict=strict) for one in row.verdict.limits)
             grown = any(one.limit == "max_peak_regression" and one.outcome is Outcome.FAIL for one in results)
-            if not grown or (again := self._figures(tests, HEAD)) is None:
+            if not grown or (again := self._figures(tests, HEAD, "one more process")) is None:
                 break
             alone = {
                 key: row if row.footprint is None else structs.replace(row, footprint=with_further(row.footprint, key, [again.by_key]))
@@ -340,15 +340,15 @@ class GateRun:
             base = replace(base, alone=alone)
         return base
 
-    def _figures(self, tests: Sequence[str], side: str) -> ProcessRecord | None:
-        """One process of a side; None if it could not start."""
+    def _figures(self, tests: Sequence[str], side: str, which: str = "one process") -> ProcessRecord | None:
+        """A process of a side; None if it could not start. `which`: it is, in words."""
         from pytest_gpumem.runs import RunError
         from pytest_gpumem.runs.processes import BASE
 
         if self.of_base is None:
             return None
         name, what = (self.base, "exact figures and limits") if side == BASE else ("the change", "memory")
-        _say(f"one process of {name}, for the {what} of {counted(len(tests), 'test')}", err=True)
+        _say(f"{which} of {name}, for the {what} of {counted(len(tests), 'test')}", err=True)
         try:
             process = self.of_base.figures(tests, side)
         except RunError as error:

@@ -246,6 +246,8 @@ def test_a_peak_that_grew_by_chance_is_measured_again(gate: Gate, exact: Project
     exact.write("peaks", "80 80 80 80 80 64")  # the last but one for its cause
     code, text = gate({"test_it.py": varying}, "--screen-only origin/exact -- -k peak")
     assert (code, exact.folder.joinpath("peaks").read_text()) == (1, "64"), text
+    said = [text.count(f"gpumem gate: {which} of the change, for the memory of 1 test") for which in ("one process", "one more process")]
+    assert said == [1, 2]
 
 
 def test_what_base_has_grown_by_is_not_this_changes_fault(gate: Gate, exact: Project) -> None:
