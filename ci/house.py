@@ -126,6 +126,8 @@ def session_fields(trees: dict[str, ast.Module]) -> tuple[set[str], set[str]]:
     )
     targets = defaultdict[str, set[str]](set)
     for name, tree in trees.items():
+        if name.rpartition(".")[0] != home.rpartition(".")[0]:
+            continue  # what other rooms call a session is another one
         for node in ast.walk(tree):
             if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
                 for target in flat(node.targets if isinstance(node, ast.Assign) else [node.target]):
@@ -153,7 +155,7 @@ def counted(root: Path) -> dict[str, int | float]:
     return {
         "package, MB at 100 columns": round(formatted_bytes(root) / 1e6, 2),
         "modules": len(trees),
-        "hooks": sum(one.name.startswith("pytest_") for tree in trees.values() for one in functions(tree)),
+        "hooks": sum(one.name.startswith("pytest_") for name, tree in trees.items() if ".plugin." in name for one in functions(tree)),
         "hooks with tryfirst or trylast": sum(len(re.findall(r"try(?:first|last)=True", text)) for text in texts.values()),
         "implementations of pytest_sessionfinish": sum(
             one.name == "pytest_sessionfinish" for tree in trees.values() for one in functions(tree)

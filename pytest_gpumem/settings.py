@@ -584,7 +584,7 @@ def resolve(
     keys = [option.key for option in OPTIONS]
     for name in sorted(ini):
         if re.match(r"(?i)gpumem(_|$)", name) or did_you_mean(name, keys, 0.9):
-            where = "-o {}: there is no such setting" if name in overrides else f"{{}} stands in {ini_file}, but there is no such setting"
+            where = "-o {}: there is no such setting" if name in overrides else f"{{}} is set in {ini_file}, but there is no such setting"
             _refuse_unknown([name], keys, where)
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from record_file import write_record
 
 from pytest_gpumem.baselines.acceptance import refusal
-from pytest_gpumem.baselines.history import Baseline, Process, SavedRow
+from pytest_gpumem.baselines.history import Baseline, SavedProcess, SavedRow
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.screen import ALONE, ALPHA, LOOKS, Family
@@ -318,7 +318,7 @@ def _nights(case: Case, seed: tuple[int, ...], tally: Tally) -> None:
             if known.measurements:
                 alarmed |= tally.add(verdict, seen)
             if refusal(Row("", case.held_to, verdict, seen), simulated=True) is None:
-                process = Process(str(night), DAY + timedelta(days=night), None, FACTS)
+                process = SavedProcess(str(night), DAY + timedelta(days=night), None, FACTS)
                 # No window reaches back further than this; the first run is kept.
                 rows[:] = [*rows[:3], *rows[3:][-20:], SavedRow("", seen, process)]
         any_alarm |= alarmed

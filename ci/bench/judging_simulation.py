@@ -35,7 +35,7 @@ from gate_validation_verdicts import Data, baseline_of, joined
 from record_file import write_record
 
 from pytest_gpumem.baselines.acceptance import improvement, refusal
-from pytest_gpumem.baselines.history import Baseline, Process, SavedRow
+from pytest_gpumem.baselines.history import Baseline, SavedProcess, SavedRow
 from pytest_gpumem.judging.finding import Judgement
 from pytest_gpumem.judging.judge import judge, repeatable
 from pytest_gpumem.judging.paired import MODE, judge_pairs
@@ -109,7 +109,7 @@ class Source:
 
 def saved(measurement: Measurement, day: int) -> SavedRow:
     """A saved run."""
-    return SavedRow("", measurement, Process(str(day), gate.DAY + timedelta(days=day), None, gate.FACTS))
+    return SavedRow("", measurement, SavedProcess(str(day), gate.DAY + timedelta(days=day), None, gate.FACTS))
 
 
 def given(found: Judgement, measurement: Measurement) -> Verdict:

@@ -27,7 +27,7 @@ WINDOW = 20  # default number of newest runs of a row to compare with
 
 
 @dataclass(frozen=True)
-class Process:
+class SavedProcess:
     """The process that measured saved rows."""
 
     id: str  # unique: a copy of its file is not a second process
@@ -44,7 +44,7 @@ class SavedRow:
 
     nodeid: str  # pytest's id of the test
     measurement: Measurement  # reduced: each placement holds its median only
-    process: Process
+    process: SavedProcess
     reset: str | None = None  # `Reset.id` of the reset that the row was accepted after; None before the first one
     test_source: str | None = None  # as `Row.test_source`
 
@@ -71,7 +71,7 @@ class SavedFootprint:
     nodeid: str  # pytest's id of the test
     label: str  # label of the part of the test; empty for the whole
     footprint: Footprint  # reduced: without its course over time
-    process: Process
+    process: SavedProcess
     reset: str | None = None  # as `SavedRow.reset`
 
     @property
@@ -90,7 +90,7 @@ class Reset:
     who: str  # who accepted it; `store.IMPROVED` for a gain
     utc: datetime
     revision: str | None = None  # revision of the saved run
-    sequence: int = 0  # as `Process.sequence`
+    sequence: int = 0  # as `SavedProcess.sequence`
     accepted: tuple[str, ...] = ()  # `Acceptance.digest` of each accepted change; none for a gain. A change is taken over once.
 
 
@@ -102,7 +102,7 @@ class RowPlace(Protocol):
     @property
     def reset(self) -> str | None: ...
     @property
-    def process(self) -> Process: ...
+    def process(self) -> SavedProcess: ...
 
 
 class TimedRow(RowPlace, Protocol):
@@ -122,7 +122,7 @@ class AnyFile(Generic[R, F]):
     """One file: a run, with its figures (`RunFile`) or without."""
 
     key: str  # `DeviceFacts.key` of the device. The file belongs into the folder of that name.
-    process: Process
+    process: SavedProcess
     rows: tuple[R, ...] = ()
     footprints: tuple[F, ...] = ()
     resets: tuple[Reset, ...] = ()
@@ -131,12 +131,12 @@ class AnyFile(Generic[R, F]):
 
     @property
     def revision(self) -> str | None:
-        """As `Process.revision`."""
+        """As `SavedProcess.revision`."""
         return self.process.revision
 
     @property
     def sequence(self) -> int:
-        """As `Process.sequence`."""
+        """As `SavedProcess.sequence`."""
         return self.process.sequence
 
     @property
@@ -150,12 +150,12 @@ class RunFile(AnyFile[SavedRow, SavedFootprint]):
 
     @property
     def id(self) -> str:
-        """As `Process.id`."""
+        """As `SavedProcess.id`."""
         return self.process.id
 
     @property
     def utc(self) -> datetime:
-        """As `Process.utc`."""
+        """As `SavedProcess.utc`."""
         return self.process.utc
 
     @property
@@ -248,7 +248,7 @@ class Baseline:
         return self.note or "no saved process holds it"
 
 
-def _order(one: Process | Reset) -> tuple[int, datetime, str]:
+def _order(one: SavedProcess | Reset) -> tuple[int, datetime, str]:
     """By sequence number; the clock orders only files whose writers did not see each other."""
     return one.sequence, one.utc, one.id
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 from platformdirs import user_cache_path
 
-from pytest_gpumem.baselines.history import AnyFile, Process, Reset, RunFile
+from pytest_gpumem.baselines.history import AnyFile, Reset, RunFile, SavedProcess
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging import drift
 from pytest_gpumem.judging.judge import how
@@ -34,7 +34,7 @@ class ListedRow(NamedTuple):
     """One row of one file, without its figures. Fields as of `history.Accepted`."""
 
     key: str
-    process: Process
+    process: SavedProcess
     reset: str | None
     processes: int = 1
     group: str = ""  # rows of one group are compared with the same measurements
@@ -94,7 +94,7 @@ def listed(paths: Sequence[Path], read: Callable[[Path], RunFile], contents: dic
                 contents[path] = content
             entry = _entry(path.name, size, changed, content, devices, held)
             processes += [device_from_json(device) for device in devices.values[len(processes) :]]
-        process = Process(entry.id, entry.utc, entry.revision, processes[entry.device], entry.sequence, entry.mode)
+        process = SavedProcess(entry.id, entry.utc, entry.revision, processes[entry.device], entry.sequence, entry.mode)
         found[path] = _of(entry, held.values[entry.held], process)
         entries.append(entry)
     if new and place is not None:
@@ -169,7 +169,7 @@ def _entry(name: str, size: int, changed: int, content: RunFile, devices: _Numbe
     )
 
 
-def _of(entry: _Entry, held: _FileRows, process: Process) -> IndexRun:
+def _of(entry: _Entry, held: _FileRows, process: SavedProcess) -> IndexRun:
     rows = tuple(ListedRow(key, process, reset, count, group) for key, reset, count, group in held.rows)
     footprints = tuple(ListedRow(key, process, reset) for key, reset in held.footprints)
     resets = tuple(

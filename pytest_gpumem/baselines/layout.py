@@ -30,7 +30,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import Process, Reset, RunFile, SavedFootprint, SavedRow
+from pytest_gpumem.baselines.history import Reset, RunFile, SavedFootprint, SavedProcess, SavedRow
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement, Provenance
 from pytest_gpumem.records.schema import SchemaError, device_from_json, device_to_json, from_plain, other_schema
@@ -93,7 +93,7 @@ def reduced_footprint(footprint: Footprint) -> Footprint:
     return replace(footprint, timeline=(), phases=(), notes=())
 
 
-def reduced(measurement: Measurement, process: Process) -> Measurement:
+def reduced(measurement: Measurement, process: SavedProcess) -> Measurement:
     """The part of a measurement that a comparison needs: the median of each placement instead of its samples, no notes, no counts. Where it
     lacks its time and card, it gets those of its process."""
     provenance = measurement.provenance or Provenance(process.utc.isoformat(timespec="seconds"), process.device.uuid)
@@ -183,7 +183,7 @@ def _checked(found: RunFile) -> RunFile:
 
 def _content(read: _Content) -> RunFile:
     utc, mode, device = _time(read.utc, "$.content.utc"), read.settings.get("mode"), device_from_json(read.device)
-    process = Process(read.id, utc, read.revision, device, read.sequence, mode if isinstance(mode, str) else None)
+    process = SavedProcess(read.id, utc, read.revision, device, read.sequence, mode if isinstance(mode, str) else None)
     rows = [SavedRow(row.nodeid, row.measurement, process, row.epoch, row.test_source) for row in read.rows]
     footprints = [SavedFootprint(one.nodeid, one.label, one.footprint, process, one.epoch) for one in read.footprints]
     resets = tuple(Reset(one.id, one.key, one.reason, one.who, utc, read.revision, read.sequence, one.accepted) for one in read.epochs)

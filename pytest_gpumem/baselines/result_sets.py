@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import fields, replace
 
 from pytest_gpumem.baselines.acceptance import unfit
-from pytest_gpumem.baselines.history import WINDOW, Baseline, Process, Reset, RunFile, SavedFootprint, SavedRow, assemble
+from pytest_gpumem.baselines.history import WINDOW, Baseline, Reset, RunFile, SavedFootprint, SavedProcess, SavedRow, assemble
 from pytest_gpumem.baselines.layout import read, refuse_twice
 from pytest_gpumem.judging.judge import comparable, failing_in_themselves
 from pytest_gpumem.judging.verdict import UNLIMITED
@@ -73,12 +73,12 @@ class SideResults:
         return {process.device.key: process.device for process in self._processes}
 
     @property
-    def newest(self) -> Process:
+    def newest(self) -> SavedProcess:
         """The newest process."""
         return self._processes[-1]
 
     @property
-    def _processes(self) -> list[Process]:
+    def _processes(self) -> list[SavedProcess]:
         return [file.content.process for file in self.files]
 
     @property
@@ -204,7 +204,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
     found = document_in(value)
     settings = found.settings
     mode = settings.get("mode")
-    process = Process(
+    process = SavedProcess(
         digest,
         time_of(value.get("datetime"), path),
         revision_of(value.get("commit_info")),
@@ -245,7 +245,7 @@ def _results(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
 
 def _stock(path: Path, digest: str, value: Mapping[str, Any]) -> ResultFile:
     """A file of stock pytest-benchmark: one process, timed by the host's clock, on an unknown device."""
-    process = Process(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), UNKNOWN_GPU)
+    process = SavedProcess(digest, time_of(value.get("datetime"), path), revision_of(value.get("commit_info")), UNKNOWN_GPU)
     rows = []
     for index, benchmark in enumerate(value["benchmarks"]):
         stats = benchmark.get("stats") if isinstance(benchmark, dict) else None
@@ -271,7 +271,7 @@ def _rows_of(content: RunFile) -> dict[str, Row]:
     return found
 
 
-def _of_results(process: Process, rows: Sequence[SavedRow], footprints: Sequence[SavedFootprint] = ()) -> RunFile:
+def _of_results(process: SavedProcess, rows: Sequence[SavedRow], footprints: Sequence[SavedFootprint] = ()) -> RunFile:
     return RunFile(process.device.key, process, tuple(rows), tuple(footprints))
 
 

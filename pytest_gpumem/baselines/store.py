@@ -24,10 +24,10 @@ from pytest_gpumem.baselines.history import (
     WINDOW,
     Baseline,
     DeviceHistory,
-    Process,
     Reset,
     RunFile,
     SavedFootprint,
+    SavedProcess,
     SavedRow,
     assemble,
     counting,
@@ -150,7 +150,7 @@ class Store:
         kept = tuple(entering.values())
         slower = ((row.key, _revisions(row, revision, baseline)) for row in rows if rejects(row))
         rejected = [key for key, revisions in slower if revision in revisions and len(revisions) > 1]
-        process = Process(secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
+        process = SavedProcess(secrets.token_hex(8), datetime.now(timezone.utc), revision, self._facts, baseline.sequence + 1)
         begun = {reset.key: reset for reset in _resets(kept, removed, changes, process, baseline)}
         if not kept and not rejected and not begun:
             return SaveResult(None, (), tuple(refused))
@@ -326,7 +326,7 @@ def _of_history(
 
 
 def _content(
-    process: Process, rows: Iterable[Row], after: Mapping[str, Reset] = {}, resets: Iterable[Reset] = (), rejected: Iterable[str] = ()
+    process: SavedProcess, rows: Iterable[Row], after: Mapping[str, Reset] = {}, resets: Iterable[Reset] = (), rejected: Iterable[str] = ()
 ) -> RunFile:
     """The file of a run. `after`: by row key, the last reset."""
     of = [(row, after[row.key].id if row.key in after else None) for row in rows]
@@ -344,7 +344,9 @@ def _content(
     )
 
 
-def _resets(kept: Iterable[Row], removed: Iterable[str], changes: Acceptances, process: Process, baseline: Baseline) -> Iterator[Reset]:
+def _resets(
+    kept: Iterable[Row], removed: Iterable[str], changes: Acceptances, process: SavedProcess, baseline: Baseline
+) -> Iterator[Reset]:
     """The resets of a run: by changes that it takes over, and by gains. Arguments as of `Store.save`; `kept`: the rows that enter."""
 
     def by(key: str, found: Sequence[Acceptance]) -> Reset:

@@ -17,7 +17,7 @@ from pytest_gpumem.commands.gate import DUET, FOLDER, RESULTS
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import LOST, Omission, Row
+from pytest_gpumem.records.row import ITS_TEST_FAILED, Omission, Row
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, files_at, head
 from pytest_gpumem.units import did_you_mean
@@ -102,7 +102,7 @@ def _last(results: Path | None, *, needed: bool) -> Results | None:
     path = results if results is not None else FOLDER / RESULTS
     if results is None and not path.exists():
         if needed:
-            raise UserError(f"there is no {path}, which says what changed; run gpumem gate, or give --results, or --size")
+            raise UserError(f"there is no {path}, which says what changed; run gpumem gate, or give --results, or --scope and --size")
         return None
     return load_results(path)
 
@@ -167,7 +167,7 @@ def _flagged(test: str, last: Results, scopes: Sequence[Any]) -> dict[str, list[
     from pytest_gpumem.baselines.accepted import AcceptedChange, Scope, changes_of
 
     rows, missing = _of_test(test, last)
-    lost = [one for one in missing if one.status == LOST]
+    lost = [one for one in missing if one.may_be_meant]
     duet = _duet(last.path.parent / DUET)
     found: dict[str, list[AcceptedChange]] = {}
     changes = [(row.nodeid, change) for row in rows if row.test_error is not True for change in changes_of(row, duet.get(row.key))]
@@ -176,15 +176,16 @@ def _flagged(test: str, last: Results, scopes: Sequence[Any]) -> dict[str, list[
         if not scopes or change.scope in scopes:
             found.setdefault(nodeid, []).append(change)
     if not found:
-        raise UserError(f"{test}: {_why_nothing(rows, last, in_scope=bool(scopes))}")
+        raise UserError(f"{test}: {_why_nothing(rows, missing, last, in_scope=bool(scopes))}")
     return found
 
 
-def _why_nothing(rows: Sequence[Row], last: Results, *, in_scope: bool) -> str:
-    """Why nothing of these rows can be accepted. `in_scope`: scopes were given."""
+def _why_nothing(rows: Sequence[Row], missing: Sequence[Omission], last: Results, *, in_scope: bool) -> str:
+    """Why nothing of these rows and missing rows can be accepted. `in_scope`: scopes were given."""
     from pytest_gpumem.baselines.accepted import own_limits
 
-    if any(row.test_error is True or (row.failed and not any(one.limit for one in row.verdict.limits)) for row in rows):
+    failed = any(row.test_error is True or (row.failed and not any(one.limit for one in row.verdict.limits)) for row in rows)
+    if failed or any(one.reason == ITS_TEST_FAILED for one in missing):
         return "the test itself failed, which nobody can accept"
     own = sorted({name for row in rows for name in own_limits(row)})
     if own and not in_scope:

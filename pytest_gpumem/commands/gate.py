@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,10 +35,11 @@ from pytest_gpumem.records.device import SIMULATED, DeviceFacts
 from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
-from pytest_gpumem.revisions import RevisionError, ancestry, files_at
+from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, files_at
 from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, DUET_FOLLOWS, SELECTION, OptionRole, of_role
 
 if TYPE_CHECKING:
+    from pytest_gpumem.baselines.history import Baseline
     from pytest_gpumem.baselines.storage import Storage
     from pytest_gpumem.reporting.run import Place, Run
     from pytest_gpumem.runs.base import Base
@@ -129,15 +130,14 @@ def gate(
         changes = list(loosened(screened.selection, selection)) if screened.selection is not None else []
         gated = GateRun(output, base, of_base, selection, measuring, rounds_max, added, changes, screen_only=screen_only, strict=strict)
         decision = gated.decision(screened)
-    not_counted = [
-        f"{ACCEPTED / one.file_name} does not count: the gate has no --accept-from-change" for one in accepted if not accept_from_change
+    of_files = [
+        f"{ACCEPTED / one.file_name} does not count: the gate has no --accept-from-change" for one in accepted if one not in added.files
     ]
-    idle = [
+    of_files += [
         f"{ACCEPTED / one.file_name} accepts what does not fail here; the next saved run begins a new baseline all the same"
         for one in without_effect(decision, changes, added)
     ]
-    *remarks, result = decision.remarks
-    lines = (*not_counted, *idle, *loosened_lines(changes, added), *remarks, result)
+    lines = (*of_files, *loosened_lines(changes, added), *decision.remarks)
     decision = replace(decision, remarks=lines)
     meant = if_meant(decision)
     if screened.document is not None:
@@ -232,6 +232,7 @@ class GateRun:
         base, real = OfBase(self.base), self._real(document)
         if screened.code in (Exit.FINE, Exit.FAILED) and not real:
             base, missing = self._of_base(rows, facts, missing, screened.selection, strict_screen=strict_screen)
+            base = replace(base, saved=partial(_newest_revision, cache(partial(_saved, self.base, document))))
             rows = without_exact(by_base(rows, facts, base, strict=strict_screen), self.added, strict=strict_screen)
             # A row that base does not have, and the baseline neither, is compared with nothing.
             found = [row for row in flagged(rows) if row.key not in base.new or row.verdict.comparison is not None]
@@ -330,7 +331,7 @@ class GateRun:
         for _ in range(ENOUGH - 1):
             results = (one for row in by_base(rows, facts, base, strict=strict) for one in row.verdict.limits)
             grown = any(one.limit == "max_peak_regression" and one.outcome is Outcome.FAIL for one in results)
-            if not grown or (again := self._figures(tests, HEAD)) is None:
+            if not grown or (again := self._figures(tests, HEAD, "one more process")) is None:
                 break
             alone = {
                 key: row if row.footprint is None else structs.replace(row, footprint=with_further(row.footprint, key, [again.by_key]))
@@ -339,15 +340,15 @@ class GateRun:
             base = replace(base, alone=alone)
         return base
 
-    def _figures(self, tests: Sequence[str], side: str) -> ProcessRecord | None:
-        """One process of a side; None if it could not start."""
+    def _figures(self, tests: Sequence[str], side: str, which: str = "one process") -> ProcessRecord | None:
+        """A process of a side; None if it could not start. `which`: it is, in words."""
         from pytest_gpumem.runs import RunError
         from pytest_gpumem.runs.processes import BASE
 
         if self.of_base is None:
             return None
         name, what = (self.base, "exact figures and limits") if side == BASE else ("the change", "memory")
-        _say(f"one process of {name}, for the {what} of {counted(len(tests), 'test')}", err=True)
+        _say(f"{which} of {name}, for the {what} of {counted(len(tests), 'test')}", err=True)
         try:
             process = self.of_base.figures(tests, side)
         except RunError as error:
@@ -397,6 +398,20 @@ def _place(document: Document) -> Storage:
     from pytest_gpumem.baselines.storage import storage
 
     return storage(str(document.settings.get("baseline") or STORAGE), offline=True)
+
+
+def _saved(base: str, document: Document) -> Baseline:
+    """The saved runs of the history that the change shares with BASE."""
+    from pytest_gpumem.baselines.store import Store
+
+    return Store(_place(document), document.device).load(partial(ancestry, base, folder=Path.cwd()))
+
+
+def _newest_revision(saved: Callable[[], Baseline], key: str) -> str | None:
+    """The revision of the newest saved run of a row; None if none was committed."""
+    runs = saved().rows.get(key) or saved().footprints.get(key)
+    revision = runs[-1].process.revision if runs else None
+    return None if revision is None or revision.endswith(DIRTY) else revision[:12]
 
 
 def _say(sentence: str, *, err: bool = False) -> None:
@@ -558,13 +573,12 @@ def _causes(
 
 def _tell(output: Path, base: str, document: Document, decision: Decision) -> None:
     """Write the outputs anew, with the gate's verdicts; under GitHub Actions the job's summary and annotations too."""
-    from pytest_gpumem.baselines.store import Store
     from pytest_gpumem.reporting.run import Run
 
     _write_results(output / RESULTS, document, decision)
     shown = load_results(output / RESULTS)
     run = Run(decision.rows, document.device, document.settings, shown.utc, shown.revision, remarks=decision.remarks)
-    saved = Store(_place(document), document.device).load(partial(ancestry, base, folder=Path.cwd()))
+    saved = _saved(base, document)
     past = {row.key: saved.past(row) for row in run.rows}
     run = replace(run, places=_places(output, document), past=past, footprints=saved.newest_footprints)
     _write_outputs(output, run)

@@ -167,7 +167,8 @@ def packages(machine: Machine, facts: DeviceFacts | None, card: Card | None) -> 
     lost = "page faults and migrations cannot be counted in a run"
     yield _of_major(machine, "CUPTI", "cupti-python", major, "cupti", Status.WARNING, lost)
     for name, distribution, program in GUESTS:
-        yield _guest(machine, name, distribution, program if facts is not None else None)
+        if (version := machine.version(distribution)) is not None:
+            yield _guest(machine, name, distribution, version, program if facts is not None else None)
 
 
 def tools(machine: Machine, facts: DeviceFacts | None) -> Iterator[Check]:
@@ -201,11 +202,8 @@ def _install(extra: str, major: int | None) -> str:
     return f"pip install 'pytest-gpumem[{extra}{min(max(major, 12), 13)}]'"
 
 
-def _guest(machine: Machine, name: str, distribution: str, program: str | None) -> Check:
-    """Whether a library is there and, with a GPU, launches a kernel: versions that do not go together fail at the first launch only."""
-    version = machine.version(distribution)
-    if version is None:
-        return Check(name, Status.OK, f"not installed: {name} code cannot be measured here")
+def _guest(machine: Machine, name: str, distribution: str, version: str, program: str | None) -> Check:
+    """Whether a library that is installed launches a kernel, with a GPU: versions that do not go together fail at the first launch only."""
     if program is not None and (reason := machine.fails(program)) is not None:
         remedy = f"install versions of {distribution} and of what it needs that go together, such as NumPy"
         return Check(name, Status.WARNING, f"{version} launches no kernel: {reason}", remedy)

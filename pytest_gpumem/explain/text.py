@@ -12,7 +12,7 @@ from pytest_gpumem.explain import what_ran
 from pytest_gpumem.explain.causes import Cause, Explanation, Note
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import UNEXPLAINED, Row
+from pytest_gpumem.records.row import UNEXPLAINED, UP_TO, Row
 from pytest_gpumem.reporting.columns import hanging, wrapped
 from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
 
@@ -61,7 +61,7 @@ def reasons(row: Row, explanation: Explanation, base: str | None) -> tuple[str, 
 
 def _parts(explanation: Explanation) -> Iterator[tuple[float, str]]:
     for cause in explanation.causes:
-        yield cause.seconds, f"{'up to this: ' if cause.up_to else ''}{sentence(cause)}"
+        yield cause.seconds, f"{UP_TO if cause.up_to else ''}{sentence(cause)}"
     if explanation.unexplained > 0:
         yield explanation.unexplained, UNEXPLAINED
 

@@ -20,7 +20,7 @@ from pytest_gpumem.judging.footprint import AT_THE_END
 from pytest_gpumem.limits import LIMITS, OF_CALLS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.record import Record
-from pytest_gpumem.records.row import LOST, NOT_RUN, ROW, TEST, UNJUDGED, Omission, Row, Status, selects
+from pytest_gpumem.records.row import DID_NOT_RUN, ITS_TEST_FAILED, LOST, NOT_RUN, ROW, TEST, UNJUDGED, Omission, Row, Status, selects
 
 How = Literal["passed", "failed", "skipped", "xfailed", "xpassed", "left out", "not reached", "gone", "not asked for"]
 """How a test ended: by its reports; left out by an option, an ini file, a conftest or a module that skips; not reached before the session
@@ -195,6 +195,8 @@ def _of_row(ended: Ending) -> tuple[Status, str]:
         return LOST, "its test passed without it"
     if ended.base_too:
         return NOT_RUN, ended.reason
+    if ended.how == "failed" and not ended.reason.startswith(DID_NOT_RUN):
+        return LOST, ITS_TEST_FAILED
     if ended.how in ("failed", "skipped", "xfailed", "xpassed"):
         return LOST, f"its test {ended.reason or ended.how}"
     return _not_run(ended, "its")

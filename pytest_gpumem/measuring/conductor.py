@@ -79,13 +79,7 @@ class Conductor:
         `declared`: fields of a `Case` that the user gave for a callable: `moved`, `reads`, `writes`, `check`, `reference`.
         Raises `BadCall`: the arguments do not fit, `function` cannot be called, or something is declared that is known from a kernel.
         """
-        if stream is not None and not isinstance(stream, PersistingStream):
-            raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
-        if stream is not None and stream.closed:
-            raise BadCall("stream= is a persisting stream whose `with` block has ended: measure inside the block")
-        if stream is not None:
-            stream.used = True
-        queue = arena.stream if stream is None else stream.stream
+        queue = arena.stream if stream is None else _used(stream)
         if isinstance(function, Work):
             if arguments or keywords or declared or stream is not None:
                 given = ", ".join(f"{name}=" for name in (declared or ("stream",)))
@@ -100,12 +94,7 @@ class Conductor:
                 raise BadCall(f"{function.name}.with_stream(stream): with_stream() is for untimed calls; measure with stream=stream")
             return KernelLaunches(function, arguments, keywords, arena, queue, stream).target
         if not callable(function):
-            remedy = "; pass gpu_benchmark.case() a function that returns it" if isinstance(function, Case) else ""
-            if function is None:
-                remedy = ": pass the kernel and its arguments, as in gpu_benchmark(kernel, a, b), and do not call it"
-            raise BadCall(
-                f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type {type(function).__name__}{remedy}"
-            )
+            raise _not_callable(function)
         self.device.memory.make_room(unless_free=PLENTY)
         return callable_target(function, arguments, keywords, arena, queue, stream, declared, on_simulated=on_simulated)
 
@@ -306,6 +295,24 @@ class Conductor:
     def close(self) -> None:
         """Free the flush buffers."""
         self._harness.close()
+
+
+def _used(stream: PersistingStream) -> Stream:
+    """The stream of a persisting stream that a measurement uses. Raises `BadCall`: it is none, or has ended."""
+    if not isinstance(stream, PersistingStream):
+        raise BadCall(f"stream= takes what persisting_stream() gives, not {type(stream).__name__}")
+    if stream.closed:
+        raise BadCall("stream= is a persisting stream whose `with` block has ended: measure inside the block")
+    stream.used = True
+    return stream.stream
+
+
+def _not_callable(given: object) -> BadCall:
+    """The error of what `gpu_benchmark` cannot measure."""
+    remedy = "; pass gpu_benchmark.case() a function that returns it" if isinstance(given, Case) else ""
+    if given is None:
+        remedy = ": pass the kernel and its arguments, as in gpu_benchmark(kernel, a, b), and do not call it"
+    return BadCall(f"gpu_benchmark() takes a kernel of gpu_kernels or a callable, not an object of type {type(given).__name__}{remedy}")
 
 
 def _seen_once(device: Device, launch: Callable[[int, Stream], None]) -> Callable[[int, Stream], None]:

@@ -30,7 +30,6 @@ class SelectedTest:
 
     nodeid: str
     name: str  # name of its range in the domain `gpumem`, unique among the tests that run
-    measures: bool  # it uses `gpu_benchmark`
     managed: bool  # it uses a fixture that allocates managed memory
 
 
@@ -129,7 +128,6 @@ class ProfileReport:
     file: Path
     program: Path  # the tool that wrote it
     version: str
-    command: tuple[str, ...]
     tests: tuple[SelectedTest, ...]
     exit_code: int  # pytest's. A report with failed tests is complete too.
 
@@ -172,7 +170,7 @@ def profiled(request: ProfileRequest, environment: Mapping[str, str], echo: Call
         else:
             cause = tools.ncu_trouble(output) or (tools.NO_KERNEL if "No kernels were profiled" in output else None)
         raise NoAnswer(cause or f"{tool.program} wrote no report ({finished.how}); its output is above")
-    return ProfileReport(file, program, version, tuple(command), tests, finished.exit_code)
+    return ProfileReport(file, program, version, tests, finished.exit_code)
 
 
 def _with_ending(file: Path, ending: str) -> Path:

@@ -50,11 +50,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini(option.key, text, type=kind, default=None)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
-    """Name the setting that a word takes for an option; give an option that may stand alone its own value where a path follows, which
-    argparse takes for the value.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> Generator[None, object, object]:
+    """Name the setting that a word takes for an option, and the option that a misspelt word means; give an option that may stand alone its
+    own value where a path follows, which argparse takes for the value.
     """
+    _refuse_settings(args)
+    flags = {option.flag: option for option in OPTIONS if option.bare is not None}
+    for at, (word, following) in enumerate(pairwise(args)):
+        if word not in flags or following.startswith("-") or flags[word].accepts(following):
+            continue
+        if Path(following.partition("::")[0]).exists():
+            args[at] = f"{word}={flags[word].bare}"
+            early_config.known_args_namespace = parser.parse_known_args(args, namespace=copy(early_config.option))
+    loaded = yield
+    if any(word.startswith("--gpumem") for word in args):
+        # A conftest may have options whose names begin with ours.
+        _refuse_misspelt(parser.parse_known_and_unknown_args(args, namespace=copy(early_config.option))[1])
+    return loaded
+
+
+def _refuse_settings(args: list[str]) -> None:
     settings = {f"--{option.key}".replace("_", "-"): option for option in OPTIONS if option.ini_only}
     for word in takewhile(lambda word: word != "--", args):
         name, _, value = word.partition("=")
@@ -66,13 +82,15 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
             option = settings[name]
             override = shlex.quote(f"{option.key}={value or option.metavar or 'true'}")
             raise pytest.UsageError(printable(f"gpumem: {name} is a setting of the ini file; -o {override} sets it for one run"))
-    flags = {option.flag: option for option in OPTIONS if option.bare is not None}
-    for at, (word, following) in enumerate(pairwise(args)):
-        if word not in flags or following.startswith("-") or flags[word].accepts(following):
-            continue
-        if Path(following.partition("::")[0]).exists():
-            args[at] = f"{word}={flags[word].bare}"
-            early_config.known_args_namespace = parser.parse_known_args(args, namespace=copy(early_config.option))
+
+
+def _refuse_misspelt(unknown: list[str]) -> None:
+    from pytest_gpumem.printable import printable
+    from pytest_gpumem.units import did_you_mean
+
+    for name in (word.partition("=")[0] for word in unknown if word.startswith("--gpumem")):
+        if hint := did_you_mean(name, (option.flag for option in OPTIONS if not option.ini_only)):
+            raise pytest.UsageError(printable(f"gpumem: there is no option {name}{hint}"))
 
 
 @pytest.hookimpl(wrapper=True)  # before other plugins read their options

@@ -7,7 +7,7 @@ import inspect
 import os
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -22,10 +22,10 @@ from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.plugin.footprints import WATCHED, with_footprints
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, TEST_FIXTURE, uses
-from pytest_gpumem.plugin.replay import attach_timer
+from pytest_gpumem.plugin.replay import Replay, attach_timer
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, ROWS_ATTRIBUTE, Attempts, broken_limits, failure_texts, short_texts
-from pytest_gpumem.plugin.running import ENDS, Feature
-from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession
+from pytest_gpumem.plugin.running import ENDS, Feature, fail
+from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession, GpuTest
 from pytest_gpumem.plugin.tracing import memory_texts, with_lines
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits
@@ -113,6 +113,19 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
             (merged(m, key_of(item.nodeid, m.label), [process.by_key for process in session.further]), limits)
             for m, limits in test.measurements
         ]
+    rows = _judged(item, test, session, error)
+    failed = (error is not None and not skipped) or test.subtest_failed or any(fails(row, session) for row in rows)
+    rows = [replace(row, failed=failed) for row in rows]
+    if failed and not test.measurements and test.replay is not None:
+        rows = [replace(unmeasured(item.nodeid, test.range_name, session, error), test_source=source_of(item))]
+    item.stash[ROWS] = rows
+    if test.replay is not None:
+        _replay(item.nodeid, rows, test.replay, session)
+    return [row for row in rows if fails(row, session)] if error is None else []
+
+
+def _judged(item: pytest.Item, test: GpuTest, session: GpuSession, error: BaseException | None) -> list[Row]:
+    """The rows of a test with their verdicts: in doubt if the test skipped after it measured. Arguments as of `judge_test`."""
     siblings = {measurement.label: measurement for measurement, _ in test.measurements}
     source = source_of(item)
     rows = [
@@ -120,24 +133,19 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
         for measured, limits in test.measurements
     ]
     rows = [in_context(row, source, session) for row in rows]
-    if skipped:
-        why = f"the test skipped after this measurement: {error}"
-        skip = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, why)
-        rows = [with_verdict(row, [skip], simulated=session.facts.simulated) for row in rows]
-    else:
-        rows = [session.judged(row, siblings) for row in with_footprints(item, rows, test.range_name, session)]
-    failing = [row for row in rows if fails(row, session)]
-    failed = (error is not None and not skipped) or test.subtest_failed or bool(failing)
-    rows = [replace(row, failed=failed) for row in rows]
-    if failed and not test.measurements and test.replay is not None:
-        rows = [replace(unmeasured(item.nodeid, test.range_name, session, error), test_source=source)]
-    item.stash[ROWS] = rows
-    if test.replay is not None and session.decides:
-        session.replays[item.nodeid] = test.replay
+    if isinstance(error, pytest.skip.Exception):
+        skip = LimitResult("", Outcome.UNDECIDED, Code.CONDITIONS, f"the test skipped after this measurement: {error}")
+        return [with_verdict(row, [skip], simulated=session.facts.simulated) for row in rows]
+    return [session.judged(row, siblings) for row in with_footprints(item, rows, test.range_name, session)]
+
+
+def _replay(nodeid: str, rows: Iterable[Row], replay: Replay, session: GpuSession) -> None:
+    """Hand the samples of a test's rows to pytest-benchmark."""
+    if session.decides:
+        session.replays[nodeid] = replay
     for row in rows:
-        if test.replay is not None and row.measurement is not None:
-            test.replay.feed(row.label, row.measurement.samples, figures(row, session.facts), failed=failed)
-    return [row for row in rows if fails(row, session)] if error is None else []
+        if row.measurement is not None:
+            replay.feed(row.label, row.measurement.samples, figures(row, session.facts), failed=row.failed)
 
 
 def fails(row: Row, session: GpuSession) -> bool:
@@ -247,43 +255,47 @@ class VerdictFeature(Feature):
             raise broken_limits(failing, [*texts, *filter(None, map(why_text, failing))])
 
     def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-        with_end = call.when == "teardown" and any(row.footprint is not None for row in item.stash.get(ROWS, []))
         if call.excinfo is not None and hasattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE):
             if (crash := getattr(report.longrepr, "reprcrash", None)) is not None:
                 crash.message = getattr(call.excinfo.value, BY_LIMITS_ATTRIBUTE)  # pytest's begins with "Failed: "
             setattr(report, BY_LIMITS_ATTRIBUTE, True)
-        ours = uses(item, TEST_FIXTURE) or item.stash.get(TEST, None) is not None
-        if ours and report.skipped and not hasattr(report, "wasxfail") and self._session.settings.strict:
-            report.outcome = "failed"
-            report.longrepr = f"gpumem: --gpumem-strict fails a skip: {call.excinfo.value if call.excinfo else ''}"
         test = item.stash.get(TEST, None)
+        ours = uses(item, TEST_FIXTURE) or test is not None
+        error = call.excinfo.value if call.excinfo is not None else None
+        if ours and report.skipped and not hasattr(report, "wasxfail") and self._session.settings.strict:
+            fail(report, f"gpumem: --gpumem-strict fails a skip: {error if error is not None else ''}")
         if report.when == "call" and test is not None and not test.judged:
             # The report of a subtest: the body goes on.
             test.subtest_failed = test.subtest_failed or report.failed
             return
         ended = report.when == "call" or (report.when == "setup" and not report.passed)
-        if ended and not report.failed and (why := self._session.failure_elsewhere(item.nodeid)) is not None:
-            report.outcome, report.longrepr = "failed", why
-            vars(report).pop("wasxfail", None)
         if ended:
-            item.stash[ROWS], failing = item.stash.setdefault(ATTEMPTS, Attempts()).judged(item.stash.setdefault(ROWS, []))
-            if failing and not report.failed:
-                report.outcome, report.longrepr = "failed", "\n\n".join(failure_texts(failing, self._session.facts))
-                setattr(report, BY_LIMITS_ATTRIBUTE, True)
-                vars(report).pop("wasxfail", None)
+            self._end(item, report)
         if test is not None and test.replay is not None:
             raised = report.when == "call" and test.replay.called and not test.measurements
             if raised or not report.passed or hasattr(report, "wasxfail"):
                 test.replay.excuse()
         if report.when == "setup" and report.failed and uses(item, BENCHMARK_FIXTURE):
-            error = call.excinfo.value if call.excinfo is not None else None
             item.stash[ROWS] = [unmeasured(item.nodeid, self._session.names.unique(item.nodeid), self._session, error)]
-        if ended or with_end:
-            rows = item.stash.get(ROWS, [])
-            if self._session.reports_elsewhere:
-                setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
-            else:
-                self._session.rows.add(item.nodeid, rows)
+        rows = item.stash.get(ROWS, [])
+        if ended or (call.when == "teardown" and any(row.footprint is not None for row in rows)):
+            self._give(rows, report)
+
+    def _end(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        """Complete the report that ends a test: it fails by what another process saw of it, and by the rows of its attempts."""
+        if not report.failed and (why := self._session.failure_elsewhere(item.nodeid)) is not None:
+            fail(report, why)
+        item.stash[ROWS], failing = item.stash.setdefault(ATTEMPTS, Attempts()).judged(item.stash.setdefault(ROWS, []))
+        if failing and not report.failed:
+            fail(report, "\n\n".join(failure_texts(failing, self._session.facts)))
+            setattr(report, BY_LIMITS_ATTRIBUTE, True)
+
+    def _give(self, rows: list[Row], report: pytest.TestReport) -> None:
+        """Give the rows to the session, or to the process that has them."""
+        if self._session.reports_elsewhere:
+            setattr(report, ROWS_ATTRIBUTE, [row_to_json(row) for row in rows])
+        else:
+            self._session.rows.add(report.nodeid, rows)
 
 
 def _caught(item: pytest.Item) -> WrongResult | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gpumem.files import write_whole
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
+from pytest_gpumem.plugin.marks import uses
 from pytest_gpumem.ranges import Names
 
 MANAGED_FIXTURES = ("managed_buffer", "prefetched_buffer")  # a test that uses one of these allocates managed memory
@@ -48,7 +48,6 @@ def _write_ranges(file: Path, items: Sequence[pytest.Item]) -> None:
         {
             "nodeid": item.nodeid,
             "name": names.unique(item.nodeid),
-            "measures": uses(item, BENCHMARK_FIXTURE),
             "managed": any(uses(item, name) for name in MANAGED_FIXTURES),
         }
         for item in items

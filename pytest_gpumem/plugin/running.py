@@ -92,6 +92,12 @@ def replaced(error: BaseException, item: pytest.Item) -> BaseException:
     return shown
 
 
+def fail(report: pytest.TestReport, why: str) -> None:
+    """Make a report one of a failure, also that of a test that was expected to fail."""
+    report.outcome, report.longrepr = "failed", why
+    vars(report).pop("wasxfail", None)
+
+
 ENDS = (KeyboardInterrupt, pytest.exit.Exception)  # exceptions that end the session; no other may replace them
 _STOPS = (*ENDS, pytest.UsageError)  # those that a feature raises to end it
 When = Literal["test", "setup", "call", "teardown", "fixture"]
@@ -245,8 +251,7 @@ class RunningHooks:
             except _STOPS:
                 raise
             except BaseException as error:  # pytest's own outcomes are no Exceptions
-                report.outcome, report.longrepr = "failed", str(_named(error, feature, "report", item))
-                vars(report).pop("wasxfail", None)
+                fail(report, str(_named(error, feature, "report", item)))
         return report
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:

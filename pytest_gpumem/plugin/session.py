@@ -62,6 +62,7 @@ from pytest_gpumem.units import comparison_text, did_you_mean
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.outputs import OutputFeature
     from pytest_gpumem.plugin.repeating import DecideFeature, RepeatFeature
+    from pytest_gpumem.plugin.resuming import SessionRemains
     from pytest_gpumem.plugin.terminal import TerminalFeature
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
@@ -83,14 +84,7 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     off.
     """
     prepare(config, off=RESUMES in os.environ)
-    # By its module: it has another name where -p or a conftest loads it than by its entry point.
-    if not any(getattr(plugin, "__name__", "") == "pytest_benchmark.plugin" for plugin in config.pluginmanager.get_plugins()):
-        raise pytest.UsageError("gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark")
-    if getattr(config.option, "forked", False):  # of pytest-forked
-        raise pytest.UsageError(
-            "gpumem: --forked runs each test in a copy of this process, in which CUDA does not work; --gpumem-isolate replaces the process "
-            "after a test that crashes"
-        )
+    _check_plugins(config)
     resumed = None
     if (journal := os.environ.pop(RESUMES, None)) is not None:
         from pytest_gpumem.plugin.resuming import ResumeFeature, SessionRemains
@@ -98,32 +92,9 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         resumed = SessionRemains(int(journal))
         settings = settings._replace(save=False)
     place = _baseline_place(config, settings, resumes=resumed is not None)
-    try:
-        chosen = resumed.chosen if resumed is not None else _choose(settings, place, asked)
-        if (own := own_in_turn(os.environ, settings, chosen)) is not None:
-            os.environ[VISIBLE] = own
-            chosen = _choose(settings, place)
-        check_worker(config, chosen.facts, place)
-        fitting.check(config, settings, chosen)
-        if settings.pack and not is_part(config):
-            from pytest_gpumem.plugin.packing import check
-
-            check(config, chosen)
-        if chosen.facts.uuid is not None:
-            lock_file(chosen.facts.uuid)
-        store = Store(place, chosen.facts)
-        # Where the change left the history that it is compared with is asked of the project's repository.
-        shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
-        baseline, accepted, added = _with_accepted(store.load(shared, settings.baseline_window), config, settings)
-    except (UserError, LockUnusable) as error:
-        raise pytest.UsageError(f"gpumem: {error}") from None
-    except RevisionError as error:
-        raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
-    if settings.save and not config.option.collectonly and not is_part(config) and (why := store.unwritable()) is not None:
-        raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
+    chosen = _chosen(config, settings, place, asked, resumed)
     of_base = base_of_gate(config) if resumed is None else None if resumed.base is None else BaseOfGate(resumed.base)
-    wait_for_base = None if of_base is None else of_base.selection
-    session = GpuSession(config, settings, chosen, store, baseline, accepted, added, wait_for_base)
+    session = _session(config, settings, place, chosen, of_base)
     config.stash[SESSION] = session
     expectations, leftovers, entries = ExpectationFeature(session), LeftoverFeature(session), JUnit(config)
     repeats = None if resumed is not None else _repeats(session, entries)  # a session that has ended measures nothing again
@@ -156,6 +127,54 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     config.pluginmanager.register(RunningHooks(features), RUNNING_PLUGIN)
     for plugin in (channel, *features[1:]):
         config.pluginmanager.register(plugin)
+
+
+def _check_plugins(config: pytest.Config) -> None:
+    """Raises `pytest.UsageError`: pytest-benchmark is switched off, or pytest-forked is on."""
+    # By its module: it has another name where -p or a conftest loads it than by its entry point.
+    if not any(getattr(plugin, "__name__", "") == "pytest_benchmark.plugin" for plugin in config.pluginmanager.get_plugins()):
+        raise pytest.UsageError("gpumem: --gpumem needs pytest-benchmark, which is switched off; leave out -p no:benchmark")
+    if getattr(config.option, "forked", False):
+        raise pytest.UsageError(
+            "gpumem: --forked runs each test in a copy of this process, in which CUDA does not work; --gpumem-isolate replaces the process "
+            "after a test that crashes"
+        )
+
+
+def _chosen(config: pytest.Config, settings: Settings, place: Storage, asked: DriverAnswer, resumed: SessionRemains | None) -> DeviceChoice:
+    """The device, which can run this session. Raises `pytest.UsageError`: it is not there, or cannot."""
+    try:
+        chosen = resumed.chosen if resumed is not None else _choose(settings, place, asked)
+        if (own := own_in_turn(os.environ, settings, chosen)) is not None:
+            os.environ[VISIBLE] = own
+            chosen = _choose(settings, place)
+        check_worker(config, chosen.facts, place)
+        fitting.check(config, settings, chosen)
+        if settings.pack and not is_part(config):
+            from pytest_gpumem.plugin.packing import check
+
+            check(config, chosen)
+        if chosen.facts.uuid is not None:
+            lock_file(chosen.facts.uuid)
+    except (UserError, LockUnusable) as error:
+        raise pytest.UsageError(f"gpumem: {error}") from None
+    return chosen
+
+
+def _session(config: pytest.Config, settings: Settings, place: Storage, chosen: DeviceChoice, of_base: BaseOfGate | None) -> GpuSession:
+    """The state of a session, with its baseline. Raises `pytest.UsageError`: the baseline cannot be used."""
+    store = Store(place, chosen.facts)
+    # Where the change left the history that it is compared with is asked of the project's repository.
+    shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
+    try:
+        baseline, accepted, added = _with_accepted(store.load(shared, settings.baseline_window), config, settings)
+    except UserError as error:
+        raise pytest.UsageError(f"gpumem: {error}") from None
+    except RevisionError as error:
+        raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
+    if settings.save and not config.option.collectonly and not is_part(config) and (why := store.unwritable()) is not None:
+        raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
+    return GpuSession(config, settings, chosen, store, baseline, accepted, added, None if of_base is None else of_base.selection)
 
 
 def _repeats(session: GpuSession, entries: JUnit) -> DecideFeature | RepeatFeature | None:

@@ -116,10 +116,12 @@ ACCEPTED: Final = "accepted"
 NOT_RUN: Final = "not run"
 UNJUDGED: Final = "undecided"
 NOT_REACHED: Final = "not reached"  # `Omission.reason` of what the session did not come to, because it ended before
+ITS_TEST_FAILED: Final = "its test failed"  # `Omission.reason` of what a test did not measure, because it failed or crashed before
 DID_NOT_RUN: Final = "did not run: "
 """Begins the error of a test that an earlier one kept from running, and the reason in `Omission.reason`; which one and how follows."""
 
 
+UP_TO: Final = "up to this: "  # begins a cause in `Row.why` that may have cost less
 UNEXPLAINED: Final = "unexplained"  # name of the part of a slow-down without a cause, in `Row.why`
 
 
@@ -141,6 +143,11 @@ class Omission(Record, frozen=True):
     def accounted(self) -> bool:
         """True if it leaves the exit code of a strict session as it is."""
         return self.status in (ALLOWED, ACCEPTED) or self.by_words or self.base_too
+
+    @property
+    def may_be_meant(self) -> bool:
+        """True if it is lost, and no failure or crash is the reason."""
+        return self.status == LOST and self.reason not in (NOT_REACHED, ITS_TEST_FAILED) and DID_NOT_RUN not in self.reason
 
     @property
     def key(self) -> str:

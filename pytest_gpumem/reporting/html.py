@@ -33,7 +33,7 @@ from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
 from pytest_gpumem.reporting.plots.memory import BytesOfTest, legend, memory_bars, memory_course
 from pytest_gpumem.reporting.plots.runs import Load, history, roofline, strip, trend, turns
 from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
-from pytest_gpumem.reporting.row_facts import OF_MEMORY, RowFacts, causes, row_facts, shown_headings
+from pytest_gpumem.reporting.row_facts import OF_MEMORY, RowFacts, causes, row_facts, short, shown_headings
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
@@ -194,13 +194,16 @@ def _figures(rows: Sequence[RowFacts], facts: DeviceFacts, footprints: Mapping[s
         most = f": the {MOST} of {len(deltas)} rows that changed most" if len(deltas) > MOST else ""
         yield _Figure(f"changes against the baseline{most}", forest(deltas))
     targets = {function_of(one.row): anchor(one.row.key) for one in reversed(rows)}
-    for family in families([one.row for one in rows if one.device == facts], facts):
+    drawn = list(families([one.row for one in rows if one.device == facts], facts))
+    functions = list(dict.fromkeys(family.function for family in drawn))
+    names = dict(zip(functions, short(functions), strict=True))
+    for family in drawn:
         plot = curve(family.series, family.x_unit, family.unit, family.ceilings, caption_of(family), family.y_name)
         legend = tuple(
             (f"{colour}{' predicted' if one.predicted else ''}", one.name)
             for one, colour in zip(family.series, colours(family.series), strict=True)
         )
-        yield _Figure(f"{_short(family.function)}: {caption_of(family)}", plot, legend, targets[family.function])
+        yield _Figure(f"{names[family.function]}: {caption_of(family)}", plot, legend, targets[family.function])
     if len(rungs := [rung for one in rows if (rung := _rung(one)) is not None]) > 1:
         yield _Figure("latency of one access", ladder(rungs))
     yield from _memory(rows, footprints)
@@ -262,7 +265,3 @@ def _rung(one: RowFacts) -> Rung | None:
         return None
     half = measurement.half_width / measurement.accesses_per_launch if measurement.half_width is not None else None
     return Rung(one.name, anchor(one.row.key), measurement.latency_per_access, half)
-
-
-def _short(nodeid: str) -> str:
-    return nodeid.partition("::")[2] or nodeid

@@ -20,7 +20,7 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import Migrations, PageCounts
-from pytest_gpumem.records.row import UNEXPLAINED, Comparison, Row
+from pytest_gpumem.records.row import UNEXPLAINED, UP_TO, Comparison, Row
 from pytest_gpumem.reporting.columns import hanging, wrapped
 from pytest_gpumem.reporting.footprints import footprint_facts
 from pytest_gpumem.reporting.groups import COALESCED, function_of
@@ -141,13 +141,18 @@ def shown_headings(rows: Sequence[RowFacts]) -> list[str]:
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:
-    """Keys without their file where they are unique without it, else without the common folder of all rows."""
-    tests = [row.key.partition("::")[2] for row in rows]
-    if all(tests) and len({row.key.partition("::")[2] for row in rows}) == len(rows):
+    """The keys, as `short`."""
+    return short([row.key for row in rows])
+
+
+def short(keys: Sequence[str]) -> list[str]:
+    """Keys or node ids without their file where they are unique without it, else without the common folder of all."""
+    tests = [key.partition("::")[2] for key in keys]
+    if all(tests) and len({*tests}) == len(keys):
         return tests
-    folders = [posixpath.dirname(row.nodeid.partition("::")[0]) for row in rows]
+    folders = [posixpath.dirname(key.partition("::")[0]) for key in keys]
     common = posixpath.commonpath(folders) if all(folders) and not any(posixpath.isabs(f) for f in folders) else ""
-    return [row.key.removeprefix(f"{common}/") for row in rows]
+    return [key.removeprefix(f"{common}/") for key in keys]
 
 
 def verdict_text(row: Row) -> str:
@@ -155,7 +160,7 @@ def verdict_text(row: Row) -> str:
     return "".join(_verdict(row)) + (" (simulated)" if row.verdict.simulated else "")
 
 
-CAUSE = re.compile(r"\s+(?P<share>\S+ %)\s+\S+ \S+\s+(?P<cause>.+)")  # a line of `Row.why`: share, time, cause
+CAUSE = re.compile(rf"\s+(?P<share>\S+ %)\s+\S+ \S+\s+(?P<most>{UP_TO})?(?P<cause>.+)")  # a line of `Row.why`: share, time, cause
 MEMORY = re.compile(r"\s+(?P<size>\+?\S+ [KMGT]?i?B)  (?P<place>.+)")  # a line of `Row.why`: bytes, and the line that allocates them
 RAN = "ran differently: "
 
@@ -166,7 +171,7 @@ def causes(row: Row) -> list[str]:
     memory = [f"{one['size']} at {' '.join(one['place'].split())}" for line in row.why if (one := MEMORY.fullmatch(line))]
     found = [one for line in row.why if (one := CAUSE.fullmatch(line)) and one["cause"] != UNEXPLAINED]
     ran = [line.strip().removeprefix(RAN) for line in row.why if line.strip().startswith(RAN)]
-    times = [f"{one['cause']} ({one['share']} of the change)" for one in found]
+    times = [f"{one['cause']} ({'up to ' if one['most'] else ''}{one['share']} of the change)" for one in found]
     of_counts = bool(row.verdict.limits) and all(one.limit in EXACT for one in row.verdict.limits)
     return memory + ((ran or times) if of_counts else (times or ran))
 

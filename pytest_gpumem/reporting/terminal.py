@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from pytest_gpumem.judging.finding import counted
@@ -74,34 +74,38 @@ def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str
     """Lines about what was not judged: each lost measurement, each limit on a test that measured nothing, and how many were not run.
     `remedy`: what to do about lost measurements.
     """
-    lines = []
-    unreached = [one for one in missing if one.status == LOST and one.reason == NOT_REACHED]
-    if tests := len({one.nodeid for one in unreached}):
-        lines.append(
-            f"lost: {counted(tests, 'test')} not reached, because the session ended before; --gpumem-isolate runs them all the same"
-        )
-        missing = [one for one in missing if one not in unreached]
-    unrun = [one for one in missing if one.status == LOST and DID_NOT_RUN in one.reason]
-    for why in dict.fromkeys(one.reason.partition(DID_NOT_RUN)[2] for one in unrun):
-        tests = len({one.nodeid for one in unrun if one.reason.endswith(why)})
-        lines.append(f"lost: {counted(tests, 'test')} did not run because {why}; --gpumem-isolate runs them all the same")
-    missing = [one for one in missing if one not in unrun]
+    crashed = [one for one in missing if one.status == LOST and (one.reason == NOT_REACHED or DID_NOT_RUN in one.reason)]
+    lines = list(_crash_lines(crashed))
     for status, name in ((LOST, "lost"), (ALLOWED, "lost, as allowed"), (ACCEPTED, "removed"), (UNJUDGED, "not judged")):
-        those = [one for one in missing if one.status == status]
+        those = [one for one in missing if one.status == status and one not in crashed]
         lines += [f"{name}: {one.key}{'' if one.what in (ROW, TEST) else f', {one.what}'}: {one.reason}" for one in those[:MOST]]
         if len(those) > MOST:
             lines.append(f"{name}: {len(those) - MOST} further {'measurements' if status != UNJUDGED else 'limits'}")
-    if any(one.status == LOST for one in missing):
+    if any(one.may_be_meant for one in missing):
         lines.append(remedy)
+    return [*lines, *_not_run_lines(one for one in missing if one.status == NOT_RUN)]
+
+
+def _crash_lines(crashed: Sequence[Omission]) -> Iterator[str]:
+    """A line for each crash, or end of a session, that kept tests from running."""
+    reasons = dict[str, set[str]]()
+    for one in crashed:
+        lost_in = one.reason.partition(DID_NOT_RUN)[2]
+        why = f"did not run because {lost_in}" if lost_in else "not reached, because the session ended before"
+        reasons.setdefault(why, set()).add(one.nodeid)
+    for why, tests in reasons.items():
+        yield f"lost: {counted(len(tests), 'test')} {why}; --gpumem-isolate runs them all the same"
+
+
+def _not_run_lines(missing: Iterable[Omission]) -> Iterator[str]:
+    """A line each about the measurements, the tests and the limits, with their reasons counted."""
     not_run: dict[str, list[str]] = {"measurement": [], "test": [], "limit": []}
     for one in missing:
-        if one.status == NOT_RUN:
-            not_run[{ROW: "measurement", TEST: "test"}.get(one.what, "limit")].append(one.reason)
+        not_run[{ROW: "measurement", TEST: "test"}.get(one.what, "limit")].append(one.reason)
     for things, reasons in not_run.items():
         if reasons:
             listed = ", ".join(f"{count} {reason}" for reason, count in Counter(reasons).items())
-            lines.append(f"not run: {counted(len(reasons), things)}{' of the baseline' if things == 'measurement' else ''} ({listed})")
-    return lines
+            yield f"not run: {counted(len(reasons), things)}{' of the baseline' if things == 'measurement' else ''} ({listed})"
 
 
 def baseline_line(processes: int, catches: float | None, where: str) -> str:

@@ -28,9 +28,6 @@ from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import (
     ACCEPTED,
-    DID_NOT_RUN,
-    LOST,
-    NOT_REACHED,
     NOT_RUN,
     ROW,
     TEST,
@@ -61,6 +58,8 @@ class OfBase:
     alone: Mapping[str, Row] = field(default_factory=dict)  # rows of the change in a process of the same tests, by key
     accepts: Callable[[str, str, str | None], bool] = lambda key, limit, value: False
     """Whether somebody accepted that the change loosens a limit of a row to a value; None is no limit."""
+
+    saved: Callable[[str], str | None] = lambda key: None  # the revision of a row's newest saved run; None if it has none
 
 
 class Standing(Enum):
@@ -235,9 +234,7 @@ def if_meant(decision: Decision) -> list[str]:
     if decision.code != Exit.FAILED:
         return []
     rows = worst_first(row for row in decision.rows if row.test_error is not True and any(changes_of(row)))
-    # What a crash kept from running nobody means.
-    lost = [one for one in decision.missing if one.status == LOST and one.reason != NOT_REACHED and DID_NOT_RUN not in one.reason]
-    named = list(dict.fromkeys([*(row.nodeid for row in rows), *(one.nodeid for one in lost)]))
+    named = list(dict.fromkeys([*(row.nodeid for row in rows), *(one.nodeid for one in decision.missing if one.may_be_meant)]))
     if not named:
         return []
     which = f" (the worst {SHOWN} of {len(named)} tests)" if len(named) > SHOWN else ""
@@ -478,7 +475,7 @@ def decide(
     for row in after:
         found[standing(row, duet or {}, base, strict_screen=strict_screen)].append(row)
     of_calls = tuple(one for row in rows if row.key in base.figures for one in looser(row.key, row.limits, base.figures[row.key].limits))
-    shared = [line for before, row in zip(rows, grown, strict=True) for line in _shared(before, row, base.name)]
+    shared = [line for before, row in zip(rows, grown, strict=True) for line in _shared(before, row, base)]
     cleared = [f"cleared by the duet: {row.key}" for row, old in zip(after, compared, strict=True) if _cleared(old, row)]
     if code == Exit.FAILED and failures == 0:
         end, remarks = Exit.FAILED, ["red: pytest failed the session as a whole; its output says why"]
@@ -495,12 +492,18 @@ def _cleared(before: Row, after: Row) -> bool:
     return before.failed and not after.failed and after.verdict.outcome is not Outcome.ACCEPTED
 
 
-def _shared(before: Row, after: Row, name: str) -> Iterator[str]:
-    """A line about the figures of a row that grew against the baseline, and did not against base."""
+def _shared(before: Row, after: Row, base: OfBase) -> Iterator[str]:
+    """A line about the figures of a row that grew against the baseline, and did not against base; with the command that finds when."""
     left = {one.limit for one in after.verdict.limits}
-    grown = [one.reason for one in open_results(before) if one.outcome is Outcome.FAIL and one.limit not in left]
-    if grown:
-        yield f"{name} has it too: {before.key}: {'; '.join(grown)}"
+    grown = [one for one in open_results(before) if one.outcome is Outcome.FAIL and one.limit not in left]
+    if not grown:
+        return
+    figure = next((one.limit[len("max_") :].removesuffix("_regression") for one in grown if one.limit.startswith("max_")), None)
+    since = ""
+    if figure is not None and (good := base.saved(before.key)) is not None:
+        words = ["gpumem", "bisect", "--good", good, "--bad", base.name, "--figure", figure, before.nodeid]
+        since = f"; since when: {shlex.join(words)}"
+    yield f"{base.name} has it too: {before.key}: {'; '.join(one.reason for one in grown)}{since}"
 
 
 _ENDED: Mapping[int, tuple[Exit, str]] = {

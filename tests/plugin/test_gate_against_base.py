@@ -246,17 +246,22 @@ def test_a_peak_that_grew_by_chance_is_measured_again(gate: Gate, exact: Project
     exact.write("peaks", "80 80 80 80 80 64")  # the last but one for its cause
     code, text = gate({"test_it.py": varying}, "--screen-only origin/exact -- -k peak")
     assert (code, exact.folder.joinpath("peaks").read_text()) == (1, "64"), text
+    said = [text.count(f"gpumem gate: {which} of the change, for the memory of 1 test") for which in ("one process", "one more process")]
+    assert said == [1, 2]
 
 
 def test_what_base_has_grown_by_is_not_this_changes_fault(gate: Gate, exact: Project) -> None:
     save = ". .venv/bin/activate; python -m pytest --gpumem --gpumem-save --gpumem-processes 1"
     done = exact.run(save, {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED})
     assert done.returncode == 0, done.stdout + done.stderr
+    saved = exact.run("git rev-parse --short=12 HEAD", {}).stdout.strip()
     exact.write("kern.py", GROWN["kern.py"])
     publish(exact, "grown")
     code, text = gate({"README.md": "words\n"}, "origin/grown")
     assert code == 0, text
     assert "gpumem gate: origin/grown has it too: test_it.py::test_peak: a peak of 80 MiB against 64 MiB of 1 saved run (+16 MiB" in text
+    since = f"; since when: gpumem bisect --good {saved} --bad origin/grown --figure peak test_it.py::test_peak"
+    assert since in " ".join(text.split())
     assert "gpumem gate: origin/grown has it too: test_it.py::test_kernels: same_kernels true (marker) does not hold: " in text
     # It grows further.
     code, text = gate({"kern.py": "NBYTES = 96 << 20\n"}, "origin/grown")
@@ -314,7 +319,11 @@ def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_bef
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [("--gpumem-mod hot", "unrecognized arguments: --gpumem-mod"), ("--gpumem-mode hott", "--gpumem-mode: 'hott' is not one of")],
+    [
+        ("--no-such-option", "unrecognized arguments: --no-such-option"),
+        ("--gpumem-mod hot", "there is no option --gpumem-mod (did you mean --gpumem-mode?)"),
+        ("--gpumem-mode hott", "--gpumem-mode: 'hott' is not one of"),
+    ],
 )
 def test_a_wrong_argument_of_pytest_is_a_mistake_of_the_user(gate: Gate, words: str, named: str, capfd: pytest.CaptureFixture[str]) -> None:
     code, text = gate({}, f"{GPU} {words}")

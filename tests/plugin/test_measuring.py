@@ -124,7 +124,7 @@ def test_a_function_of_your_own_is_checked_and_has_a_bandwidth(pytester: pytest.
     result.stdout.fnmatch_lines(
         [
             "*WrongResult: scale: its check returned False after one launch",
-            "SKIPPED*a function of the user's own cannot run on the simulated device unless it has a reference=",
+            "SKIPPED*a function without reference= does not run on the simulated device",
             "test_scale?2?*measured (sim)*",
             "1 row (simulated): 1 measured; 1 test failed without a measurement*",
         ]

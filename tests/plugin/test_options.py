@@ -283,6 +283,13 @@ def test_a_setting_of_the_ini_file_that_is_given_as_an_option_is_named(pytester:
     assert only_line(pytester.runpytest(*words)) == f"ERROR: gpumem: {name} is a setting of the ini file; {override} sets it for one run"
 
 
+def test_a_misspelt_option_names_the_one_that_is_meant(pytester: pytest.Pytester) -> None:
+    meant = "ERROR: gpumem: there is no option --gpumem-max-regresion (did you mean --gpumem-max-regression?)"
+    assert only_line(pytester.runpytest("--gpumem", "--gpumem-max-regresion=5%")) == meant
+    pytester.makeconftest("def pytest_addoption(parser): parser.addoption('--gpumem-max-regresion')")
+    assert pytester.runpytest("--gpumem", "--gpumem-max-regresion=5%").ret == pytest.ExitCode.NO_TESTS_COLLECTED  # it is the project's
+
+
 def test_an_option_in_a_table_of_its_own_stops_the_session_that_measures(pytester: pytest.Pytester, session: Run, gpumem: Run) -> None:
     """pytest does not read that table: a limit there would hold for nothing."""
     pytester.makepyfile("def test_it(): pass")

@@ -34,7 +34,7 @@ from pytest_gpumem.records.footprint import DRIVER, GRAPHS, MemoryPlace
 CUBLAS = "cuBLAS"  # `MemoryUse.library` of the memory of cuBLAS handles
 
 
-class _Call(NamedTuple):
+class _MemoryCall(NamedTuple):
     """What a call of the driver does, and where its parameters, eight bytes each, tell of what.
 
     The first parameter is the address, or where it is written to (`returned`).
@@ -48,16 +48,16 @@ class _Call(NamedTuple):
 
 
 _CALLS = {
-    "cuMemAlloc_v2": _Call("device"),
-    "cuMemAllocPitch_v2": _Call("device", rows=(1, 3)),
-    "cuMemAllocManaged": _Call("managed"),
-    **dict.fromkeys(("cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemHostAlloc_v2"), _Call("pinned")),
-    "cuMemHostRegister_v2": _Call("pinned", returned=False),
-    **dict.fromkeys(("cuMemAllocAsync", "cuMemAllocAsync_ptsz"), _Call("device", stream=2)),
-    **dict.fromkeys(("cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"), _Call("device", stream=3)),
-    "cuMemFree_v2": _Call("device", returned=False, nbytes=None),
-    **dict.fromkeys(("cuMemFreeHost", "cuMemHostUnregister"), _Call("pinned", returned=False, nbytes=None)),
-    **dict.fromkeys(("cuMemFreeAsync", "cuMemFreeAsync_ptsz"), _Call("device", returned=False, nbytes=None, stream=1)),
+    "cuMemAlloc_v2": _MemoryCall("device"),
+    "cuMemAllocPitch_v2": _MemoryCall("device", rows=(1, 3)),
+    "cuMemAllocManaged": _MemoryCall("managed"),
+    **dict.fromkeys(("cuMemAllocHost_v2", "cuMemHostAlloc", "cuMemHostAlloc_v2"), _MemoryCall("pinned")),
+    "cuMemHostRegister_v2": _MemoryCall("pinned", returned=False),
+    **dict.fromkeys(("cuMemAllocAsync", "cuMemAllocAsync_ptsz"), _MemoryCall("device", stream=2)),
+    **dict.fromkeys(("cuMemAllocFromPoolAsync", "cuMemAllocFromPoolAsync_ptsz"), _MemoryCall("device", stream=3)),
+    "cuMemFree_v2": _MemoryCall("device", returned=False, nbytes=None),
+    **dict.fromkeys(("cuMemFreeHost", "cuMemHostUnregister"), _MemoryCall("pinned", returned=False, nbytes=None)),
+    **dict.fromkeys(("cuMemFreeAsync", "cuMemFreeAsync_ptsz"), _MemoryCall("device", returned=False, nbytes=None, stream=1)),
 }
 """The calls that are read."""
 _VIRTUAL = {"cuMemCreate": 3, "cuMemRelease": 1, "cuMemMap": 4, "cuMemUnmap": 2, "cuMemRetainAllocationHandle": 2}
@@ -105,7 +105,7 @@ class DriverMemory(Source):
         self._probed: list[int] | None = None
         """Bytes of each allocation while a handle is made to see what it allocates; None otherwise."""
         self._handles: dict[str, tuple[int, ...]] = {}
-        self._calls: dict[int, _Call] = {}  # by CUPTI's number of a call
+        self._calls: dict[int, _MemoryCall] = {}  # by CUPTI's number of a call
         self._pools: set[int] = set()  # numbers of the calls of `_POOLS`
         self._virtual: dict[int, str] = {}  # by number, the calls of `_VIRTUAL`, `_ARRAYS` and `_OWN_POOLS`
         self._own_pools: list[int] = []  # pools of the device that the process has made
@@ -156,7 +156,7 @@ class DriverMemory(Source):
         except Exception as error:  # which CUPTI would lose
             self._failed = error
 
-    def _take(self, call: _Call, parameters: int, correlation: int) -> None:
+    def _take(self, call: _MemoryCall, parameters: int, correlation: int) -> None:
         last = max(call.nbytes or 0, call.stream or 0, *(call.rows or ()))
         values = words(parameters, last + 1)
         address, nbytes = values[0], 0 if call.nbytes is None else values[call.nbytes]

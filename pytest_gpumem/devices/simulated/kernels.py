@@ -102,7 +102,7 @@ class SimulatedKernels(Facet):
             foreign.function()
             return
         if foreign.reference is None:
-            raise Unsupported("a function of the user's own cannot run on the simulated device unless it has a reference=")
+            raise Unsupported("a function without reference= does not run on the simulated device")
         own = own_stream(stream)
         # Memory without an access is known to be touched, not how: once, to be read. An access without memory is to memory of its size.
         known = foreign.allocations[: len(foreign.accesses)]

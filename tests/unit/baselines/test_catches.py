@@ -10,7 +10,7 @@ from known_devices import H100
 from msgspec import structs
 from stored_rows import every, row, run
 
-from pytest_gpumem.baselines.history import Baseline, Process, SavedRow, assemble
+from pytest_gpumem.baselines.history import Baseline, SavedProcess, SavedRow, assemble
 from pytest_gpumem.judging.screen import compared
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.plugin.terminal import catches
@@ -22,7 +22,7 @@ def _baseline() -> Baseline:
     for day in range(3):
         stored = row(latency=(200 + day / 100) * 1e-6)
         assert stored.measurement is not None
-        process = Process(f"p{day}", datetime(2026, 11, 1, tzinfo=timezone.utc) + timedelta(days=day), None, H100)
+        process = SavedProcess(f"p{day}", datetime(2026, 11, 1, tzinfo=timezone.utc) + timedelta(days=day), None, H100)
         repeat = Repeat(stored.measurement.medians, stored.measurement.overhead)
         rows.append(SavedRow(stored.nodeid, structs.replace(stored.measurement, further=(repeat,)), process))
     return assemble([run(one) for one in rows])

@@ -13,7 +13,7 @@ from known_devices import H100
 from msgspec import structs
 from stored_rows import every, row, run
 
-from pytest_gpumem.baselines.history import WINDOW, Baseline, History, Process, Reset, RunFile, SavedRow, assemble, changes
+from pytest_gpumem.baselines.history import WINDOW, Baseline, History, Reset, RunFile, SavedProcess, SavedRow, assemble, changes
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement, Repeat
 from pytest_gpumem.settings import Settings
@@ -33,7 +33,7 @@ def accepted(
 ) -> SavedRow:
     stored = row(name, mode=mode, latency=(100 + day) * 1e-6)
     assert stored.measurement is not None
-    process = Process(f"p{day}", START + timedelta(days=day), revision, H100, day)
+    process = SavedProcess(f"p{day}", START + timedelta(days=day), revision, H100, day)
     further = (Repeat(stored.measurement.medians, None),) * (processes - 1)
     return SavedRow(stored.nodeid, structs.replace(stored.measurement, further=further), process, reset)
 
@@ -110,7 +110,7 @@ def test_earlier_runs_of_a_revision_leave_once_it_is_shown_to_be_slower(revision
     rows = [accepted(day, revision=revision) for day, revision in enumerate(revisions)]
     runs = [run(row, replace(row, nodeid="tests/test_a.py::test_copy")) for row in rows]
     revision, sequence = rejected
-    slower = Process("slower", START, revision, H100, sequence)
+    slower = SavedProcess("slower", START, revision, H100, sequence)
     found = assemble([*runs, RunFile(H100.key, slower, rejected=(KEY,))])
     assert days(found.rows[KEY]) == left
     assert days(found.rows["tests/test_a.py::test_copy"]) == [0, 1, 2, 3]
@@ -138,7 +138,7 @@ def clocked(memory: float | None = 2.619e9, sm: float | None = 1.98e9, **changed
 
 
 def run_of(facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any) -> SavedRow:
-    return SavedRow("a.py::test", clocked(**changed), Process("p", AT, None, facts), test_source=test_source)
+    return SavedRow("a.py::test", clocked(**changed), SavedProcess("p", AT, None, facts), test_source=test_source)
 
 
 def said(*window: SavedRow, facts: DeviceFacts = FACTS, test_source: str | None = "t" * 64, **changed: Any) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from stored_rows import A100, SIMULATED, every, improved, meant, row
 from pytest_gpumem.baselines import store as store_module
 from pytest_gpumem.baselines.acceptance import improvement, rejects
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
-from pytest_gpumem.baselines.history import Process
+from pytest_gpumem.baselines.history import SavedProcess
 from pytest_gpumem.baselines.layout import digest, reduced
 from pytest_gpumem.baselines.storage import BaselineError
 from pytest_gpumem.baselines.store import Store
@@ -94,7 +94,7 @@ def test_a_file_holds_all_processes_of_its_run(tmp_path: Path) -> None:
     assert store.load().processes == 4
 
 
-def kept(stored: Row, process: Process) -> Measurement:
+def kept(stored: Row, process: SavedProcess) -> Measurement:
     assert stored.measurement is not None
     return reduced(stored.measurement, process)
 

@@ -14,12 +14,17 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 FILES = {
     "pytest_gpumem/__init__.py": '"""Docs."""\nfrom __future__ import annotations\n',
-    "pytest_gpumem/state.py": "class GpuSession:\n    def __init__(self):\n        self.rows = []\n        self.lost: str | None = None\n",
-    "pytest_gpumem/hooks.py": (
+    "pytest_gpumem/plugin/state.py": (
+        "class GpuSession:\n    def __init__(self):\n        self.rows = []\n        self.lost: str | None = None\n"
+    ),
+    "pytest_gpumem/plugin/hooks.py": (
         "class Hooks:\n    def pytest_sessionfinish(self):\n        one, self._session.rows = 1, [Verdict('PASS')]\n"
         "    @hookimpl(tryfirst=True)\n    def pytest_configure(self):\n        self.lost = is_worker\n"
     ),
-    "pytest_gpumem/room/l2_sweep.py": "class Hooks:\n    def run(self, row):\n        return replace(row, verdict=None)\n",
+    "pytest_gpumem/room/l2_sweep.py": (
+        "class Hooks:\n    def run(self, row):\n        return replace(row, verdict=None)\n"
+        "def pytest_command(session):\n    session.lost = ''\n"
+    ),
     "tests/test_one.py": "def test_one() -> None:\n    pass\n",
     "docs/a/page.md": "three words here\n<!-- generated: x -->\n| a table |\n<!-- end of generated -->\n```sh\na command\n```\n",
 }
@@ -51,7 +56,7 @@ def test_figures_of_tracked_files(checkout: Path) -> None:
 
 def test_long_lines_do_not_make_the_package_smaller(checkout: Path) -> None:
     before = house.formatted_bytes(checkout)
-    state = checkout / "pytest_gpumem" / "state.py"
+    state = checkout / "pytest_gpumem" / "plugin" / "state.py"
     state.write_text(state.read_text().replace("self.rows = []", "self.rows = [one.name for one in range(3)]"))
     longer = house.formatted_bytes(checkout)
     state.write_text(
@@ -67,7 +72,7 @@ def test_complexity_counts_what_branches() -> None:
 
 def test_the_files_of_an_addition_are_those_of_past_commits(checkout: Path) -> None:
     for number in range(2):
-        for name in (f"kernels/k{number}.cu", f"pytest_gpumem/k{number}.py", "docs/a/page.md", *["pytest_gpumem/state.py"] * number):
+        for name in (f"kernels/k{number}.cu", f"pytest_gpumem/k{number}.py", "docs/a/page.md", *["pytest_gpumem/plugin/state.py"] * number):
             (checkout / name).parent.mkdir(exist_ok=True)
             with (checkout / name).open("a") as file:
                 file.write(f"k{number} = {number}\n")

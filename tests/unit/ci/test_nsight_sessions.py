@@ -13,7 +13,7 @@ from ncu_csv import TRIAD, line, log, measured, stack
 
 from pytest_gpumem.nsight.profile import SelectedTest
 
-TESTS = [SelectedTest(f"test_a.py::{name}", name, measures=True, managed=False) for name in ("test_triad", "test_paged", "test_skipped")]
+TESTS = [SelectedTest(f"test_a.py::{name}", name, managed=False) for name in ("test_triad", "test_paged", "test_skipped")]
 PUSHED = """Processing [whole.sqlite] with [/opt/nsys/reports/nvtx_pushpop_sum.py]...
 Time (%),Total Time (ns),Instances,Avg (ns),Range
 50.0,100,1,100.0,gpumem:test_triad

@@ -249,6 +249,11 @@ def test_a_program_fails_with_its_last_line_and_a_library_is_tried_only_with_a_g
     assert found(examine(nothing), "Numba").status is Status.OK
 
 
+def test_a_library_that_nobody_installed_is_not_examined() -> None:
+    report = examine(replace(WHOLE, **packages(torch=None, numba=None)))
+    assert [check.name for check in report.checks if check.name in ("PyTorch", "Triton", "Numba")] == ["Triton"]
+
+
 def test_a_whole_machine_is_all_ok() -> None:
     report = examine(WHOLE)
     assert [check.name for check in report.checks if check.status is not Status.OK] == []

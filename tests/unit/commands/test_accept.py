@@ -19,7 +19,7 @@ from pytest_gpumem.baselines.accepted import FOLDER, AcceptedChange, Scope, acce
 from pytest_gpumem.cli import main
 from pytest_gpumem.judging.verdict import known
 from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.row import LOST, LimitResult, Omission, Row
+from pytest_gpumem.records.row import ITS_TEST_FAILED, LOST, LimitResult, Omission, Row
 from pytest_gpumem.records.schema import document
 
 Accept = Callable[..., Result]
@@ -177,6 +177,7 @@ def test_a_file_of_the_same_change_is_replaced_and_a_merged_one_stays(accept: Ac
         (["t.py::test_late", "--reason", "why"], "t.py::test_late: max_latency of the test does not hold; change the limit in the test"),
         (["t.py::test_wrong", "--reason", "why"], "t.py::test_wrong: the test itself failed, which nobody can accept"),
         (["t.py::test_crashed", "--reason", "why"], "t.py::test_crashed: the test itself failed, which nobody can accept"),
+        (["t.py::test_aborted", "--reason", "why"], "t.py::test_aborted: the test itself failed, which nobody can accept"),
         ([TRIAD, "--reason", "why", "--results", "nowhere.json"], "nowhere.json: No such file or directory"),
         (
             [TRIAD, "--reason", "why", "--scope", "time", "--size", "1%", "--size", "2%"],
@@ -206,7 +207,8 @@ def test_mistakes_write_nothing(accept: Accept, results: Write, tmp_path: Path, 
     late = replace(late, verdict=replace(late.verdict, limits=(LimitResult("max_latency", Outcome.FAIL),)))
     crashed = row(Outcome.FAIL, "test_crashed")
     crashed = replace(crashed, measurement=None, verdict=replace(crashed.verdict, limits=()))
-    results(slower(), row(name="test_fine"), late, crashed, replace(slower("test_wrong"), test_error=True))
+    aborted = [Omission("t.py::test_aborted", "", LOST, ITS_TEST_FAILED)]
+    results(slower(), row(name="test_fine"), late, crashed, replace(slower("test_wrong"), test_error=True), missing=aborted)
     result = accept(*arguments)
     assert result.exit_code == 4
     (line,) = result.stderr.splitlines()
@@ -216,9 +218,10 @@ def test_mistakes_write_nothing(accept: Accept, results: Write, tmp_path: Path, 
 
 def test_no_gate_was_run(accept: Accept) -> None:
     result = accept(TRIAD, "--reason", "why")
+    instead = "run gpumem gate, or give --results, or --scope and --size"
     assert (result.exit_code, result.stderr) == (
         4,
-        "gpumem: there is no gpumem-results/results.json, which says what changed; run gpumem gate, or give --results, or --size\n",
+        f"gpumem: there is no gpumem-results/results.json, which says what changed; {instead}\n",
     )
 
 

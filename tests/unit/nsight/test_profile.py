@@ -19,9 +19,9 @@ from pytest_gpumem.nsight.profile import SelectedTest
 from pytest_gpumem.nsight.tools import ncu_command, nsys_command, nsys_trouble
 from pytest_gpumem.plugin.profiling import only
 
-TRIAD = SelectedTest("test_a.py::test_triad", "test_triad", measures=True, managed=False)
-PAGED = SelectedTest("test_a.py::test_paged", "test_paged", measures=True, managed=True)
-HOST = SelectedTest("test_a.py::test_host", "test_host", measures=False, managed=False)
+TRIAD = SelectedTest("test_a.py::test_triad", "test_triad", managed=False)
+PAGED = SelectedTest("test_a.py::test_paged", "test_paged", managed=True)
+HOST = SelectedTest("test_a.py::test_host", "test_host", managed=False)
 
 Call = Callable[..., Result]
 

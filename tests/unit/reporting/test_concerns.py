@@ -65,6 +65,7 @@ MORE = "for 2 further causes, which need more counts: gpumem explain --base main
     ("why", "said"),
     [
         ((), None),
+        ((HEAD, RAN, "    100 %  776.1 us  up to this: 8 MiB no longer in L2"), "8 MiB no longer in L2 (up to 100 % of the change)"),
         ((HEAD, RAN, "    97.6 %  776.1 us  sectors per request 4 → 16", MORE), "sectors per request 4 → 16 (97.6 % of the change)"),
         ((HEAD, RAN, "    100 %  1.368 us  unexplained", MORE), "kernel triad: grid 1024 → 1152"),
         (("ran differently: kernel copy: grid 64 → 8",), "kernel copy: grid 64 → 8"),

@@ -186,6 +186,13 @@ def test_a_reason_of_its_own_is_there_once(facts: DeviceFacts, make_row: MakeRow
     assert text[: text.index('id="results"')].count("throttled") == 1
 
 
+def test_plots_of_tests_of_one_name_are_told_apart(facts: DeviceFacts, make_row: MakeRow) -> None:
+    rows = [make_row(f"tests/{file}.py::test_copy[{n}]") for file in ("a", "b") for n in (1, 2, 4)]
+    text = Read(page(Run(rows, facts, {}, utc=UTC))).text
+    assert "a.py::test_copy: bandwidth" in text
+    assert "b.py::test_copy: bandwidth" in text
+
+
 def test_plots_of_what_there_is(facts: DeviceFacts, make_row: MakeRow) -> None:
     empty = page(Run([make_row("t.py::test_a")], facts, {}, utc=UTC))
     assert 'id="plots"' not in empty

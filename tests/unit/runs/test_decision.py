@@ -12,12 +12,13 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, AcceptedChange, Scope
+from pytest_gpumem.commands.bisect import OF_LAUNCH, OF_MEMORY
 from pytest_gpumem.judging.expectations import LooserLimit
 from pytest_gpumem.judging.paired import Paired
 from pytest_gpumem.outcomes import Code, Exit, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import NOT_REACHED, LimitResult, Omission, Row
+from pytest_gpumem.records.row import ITS_TEST_FAILED, NOT_REACHED, LimitResult, Omission, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 from pytest_gpumem.runs.decision import (
     EFFECTS,
@@ -462,8 +463,9 @@ def test_a_red_gate_names_the_command_that_accepts_it() -> None:
         "if it is meant, commit the file that this writes (the worst 3 of 4 tests): "
         "gpumem accept t.py::a 't.py::b [c]' t.py::d --reason '...'"
     ]
-    crashed = with_missing(red, [Omission("t.py::d", "", "lost", NOT_REACHED)])
+    crashed = with_missing(red, [Omission("t.py::d", "", "lost", why) for why in (NOT_REACHED, ITS_TEST_FAILED)])
     assert if_meant(crashed) == if_meant(red)
+    assert not any("gpumem accept" in line for line in crashed.remarks)
     for one in (replace(slower(), test_error=True), row(Outcome.FAIL)):
         assert if_meant(decide(1, 1, [one], H100, {}, None, strict=False)) == []
     assert if_meant(decided(row())) == []
@@ -558,10 +560,14 @@ def test_base_judges_exact_figures(limit: str, outcome: Outcome) -> None:
     assert with_base(of_base()).code == (Exit.FAILED if outcome is Outcome.FAIL else Exit.NO_VERDICT)
     alike = replace(row(), limits=one.limits)
     too = with_base(of_base(watched(alike, 2, 96 << 20)))
+    saved = with_base(dataclasses.replace(of_base(watched(alike, 2, 96 << 20)), saved=lambda key: "1a2b")).remarks[0]
     assert (too.code, too.rows[0].failed, too.rows[0].verdict.outcome) == (Exit.FINE, False, Outcome.PASS)
     assert too.remarks[:-1] == ((f"main has it too: t.py::a: {limit} so the screen",) if outcome is Outcome.FAIL else ()) + (
         "no max_regression for 1 of 2 rows, so no slow-down there is detected; see --max-regression",
     )
+    figure = {"max_kernels": "kernels", "max_peak_regression": "peak"}.get(limit, "") if outcome is Outcome.FAIL else ""
+    assert figure in ("", *OF_MEMORY, *OF_LAUNCH)
+    assert saved == too.remarks[0] + (f"; since when: gpumem bisect --good 1a2b --bad main --figure {figure} t.py::a" if figure else "")
     own = with_base(of_base(watched(alike, 1, 64 << 20)))
     assert (own.code, own.rows[0].failed, own.rows[0].verdict.outcome) == (Exit.FAILED, True, Outcome.FAIL)
     assert " main" in own.rows[0].verdict.reason

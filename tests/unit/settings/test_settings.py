@@ -169,10 +169,10 @@ def test_a_device_in_any_capitals() -> None:
 def test_unknown_variables_and_ini_keys_are_mistakes() -> None:
     with pytest.raises(SettingsError, match=r"GPUMEM_MDOE is set in the environment.*did you mean GPUMEM_MODE\?"):
         settled(environment={"GPUMEM_MDOE": "hot", "GPUMEMORY": "no business of ours"})
-    with pytest.raises(SettingsError, match=r"gpumem_presicion stands in pytest.ini.*did you mean gpumem_precision\?"):
+    with pytest.raises(SettingsError, match=r"gpumem_presicion is set in pytest.ini.*did you mean gpumem_precision\?"):
         settled(ini={"gpumem_presicion": "1%", "addopts": "-q"})
     for near in ("gpumem-mode", "gpunem_mode", "GPUMEM_MODE"):
-        with pytest.raises(SettingsError, match=rf"{near} stands in pytest.ini.*did you mean gpumem_mode\?"):
+        with pytest.raises(SettingsError, match=rf"{near} is set in pytest.ini.*did you mean gpumem_mode\?"):
             settled(ini={near: "hot"})
     with pytest.raises(SettingsError, match=r"-o gpumem_mod: there is no such setting \(did you mean gpumem_mode\?\)"):
         resolve(ON, {}, {"gpumem_mod": None}, "pytest.ini", ["gpumem_mod"])
