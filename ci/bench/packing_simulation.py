@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from record_file import record_parser, utc_now, write_record
 
-from pytest_gpumem.packing.jobs import Asked, jobs_of
-from pytest_gpumem.packing.leases import ALONE, IDLE, WAITS, Lease, LeaseError, Leases, Process, take
+from pytest_gpumem.packing.jobs import Asked, Job, jobs_of
+from pytest_gpumem.packing.leases import ALONE, IDLE, WAITS, LeaseError, Leases, Process, take
 from pytest_gpumem.packing.scheduler import Gpu, PackScheduler
 from pytest_gpumem.packing.shares import Learnt
 from pytest_gpumem.units import GiB, MiB
@@ -67,7 +67,7 @@ class Test:
 
     @property
     def learnt(self) -> Learnt:
-        return Learnt(self.seconds, (self.recorded,) if self.works else (), works=self.works, measures=self.asked.measures)
+        return Learnt(self.seconds, (self.recorded if self.works else 0,), measures=self.asked.measures)
 
 
 def suite(draw: random.Random, wrong: float) -> list[Test]:
@@ -158,7 +158,7 @@ class Worker:
         count = len(world.leases)
         self.gpus = [(self.number + more) % count for more in range(count)]
         world.held[self.gpus[0]][self.process] = CONTEXT
-        world.leases[self.gpus[0]].put(Lease(self.process, CONTEXT, IDLE))
+        world.leases[self.gpus[0]].put(self.process, held=CONTEXT)
 
     def send_runtest_some(self, indices: Sequence[int]) -> None:
         self.queue += indices
@@ -191,17 +191,17 @@ class Worker:
             self.session.twice += 1
             ticket = int(world.now * 1e9) + 1
             for gpu in gpus:
-                world.leases[gpu].put(Lease(self.process, CONTEXT, WAITS, ticket))
-            self._await(gpus, ticket)
+                world.leases[gpu].put(self.process, share=0, state=WAITS, ticket=ticket)
+            self._await(gpus)
 
-    def _await(self, gpus: Sequence[int], ticket: int) -> None:
+    def _await(self, gpus: Sequence[int]) -> None:
         world = self.session.world
         if self.process not in world.alive:
             return
-        if take([(world.leases[gpu], Lease(self.process, CONTEXT, ALONE, ticket), 0) for gpu in gpus]):
+        if take([(world.leases[gpu], 0) for gpu in gpus], self.process, 0, ALONE):
             self._begin(again=True)
         else:
-            world.at(POLL, partial(self._await, gpus, ticket))
+            world.at(POLL, partial(self._await, gpus))
 
     def _end(self, gpus: Sequence[int], test: Test) -> None:
         if self.process not in self.session.world.alive:
@@ -223,9 +223,8 @@ class Worker:
     def _give_back(self, gpus: Sequence[int]) -> None:
         """As a worker: where it cannot, the lease stays, until its next job ends."""
         try:
-            self.session.world.leases[gpus[0]].put(Lease(self.process, CONTEXT, IDLE))
-            for gpu in gpus[1:]:
-                self.session.world.leases[gpu].leave(self.process)
+            for gpu in gpus:
+                self.session.world.leases[gpu].put(self.process, share=0, state=IDLE)
         except LeaseError:
             self.session.world.at(LOOK, partial(self._give_back_later, gpus))
 
@@ -249,8 +248,7 @@ class Session:
         self.scheduler = PackScheduler(
             workers,
             self._plan,
-            lambda node: node.process,
-            lambda node: tuple(gpus[number] for number in node.gpus),
+            lambda node: (node.process, tuple(gpus[number] for number in node.gpus)),
             lambda: world.now,
             lambda line: None,
             lambda why: setattr(self, "stopped", why),
@@ -261,7 +259,7 @@ class Session:
         self.scheduler.schedule()
         self._look()
 
-    def _plan(self, ids: Sequence[str]) -> Any:
+    def _plan(self) -> list[Job]:
         return jobs_of([test.asked for test in self.tests], {test.asked.nodeid: test.learnt for test in self.tests})
 
     def _join(self, worker: Worker) -> None:
@@ -325,7 +323,7 @@ def disturb(scenario: str, world: World, session: Session, draw: random.Random, 
     elif scenario.startswith("another session"):
         holder = world.process()
         for leases in world.leases:
-            leases.put(Lease(holder, world.room, ALONE))
+            leases.put(holder, held=world.room, state=ALONE)
         world.at(draw.uniform(20, 120), lambda: world.end(holder))
 
 
@@ -345,7 +343,6 @@ def simulated(scenario: str, seed: int, folder: Path) -> dict[str, Any]:
         one.end()
     locked = sum(len(leases.all()) for leases in world.leases)
     for leases in world.leases:
-        leases.close()
         leases.path.unlink()
     least = bound(tests, world.capacity, gpus)
     return {

@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from _pytest.runner import runtestprotocol
 
@@ -19,41 +21,69 @@ from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.devices.shortage import shortage
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.packing.jobs import Asked
-from pytest_gpumem.packing.leases import ALONE, IDLE, RUNS, WAITS, Lease, LeaseError, Leases, take, this_process
-from pytest_gpumem.packing.shares import PAGE, greedy
+from pytest_gpumem.packing.leases import ALONE, IDLE, RUNS, WAITS, Lease, LeaseError, Leases, Process, running, take
+from pytest_gpumem.packing.shares import PAGE, Learnt
 from pytest_gpumem.plugin.exclusive import lock_file
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, PEER_FIXTURE, marks_of, uses
-from pytest_gpumem.plugin.running import Feature
+from pytest_gpumem.plugin.running import ENDS, Feature
 from pytest_gpumem.plugin.state import ROWS, GpuSession
 from pytest_gpumem.plugin.workers import given
 from pytest_gpumem.settings import SettingsError, marker_keywords, of_marker
+from pytest_gpumem.units import short_bytes
 
 FOLDER = "pack"  # what a worker is given: the folder of the run
-TAKEN = "gpumem_taken"  # attribute of the last report of a test: what it took
+TAKEN = "gpumem_taken"  # attribute of the last report of a test: a `Taken`
 EMPTIED = 32 << 20  # bytes that pools hold unused, from which on they are emptied
+OVER = 1.02  # a test that takes so many times its share is named
 POLL = 0.05  # seconds between two looks at the leases
 
 
-def leases_file(uuid: str | None, folder: Path) -> Path:
-    """The file of a GPU's leases: the user's own, or of this run for a simulated device."""
-    return folder / "simulated.leases" if uuid is None else lock_file(uuid).with_suffix(".leases")
+class Taken(msgspec.Struct):
+    """What a worker says of a test."""
+
+    name: str  # as it is learnt
+    learnt: Learnt
+    known: bool  # False: nobody says what the process holds
+    failed: bool
+    over: str  # how much it took instead of its share; empty if it did not
+    twice: bool
+    trouble: str
+    lives: tuple[str, ...]  # fixtures of wider scopes that live
+    idle: int  # bytes that the process held before its first test
+
+
+@dataclass
+class _Test:
+    """The test that runs."""
+
+    asked: Asked
+    lease: Lease  # with which it began
+    before: int | None  # bytes that the process held
+    free: int  # bytes that were free, with what the process held
+    fixtures: frozenset[str]  # of wider scopes that lived
+    properties: list[tuple[str, object]]
+    used: dict[str, int] = field(default_factory=dict)  # fixtures of wider scopes that it uses, with the bytes that each holds
+    short: str | None = None  # the phase in which it ran out of memory
+    twice: bool = False  # it runs again, alone
+    seconds: float = 0.0
+    failed: bool = False
+
+
+def leases_of(uuid: str | None, folder: Path) -> Leases:
+    """The leases of a GPU: the user's own, or of this run for a simulated device."""
+    return Leases(folder / "simulated.leases" if uuid is None else lock_file(uuid).with_suffix(".leases"))
 
 
 def asked_of(item: pytest.Item, session: GpuSession) -> Asked:
     """A test as it was collected, with the group of its marker `xdist_group`."""
-    marks = (mark for mark in item.iter_markers("xdist_group"))
-    groups = sorted({str(mark.args[0] if mark.args else mark.kwargs.get("name", "default")) for mark in marks})
-    group = "_".join(groups) or None
+    marks = item.iter_markers("xdist_group")
+    group = "_".join(sorted({str(mark.args[0] if mark.args else mark.kwargs.get("name", "default")) for mark in marks})) or None
     name = item.nodeid.removesuffix(f"@{group}") if getattr(session.config.option, "loadgroup", False) else item.nodeid
     gpus = 1
     with suppress(SettingsError):  # reported where the marker is read
         asked = of_marker(marker_keywords(marks_of(item)), "gpus") or 1
         gpus = min(max(asked, 2 if uses(item, PEER_FIXTURE) else 1), max(1, len(session.chosen.gpus)))
     return Asked(name, group, gpus, uses(item, BENCHMARK_FIXTURE))
-
-
-def _name(fixturedef: pytest.FixtureDef[Any]) -> str:
-    return f"{fixturedef.baseid}::{fixturedef.argname}"
 
 
 class PlaceHolder(pytest.Item):
@@ -75,23 +105,16 @@ class PackedFeature(Feature):
     def __init__(self, session: GpuSession) -> None:
         self._session, self._config = session, session.config
         self._folder = Path(given(session.config, FOLDER))
-        self._me = this_process()
-        self._leases: list[Leases] = []  # of the GPUs of the job that runs, this worker's own first
+        self._me = running(os.getpid()) or Process(os.getpid(), 0)
+        gpus = (session.facts.uuid, *session.chosen.gpus[1:])
+        self._leases = [leases_of(uuid, self._folder) for uuid in gpus]  # this worker's own GPU first
         self._held: int | None = None  # bytes that this process holds of its GPU, as it was last read
+        self._free = 0  # bytes that were free then, with what this process held
         self._idle = 0  # bytes that it held before its first test
-        self._last: pytest.Item | None = None
-        self._asked = Asked("")  # the test that runs, as it was collected
-        self._short: str | None = None  # the phase in which the test ran out of memory
-        self._twice = False  # the test runs again, alone
-        self._lease: Lease | None = None  # with which the test runs
-        self._before: list[tuple[str, object]] = []  # the test's properties, before it began
-        self._began: tuple[int | None, int] = (None, 0)  # bytes held and free when the test began
-        self._used: dict[str, int] = {}  # fixtures of wider scopes that the test uses
-        self._free = 0  # bytes that were free when the test began, with what this process held
-        self._trouble = ""
         self._fixtures: dict[str, int] = {}  # of wider scopes than a test that live, with the bytes that each holds
-        self._wide: list[int] = []  # bytes of the fixtures that a fixture has set up, whose setup runs; the innermost last
-        self._new = 0  # bytes of fixtures that the test has set up
+        self._last: pytest.Item | None = None
+        self._test: _Test | None = None
+        self._trouble = ""
 
     # The begin and the end
 
@@ -115,97 +138,86 @@ class PackedFeature(Feature):
             _ = self._session.device
         self._read()
         self._idle = self._held or 0
-        self._leases = [Leases(leases_file(self._session.facts.uuid, self._folder))]
+        self._put()
         try:
-            self._hold()
             yield
         finally:
-            with suppress(LeaseError):
-                for leases in self._leases:
-                    leases.leave(self._me)
-                    leases.close()
+            self._held = 0
+            self._put(share=0, state=IDLE)
 
     def _read(self) -> None:
         """Read how much this process holds of its GPU."""
         facts = self._session.facts
         found = self._session.chosen.occupancy(facts.uuid or facts.key)
         self._held = None if found is None else found.of.get(os.getpid())
-        if self._held is None:
+        if found is None or self._held is None:
             self._trouble = "nothing is packed: NVML does not list what processes hold of the GPU, as in some containers"
-        elif found is not None:
+        else:
             self._free = found.total - found.used + self._held
 
-    def _own(self) -> Lease | None:
-        """The lease of the job that runs, on this worker's own GPU."""
+    def _put(self, gpus: int = 1, **changes: object) -> None:
+        """Say how much this process holds of its GPU, and change its leases of the first GPUs."""
         try:
-            return next((lease for lease in self._leases[0].all() if lease.process == self._me), None)
+            for leases in self._leases[1:gpus]:
+                leases.put(self._me, **changes)
+            self._leases[0].put(self._me, held=self._held or 0, **changes)
         except LeaseError as error:
             self._trouble = str(error)
-            return None
-
-    def _hold(self) -> None:
-        """Say how much this process holds, unless it has been given a test meanwhile."""
-        try:
-            self._leases[0].hold(self._me, self._held or 0)
-        except LeaseError as error:
-            self._trouble = str(error)
-
-    def _give_back(self) -> None:
-        """Say that no test runs here, and how much this process holds all the same."""
-        own, *further = self._leases
-        try:
-            own.put(Lease(self._me, self._held or 0, IDLE))
-            for leases in further:
-                leases.leave(self._me)
-                leases.close()
-        except LeaseError as error:
-            self._trouble = str(error)
-        self._leases = [own]
 
     # One test
 
     @contextmanager
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-        if not isinstance(item, PlaceHolder):
-            self._last, self._short, self._twice, self._new = item, None, False, 0
-            self._before = [*item.user_properties]
-            if isinstance(nextitem, PlaceHolder):
-                nextitem.after = item
-            self._asked = asked_of(item, self._session)
-            further = self._session.chosen.gpus[len(self._leases) : self._asked.gpus]
-            self._leases += [Leases(leases_file(uuid, self._folder)) for uuid in further]
-            self._lease = self._own()
-            self._began = self._held, self._free
+        if isinstance(item, PlaceHolder):
+            yield
+            self._put()  # another test may have been given its share meanwhile
+            return
+        self._last = item
+        if isinstance(nextitem, PlaceHolder):
+            nextitem.after = item
+        lease = Lease(self._me)
+        with suppress(LeaseError):  # whoever gives it says so
+            lease = next((one for one in self._leases[0].all() if one.process == self._me), lease)
+        asked = asked_of(item, self._session)
+        self._test = test = _Test(asked, lease, self._held, self._free, frozenset(self._fixtures), [*item.user_properties])
         try:
             yield
         finally:
-            if isinstance(item, PlaceHolder):
-                self._hold()
-            elif nextitem is None or isinstance(nextitem, PlaceHolder):
-                self._give_back()
-            elif self._twice and self._lease is not None:
-                with suppress(LeaseError):
-                    self._leases[0].put(self._lease)
+            self._test = None
+            if nextitem is None or isinstance(nextitem, PlaceHolder):
+                self._put(asked.gpus, share=0, state=IDLE)
+            elif test.twice:
+                self._put(asked.gpus, share=lease.share, state=lease.state)
 
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if isinstance(item, PlaceHolder):
             self._rest(item, nextitem)
             return True
-        if self._reruns(item):
-            return None  # pytest-rerunfailures repeats it, if it may
+        reruns = self._config.pluginmanager.getplugin("rerunfailures")
+        if reruns is not None and reruns.get_reruns_count(item) is not None:
+            return None  # it repeats the test
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
-        if self._short is not None and self._clear(item):
+        if self._clear(item):
             reports = runtestprotocol(item, nextitem=nextitem, log=False)
         for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
+    def _rest(self, item: PlaceHolder, nextitem: pytest.Item | None) -> None:
+        """Tear down what the test that comes does not need. An error is one of the test before."""
+        call = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), "teardown", ENDS)
+        if isinstance(nextitem, PlaceHolder):
+            nextitem.after = None
+            self._read()
+        if call.excinfo is not None and self._last is not None:
+            vars(item)["_nodeid"] = self._last.nodeid  # xdist compares them
+            item.ihook.pytest_runtest_logreport(report=pytest.TestReport.from_item_and_call(self._last, call))
+
     @contextmanager
     def setup(self, item: pytest.Item) -> Iterator[None]:
-        if self._short is not None:
-            self._clear(item)
+        self._clear(item)  # for a rerun
         yield
 
     @contextmanager
@@ -215,61 +227,45 @@ class PackedFeature(Feature):
             yield
             return
         self._read()
-        before = self._held
-        self._wide.append(0)
+        before = (self._held or 0) - sum(self._fixtures.values())
         yield
-        within = self._wide.pop()
         self._read()
-        took = max(0, (self._held or 0) - (before or 0))
-        if self._wide:
-            self._wide[-1] += took
-        else:
-            self._new += took
-        if (own := took - within) >= PAGE:
-            name = _name(fixturedef)
+        if (own := (self._held or 0) - sum(self._fixtures.values()) - before) >= PAGE:  # without those that it has set up itself
+            name = f"{fixturedef.baseid}::{fixturedef.argname}"
             self._fixtures[name] = own
             fixturedef.addfinalizer(lambda: self._fixtures.pop(name, None))
 
-    def _reruns(self, item: pytest.Item) -> bool:
-        """True if pytest-rerunfailures may run a test again."""
-        if not self._config.pluginmanager.hasplugin("rerunfailures"):
-            return False
-        option, ini = self._config.option, self._config.getini("reruns")
-        return bool(getattr(option, "reruns", None) or getattr(option, "force_reruns", None) or ini or item.get_closest_marker("flaky"))
+    @contextmanager
+    def teardown(self, item: pytest.Item) -> Iterator[None]:
+        if (test := self._test) is not None:
+            names = getattr(item, "fixturenames", ())
+            test.used = {name: nbytes for name, nbytes in self._fixtures.items() if name.rpartition("::")[2] in names}
+        yield
 
-    def _rest(self, item: PlaceHolder, nextitem: pytest.Item | None) -> None:
-        """Tear down what the test that comes does not need. An error is one of the test before."""
-        call = pytest.CallInfo.from_call(
-            lambda: item.session._setupstate.teardown_exact(nextitem), "teardown", (KeyboardInterrupt, pytest.exit.Exception)
-        )
-        if isinstance(nextitem, PlaceHolder):
-            nextitem.after = None
-            self._read()
-        if call.excinfo is not None and self._last is not None:
-            vars(item)["_nodeid"] = self._last.nodeid  # xdist compares them
-            item.ihook.pytest_runtest_logreport(report=pytest.TestReport.from_item_and_call(self._last, call))
+    def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+        if self._test is not None and call.excinfo is not None and report.failed and shortage(call.excinfo.value) is not None:
+            self._test.short = call.when
 
     def _clear(self, item: pytest.Item) -> bool:
-        """Wait until this process has its GPUs to itself, for another run of a test; False if it had them, or if that is no use."""
-        phase, self._short = self._short, None
-        if self._session.lost_in is not None or self._twice or self._lease is None or self._lease.state != RUNS:
+        """After a test that ran out of memory beside others, wait until this process has its GPUs to itself, for another run of it; False
+        if it had them, or if that is no use."""
+        test = self._test
+        if test is None or test.short is None or test.twice or test.lease.state != RUNS or self._session.lost_in is not None:
             return False
-        self._twice = True
-        if phase == "setup":  # pytest keeps the error of a fixture that others use
+        test.twice = True
+        if test.short == "setup":  # pytest keeps the error of a fixture that others use
             with suppress(Exception):
                 item.session._setupstate.teardown_exact(None)
-        item.user_properties[:] = self._before
+        item.user_properties[:] = test.properties
         item._report_sections.clear()
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):  # they hold the frames of the test, and with them its memory
             vars(sys).pop(name, None)
         gc.collect()
         self._empty(0)
         self._read()
+        self._put(test.asked.gpus, share=0, state=WAITS, ticket=time.monotonic_ns())
         try:
-            ticket = time.monotonic_ns()
-            for leases in self._leases:
-                leases.put(Lease(self._me, self._held or 0, WAITS, ticket))
-            while not take([(leases, Lease(self._me, self._lease.nbytes, ALONE, ticket), 0) for leases in self._leases]):
+            while not take([(leases, 0) for leases in self._leases[: test.asked.gpus]], self._me, test.lease.share, ALONE):
                 time.sleep(POLL)
         except LeaseError as error:
             self._trouble = str(error)
@@ -282,49 +278,40 @@ class PackedFeature(Feature):
             return False
 
     @contextmanager
-    def teardown(self, item: pytest.Item) -> Iterator[None]:
-        info = getattr(item, "_fixtureinfo", None)
-        names = {_name(defs[-1]) for defs in info.name2fixturedefs.values()} if info is not None else ()
-        self._used = {name: nbytes for name, nbytes in self._fixtures.items() if name in names}
+    def logged(self, report: pytest.TestReport) -> Iterator[None]:
+        if (test := self._test) is not None:
+            test.seconds += report.duration
+            test.failed = test.failed or report.failed
+            if report.when == "teardown" and self._last is not None:
+                setattr(report, TAKEN, msgspec.to_builtins(self._taken(self._last, test)))
         yield
 
-    def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
-        if report.failed and call.excinfo is not None and shortage(call.excinfo.value) is not None:
-            self._short = call.when
-        if call.when == "teardown":
-            setattr(report, TAKEN, self._taken(item))
-
-    def _taken(self, item: pytest.Item) -> dict[str, object]:
-        """What a test took, for the controller. Its process holds less afterwards."""
-        before, free = self._began
+    def _taken(self, item: pytest.Item, test: _Test) -> Taken:
+        """What a test took. Its process holds less afterwards."""
         self._read()
-        after = self._held
         rows = item.stash.get(ROWS, [])
         found = next((row.footprint for row in rows if not row.label and row.footprint is not None), None)
         grown = max(found.driver_peak or 0, found.peak) if found is not None else 0
         kept = sum(use.kept + use.reserved for use in found.uses if use.kind == "device") if found is not None else 0
-        used = self._used
-        peak = total = None
-        if before is not None and after is not None:
-            # What no allocation explains: the code of kernels, and libraries that are not watched.
-            grown += max(0, after - before - max(0, kept) - self._new)
-            peak, total = before + grown + self._new, grown + sum(used.values())
+        new = sum(nbytes for name, nbytes in test.used.items() if name not in test.fixtures)
+        before, after, over = test.before or 0, self._held or 0, ""
+        grown += max(0, after - before - max(0, kept) - new)  # what no allocation explains: code of kernels, libraries that are not watched
+        packed = test.lease.state == RUNS and not test.twice
+        share, peak = test.lease.held + test.lease.share, before + grown + new
+        if packed and peak > (share + PAGE) * OVER:
+            over = f"{short_bytes(peak)} instead of {short_bytes(share)}"
         if self._empty(EMPTIED):
             self._read()
-        lease = self._lease
-        packed = lease is not None and lease.state == RUNS and not self._twice
-        return {
-            "name": self._asked.nodeid,
-            "peak": peak,
-            "grown": total,
-            "fixtures": used,
-            "lives": [*self._fixtures],
-            "held": self._held,
-            "idle": self._idle,
-            "works": (total or 0) > 0,
-            "measures": any(row.measurement is not None for row in rows),
-            "greedy": 0.0 if packed else greedy(grown, free),
-            "share": lease.nbytes if lease is not None and packed else 0,
-            "twice": self._twice,
-            "trouble": self._trouble,
-        }
+        measures = any(row.measurement is not None for row in rows)
+        part = grown / test.free if test.free > 0 and not packed else 0.0
+        return Taken(
+            test.asked.nodeid,
+            Learnt(test.seconds, (grown + sum(test.used.values()),), test.used, measures, part),
+            test.before is not None and self._held is not None,
+            test.failed,
+            over,
+            test.twice,
+            self._trouble,
+            (*self._fixtures,),
+            self._idle,
+        )

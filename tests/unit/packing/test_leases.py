@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.packing import leases as leases_module
-from pytest_gpumem.packing.leases import ALONE, IDLE, LINES, RUNS, WAITS, Lease, LeaseError, Leases, Process, take, this_process
+from pytest_gpumem.packing.leases import ALONE, IDLE, RUNS, WAITS, Lease, LeaseError, Leases, Process, running, take
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -24,12 +23,13 @@ def of(path: Path, *alive: Process) -> Leases:
 
 def test_a_lease_is_granted_while_all_fit(tmp_path: Path) -> None:
     leases = of(tmp_path)
-    assert take([(leases, Lease(ONE, 60, RUNS), 100)])
-    assert not take([(leases, Lease(OTHER, 41, RUNS), 100)])
-    assert take([(leases, Lease(OTHER, 40, RUNS), 100)])
-    assert sorted(leases.all()) == [Lease(ONE, 60, RUNS), Lease(OTHER, 40, RUNS)]
-    leases.put(Lease(ONE, 5, IDLE))
-    assert take([(leases, Lease(THIRD, 55, RUNS), 100)])
+    leases.put(ONE, held=10)
+    assert take([(leases, 100)], ONE, 50, RUNS)
+    assert not take([(leases, 100)], OTHER, 41, RUNS)
+    assert take([(leases, 100)], OTHER, 40, RUNS)
+    assert sorted(leases.all()) == [Lease(ONE, 10, 50, RUNS), Lease(OTHER, 0, 40, RUNS)]
+    leases.put(ONE, held=5, share=0, state=IDLE)
+    assert take([(leases, 100)], THIRD, 55, RUNS)
 
 
 @pytest.mark.parametrize(
@@ -38,42 +38,43 @@ def test_a_lease_is_granted_while_all_fit(tmp_path: Path) -> None:
 )
 def test_a_test_alone_on_the_gpu_waits_for_the_others_and_they_for_it(tmp_path: Path, state: str, beside: str, granted: bool) -> None:
     leases = of(tmp_path)
-    leases.put(Lease(OTHER, 10, beside, 5 if beside == WAITS else 0))
-    assert take([(leases, Lease(ONE, 10, state), 100)]) is granted
+    leases.put(OTHER, held=10, state=beside, ticket=5)
+    assert take([(leases, 100)], ONE, 10, state) is granted
 
 
 def test_of_two_that_wait_the_first_has_its_turn(tmp_path: Path) -> None:
     leases = of(tmp_path)
-    leases.put(Lease(ONE, 0, WAITS, 7))
-    leases.put(Lease(OTHER, 0, WAITS, 8))
-    assert not take([(leases, Lease(OTHER, 10, ALONE, 8), 100)])
-    assert take([(leases, Lease(ONE, 10, ALONE, 7), 100)])
+    leases.put(ONE, state=WAITS, ticket=7)
+    leases.put(OTHER, state=WAITS, ticket=8)
+    assert not take([(leases, 100)], OTHER, 10, ALONE)
+    assert take([(leases, 100)], ONE, 10, ALONE)
 
 
 def test_two_gpus_are_taken_at_once_or_not_at_all(tmp_path: Path) -> None:
     first, second = (Leases(tmp_path / name, lambda process: True) for name in ("a", "b"))
-    second.put(Lease(OTHER, 90, RUNS))
-    wanted = Lease(ONE, 20, RUNS)
-    assert not take([(first, wanted, 100), (second, wanted, 100)])
+    second.put(OTHER, share=90, state=RUNS)
+    assert not take([(first, 100), (second, 100)], ONE, 20, RUNS)
     assert first.all() == []
-    second.leave(OTHER)
-    assert take([(first, wanted, 100), (second, wanted, 100)])
-    assert first.all() == second.all() == [wanted]
+    second.put(OTHER, share=0, state=IDLE)
+    assert take([(first, 100), (second, 100)], ONE, 20, RUNS)
+    assert first.all() == second.all() == [Lease(ONE, 0, 20, RUNS)]
 
 
 def test_what_a_dead_process_held_is_free(tmp_path: Path) -> None:
-    of(tmp_path, ONE).put(Lease(ONE, 100, ALONE))
+    of(tmp_path, ONE).put(ONE, held=100, state=ALONE)
     leases = of(tmp_path, OTHER)
     assert leases.all() == []
-    assert take([(leases, Lease(OTHER, 100, RUNS), 100)])
+    assert take([(leases, 100)], OTHER, 100, RUNS)
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = this_process(child.pid)
+    process, own = running(child.pid), running(os.getpid())
+    assert process is not None
+    assert own is not None
     leases = Leases(tmp_path / "gpu.leases")
-    leases.put(Lease(process, 1))
-    leases.put(Lease(Process(os.getpid(), this_process().start + 1), 1))
+    leases.put(process, held=1)
+    leases.put(Process(os.getpid(), own.start + 1), held=1)
     assert [lease.process for lease in leases.all()] == [process]
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie holds no memory
@@ -82,40 +83,40 @@ def test_a_process_is_told_from_a_later_one_with_its_number(tmp_path: Path) -> N
 
 
 def test_a_full_disk_stops_no_later_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    leases = of(tmp_path)
+    leases = Leases(tmp_path / "gpu.leases", lambda process: True)
+    assert leases.all() == []
     size = leases.path.stat().st_size
-    for number in range(LINES):
-        leases.put(Lease(Process(number, 1), 2**50, WAITS, 2**63))
+    for number in range(100):
+        leases.put(Process(2**22 + number, 2**40), held=2**40, share=2**40, state=WAITS, ticket=2**63)
     assert leases.path.stat().st_size == size
     monkeypatch.setattr(os, "pwrite", lambda *_: 10)
     with pytest.raises(LeaseError, match=rf"new, cannot be used: {os.strerror(errno.ENOSPC)}"):
-        Leases(tmp_path / "new")
+        Leases(tmp_path / "new").all()
 
 
 def test_what_is_held_between_tests_takes_no_lease_of_a_test_away(tmp_path: Path) -> None:
     leases = of(tmp_path)
-    leases.hold(ONE, 5)
-    leases.hold(ONE, 6)
-    assert leases.all() == [Lease(ONE, 6)]
-    leases.put(Lease(ONE, 50, RUNS))
-    leases.hold(ONE, 7)
-    assert leases.all() == [Lease(ONE, 50, RUNS)]
+    leases.put(ONE, held=5)
+    assert leases.all() == [Lease(ONE, 5)]
+    assert take([(leases, 100)], ONE, 50, RUNS)
+    leases.put(ONE, held=7)
+    assert leases.all() == [Lease(ONE, 7, 50, RUNS)]
 
 
 def test_a_line_that_is_none_is_no_lease(tmp_path: Path) -> None:
     leases = of(tmp_path)
-    leases.put(Lease(ONE, 7))
-    with open(leases.path, "r+b") as file:
-        file.seek(leases_module._LENGTH)
-        file.write("2 1 é idle 0".encode())
+    leases.put(ONE, held=7)
+    text = leases.path.read_text().rstrip()
+    leases.path.write_text(f"{text}\n2 1 é 0 idle 0\n2 1 5\n3 1 1 0 sleeps 0", encoding="utf-8")
     assert leases.all() == [Lease(ONE, 7)]
 
 
 def test_too_many_processes_and_a_missing_folder_are_one_line(tmp_path: Path) -> None:
     leases = Leases(tmp_path / "gpu.leases", lambda process: True)
-    for number in range(LINES):
-        leases.put(Lease(Process(number, 1), 1))
-    with pytest.raises(LeaseError, match=f"{LINES} processes hold leases"):
-        leases.put(Lease(Process(LINES, 1), 1))
+    with leases.locked() as found:
+        found |= {Process(number, 2**40): Lease(Process(number, 2**40), 2**40) for number in range(100)}
+    with pytest.raises(LeaseError, match="too many processes hold leases"), leases.locked() as found:
+        found |= {Process(number, 1): Lease(Process(number, 1), 1) for number in range(2000)}
+    assert len(leases.all()) == 100
     with pytest.raises(LeaseError, match="No such file or directory"):
-        Leases(tmp_path / "none" / "gpu.leases")
+        Leases(tmp_path / "none" / "gpu.leases").all()
