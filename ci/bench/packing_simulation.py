@@ -198,7 +198,7 @@ class Worker:
         world = self.session.world
         if self.process not in world.alive:
             return
-        if take([(world.leases[gpu], 0) for gpu in gpus], self.process, 0, ALONE):
+        if take([(world.leases[gpu], 0) for gpu in gpus], self.process, 0, alone=True):
             self._begin(again=True)
         else:
             world.at(POLL, partial(self._await, gpus))

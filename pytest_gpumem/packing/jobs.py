@@ -82,7 +82,7 @@ def _why_alone(test: Asked, known: Learnt | None) -> str:
         return "measures"
     if known is None or not known.grown:
         return _NEVER
-    return f"took {known.part:.0%} of the free memory" if known.part > GREEDY else ""
+    return "took most of the free memory" if known.part > GREEDY else ""
 
 
 def _full(begun: Job, job: Job) -> bool:

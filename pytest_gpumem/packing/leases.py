@@ -43,6 +43,10 @@ class Lease(NamedTuple):
     state: str = IDLE  # one of `STATES`
     ticket: int = 0  # of one that waits: lower ones are first
 
+    @property
+    def nbytes(self) -> int:
+        return self.held + self.share
+
 
 class Left(NamedTuple):
     """What the other leases of a GPU leave to a process."""
@@ -51,9 +55,9 @@ class Left(NamedTuple):
     busy: bool  # another one runs a test
     closed: bool  # another one is alone on the GPU, or waits and has its turn before
 
-    def fits(self, share: int, state: str) -> bool:
+    def fits(self, share: int, *, alone: bool) -> bool:
         """True if a test may begin."""
-        return not self.closed and (not self.busy if state == ALONE else share <= self.nbytes)
+        return not self.closed and (not self.busy if alone else share <= self.nbytes)
 
 
 def left_to(process: Process, leases: Sequence[Lease], room: int) -> Left:
@@ -62,25 +66,25 @@ def left_to(process: Process, leases: Sequence[Lease], room: int) -> Left:
     others = [lease for lease in leases if lease.process != process]
     turn = (own.ticket if own.state == WAITS else math.inf, process)
     return Left(
-        room - own.held - sum(lease.held + lease.share for lease in others),
+        room - own.held - sum(lease.nbytes for lease in others),
         any(lease.state in (RUNS, ALONE) for lease in others),
         any(lease.state == ALONE or (lease.state == WAITS and (lease.ticket, lease.process) < turn) for lease in others),
     )
 
 
-def running(pid: int) -> Process | None:
-    """A process that runs; None if there is none, or if it has ended and nobody has asked how."""
+def running(pid: int) -> Process:
+    """A process by its number. It starts at -1 if there is none, or if it has ended and nobody has asked how."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return None
+        return Process(pid, -1)
     state, *more = text.rpartition(")")[2].split()  # the name before it, in brackets, may hold anything
-    return None if state in "ZX" else Process(pid, int(more[18]))
+    return Process(pid, -1 if state in "ZX" else int(more[18]))
 
 
 def alive(process: Process) -> bool:
     """True while a process runs."""
-    return running(process.pid) == process
+    return running(process.pid) == process and process.start >= 0
 
 
 class Leases(NamedTuple):
@@ -147,15 +151,15 @@ def _lease(line: str) -> Lease | None:
         return None
 
 
-def take(gpus: Sequence[tuple[Leases, int]], process: Process, share: int, state: str) -> bool:
+def take(gpus: Sequence[tuple[Leases, int]], process: Process, share: int, *, alone: bool) -> bool:
     """Give a process its share for a test on several GPUs at once, each with the room there; False if one of them leaves too little.
     Raises `LeaseError`.
     """
     with ExitStack() as stack:
         # In one order: two that each hold one would wait for ever.
         found = [(stack.enter_context(leases.locked()), room) for leases, room in sorted(gpus, key=lambda gpu: gpu[0].path)]
-        if not all(left_to(process, [*leases.values()], room).fits(share, state) for leases, room in found):
+        if not all(left_to(process, [*leases.values()], room).fits(share, alone=alone) for leases, room in found):
             return False
         for leases, _ in found:
-            leases[process] = leases.get(process, Lease(process))._replace(share=share, state=state)
+            leases[process] = leases.get(process, Lease(process))._replace(share=share, state=ALONE if alone else RUNS)
     return True

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pytest_gpumem.packing.jobs import Job, ordered
-from pytest_gpumem.packing.leases import ALONE, IDLE, RUNS, WAITS, LeaseError, Leases, Left, Process, left_to, take
+from pytest_gpumem.packing.leases import IDLE, WAITS, LeaseError, Leases, Left, Process, left_to, take
 
 RESERVED_AFTER = 30.0  # seconds after which what does not fit gets a reservation: nothing else starts on its GPU before
-TELL_AFTER, TELL_EVERY = 30.0, 60.0  # seconds without a test that runs, after which a line says so, and between two lines
+TELL_EVERY = 30.0  # seconds without a test that runs, after which a line says so
 RELIEF = 5.0  # seconds that workers have to give back memory, before they are asked for more
 GIVE_UP_AFTER = 600.0  # seconds without a test that runs, after which the session ends
 
@@ -53,13 +53,10 @@ class _Worker:
         there = sum(nbytes for name, nbytes in job.fixtures if name in self.lives) if job.fixtures else 0
         return max(0, job.share - there)
 
-    def take(self, job: Job, state: str) -> bool:
+    def take(self, job: Job, *, alone: bool = False) -> bool:
         """Take what a job needs, of all its GPUs; False if one of them leaves too little."""
-        return take([(gpu.leases, gpu.room()) for gpu in self.gpus[: job.gpus]], self.process, self.needs(job), state)
-
-
-def _state(job: Job) -> str:
-    return ALONE if job.alone else RUNS
+        gpus = [(gpu.leases, gpu.room()) for gpu in self.gpus[: job.gpus]]
+        return take(gpus, self.process, self.needs(job), alone=alone or job.alone != "")
 
 
 class PackScheduler:
@@ -85,8 +82,7 @@ class PackScheduler:
         self._pending: list[Job] = []  # in the order in which they start
         self._unfit: dict[Job, float] = {}  # since when it does not fit
         self._relieved = 0.0  # when workers were asked to give back memory
-        self._still: float | None = None  # since when no test runs
-        self._told = 0.0
+        self._still = self._told = clock()  # since when no test runs, and since when nobody said so
         self.most = 0  # jobs that ran at once
         self.config: Any = None  # pytest's, which plugins ask a scheduler of xdist for
 
@@ -178,10 +174,9 @@ class PackScheduler:
                 self._begin_reserved(worker, self._job(worker.left))
             while self._start_next():
                 pass
+            self._look_at_stillness(self._why_still)
         except LeaseError as error:
-            self._look_at_stillness(str(error))
-        else:
-            self._look_at_stillness(None)
+            self._look_at_stillness(error.__str__)
 
     def _idle(self) -> list[tuple[_Worker, Left]]:
         """Of each GPU the worker that does nothing and holds most, with what others leave to it; most free memory first."""
@@ -201,7 +196,7 @@ class PackScheduler:
         now = self._clock()
         for job in self._pending:
             for worker, left in idle:
-                if not job.works or (left.fits(worker.needs(job), _state(job)) and worker.take(job, _state(job))):
+                if not job.works or (left.fits(worker.needs(job), alone=job.alone != "") and worker.take(job)):
                     self._pending.remove(job)
                     self._begin(worker, job)
                     return True
@@ -232,7 +227,7 @@ class PackScheduler:
 
     def _begin_reserved(self, worker: _Worker, job: Job) -> None:
         gpus = worker.gpus[: job.gpus]
-        if worker.take(job, _state(job)):
+        if worker.take(job):
             self._begin(worker, job)
             return
         others = [lease for gpu in gpus for lease in gpu.leases.all() if lease.process != worker.process]
@@ -249,30 +244,24 @@ class PackScheduler:
         elif own:
             for one in own:
                 one.node.shutdown()
-        elif not others and worker.take(job, ALONE):
+        elif not others and worker.take(job, alone=True):
             self._begin(worker, job)
 
-    def _look_at_stillness(self, trouble: str | None) -> None:
-        """Say that nothing runs, and end the session if that lasts."""
+    def _look_at_stillness(self, why: Callable[[], str]) -> None:
+        """Say that no test runs, and end the session if that lasts."""
         now = self._clock()
         if not self.looks or any(worker.runs for worker in self._workers.values()):
-            self._still = None
-            return
-        self._still = now if self._still is None else self._still
-        if now - self._still >= GIVE_UP_AFTER:
-            self._stop(f"gpumem: --gpumem-pack: {GIVE_UP_AFTER:.0f} s without a test: {trouble or self._why_still()}")
-        elif now - self._still >= TELL_AFTER and now - self._told >= TELL_EVERY:
+            self._still = self._told = now
+        elif (left := self._still + GIVE_UP_AFTER - now) <= 0:
+            self._stop(f"gpumem: --gpumem-pack: {GIVE_UP_AFTER:.0f} s without a test: {why()}")
+        elif now - self._told >= TELL_EVERY:
             self._told = now
-            self._tell(f"gpumem: {trouble or self._why_still()}; gives up in {self._still + GIVE_UP_AFTER - now:.0f} s")
+            self._tell(f"gpumem: {why()}; gives up in {left:.0f} s")
 
     def _why_still(self) -> str:
-        try:
-            return "no test can start: " + "; ".join(self._occupied({worker.gpus[0]: None for worker in self._workers.values()}))
-        except LeaseError as error:
-            return str(error)
-
-    def _occupied(self, gpus: Iterable[Gpu]) -> Iterator[str]:
-        for gpu in gpus:
+        found = []
+        for gpu in {worker.gpus[0]: None for worker in self._workers.values()}:
             leases = (f"process {lease.process.pid} {lease.state}" for lease in gpu.leases.all() if lease.state != IDLE)
             who = ", ".join(leases) or "no test of another session runs"
-            yield f"{gpu.name} leaves {max(0, gpu.room()) / 2**30:.1f} GiB to tests ({who})"
+            found.append(f"{gpu.name} leaves {max(0, gpu.room()) / 2**30:.1f} GiB to tests ({who})")
+        return "no test can start: " + "; ".join(found)

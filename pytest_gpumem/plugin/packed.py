@@ -7,9 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,56 +16,52 @@ import msgspec
 import pytest
 from _pytest.runner import runtestprotocol
 
-from pytest_gpumem.devices.protocol import DeviceError
+from pytest_gpumem.devices.protocol import DeviceError, Unsupported
 from pytest_gpumem.devices.shortage import shortage
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.packing.jobs import Asked
-from pytest_gpumem.packing.leases import ALONE, IDLE, RUNS, WAITS, Lease, LeaseError, Leases, Process, running, take
+from pytest_gpumem.packing.leases import IDLE, RUNS, WAITS, Lease, LeaseError, Leases, running, take
 from pytest_gpumem.packing.shares import PAGE, Learnt
 from pytest_gpumem.plugin.exclusive import lock_file
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, PEER_FIXTURE, marks_of, uses
+from pytest_gpumem.plugin.gpus import reserved
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.running import ENDS, Feature
 from pytest_gpumem.plugin.state import ROWS, GpuSession
 from pytest_gpumem.plugin.workers import given
-from pytest_gpumem.settings import SettingsError, marker_keywords, of_marker
-from pytest_gpumem.units import short_bytes
+from pytest_gpumem.records.row import Row
+from pytest_gpumem.settings import SettingsError
 
 FOLDER = "pack"  # what a worker is given: the folder of the run
 TAKEN = "gpumem_taken"  # attribute of the last report of a test: a `Taken`
 EMPTIED = 32 << 20  # bytes that pools hold unused, from which on they are emptied
-OVER = 1.02  # a test that takes so many times its share is named
 POLL = 0.05  # seconds between two looks at the leases
 
 
 class Taken(msgspec.Struct):
-    """What a worker says of a test."""
-
-    name: str  # as it is learnt
-    learnt: Learnt
-    known: bool  # False: nobody says what the process holds
-    failed: bool
-    over: str  # how much it took instead of its share; empty if it did not
-    twice: bool
-    trouble: str
-    lives: tuple[str, ...]  # fixtures of wider scopes that live
-    idle: int  # bytes that the process held before its first test
-
-
-@dataclass
-class _Test:
-    """The test that runs."""
+    """A test in a worker: with what it began, and what it took."""
 
     asked: Asked
-    lease: Lease  # with which it began
-    before: int | None  # bytes that the process held
-    free: int  # bytes that were free, with what the process held
-    fixtures: frozenset[str]  # of wider scopes that lived
-    properties: list[tuple[str, object]]
-    used: dict[str, int] = field(default_factory=dict)  # fixtures of wider scopes that it uses, with the bytes that each holds
-    short: str | None = None  # the phase in which it ran out of memory
-    twice: bool = False  # it runs again, alone
-    seconds: float = 0.0
+    lease: Lease
+    idle: int  # bytes that the process held before its first test
+    before: int | None  # bytes that it held before this one; None: nobody says
+    free: int  # bytes that were free, with these
+    lived: list[str]  # fixtures of wider scopes that lived
+    properties: int  # number of the item's
+    short: str = ""  # the phase in which it ran out of memory
+    twice: bool = False  # it ran again, alone
     failed: bool = False
+    seconds: float = 0.0
+    fixtures: dict[str, int] = {}  # of wider scopes that it used, with the bytes that each holds
+    # At its end:
+    learnt: Learnt | None = None  # None: nobody says what the process holds
+    peak: int = 0  # bytes that the process held at most
+    lives: list[str] = []  # fixtures of wider scopes that live
+    trouble: str = ""
+
+    @property
+    def beside(self) -> bool:
+        """True if others may have run beside it."""
+        return self.lease.state == RUNS and not self.twice
 
 
 def leases_of(uuid: str | None, folder: Path) -> Leases:
@@ -80,23 +75,21 @@ def asked_of(item: pytest.Item, session: GpuSession) -> Asked:
     group = "_".join(sorted({str(mark.args[0] if mark.args else mark.kwargs.get("name", "default")) for mark in marks})) or None
     name = item.nodeid.removesuffix(f"@{group}") if getattr(session.config.option, "loadgroup", False) else item.nodeid
     gpus = 1
-    with suppress(SettingsError):  # reported where the marker is read
-        asked = of_marker(marker_keywords(marks_of(item)), "gpus") or 1
-        gpus = min(max(asked, 2 if uses(item, PEER_FIXTURE) else 1), max(1, len(session.chosen.gpus)))
+    with suppress(SettingsError, Unsupported):  # reported where the marker is read
+        gpus = max(1, len(reserved(item, session.chosen)))
     return Asked(name, group, gpus, uses(item, BENCHMARK_FIXTURE))
 
 
 class PlaceHolder(pytest.Item):
-    """What follows the last test that a worker was sent: no test. With `keeps`, the fixtures of the last test's file stay meanwhile."""
+    """What follows the last test that a worker was sent: no test. The fixtures of that test's file stay meanwhile, if it is known."""
 
-    keeps = False
-    after: pytest.Item | None = None  # the test before it
+    after: pytest.Item | None = None
 
     def runtest(self) -> None:
         return
 
     def listchain(self) -> list[Any]:
-        return [*self.after.listchain()[:-1], self] if self.keeps and self.after is not None else super().listchain()
+        return super().listchain() if self.after is None else [*self.after.listchain()[:-1], self]
 
 
 class PackedFeature(Feature):
@@ -105,21 +98,20 @@ class PackedFeature(Feature):
     def __init__(self, session: GpuSession) -> None:
         self._session, self._config = session, session.config
         self._folder = Path(given(session.config, FOLDER))
-        self._me = running(os.getpid()) or Process(os.getpid(), 0)
-        gpus = (session.facts.uuid, *session.chosen.gpus[1:])
-        self._leases = [leases_of(uuid, self._folder) for uuid in gpus]  # this worker's own GPU first
-        self._held: int | None = None  # bytes that this process holds of its GPU, as it was last read
-        self._free = 0  # bytes that were free then, with what this process held
+        self._me = running(os.getpid())
+        self._leases = [leases_of(uuid, self._folder) for uuid in (session.facts.uuid, *session.chosen.gpus[1:])]
+        self._held: int | None = None  # bytes that this process holds of its GPU, the first, as it was last read
+        self._free = 0  # bytes that were free then, with these
         self._idle = 0  # bytes that it held before its first test
         self._fixtures: dict[str, int] = {}  # of wider scopes than a test that live, with the bytes that each holds
+        self._keeper: PlaceHolder | None = None  # under which fixtures stay
         self._last: pytest.Item | None = None
-        self._test: _Test | None = None
+        self._test: Taken | None = None  # that runs
         self._trouble = ""
 
     # The begin and the end
 
-    @pytest.hookimpl(specname="pytest_collection_finish", tryfirst=True)
-    def pytest_collection_finish_told(self, session: pytest.Session) -> None:
+    def selected(self, session: pytest.Session) -> None:
         """Tell the controller of the tests, before xdist says that they are collected."""
         tests = [asked_of(item, self._session) for item in session.items]
         write_whole(self._folder / f"{self._config.workerinput['workerid']}.json", json.dumps(tests))  # type: ignore[attr-defined]
@@ -127,10 +119,8 @@ class PackedFeature(Feature):
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Add the place holders behind the tests, whose ids xdist has sent."""
-        for keeps in (False, True):
-            holder = PlaceHolder.from_parent(session, name="gpumem-pack")
-            holder.keeps = keeps
-            session.items.append(holder)
+        self._keeper = PlaceHolder.from_parent(session, name="gpumem-pack")
+        session.items += [PlaceHolder.from_parent(session, name="gpumem-pack"), self._keeper]
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:
@@ -170,16 +160,15 @@ class PackedFeature(Feature):
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         if isinstance(item, PlaceHolder):
             yield
-            self._put()  # another test may have been given its share meanwhile
             return
         self._last = item
-        if isinstance(nextitem, PlaceHolder):
-            nextitem.after = item
+        if nextitem is not None and nextitem is self._keeper:
+            self._keeper.after = item
         lease = Lease(self._me)
         with suppress(LeaseError):  # whoever gives it says so
             lease = next((one for one in self._leases[0].all() if one.process == self._me), lease)
-        asked = asked_of(item, self._session)
-        self._test = test = _Test(asked, lease, self._held, self._free, frozenset(self._fixtures), [*item.user_properties])
+        asked, properties = asked_of(item, self._session), len(item.user_properties)
+        self._test = test = Taken(asked, lease, self._idle, self._held, self._free, [*self._fixtures], properties)
         try:
             yield
         finally:
@@ -208,9 +197,9 @@ class PackedFeature(Feature):
     def _rest(self, item: PlaceHolder, nextitem: pytest.Item | None) -> None:
         """Tear down what the test that comes does not need. An error is one of the test before."""
         call = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(nextitem), "teardown", ENDS)
-        if isinstance(nextitem, PlaceHolder):
-            nextitem.after = None
+        if isinstance(nextitem, PlaceHolder):  # to give back their memory
             self._read()
+            self._put()
         if call.excinfo is not None and self._last is not None:
             vars(item)["_nodeid"] = self._last.nodeid  # xdist compares them
             item.ihook.pytest_runtest_logreport(report=pytest.TestReport.from_item_and_call(self._last, call))
@@ -239,7 +228,7 @@ class PackedFeature(Feature):
     def teardown(self, item: pytest.Item) -> Iterator[None]:
         if (test := self._test) is not None:
             names = getattr(item, "fixturenames", ())
-            test.used = {name: nbytes for name, nbytes in self._fixtures.items() if name.rpartition("::")[2] in names}
+            test.fixtures = {name: nbytes for name, nbytes in self._fixtures.items() if name.rpartition("::")[2] in names}
         yield
 
     def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
@@ -250,32 +239,32 @@ class PackedFeature(Feature):
         """After a test that ran out of memory beside others, wait until this process has its GPUs to itself, for another run of it; False
         if it had them, or if that is no use."""
         test = self._test
-        if test is None or test.short is None or test.twice or test.lease.state != RUNS or self._session.lost_in is not None:
+        if test is None or not test.short or test.twice or test.lease.state != RUNS or self._session.lost_in is not None:
             return False
         test.twice = True
         if test.short == "setup":  # pytest keeps the error of a fixture that others use
             with suppress(Exception):
                 item.session._setupstate.teardown_exact(None)
-        item.user_properties[:] = test.properties
+        del item.user_properties[test.properties :]
         item._report_sections.clear()
-        for name in ("last_type", "last_value", "last_traceback", "last_exc"):  # they hold the frames of the test, and with them its memory
-            vars(sys).pop(name, None)
+        for name in [name for name in vars(sys) if name.startswith("last_")]:  # they hold the frames of the test, and with them its memory
+            delattr(sys, name)
         gc.collect()
         self._empty(0)
         self._read()
         self._put(test.asked.gpus, share=0, state=WAITS, ticket=time.monotonic_ns())
         try:
-            while not take([(leases, 0) for leases in self._leases[: test.asked.gpus]], self._me, test.lease.share, ALONE):
+            while not take([(leases, 0) for leases in self._leases[: test.asked.gpus]], self._me, test.lease.share, alone=True):
                 time.sleep(POLL)
         except LeaseError as error:
             self._trouble = str(error)
         return True
 
-    def _empty(self, least: int) -> bool:
-        try:
-            return self._session.lost_in is None and self._session.device.footprints.empty(least)
-        except (DeviceError, RuntimeError):
-            return False
+    def _empty(self, least: int) -> None:
+        """Give back what pools hold unused, from so many bytes on."""
+        with suppress(DeviceError, RuntimeError):
+            if self._session.lost_in is None and self._session.device.footprints.empty(least):
+                self._read()
 
     @contextmanager
     def logged(self, report: pytest.TestReport) -> Iterator[None]:
@@ -283,35 +272,23 @@ class PackedFeature(Feature):
             test.seconds += report.duration
             test.failed = test.failed or report.failed
             if report.when == "teardown" and self._last is not None:
-                setattr(report, TAKEN, msgspec.to_builtins(self._taken(self._last, test)))
+                self._finish(test, [*self._last.stash.get(ROWS, [])])
+                setattr(report, TAKEN, msgspec.to_builtins(test))
         yield
 
-    def _taken(self, item: pytest.Item, test: _Test) -> Taken:
-        """What a test took. Its process holds less afterwards."""
+    def _finish(self, test: Taken, rows: Sequence[Row]) -> None:
+        """Complete what a test took. Its process holds less afterwards."""
         self._read()
-        rows = item.stash.get(ROWS, [])
         found = next((row.footprint for row in rows if not row.label and row.footprint is not None), None)
         grown = max(found.driver_peak or 0, found.peak) if found is not None else 0
         kept = sum(use.kept + use.reserved for use in found.uses if use.kind == "device") if found is not None else 0
-        new = sum(nbytes for name, nbytes in test.used.items() if name not in test.fixtures)
-        before, after, over = test.before or 0, self._held or 0, ""
-        grown += max(0, after - before - max(0, kept) - new)  # what no allocation explains: code of kernels, libraries that are not watched
-        packed = test.lease.state == RUNS and not test.twice
-        share, peak = test.lease.held + test.lease.share, before + grown + new
-        if packed and peak > (share + PAGE) * OVER:
-            over = f"{short_bytes(peak)} instead of {short_bytes(share)}"
-        if self._empty(EMPTIED):
-            self._read()
-        measures = any(row.measurement is not None for row in rows)
-        part = grown / test.free if test.free > 0 and not packed else 0.0
-        return Taken(
-            test.asked.nodeid,
-            Learnt(test.seconds, (grown + sum(test.used.values()),), test.used, measures, part),
-            test.before is not None and self._held is not None,
-            test.failed,
-            over,
-            test.twice,
-            self._trouble,
-            (*self._fixtures,),
-            self._idle,
-        )
+        new = sum(nbytes for name, nbytes in test.fixtures.items() if name not in test.lived)
+        if test.before is not None and self._held is not None:
+            # What no allocation explains: the code of kernels, and libraries that are not watched.
+            grown += max(0, self._held - test.before - max(0, kept) - new)
+            part = grown / test.free if test.free > 0 and not test.beside else 0.0
+            measures = any(row.measurement is not None for row in rows)
+            test.learnt = Learnt(test.seconds, (grown + sum(test.fixtures.values()),), test.fixtures, measures, part)
+            test.peak = test.before + grown + new
+        self._empty(EMPTIED)
+        test.lives, test.trouble = [*self._fixtures], self._trouble

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import tempfile
 import threading
@@ -13,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.packing.jobs import Asked, Job, expected, jobs_of, useful_workers
 from pytest_gpumem.packing.leases import LeaseError, Process, running
 from pytest_gpumem.packing.scheduler import Gpu, PackScheduler
-from pytest_gpumem.packing.shares import load, save
+from pytest_gpumem.packing.shares import PAGE, load, save
 from pytest_gpumem.plugin.gpus import VISIBLE
 from pytest_gpumem.plugin.packed import FOLDER, TAKEN, Taken, asked_of, leases_of
 from pytest_gpumem.plugin.running import Feature
@@ -36,7 +36,8 @@ from pytest_gpumem.units import short_bytes
 SPARED = 64  # the part of a GPU's memory that stays free: one of so many
 LOOK = 0.2  # seconds between two looks at the leases, and for which what the driver says counts
 GAIN = 0.95  # of the time of the tests one after another: a session that takes longer has gained nothing
-NAMED = 5  # tests that a line names
+OVER = 1.02  # a test that takes so many times its share is named
+NAMED = 400  # characters of the names of tests in a line
 
 
 def auto_workers(config: pytest.Config, settings: Settings) -> int:
@@ -44,6 +45,8 @@ def auto_workers(config: pytest.Config, settings: Settings) -> int:
     try:
         chosen = choose(settings.device)
     except NoDevice:  # the session says so
+        return 1
+    if not config.pluginmanager.hasplugin("cacheprovider"):  # so it does of this
         return 1
     known = load(shares_file(config, chosen))
     rooms = [room_of(chosen, gpu) for gpu in gpus_of(chosen)]
@@ -66,35 +69,34 @@ def room_of(chosen: DeviceChoice, gpu: str, leased: Iterable[int] = ()) -> int:
 
 
 def shares_file(config: pytest.Config, chosen: DeviceChoice) -> Path:
-    """The file with the shares of a project's tests.
-    Raises `pytest.UsageError`: pytest's cache is switched off.
-    """
-    if not config.pluginmanager.hasplugin("cacheprovider"):
-        raise pytest.UsageError(
-            "gpumem: --gpumem-pack keeps what tests take in pytest's cache, which is switched off; leave out -p no:cacheprovider"
-        )
+    """The file with the shares of a project's tests, in pytest's cache."""
     return Path(config.rootpath, config.getini("cache_dir")).expanduser() / "d" / "gpumem" / f"{chosen.facts.key}.json"
 
 
 def check(config: pytest.Config, chosen: DeviceChoice) -> None:
     """Raises `pytest.UsageError`: tests cannot be packed in this session."""
+    if (why := _why_not(config, chosen)) is not None:
+        raise pytest.UsageError(f"gpumem: --gpumem-pack{why}")
+
+
+def _why_not(config: pytest.Config, chosen: DeviceChoice) -> str | None:
     if sys.platform != "linux":
-        raise pytest.UsageError("gpumem: --gpumem-pack needs Linux, which says which processes live")
+        return " needs Linux, which says which processes live"
     if not config.pluginmanager.hasplugin("xdist"):
-        raise pytest.UsageError("gpumem: --gpumem-pack needs pytest-xdist: pip install pytest-xdist")
+        return " needs pytest-xdist: pip install pytest-xdist"
+    if not config.pluginmanager.hasplugin("cacheprovider"):
+        return " keeps what tests take in pytest's cache, which is switched off; leave out -p no:cacheprovider"
     if any(chosen.occupancy(gpu) is None for gpu in gpus_of(chosen)):
-        raise pytest.UsageError("gpumem: --gpumem-pack: NVML does not say how much memory of the GPU is free")
+        return ": NVML does not say how much memory of the GPU is free"
     if config.option.collectonly:
-        return
+        return None
     if not hands_out(config):
-        raise pytest.UsageError("gpumem: --gpumem-pack packs tests into workers: add -n auto, or a number such as -n 8")
+        return " packs tests into workers: add -n auto, or a number such as -n 8"
     if config.option.dist == "each":
-        raise pytest.UsageError(
-            "gpumem: --gpumem-pack: --dist each runs all tests in each worker; accepted are load, loadfile, loadscope, "
-            "loadgroup and worksteal"
-        )
+        return ": --dist each runs all tests in each worker; accepted are load, loadfile, loadscope, loadgroup and worksteal"
     if any(not spec.rpartition("*")[2].startswith("popen") for spec in config.option.tx):
-        raise pytest.UsageError("gpumem: --gpumem-pack: workers on other machines have other GPUs; accepted are workers here, such as -n 8")
+        return ": workers on other machines have other GPUs; accepted are workers here, such as -n 8"
+    return None
 
 
 class PackFeature(Feature):
@@ -129,7 +131,7 @@ class PackFeature(Feature):
     def _place(self, node: Any) -> tuple[Process, tuple[Gpu, ...]]:
         """The process and the GPUs of a worker, its own first."""
         pid = node.gateway._rinfo().pid
-        process = running(pid) or Process(pid, 0)
+        process = running(pid)
         order = node.gateway.spec.env.get(VISIBLE) if len(self._uuids) > 1 else None
         gpus = tuple(map(self._gpu, order.split(",") if order else self._uuids))
         with suppress(LeaseError):  # the scheduler says so
@@ -190,11 +192,12 @@ class PackFeature(Feature):
 
     def _save(self) -> None:
         learnt = {}
-        for taken in (taken for taken in self._taken.values() if taken.known):
-            if (before := self._shares.tests.get(taken.name)) is not None:
-                learnt[taken.name] = before.after(taken.learnt, failed=taken.failed)
-            elif not taken.failed:
-                learnt[taken.name] = taken.learnt
+        for taken in self._taken.values():
+            name, before = taken.asked.nodeid, self._shares.tests.get(taken.asked.nodeid)
+            if taken.learnt is not None and before is not None:
+                learnt[name] = before.after(taken.learnt, failed=taken.failed)
+            elif taken.learnt is not None and not taken.failed:
+                learnt[name] = taken.learnt
             self._shares.idle = max(self._shares.idle, taken.idle)
         if not learnt:
             return
@@ -225,10 +228,7 @@ class PackFeature(Feature):
 
     def _why_alone(self) -> str:
         """Why tests have the GPU to themselves, with their numbers; empty if none has."""
-        why = Counter[str]()
-        for job in self._jobs:
-            if job.alone:
-                why[re.sub("took .* of", "took most of", job.alone)] += len(job.tests)
+        why = Counter(job.alone for job in self._jobs for _ in job.tests if job.alone)
         return ", ".join(f"{number} {reason}" for reason, number in why.items())
 
     def _planned(self) -> Iterator[str]:
@@ -244,10 +244,6 @@ class PackFeature(Feature):
         yield f"plan: {on}: {duration(serial)} -> {duration(seconds)} expected" + (f", without {new} never measured" if new else "")
         if why := self._why_alone():
             yield f"alone on the GPU: {why}"
-        packed = [job for job in self._jobs if job.works and not job.alone]
-        if largest := max(packed, key=lambda job: job.share, default=None):
-            share = f"{short_bytes(largest.share)} of {short_bytes(rooms[0])}"
-            yield f"largest share of the others: {share} ({names[largest.tests[0]]})"
         if self._config.get_verbosity() > 0:
             for job in sorted(self._jobs, key=lambda job: (-job.share, job.tests)):
                 for name in (names[number] for number in job.tests):
@@ -258,27 +254,24 @@ class PackFeature(Feature):
     def _said(self) -> Iterator[str]:
         """What the session has to say; the saving comes last."""
         for nodeid, taken in self._taken.items():
-            if taken.over:
-                yield f"{nodeid} took more than its share: {taken.over}; the next session knows it"
+            if taken.beside and taken.peak > (taken.lease.nbytes + PAGE) * OVER:
+                figures = f"{short_bytes(taken.peak)} instead of {short_bytes(taken.lease.nbytes)}"
+                yield f"{nodeid} took more than its share: {figures}; the next session knows it"
         if twice := [nodeid for nodeid, taken in self._taken.items() if taken.twice]:
-            yield f"{counted(len(twice), 'test')} ran twice (memory), the second time alone on the GPU: {_some(twice)}"
+            yield f"{counted(len(twice), 'test')} ran twice (memory), the second time alone on the GPU: {shorten(', '.join(twice), NAMED)}"
         yield from sorted({self._trouble, *(taken.trouble for taken in self._taken.values())} - {""})
         if why := self._why_alone():
             yield f"alone on the GPU: {why}" + ("; the next session packs what was never measured" if "never measured" in why else "")
         if not self._tests:
             return
-        known = {taken.name: taken.learnt for taken in self._taken.values()} | self._shares.tests
-        serial = sum(known[test.nodeid].seconds for test in self._tests if test.nodeid in known)
+        seconds = {taken.asked.nodeid: taken.seconds for taken in self._taken.values()}
+        seconds |= {name: learnt.seconds for name, learnt in self._shares.tests.items()}
+        serial = sum(seconds.get(test.nodeid, 0.0) for test in self._tests)
         most = f"{counted(len(self._tests), 'test')}, up to {self._scheduler.most} at once"
         if self._wall < GAIN * serial:
             yield f"{duration(serial)} -> {duration(self._wall)} ({most})"
         else:
             yield f"packing gained nothing: {duration(self._wall)}, and {duration(serial)} for the tests one after another ({most})"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
 
 
 def duration(seconds: float) -> str:

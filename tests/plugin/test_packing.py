@@ -260,7 +260,6 @@ def test_the_plan_is_printed_without_a_test(pytester: pytest.Pytester, session: 
     assert said(result) == [
         "gpumem: plan: 4 tests on 1 GPU with 2 workers: 2 min 1 s -> 1 min 31 s expected, without 1 never measured",
         "gpumem: alone on the GPU: 1 measures, 1 never measured",
-        "gpumem: largest share of the others: 60 GiB of 78.75 GiB (test_it.py::test_a)",
         "gpumem: test_it.py::test_a: 60 GiB, 1 min 30 s",
         "gpumem: test_it.py::test_b: 10 GiB, 30 s",
         "gpumem: test_it.py::test_c: 1 GiB, 1 s, alone: measures",

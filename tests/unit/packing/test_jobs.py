@@ -18,7 +18,7 @@ from pytest_gpumem.units import GiB
         (Asked("a", gpus=2), Learnt(1, (GiB,)), "takes 2 GPUs"),
         (Asked("a", measures=True), Learnt(1, (GiB,)), "measures"),
         (Asked("a"), Learnt(1, (GiB,), measures=True), "measures"),
-        (Asked("a"), Learnt(1, (GiB,), part=0.75), "took 75% of the free memory"),
+        (Asked("a"), Learnt(1, (GiB,), part=0.75), "took most of the free memory"),
         (Asked("a"), Learnt(1, ()), "never measured"),
         (Asked("a"), Learnt(1, (GiB,)), ""),
         (Asked("a"), Learnt(1, (0,)), ""),

@@ -24,12 +24,12 @@ def of(path: Path, *alive: Process) -> Leases:
 def test_a_lease_is_granted_while_all_fit(tmp_path: Path) -> None:
     leases = of(tmp_path)
     leases.put(ONE, held=10)
-    assert take([(leases, 100)], ONE, 50, RUNS)
-    assert not take([(leases, 100)], OTHER, 41, RUNS)
-    assert take([(leases, 100)], OTHER, 40, RUNS)
+    assert take([(leases, 100)], ONE, 50, alone=False)
+    assert not take([(leases, 100)], OTHER, 41, alone=False)
+    assert take([(leases, 100)], OTHER, 40, alone=False)
     assert sorted(leases.all()) == [Lease(ONE, 10, 50, RUNS), Lease(OTHER, 0, 40, RUNS)]
     leases.put(ONE, held=5, share=0, state=IDLE)
-    assert take([(leases, 100)], THIRD, 55, RUNS)
+    assert take([(leases, 100)], THIRD, 55, alone=False)
 
 
 @pytest.mark.parametrize(
@@ -39,24 +39,24 @@ def test_a_lease_is_granted_while_all_fit(tmp_path: Path) -> None:
 def test_a_test_alone_on_the_gpu_waits_for_the_others_and_they_for_it(tmp_path: Path, state: str, beside: str, granted: bool) -> None:
     leases = of(tmp_path)
     leases.put(OTHER, held=10, state=beside, ticket=5)
-    assert take([(leases, 100)], ONE, 10, state) is granted
+    assert take([(leases, 100)], ONE, 10, alone=state == ALONE) is granted
 
 
 def test_of_two_that_wait_the_first_has_its_turn(tmp_path: Path) -> None:
     leases = of(tmp_path)
     leases.put(ONE, state=WAITS, ticket=7)
     leases.put(OTHER, state=WAITS, ticket=8)
-    assert not take([(leases, 100)], OTHER, 10, ALONE)
-    assert take([(leases, 100)], ONE, 10, ALONE)
+    assert not take([(leases, 100)], OTHER, 10, alone=True)
+    assert take([(leases, 100)], ONE, 10, alone=True)
 
 
 def test_two_gpus_are_taken_at_once_or_not_at_all(tmp_path: Path) -> None:
     first, second = (Leases(tmp_path / name, lambda process: True) for name in ("a", "b"))
     second.put(OTHER, share=90, state=RUNS)
-    assert not take([(first, 100), (second, 100)], ONE, 20, RUNS)
+    assert not take([(first, 100), (second, 100)], ONE, 20, alone=False)
     assert first.all() == []
     second.put(OTHER, share=0, state=IDLE)
-    assert take([(first, 100), (second, 100)], ONE, 20, RUNS)
+    assert take([(first, 100), (second, 100)], ONE, 20, alone=False)
     assert first.all() == second.all() == [Lease(ONE, 0, 20, RUNS)]
 
 
@@ -64,14 +64,12 @@ def test_what_a_dead_process_held_is_free(tmp_path: Path) -> None:
     of(tmp_path, ONE).put(ONE, held=100, state=ALONE)
     leases = of(tmp_path, OTHER)
     assert leases.all() == []
-    assert take([(leases, 100)], OTHER, 100, RUNS)
+    assert take([(leases, 100)], OTHER, 100, alone=False)
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process, own = running(child.pid), running(os.getpid())
-    assert process is not None
-    assert own is not None
     leases = Leases(tmp_path / "gpu.leases")
     leases.put(process, held=1)
     leases.put(Process(os.getpid(), own.start + 1), held=1)
@@ -98,7 +96,7 @@ def test_what_is_held_between_tests_takes_no_lease_of_a_test_away(tmp_path: Path
     leases = of(tmp_path)
     leases.put(ONE, held=5)
     assert leases.all() == [Lease(ONE, 5)]
-    assert take([(leases, 100)], ONE, 50, RUNS)
+    assert take([(leases, 100)], ONE, 50, alone=False)
     leases.put(ONE, held=7)
     assert leases.all() == [Lease(ONE, 7, 50, RUNS)]
 
