@@ -6,7 +6,7 @@ worker that has nothing to do can get any job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from pytest_gpumem.packing.leases import IDLE, WAITS, LeaseError, Leases, Left, 
 
 RESERVED_AFTER = 30.0  # seconds after which what does not fit gets a reservation: nothing else starts on its GPU before
 TELL_EVERY = 30.0  # seconds without a test that runs, after which a line says so
-RELIEF = 5.0  # seconds that workers have to give back memory, before they are asked for more
+RELIEF = 5.0  # seconds without a test that runs, after which workers that do nothing end, for the memory that they hold
 GIVE_UP_AFTER = 600.0  # seconds without a test that runs, after which the session ends
 
 
@@ -37,8 +37,7 @@ class _Worker:
     collected: bool = False  # the tests of the session
     left: list[int] = field(default_factory=list)  # tests of its job that have not ended
     waits: bool = False  # its job is reserved, and has not begun
-    keeps: bool = False  # it keeps the fixtures of the file of its last test
-    lives: frozenset[str] = frozenset()  # fixtures that live in it, and that jobs may use
+    lives: frozenset[str] = frozenset()  # fixtures of wider scopes that live in it, and that jobs may use
 
     @property
     def runs(self) -> bool:
@@ -81,8 +80,7 @@ class PackScheduler:
         self._jobs: Sequence[Job] | None = None  # of them
         self._pending: list[Job] = []  # in the order in which they start
         self._unfit: dict[Job, float] = {}  # since when it does not fit
-        self._relieved = 0.0  # when workers were asked to give back memory
-        self._still = self._told = clock()  # since when no test runs, and since when nobody said so
+        self._still = self._told = 0.0  # since when no test runs, and since when nobody has said so
         self.most = 0  # jobs that ran at once
         self.config: Any = None  # pytest's, which plugins ask a scheduler of xdist for
 
@@ -120,6 +118,7 @@ class PackScheduler:
         if self._jobs is None:
             self._jobs = [*self._plan()]
             self._pending = ordered(self._jobs)
+            self._still = self._told = self._clock()
         self._fill()
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
@@ -174,19 +173,16 @@ class PackScheduler:
                 self._begin_reserved(worker, self._job(worker.left))
             while self._start_next():
                 pass
-            self._look_at_stillness(self._why_still)
+            self._look_at_stillness()
         except LeaseError as error:
-            self._look_at_stillness(error.__str__)
+            self._look_at_stillness(str(error))
 
     def _idle(self) -> list[tuple[_Worker, Left]]:
-        """Of each GPU the worker that does nothing and holds most, with what others leave to it; most free memory first."""
+        """Of each GPU a worker that does nothing, with what others leave to it; most free memory first."""
         found = []
-        for gpu in {worker.gpus[0]: None for worker in self._workers.values() if worker.idle}:
-            leases = gpu.leases.all()
-            held = {lease.process: lease.held for lease in leases}
-            own = (worker for worker in self._workers.values() if worker.idle and worker.gpus[0] == gpu)
-            worker = max(own, key=lambda one: held.get(one.process, 0))
-            found.append((worker, left_to(worker.process, leases, gpu.room())))
+        for worker in {worker.gpus[0]: worker for worker in self._workers.values() if worker.idle}.values():
+            gpu = worker.gpus[0]
+            found.append((worker, left_to(worker.process, gpu.leases.all(), gpu.room())))
         return sorted(found, key=lambda one: -one[1].nbytes)
 
     def _start_next(self) -> bool:
@@ -209,8 +205,8 @@ class PackScheduler:
     def _begin(self, worker: _Worker, job: Job) -> None:
         self._unfit.pop(job, None)
         worker.left, worker.waits = [*job.tests], False
-        worker.keeps = any(other.file == job.file for other in self._pending)
-        worker.node.send_runtest_some([*job.tests, self._place_holder(keeps=worker.keeps)])
+        keeps = any(other.file == job.file for other in self._pending)
+        worker.node.send_runtest_some([*job.tests, self._place_holder(keeps=keeps)])
         self.most = max(self.most, sum(one.runs for one in self._workers.values()))
 
     def _place_holder(self, *, keeps: bool) -> int:
@@ -226,39 +222,33 @@ class PackScheduler:
         self._begin_reserved(worker, job)
 
     def _begin_reserved(self, worker: _Worker, job: Job) -> None:
+        """Start a job if it fits. Else workers that do nothing give back the fixtures that they keep; if nothing runs any more, they end.
+        Once there is nobody else the job starts, however little is free."""
         gpus = worker.gpus[: job.gpus]
-        if worker.take(job):
-            self._begin(worker, job)
-            return
         others = [lease for gpu in gpus for lease in gpu.leases.all() if lease.process != worker.process]
-        if any(lease.state != IDLE for lease in others) or (now := self._clock()) - self._relieved < RELIEF:
-            return
-        # Workers that do nothing give back what they hold: the fixtures of their files, then all. Then the job starts however little is
-        # free.
-        self._relieved = now
-        own = [one for one in self._workers.values() if one.idle and one.gpus[0] in gpus]
-        if keeping := [one for one in own if one.keeps]:
-            for one in keeping:
-                one.keeps, one.lives = False, frozenset()
-                one.node.send_runtest_some([self._place_holder(keeps=False)])
-        elif own:
-            for one in own:
-                one.node.shutdown()
-        elif not others and worker.take(job, alone=True):
+        if worker.take(job) or (not others and worker.take(job, alone=True)):
             self._begin(worker, job)
+            return
+        stands = self._clock() - self._still >= RELIEF and all(lease.state == IDLE for lease in others)
+        for one in [one for one in self._workers.values() if one.idle and one.gpus[0] in gpus]:
+            if one.lives:
+                one.lives = frozenset()
+                one.node.send_runtest_some([self._place_holder(keeps=False)])
+            elif stands:
+                one.node.shutdown()
 
-    def _look_at_stillness(self, why: Callable[[], str]) -> None:
+    def _look_at_stillness(self, trouble: str = "") -> None:
         """Say that no test runs, and end the session if that lasts."""
         now = self._clock()
         if not self.looks or any(worker.runs for worker in self._workers.values()):
             self._still = self._told = now
         elif (left := self._still + GIVE_UP_AFTER - now) <= 0:
-            self._stop(f"gpumem: --gpumem-pack: {GIVE_UP_AFTER:.0f} s without a test: {why()}")
+            self._stop(f"gpumem: --gpumem-pack: {GIVE_UP_AFTER:.0f} s without a test: {trouble or self._occupied()}")
         elif now - self._told >= TELL_EVERY:
             self._told = now
-            self._tell(f"gpumem: {why()}; gives up in {left:.0f} s")
+            self._tell(f"gpumem: {trouble or self._occupied()}; gives up in {left:.0f} s")
 
-    def _why_still(self) -> str:
+    def _occupied(self) -> str:
         found = []
         for gpu in {worker.gpus[0]: None for worker in self._workers.values()}:
             leases = (f"process {lease.process.pid} {lease.state}" for lease in gpu.leases.all() if lease.state != IDLE)
