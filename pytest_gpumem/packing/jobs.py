@@ -10,7 +10,6 @@ from pytest_gpumem.packing.shares import Learnt
 
 SHORT, MOST = 0.5, 50  # seconds and number of short tests that are started at once: each start takes some milliseconds
 NEW = 8  # of those that were never measured
-GREEDY = 0.7  # part of the free memory: a test that takes more may follow it, such as JAX's preallocation
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16)  # of one GPU, among which is chosen
 _ALIKE = 256 << 20  # bytes, to so many of which the shares of tests that are started at once are rounded
 _NEVER = "never measured"
@@ -22,7 +21,7 @@ class Asked(NamedTuple):
     nodeid: str
     group: str | None = None  # tests of one group stay together
     gpus: int = 1
-    measures: bool = False  # it has the fixture that measures
+    alone: str = ""  # why it has its GPU to itself; empty if nothing but what it took says so
 
 
 class Job(NamedTuple):
@@ -69,20 +68,10 @@ def jobs_of(tests: Sequence[Asked], known: Mapping[str, Learnt]) -> list[Job]:
 
 
 def _job(number: int, test: Asked, known: Learnt | None) -> Job:
-    file, why = test.nodeid.partition("::")[0], _why_alone(test, known)
-    if known is None:
-        return Job((number,), 0.0, 0, why, test.gpus, file)
-    return Job((number,), known.seconds, known.share, why, test.gpus, file, (*known.fixtures.items(),))
-
-
-def _why_alone(test: Asked, known: Learnt | None) -> str:
-    if test.gpus > 1:
-        return f"takes {test.gpus} GPUs"
-    if test.measures or (known is not None and known.measures):
-        return "measures"
+    file = test.nodeid.partition("::")[0]
     if known is None or not known.grown:
-        return _NEVER
-    return "took most of the free memory" if known.part > GREEDY else ""
+        return Job((number,), 0.0, 0, test.alone or _NEVER, test.gpus, file)
+    return Job((number,), known.seconds, known.share, test.alone or known.alone, test.gpus, file, (*known.fixtures.items(),))
 
 
 def _full(begun: Job, job: Job) -> bool:

@@ -11,7 +11,7 @@ import fcntl
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -51,25 +51,22 @@ class Lease(NamedTuple):
 class Left(NamedTuple):
     """What the other leases of a GPU leave to a process."""
 
-    nbytes: int  # beyond what it holds
-    busy: bool  # another one runs a test
-    closed: bool  # another one is alone on the GPU, or waits and has its turn before
+    nbytes: int  # that a test may take beside others; below 0 where one is alone on the GPU, or waits and has its turn before
+    clear: bool  # a test may have the GPU to itself
 
     def fits(self, share: int, *, alone: bool) -> bool:
         """True if a test may begin."""
-        return not self.closed and (not self.busy if alone else share <= self.nbytes)
+        return self.clear if alone else share <= self.nbytes
 
 
-def left_to(process: Process, leases: Sequence[Lease], room: int) -> Left:
+def left_to(process: Process, leases: Collection[Lease], room: int) -> Left:
     """What a process can have. `room`: bytes of the GPU that leases may have, all together."""
     own = next((lease for lease in leases if lease.process == process), Lease(process))
     others = [lease for lease in leases if lease.process != process]
     turn = (own.ticket if own.state == WAITS else math.inf, process)
-    return Left(
-        room - own.held - sum(lease.nbytes for lease in others),
-        any(lease.state in (RUNS, ALONE) for lease in others),
-        any(lease.state == ALONE or (lease.state == WAITS and (lease.ticket, lease.process) < turn) for lease in others),
-    )
+    if any(lease.state == ALONE or (lease.state == WAITS and (lease.ticket, lease.process) < turn) for lease in others):
+        return Left(-1, clear=False)
+    return Left(room - own.held - sum(lease.nbytes for lease in others), all(lease.state != RUNS for lease in others))
 
 
 def running(pid: int) -> Process:
@@ -87,13 +84,15 @@ def alive(process: Process) -> bool:
     return running(process.pid) == process and process.start >= 0
 
 
-class Leases(NamedTuple):
-    """The leases of one GPU. Each method raises `LeaseError`."""
+class Gpu(NamedTuple):
+    """A GPU, with a file of leases. Each method raises `LeaseError`."""
 
-    path: Path
+    path: Path  # of the file
+    name: str = ""
+    room: Callable[[], int] = lambda: 0  # bytes that leases may have, all together
     alive: Callable[[Process], bool] = alive
 
-    def all(self) -> list[Lease]:
+    def leases(self) -> list[Lease]:
         """Those of the processes that live."""
         with self.locked() as leases:
             return [*leases.values()]
@@ -151,14 +150,12 @@ def _lease(line: str) -> Lease | None:
         return None
 
 
-def take(gpus: Sequence[tuple[Leases, int]], process: Process, share: int, *, alone: bool) -> bool:
-    """Give a process its share for a test on several GPUs at once, each with the room there; False if one of them leaves too little.
-    Raises `LeaseError`.
-    """
+def take(gpus: Iterable[Gpu], process: Process, share: int, *, alone: bool) -> bool:
+    """Give a process its share for a test on several GPUs at once; False if one of them leaves too little. Raises `LeaseError`."""
+    rooms = {gpu: gpu.room() for gpu in sorted(gpus)}  # in one order: two that each hold one would wait for ever
     with ExitStack() as stack:
-        # In one order: two that each hold one would wait for ever.
-        found = [(stack.enter_context(leases.locked()), room) for leases, room in sorted(gpus, key=lambda gpu: gpu[0].path)]
-        if not all(left_to(process, [*leases.values()], room).fits(share, alone=alone) for leases, room in found):
+        found = [(stack.enter_context(gpu.locked()), room) for gpu, room in rooms.items()]
+        if not all(left_to(process, leases.values(), room).fits(share, alone=alone) for leases, room in found):
             return False
         for leases, _ in found:
             leases[process] = leases.get(process, Lease(process))._replace(share=share, state=ALONE if alone else RUNS)

@@ -8,23 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytest_gpumem.packing.jobs import Job, ordered
-from pytest_gpumem.packing.leases import IDLE, WAITS, LeaseError, Leases, Left, Process, left_to, take
+from pytest_gpumem.packing.leases import IDLE, WAITS, Gpu, LeaseError, Left, Process, left_to, take
 
 RESERVED_AFTER = 30.0  # seconds after which what does not fit gets a reservation: nothing else starts on its GPU before
 TELL_EVERY = 30.0  # seconds without a test that runs, after which a line says so
 RELIEF = 5.0  # seconds without a test that runs, after which workers that do nothing end, for the memory that they hold
 GIVE_UP_AFTER = 600.0  # seconds without a test that runs, after which the session ends
-
-
-class Gpu(NamedTuple):
-    """A GPU of the session."""
-
-    name: str
-    leases: Leases
-    room: Callable[[], int]  # bytes that leases may have: without what other processes hold
 
 
 @dataclass(eq=False)
@@ -54,8 +46,7 @@ class _Worker:
 
     def take(self, job: Job, *, alone: bool = False) -> bool:
         """Take what a job needs, of all its GPUs; False if one of them leaves too little."""
-        gpus = [(gpu.leases, gpu.room()) for gpu in self.gpus[: job.gpus]]
-        return take(gpus, self.process, self.needs(job), alone=alone or job.alone != "")
+        return take(self.gpus[: job.gpus], self.process, self.needs(job), alone=alone or job.alone != "")
 
 
 class PackScheduler:
@@ -182,7 +173,7 @@ class PackScheduler:
         found = []
         for worker in {worker.gpus[0]: worker for worker in self._workers.values() if worker.idle}.values():
             gpu = worker.gpus[0]
-            found.append((worker, left_to(worker.process, gpu.leases.all(), gpu.room())))
+            found.append((worker, left_to(worker.process, gpu.leases(), gpu.room())))
         return sorted(found, key=lambda one: -one[1].nbytes)
 
     def _start_next(self) -> bool:
@@ -218,14 +209,14 @@ class PackScheduler:
         self._pending.remove(job)
         worker.left, worker.waits = [*job.tests], True
         for gpu in worker.gpus[: job.gpus]:
-            gpu.leases.put(worker.process, state=WAITS, ticket=int(self._clock() * 1e9))
+            gpu.put(worker.process, state=WAITS, ticket=int(self._clock() * 1e9))
         self._begin_reserved(worker, job)
 
     def _begin_reserved(self, worker: _Worker, job: Job) -> None:
         """Start a job if it fits. Else workers that do nothing give back the fixtures that they keep; if nothing runs any more, they end.
         Once there is nobody else the job starts, however little is free."""
         gpus = worker.gpus[: job.gpus]
-        others = [lease for gpu in gpus for lease in gpu.leases.all() if lease.process != worker.process]
+        others = [lease for gpu in gpus for lease in gpu.leases() if lease.process != worker.process]
         if worker.take(job) or (not others and worker.take(job, alone=True)):
             self._begin(worker, job)
             return
@@ -251,7 +242,7 @@ class PackScheduler:
     def _occupied(self) -> str:
         found = []
         for gpu in {worker.gpus[0]: None for worker in self._workers.values()}:
-            leases = (f"process {lease.process.pid} {lease.state}" for lease in gpu.leases.all() if lease.state != IDLE)
+            leases = (f"process {lease.process.pid} {lease.state}" for lease in gpu.leases() if lease.state != IDLE)
             who = ", ".join(leases) or "no test of another session runs"
             found.append(f"{gpu.name} leaves {max(0, gpu.room()) / 2**30:.1f} GiB to tests ({who})")
         return "no test can start: " + "; ".join(found)

@@ -21,8 +21,7 @@ class Learnt(msgspec.Struct, frozen=True, omit_defaults=True):
     grown: tuple[int, ...] = ()
     """Most bytes that the driver gave its process beyond what that held before, fixtures included; of the latest sessions, newest last."""
     fixtures: dict[str, int] = {}  # of wider scopes that it uses, with the bytes that each holds while it lives
-    measures: bool = False  # it has a row with a time
-    part: float = 0.0  # of the free memory that it took when it had the GPU to itself; 0 beside others
+    alone: str = ""  # why it has the GPU to itself; empty if it has not
 
     @property
     def share(self) -> int:

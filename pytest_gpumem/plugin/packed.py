@@ -20,7 +20,7 @@ from pytest_gpumem.devices.protocol import DeviceError, Unsupported
 from pytest_gpumem.devices.shortage import shortage
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.packing.jobs import Asked
-from pytest_gpumem.packing.leases import IDLE, RUNS, WAITS, Lease, LeaseError, Leases, running, take
+from pytest_gpumem.packing.leases import IDLE, RUNS, WAITS, Gpu, Lease, LeaseError, running, take
 from pytest_gpumem.packing.shares import PAGE, Learnt
 from pytest_gpumem.plugin.exclusive import lock_file
 from pytest_gpumem.plugin.gpus import reserved
@@ -33,7 +33,9 @@ from pytest_gpumem.settings import SettingsError
 
 FOLDER = "pack"  # what a worker is given: the folder of the run
 TAKEN = "gpumem_taken"  # attribute of the last report of a test: a `Taken`
+MEASURES = "measures"  # why a test has the GPU to itself
 EMPTIED = 32 << 20  # bytes that pools hold unused, from which on they are emptied
+GREEDY = 0.7  # part of the free memory: a test that takes more may follow it, such as JAX's preallocation
 POLL = 0.05  # seconds between two looks at the leases
 
 
@@ -64,9 +66,9 @@ class Taken(msgspec.Struct):
         return self.lease.state == RUNS and not self.twice
 
 
-def leases_of(uuid: str | None, folder: Path) -> Leases:
-    """The leases of a GPU: the user's own, or of this run for a simulated device."""
-    return Leases(folder / "simulated.leases" if uuid is None else lock_file(uuid).with_suffix(".leases"))
+def leases_file(uuid: str | None, folder: Path) -> Path:
+    """The file of a GPU's leases: the user's own, or of this run for a simulated device."""
+    return folder / "simulated.leases" if uuid is None else lock_file(uuid).with_suffix(".leases")
 
 
 def asked_of(item: pytest.Item, session: GpuSession) -> Asked:
@@ -77,7 +79,7 @@ def asked_of(item: pytest.Item, session: GpuSession) -> Asked:
     gpus = 1
     with suppress(SettingsError, Unsupported):  # reported where the marker is read
         gpus = max(1, len(reserved(item, session.chosen)))
-    return Asked(name, group, gpus, uses(item, BENCHMARK_FIXTURE))
+    return Asked(name, group, gpus, f"takes {gpus} GPUs" if gpus > 1 else MEASURES if uses(item, BENCHMARK_FIXTURE) else "")
 
 
 class PlaceHolder(pytest.Item):
@@ -99,7 +101,7 @@ class PackedFeature(Feature):
         self._session, self._config = session, session.config
         self._folder = Path(given(session.config, FOLDER))
         self._me = running(os.getpid())
-        self._leases = [leases_of(uuid, self._folder) for uuid in (session.facts.uuid, *session.chosen.gpus[1:])]
+        self._gpus = [Gpu(leases_file(uuid, self._folder)) for uuid in (session.facts.uuid, *session.chosen.gpus[1:])]
         self._held: int | None = None  # bytes that this process holds of its GPU, the first, as it was last read
         self._free = 0  # bytes that were free then, with these
         self._idle = 0  # bytes that it held before its first test
@@ -148,9 +150,9 @@ class PackedFeature(Feature):
     def _put(self, gpus: int = 1, **changes: object) -> None:
         """Say how much this process holds of its GPU, and change its leases of the first GPUs."""
         try:
-            for leases in self._leases[1:gpus]:
-                leases.put(self._me, **changes)
-            self._leases[0].put(self._me, held=self._held or 0, **changes)
+            for gpu in self._gpus[1:gpus]:
+                gpu.put(self._me, **changes)
+            self._gpus[0].put(self._me, held=self._held or 0, **changes)
         except LeaseError as error:
             self._trouble = str(error)
 
@@ -166,7 +168,7 @@ class PackedFeature(Feature):
             self._keeper.after = item
         lease = Lease(self._me)
         with suppress(LeaseError):  # whoever gives it says so
-            lease = next((one for one in self._leases[0].all() if one.process == self._me), lease)
+            lease = next((one for one in self._gpus[0].leases() if one.process == self._me), lease)
         asked, properties = asked_of(item, self._session), len(item.user_properties)
         self._test = test = Taken(asked, lease, self._idle, self._held, self._free, [*self._fixtures], properties)
         try:
@@ -254,7 +256,7 @@ class PackedFeature(Feature):
         self._read()
         self._put(test.asked.gpus, share=0, state=WAITS, ticket=time.monotonic_ns())
         try:
-            while not take([(leases, 0) for leases in self._leases[: test.asked.gpus]], self._me, test.lease.share, alone=True):
+            while not take(self._gpus[: test.asked.gpus], self._me, test.lease.share, alone=True):
                 time.sleep(POLL)
         except LeaseError as error:
             self._trouble = str(error)
@@ -286,9 +288,10 @@ class PackedFeature(Feature):
         if test.before is not None and self._held is not None:
             # What no allocation explains: the code of kernels, and libraries that are not watched.
             grown += max(0, self._held - test.before - max(0, kept) - new)
-            part = grown / test.free if test.free > 0 and not test.beside else 0.0
-            measures = any(row.measurement is not None for row in rows)
-            test.learnt = Learnt(test.seconds, (grown + sum(test.fixtures.values()),), test.fixtures, measures, part)
+            alone = "took most of the free memory" if grown > GREEDY * test.free and not test.beside else ""
+            if any(row.measurement is not None for row in rows):
+                alone = MEASURES
+            test.learnt = Learnt(test.seconds, (grown + sum(test.fixtures.values()),), test.fixtures, alone)
             test.peak = test.before + grown + new
         self._empty(EMPTIED)
         test.lives, test.trouble = [*self._fixtures], self._trouble

@@ -21,11 +21,11 @@ import pytest
 from pytest_gpumem.devices.opening import DeviceChoice, NoDevice, choose
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.packing.jobs import Asked, Job, expected, jobs_of, useful_workers
-from pytest_gpumem.packing.leases import LeaseError, Process, running
-from pytest_gpumem.packing.scheduler import Gpu, PackScheduler
+from pytest_gpumem.packing.leases import Gpu, LeaseError, Process, running
+from pytest_gpumem.packing.scheduler import PackScheduler
 from pytest_gpumem.packing.shares import PAGE, load, save
 from pytest_gpumem.plugin.gpus import VISIBLE
-from pytest_gpumem.plugin.packed import FOLDER, TAKEN, Taken, asked_of, leases_of
+from pytest_gpumem.plugin.packed import FOLDER, TAKEN, Taken, asked_of, leases_file
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import Channel, hands_out, worker_count
@@ -51,7 +51,7 @@ def auto_workers(config: pytest.Config, settings: Settings) -> int:
     known = load(shares_file(config, chosen))
     rooms = [room_of(chosen, gpu) for gpu in gpus_of(chosen)]
     jobs = jobs_of([Asked(nodeid) for nodeid in known.tests], known.tests)
-    return useful_workers(jobs, rooms, known.idle) if jobs else len(rooms)
+    return useful_workers(jobs, rooms, known.idle)
 
 
 def gpus_of(chosen: DeviceChoice) -> list[str]:
@@ -123,19 +123,19 @@ class PackFeature(Feature):
 
     def _gpu(self, uuid: str) -> Gpu:
         facts = self._session.facts
-        leases = leases_of(uuid if facts.uuid is not None else None, Path(self._folder.name))
-        room = lru_cache(maxsize=1)(lambda at: room_of(self._session.chosen, uuid, [one.process.pid for one in leases.all()]))
+        path = leases_file(uuid if facts.uuid is not None else None, Path(self._folder.name))
+        room = lru_cache(maxsize=1)(lambda at: room_of(self._session.chosen, uuid, [one.process.pid for one in gpu.leases()]))
         name = f"{facts.name} ({uuid})" if facts.uuid else facts.name
-        return self._gpus.setdefault(uuid, Gpu(name, leases, lambda: room(time.monotonic() // LOOK)))
+        gpu = self._gpus.setdefault(uuid, Gpu(path, name, lambda: room(time.monotonic() // LOOK)))
+        return gpu
 
     def _place(self, node: Any) -> tuple[Process, tuple[Gpu, ...]]:
         """The process and the GPUs of a worker, its own first."""
-        pid = node.gateway._rinfo().pid
-        process = running(pid)
+        process = running(node.gateway._rinfo().pid)
         order = node.gateway.spec.env.get(VISIBLE) if len(self._uuids) > 1 else None
         gpus = tuple(map(self._gpu, order.split(",") if order else self._uuids))
         with suppress(LeaseError):  # the scheduler says so
-            gpus[0].leases.put(process, held=self._shares.idle)  # until the worker says itself what its context holds
+            gpus[0].put(process, held=self._shares.idle)  # until the worker says itself what its context holds
         return process, gpus
 
     @pytest.hookimpl(optionalhook=True)
@@ -236,7 +236,7 @@ class PackFeature(Feature):
         known = self._shares.tests
         names = [test.nodeid for test in self._tests]
         rooms = [room_of(self._session.chosen, uuid) for uuid in self._uuids]
-        workers = len(self._config.option.tx) or (useful_workers(self._jobs, rooms, self._shares.idle) if self._jobs else len(rooms))
+        workers = len(self._config.option.tx) or useful_workers(self._jobs, rooms, self._shares.idle)
         serial = sum(known[name].seconds for name in names if name in known)
         seconds = expected(self._jobs, rooms, workers, self._shares.idle)
         new = sum(name not in known for name in names)
@@ -268,10 +268,7 @@ class PackFeature(Feature):
         seconds |= {name: learnt.seconds for name, learnt in self._shares.tests.items()}
         serial = sum(seconds.get(test.nodeid, 0.0) for test in self._tests)
         most = f"{counted(len(self._tests), 'test')}, up to {self._scheduler.most} at once"
-        if self._wall < GAIN * serial:
-            yield f"{duration(serial)} -> {duration(self._wall)} ({most})"
-        else:
-            yield f"packing gained nothing: {duration(self._wall)}, and {duration(serial)} for the tests one after another ({most})"
+        yield f"{'' if self._wall < GAIN * serial else 'packing gained nothing: '}{duration(serial)} -> {duration(self._wall)} ({most})"
 
 
 def duration(seconds: float) -> str:

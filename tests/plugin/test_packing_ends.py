@@ -14,7 +14,7 @@ from sessions import QUICKLY, Run
 from test_packing import PACK, known, learnt, said
 
 from pytest_gpumem.packing import leases
-from pytest_gpumem.packing.leases import ALONE, Leases
+from pytest_gpumem.packing.leases import ALONE, Gpu
 from pytest_gpumem.plugin import packed, packing
 
 pytest.importorskip("xdist")
@@ -32,7 +32,7 @@ SHARED = """
         with open(Path({folder!r}, "leases.jsonl"), "a") as log:
             log.write(json.dumps([[*lease.process, lease.held + lease.share, lease.state] for lease in found]) + "\\n")
 
-    packed.leases_of = packing.leases_of = lambda uuid, folder: leases.Leases(Path({folder!r}, "shared.leases"))
+    packed.leases_file = packing.leases_file = lambda uuid, folder: Path({folder!r}, "shared.leases")
     leases._write = write
 """
 """A conftest: the simulated GPU has a file of leases that sessions share, and a log of what it holds, written under its lock."""
@@ -40,7 +40,7 @@ SHARED = """
 
 @pytest.fixture(autouse=True)
 def _shared(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((packed, "leases_of"), (packing, "leases_of"), (leases, "_write")):
+    for module, name in ((packed, "leases_file"), (packing, "leases_file"), (leases, "_write")):
         monkeypatch.setattr(module, name, getattr(module, name))  # the conftest changes them for good
     pytester.makeconftest(SHARED.format(folder=str(pytester.path)))
 
@@ -141,7 +141,7 @@ def test_workers_that_die_and_tests_that_time_out_give_back_their_shares(pyteste
     result = session(*PACK, "-n", "3")
     result.assert_outcomes(passed=4, failed=3)
     result.stdout.fnmatch_lines(["*Timeout (>1.0s) from pytest-timeout*"])
-    assert Leases(pytester.path / "shared.leases").all() == []
+    assert Gpu(pytester.path / "shared.leases").leases() == []
     assert any(sum(lease[3] == "runs" for lease in those) == 2 for those in fits(pytester.path))
 
 
@@ -171,7 +171,7 @@ def test_two_sessions_share_a_gpu(pytester: pytest.Pytester, pipe: Path) -> None
         assert "4 passed" in printed
     log = fits(pytester.path)
     assert any(len({lease[0] for lease in those}) == 4 for those in log), "the sessions did not run at once"
-    assert Leases(pytester.path / "shared.leases").all() == []
+    assert Gpu(pytester.path / "shared.leases").leases() == []
 
 
 def test_options_and_plugins_beside_packing(pytester: pytest.Pytester, session: Run) -> None:

@@ -15,10 +15,9 @@ from pytest_gpumem.units import GiB
     ("test", "known", "why"),
     [
         (Asked("a"), None, "never measured"),
-        (Asked("a", gpus=2), Learnt(1, (GiB,)), "takes 2 GPUs"),
-        (Asked("a", measures=True), Learnt(1, (GiB,)), "measures"),
-        (Asked("a"), Learnt(1, (GiB,), measures=True), "measures"),
-        (Asked("a"), Learnt(1, (GiB,), part=0.75), "took most of the free memory"),
+        (Asked("a", alone="measures"), None, "measures"),
+        (Asked("a", gpus=2, alone="takes 2 GPUs"), Learnt(1, (GiB,)), "takes 2 GPUs"),
+        (Asked("a"), Learnt(1, (GiB,), alone="measures"), "measures"),
         (Asked("a"), Learnt(1, ()), "never measured"),
         (Asked("a"), Learnt(1, (GiB,)), ""),
         (Asked("a"), Learnt(1, (0,)), ""),

@@ -10,26 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpumem.packing.leases import ALONE, IDLE, RUNS, WAITS, Lease, LeaseError, Leases, Process, running, take
+from pytest_gpumem.packing.leases import ALONE, IDLE, RUNS, WAITS, Gpu, Lease, LeaseError, Process, running, take
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 ONE, OTHER, THIRD = (Process(number, 1) for number in (1, 2, 3))
 
 
-def of(path: Path, *alive: Process) -> Leases:
-    return Leases(path / "gpu.leases", set(alive or (ONE, OTHER, THIRD)).__contains__)
+def of(path: Path, *alive: Process) -> Gpu:
+    return Gpu(path / "gpu.leases", "", lambda: 100, set(alive or (ONE, OTHER, THIRD)).__contains__)
 
 
 def test_a_lease_is_granted_while_all_fit(tmp_path: Path) -> None:
-    leases = of(tmp_path)
-    leases.put(ONE, held=10)
-    assert take([(leases, 100)], ONE, 50, alone=False)
-    assert not take([(leases, 100)], OTHER, 41, alone=False)
-    assert take([(leases, 100)], OTHER, 40, alone=False)
-    assert sorted(leases.all()) == [Lease(ONE, 10, 50, RUNS), Lease(OTHER, 0, 40, RUNS)]
-    leases.put(ONE, held=5, share=0, state=IDLE)
-    assert take([(leases, 100)], THIRD, 55, alone=False)
+    gpu = of(tmp_path)
+    gpu.put(ONE, held=10)
+    assert take([gpu], ONE, 50, alone=False)
+    assert not take([gpu], OTHER, 41, alone=False)
+    assert take([gpu], OTHER, 40, alone=False)
+    assert sorted(gpu.leases()) == [Lease(ONE, 10, 50, RUNS), Lease(OTHER, 0, 40, RUNS)]
+    gpu.put(ONE, held=5, share=0, state=IDLE)
+    assert take([gpu], THIRD, 55, alone=False)
 
 
 @pytest.mark.parametrize(
@@ -37,84 +37,84 @@ def test_a_lease_is_granted_while_all_fit(tmp_path: Path) -> None:
     [(ALONE, IDLE, True), (ALONE, RUNS, False), (ALONE, ALONE, False), (ALONE, WAITS, False), (RUNS, ALONE, False), (RUNS, WAITS, False)],
 )
 def test_a_test_alone_on_the_gpu_waits_for_the_others_and_they_for_it(tmp_path: Path, state: str, beside: str, granted: bool) -> None:
-    leases = of(tmp_path)
-    leases.put(OTHER, held=10, state=beside, ticket=5)
-    assert take([(leases, 100)], ONE, 10, alone=state == ALONE) is granted
+    gpu = of(tmp_path)
+    gpu.put(OTHER, held=10, state=beside, ticket=5)
+    assert take([gpu], ONE, 10, alone=state == ALONE) is granted
 
 
 def test_of_two_that_wait_the_first_has_its_turn(tmp_path: Path) -> None:
-    leases = of(tmp_path)
-    leases.put(ONE, state=WAITS, ticket=7)
-    leases.put(OTHER, state=WAITS, ticket=8)
-    assert not take([(leases, 100)], OTHER, 10, alone=True)
-    assert take([(leases, 100)], ONE, 10, alone=True)
+    gpu = of(tmp_path)
+    gpu.put(ONE, state=WAITS, ticket=7)
+    gpu.put(OTHER, state=WAITS, ticket=8)
+    assert not take([gpu], OTHER, 10, alone=True)
+    assert take([gpu], ONE, 10, alone=True)
 
 
 def test_two_gpus_are_taken_at_once_or_not_at_all(tmp_path: Path) -> None:
-    first, second = (Leases(tmp_path / name, lambda process: True) for name in ("a", "b"))
+    first, second = (Gpu(tmp_path / name, name, lambda: 100, lambda process: True) for name in ("a", "b"))
     second.put(OTHER, share=90, state=RUNS)
-    assert not take([(first, 100), (second, 100)], ONE, 20, alone=False)
-    assert first.all() == []
+    assert not take([first, second], ONE, 20, alone=False)
+    assert first.leases() == []
     second.put(OTHER, share=0, state=IDLE)
-    assert take([(first, 100), (second, 100)], ONE, 20, alone=False)
-    assert first.all() == second.all() == [Lease(ONE, 0, 20, RUNS)]
+    assert take([first, second], ONE, 20, alone=False)
+    assert first.leases() == second.leases() == [Lease(ONE, 0, 20, RUNS)]
 
 
 def test_what_a_dead_process_held_is_free(tmp_path: Path) -> None:
     of(tmp_path, ONE).put(ONE, held=100, state=ALONE)
-    leases = of(tmp_path, OTHER)
-    assert leases.all() == []
-    assert take([(leases, 100)], OTHER, 100, alone=False)
+    gpu = of(tmp_path, OTHER)
+    assert gpu.leases() == []
+    assert take([gpu], OTHER, 100, alone=False)
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process, own = running(child.pid), running(os.getpid())
-    leases = Leases(tmp_path / "gpu.leases")
-    leases.put(process, held=1)
-    leases.put(Process(os.getpid(), own.start + 1), held=1)
-    assert [lease.process for lease in leases.all()] == [process]
+    gpu = Gpu(tmp_path / "gpu.leases")
+    gpu.put(process, held=1)
+    gpu.put(Process(os.getpid(), own.start + 1), held=1)
+    assert [lease.process for lease in gpu.leases()] == [process]
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie holds no memory
-    assert leases.all() == []
+    assert gpu.leases() == []
     child.communicate()
 
 
 def test_a_full_disk_stops_no_later_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    leases = Leases(tmp_path / "gpu.leases", lambda process: True)
-    assert leases.all() == []
-    size = leases.path.stat().st_size
+    gpu = Gpu(tmp_path / "gpu.leases", alive=lambda process: True)
+    assert gpu.leases() == []
+    size = gpu.path.stat().st_size
     for number in range(100):
-        leases.put(Process(2**22 + number, 2**40), held=2**40, share=2**40, state=WAITS, ticket=2**63)
-    assert leases.path.stat().st_size == size
+        gpu.put(Process(2**22 + number, 2**40), held=2**40, share=2**40, state=WAITS, ticket=2**63)
+    assert gpu.path.stat().st_size == size
     monkeypatch.setattr(os, "pwrite", lambda *_: 10)
     with pytest.raises(LeaseError, match=rf"new, cannot be used: {os.strerror(errno.ENOSPC)}"):
-        Leases(tmp_path / "new").all()
+        Gpu(tmp_path / "new").leases()
 
 
 def test_what_is_held_between_tests_takes_no_lease_of_a_test_away(tmp_path: Path) -> None:
-    leases = of(tmp_path)
-    leases.put(ONE, held=5)
-    assert leases.all() == [Lease(ONE, 5)]
-    assert take([(leases, 100)], ONE, 50, alone=False)
-    leases.put(ONE, held=7)
-    assert leases.all() == [Lease(ONE, 7, 50, RUNS)]
+    gpu = of(tmp_path)
+    gpu.put(ONE, held=5)
+    assert gpu.leases() == [Lease(ONE, 5)]
+    assert take([gpu], ONE, 50, alone=False)
+    gpu.put(ONE, held=7)
+    assert gpu.leases() == [Lease(ONE, 7, 50, RUNS)]
 
 
 def test_a_line_that_is_none_is_no_lease(tmp_path: Path) -> None:
-    leases = of(tmp_path)
-    leases.put(ONE, held=7)
-    text = leases.path.read_text().rstrip()
-    leases.path.write_text(f"{text}\n2 1 é 0 idle 0\n2 1 5\n3 1 1 0 sleeps 0", encoding="utf-8")
-    assert leases.all() == [Lease(ONE, 7)]
+    gpu = of(tmp_path)
+    gpu.put(ONE, held=7)
+    text = gpu.path.read_text().rstrip()
+    gpu.path.write_text(f"{text}\n2 1 é 0 idle 0\n2 1 5\n3 1 1 0 sleeps 0", encoding="utf-8")
+    assert gpu.leases() == [Lease(ONE, 7)]
 
 
 def test_too_many_processes_and_a_missing_folder_are_one_line(tmp_path: Path) -> None:
-    leases = Leases(tmp_path / "gpu.leases", lambda process: True)
-    with leases.locked() as found:
+    gpu = Gpu(tmp_path / "gpu.leases", alive=lambda process: True)
+    with gpu.locked() as found:
         found |= {Process(number, 2**40): Lease(Process(number, 2**40), 2**40) for number in range(100)}
-    with pytest.raises(LeaseError, match="too many processes hold leases"), leases.locked() as found:
+    with pytest.raises(LeaseError, match="too many processes hold leases"), gpu.locked() as found:
         found |= {Process(number, 1): Lease(Process(number, 1), 1) for number in range(2000)}
-    assert len(leases.all()) == 100
+    assert len(gpu.leases()) == 100
     with pytest.raises(LeaseError, match="No such file or directory"):
-        Leases(tmp_path / "none" / "gpu.leases").all()
+        Gpu(tmp_path / "none" / "gpu.leases").leases()
