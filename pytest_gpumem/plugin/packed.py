@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.running import ENDS, Feature
 from pytest_gpumem.plugin.state import ROWS, GpuSession
 from pytest_gpumem.plugin.workers import given
-from pytest_gpumem.records.row import Row
 from pytest_gpumem.settings import SettingsError
 
 FOLDER = "pack"  # what a worker is given: the folder of the run
@@ -44,16 +43,13 @@ class Taken(msgspec.Struct):
 
     asked: Asked
     lease: Lease
-    idle: int  # bytes that the process held before its first test
-    before: int | None  # bytes that it held before this one; None: nobody says
+    before: int | None  # bytes that the process held; None: nobody says
     free: int  # bytes that were free, with these
-    lived: list[str]  # fixtures of wider scopes that lived
     properties: int  # number of the item's
     short: str = ""  # the phase in which it ran out of memory
     twice: bool = False  # it ran again, alone
     failed: bool = False
     seconds: float = 0.0
-    fixtures: dict[str, int] = {}  # of wider scopes that it used, with the bytes that each holds
     # At its end:
     learnt: Learnt | None = None  # None: nobody says what the process holds
     peak: int = 0  # bytes that the process held at most
@@ -104,8 +100,8 @@ class PackedFeature(Feature):
         self._gpus = [Gpu(leases_file(uuid, self._folder)) for uuid in (session.facts.uuid, *session.chosen.gpus[1:])]
         self._held: int | None = None  # bytes that this process holds of its GPU, the first, as it was last read
         self._free = 0  # bytes that were free then, with these
-        self._idle = 0  # bytes that it held before its first test
-        self._fixtures: dict[str, int] = {}  # of wider scopes than a test that live, with the bytes that each holds
+        self._fixtures: dict[pytest.FixtureDef[Any], int] = {}  # of wider scopes than a test, with the bytes that each held
+        self._new: set[pytest.FixtureDef[Any]] = set()  # those that the test has set up
         self._keeper: PlaceHolder | None = None  # under which fixtures stay
         self._last: pytest.Item | None = None
         self._test: Taken | None = None  # that runs
@@ -129,7 +125,6 @@ class PackedFeature(Feature):
         with suppress(DeviceError):  # the first test finds it
             _ = self._session.device
         self._read()
-        self._idle = self._held or 0
         self._put()
         try:
             yield
@@ -163,14 +158,14 @@ class PackedFeature(Feature):
         if isinstance(item, PlaceHolder):
             yield
             return
-        self._last = item
+        self._last, self._new = item, set()
         if nextitem is not None and nextitem is self._keeper:
             self._keeper.after = item
         lease = Lease(self._me)
         with suppress(LeaseError):  # whoever gives it says so
             lease = next((one for one in self._gpus[0].leases() if one.process == self._me), lease)
         asked, properties = asked_of(item, self._session), len(item.user_properties)
-        self._test = test = Taken(asked, lease, self._idle, self._held, self._free, [*self._fixtures], properties)
+        self._test = test = Taken(asked, lease, self._held, self._free, properties)
         try:
             yield
         finally:
@@ -218,20 +213,14 @@ class PackedFeature(Feature):
             yield
             return
         self._read()
-        before = (self._held or 0) - sum(self._fixtures.values())
+        before = self._held or 0
         yield
         self._read()
-        if (own := (self._held or 0) - sum(self._fixtures.values()) - before) >= PAGE:  # without those that it has set up itself
-            name = f"{fixturedef.baseid}::{fixturedef.argname}"
-            self._fixtures[name] = own
-            fixturedef.addfinalizer(lambda: self._fixtures.pop(name, None))
+        self._fixtures[fixturedef] = (self._held or 0) - before  # with those that it has set up itself
+        self._new.add(fixturedef)
 
-    @contextmanager
-    def teardown(self, item: pytest.Item) -> Iterator[None]:
-        if (test := self._test) is not None:
-            names = getattr(item, "fixturenames", ())
-            test.fixtures = {name: nbytes for name, nbytes in self._fixtures.items() if name.rpartition("::")[2] in names}
-        yield
+    def _sizes(self, fixtures: Iterable[pytest.FixtureDef[Any]]) -> dict[str, int]:
+        return {f"{one.baseid}::{one.argname}": self._fixtures[one] for one in fixtures if self._fixtures.get(one, 0) >= PAGE}
 
     def report(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         if self._test is not None and call.excinfo is not None and report.failed and shortage(call.excinfo.value) is not None:
@@ -274,24 +263,28 @@ class PackedFeature(Feature):
             test.seconds += report.duration
             test.failed = test.failed or report.failed
             if report.when == "teardown" and self._last is not None:
-                self._finish(test, [*self._last.stash.get(ROWS, [])])
+                self._finish(test, self._last)
                 setattr(report, TAKEN, msgspec.to_builtins(test))
         yield
 
-    def _finish(self, test: Taken, rows: Sequence[Row]) -> None:
+    def _finish(self, test: Taken, item: pytest.Item) -> None:
         """Complete what a test took. Its process holds less afterwards."""
         self._read()
+        rows = item.stash.get(ROWS, [])
         found = next((row.footprint for row in rows if not row.label and row.footprint is not None), None)
         grown = max(found.driver_peak or 0, found.peak) if found is not None else 0
         kept = sum(use.kept + use.reserved for use in found.uses if use.kind == "device") if found is not None else 0
-        new = sum(nbytes for name, nbytes in test.fixtures.items() if name not in test.lived)
+        test.lives = [*self._sizes(one for one in self._fixtures if one.cached_result is not None)]
+        test.trouble = self._trouble
+        info = getattr(item, "_fixtureinfo", None)
+        fixtures = {defs[-1] for defs in info.name2fixturedefs.values()} if info is not None else set()
+        used, new = self._sizes(fixtures), sum(self._sizes(fixtures & self._new).values())
         if test.before is not None and self._held is not None:
             # What no allocation explains: the code of kernels, and libraries that are not watched.
             grown += max(0, self._held - test.before - max(0, kept) - new)
             alone = "took most of the free memory" if grown > GREEDY * test.free and not test.beside else ""
             if any(row.measurement is not None for row in rows):
                 alone = MEASURES
-            test.learnt = Learnt(test.seconds, (grown + sum(test.fixtures.values()),), test.fixtures, alone)
+            test.learnt = Learnt(test.seconds, (grown + sum(used.values()),), used, alone)
             test.peak = test.before + grown + new
         self._empty(EMPTIED)
-        test.lives, test.trouble = [*self._fixtures], self._trouble

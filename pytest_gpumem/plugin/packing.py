@@ -198,9 +198,10 @@ class PackFeature(Feature):
                 learnt[name] = before.after(taken.learnt, failed=taken.failed)
             elif taken.learnt is not None and not taken.failed:
                 learnt[name] = taken.learnt
-            self._shares.idle = max(self._shares.idle, taken.idle)
         if not learnt:
             return
+        # A worker held as much before its first test.
+        self._shares.idle = max(self._shares.idle, min(taken.before or 0 for taken in self._taken.values()))
         try:
             self._config.cache.mkdir("gpumem")
             save(self._file, self._shares, learnt)
