@@ -67,7 +67,7 @@ class PackScheduler:
         self._count, self._plan, self._place = count, plan, place
         self._clock, self._tell, self._stop = clock, tell, stop
         self._workers: dict[Any, _Worker] = {}
-        self._ids: list[str] | None = None  # the tests that were collected
+        self._ids: list[str] = []  # the tests that were collected
         self._jobs: Sequence[Job] | None = None  # of them
         self._pending: list[Job] = []  # in the order in which they start
         self._unfit: dict[Job, float] = {}  # since when it does not fit
@@ -97,7 +97,7 @@ class PackScheduler:
         self._workers[node] = _Worker(node, *self._place(node))
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        if self._ids is None:
+        if self._jobs is None and not any(worker.collected for worker in self._workers.values()):
             self._ids = [*collection]
         if self._ids == [*collection]:
             self._workers[node].collected = True
@@ -121,16 +121,16 @@ class PackScheduler:
             self._fill()
 
     def mark_test_pending(self, item: str) -> None:
-        self._await(self._job([(self._ids or []).index(item)]))
+        self._await([self._ids.index(item)])
         self._fill()
 
     def remove_node(self, node: Any) -> str | None:
         """Forget a worker; the test that it ran, if it ran one. What else it had been given is given to others."""
         worker = self._workers.pop(node)
-        ran = [worker.left.pop(0)] if worker.runs else []
+        ran = self._ids[worker.left.pop(0)] if worker.runs else None
         if worker.left:
-            self._await(self._job(worker.left))
-        return self._ids[ran[0]] if self._ids is not None and ran else None
+            self._await(worker.left)
+        return ran
 
     def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> None:
         """Look at the leases again. xdist calls it for an event that the session sends to itself."""
@@ -152,8 +152,8 @@ class PackScheduler:
         """The job of some of its tests."""
         return next(job for job in self._jobs or () if tests[0] in job.tests)._replace(tests=(*tests,))
 
-    def _await(self, job: Job) -> None:
-        self._pending = ordered([*self._pending, job])
+    def _await(self, tests: Sequence[int]) -> None:
+        self._pending = ordered([*self._pending, self._job(tests)])
 
     def _fill(self) -> None:
         """Start what can be started."""
@@ -196,13 +196,12 @@ class PackScheduler:
     def _begin(self, worker: _Worker, job: Job) -> None:
         self._unfit.pop(job, None)
         worker.left, worker.waits = [*job.tests], False
-        keeps = any(other.file == job.file for other in self._pending)
-        worker.node.send_runtest_some([*job.tests, self._place_holder(keeps=keeps)])
+        self._send(worker, job.tests, keeps=any(other.file == job.file for other in self._pending))
         self.most = max(self.most, sum(one.runs for one in self._workers.values()))
 
-    def _place_holder(self, *, keeps: bool) -> int:
-        """The number of the item that follows a job: under which the fixtures of the last file stay, or not."""
-        return len(self._ids or ()) + keeps
+    def _send(self, worker: _Worker, tests: Iterable[int], *, keeps: bool) -> None:
+        """Send tests, and the place holder that follows them: under which the fixtures of the last file stay, or not."""
+        worker.node.send_runtest_some([*tests, len(self._ids) + keeps])
 
     def _reserve(self, worker: _Worker, job: Job) -> None:
         """Have nothing else start on the GPUs of a worker until its job fits, in other sessions too."""
@@ -224,7 +223,7 @@ class PackScheduler:
         for one in [one for one in self._workers.values() if one.idle and one.gpus[0] in gpus]:
             if one.lives:
                 one.lives = frozenset()
-                one.node.send_runtest_some([self._place_holder(keeps=False)])
+                self._send(one, (), keeps=False)
             elif stands:
                 one.node.shutdown()
 

@@ -73,13 +73,8 @@ def shares_file(config: pytest.Config, chosen: DeviceChoice) -> Path:
     return Path(config.rootpath, config.getini("cache_dir")).expanduser() / "d" / "gpumem" / f"{chosen.facts.key}.json"
 
 
-def check(config: pytest.Config, chosen: DeviceChoice) -> None:
-    """Raises `pytest.UsageError`: tests cannot be packed in this session."""
-    if (why := _why_not(config, chosen)) is not None:
-        raise pytest.UsageError(f"gpumem: --gpumem-pack{why}")
-
-
 def _why_not(config: pytest.Config, chosen: DeviceChoice) -> str | None:
+    """Why tests cannot be packed in this session."""
     if sys.platform != "linux":
         return " needs Linux, which says which processes live"
     if not config.pluginmanager.hasplugin("xdist"):
@@ -103,7 +98,10 @@ class PackFeature(Feature):
     """With `--gpumem-pack`, in the controller: hands out the tests by the memory that they take."""
 
     def __init__(self, session: GpuSession, channel: Channel) -> None:
+        """Raises `pytest.UsageError`: tests cannot be packed in this session."""
         self._session, self._config = session, session.config
+        if (why := _why_not(self._config, session.chosen)) is not None:
+            raise pytest.UsageError(f"gpumem: --gpumem-pack{why}")
         self._uuids = gpus_of(session.chosen)
         self._file = shares_file(self._config, session.chosen)
         self._shares = load(self._file)
