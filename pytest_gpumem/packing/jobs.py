@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 from pytest_gpumem.packing.shares import Learnt
 
-SHORT, MOST = 0.5, 50  # seconds and number of short tests that are started at once: each start takes some milliseconds
-NEW = 8  # of those that were never measured
+SHORT = 0.5  # seconds of short tests that are started at once: each start takes some milliseconds
+LEAST, NEW = 0.01, 0.06  # seconds that a test counts at least, and one that was never measured
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16)  # of one GPU, among which is chosen
 _ALIKE = 256 << 20  # bytes, to so many of which the shares of tests that are started at once are rounded
-_NEVER = "never measured"
 
 
 class Asked(NamedTuple):
@@ -60,7 +59,7 @@ def jobs_of(tests: Sequence[Asked], known: Mapping[str, Learnt]) -> list[Job]:
         job = _job(number, test, known.get(test.nodeid))
         key: object = test.group or (job.file, job.alone, job.gpus, job.share > 0, job.share // _ALIKE)
         begun = jobs.get(key)
-        if begun is not None and test.group is None and _full(begun, job):
+        if begun is not None and test.group is None and begun.seconds + job.seconds > SHORT:
             jobs[begun.tests] = jobs.pop(key)
             begun = None
         jobs[key] = job if begun is None else begun.joined(job)
@@ -70,13 +69,9 @@ def jobs_of(tests: Sequence[Asked], known: Mapping[str, Learnt]) -> list[Job]:
 def _job(number: int, test: Asked, known: Learnt | None) -> Job:
     file = test.nodeid.partition("::")[0]
     if known is None or not known.grown:
-        return Job((number,), 0.0, 0, test.alone or _NEVER, test.gpus, file)
-    return Job((number,), known.seconds, known.share, test.alone or known.alone, test.gpus, file, (*known.fixtures.items(),))
-
-
-def _full(begun: Job, job: Job) -> bool:
-    """True if a job is not started with those before it."""
-    return begun.seconds + job.seconds > SHORT or len(begun.tests) >= (NEW if job.alone == _NEVER else MOST)
+        return Job((number,), NEW, 0, test.alone or "never measured", test.gpus, file)
+    seconds = max(LEAST, known.seconds)
+    return Job((number,), seconds, known.share, test.alone or known.alone, test.gpus, file, (*known.fixtures.items(),))
 
 
 def ordered(jobs: Iterable[Job]) -> list[Job]:

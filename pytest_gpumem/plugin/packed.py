@@ -272,7 +272,7 @@ class PackedFeature(Feature):
         self._read()
         rows = item.stash.get(ROWS, [])
         found = next((row.footprint for row in rows if not row.label and row.footprint is not None), None)
-        grown = max(found.driver_peak or 0, found.peak) if found is not None else 0
+        grown = found.needed if found is not None else 0
         kept = sum(use.kept + use.reserved for use in found.uses if use.kind == "device") if found is not None else 0
         test.lives = [*self._sizes(one for one in self._fixtures if one.cached_result is not None)]
         test.trouble = self._trouble

@@ -44,11 +44,9 @@ def auto_workers(config: pytest.Config, settings: Settings) -> int:
     """The number of workers for `-n auto`: the fewest with which the tests that are known take the least time."""
     try:
         chosen = choose(settings.device)
-    except NoDevice:  # the session says so
+        known = load(shares_file(config, chosen))
+    except (NoDevice, ValueError):  # the session says so, and that pytest's cache is off
         return 1
-    if not config.pluginmanager.hasplugin("cacheprovider"):  # so it does of this
-        return 1
-    known = load(shares_file(config, chosen))
     rooms = [room_of(chosen, gpu) for gpu in gpus_of(chosen)]
     jobs = jobs_of([Asked(nodeid) for nodeid in known.tests], known.tests)
     return useful_workers(jobs, rooms, known.idle)
