@@ -11,7 +11,7 @@ import fcntl
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -48,27 +48,6 @@ class Lease(NamedTuple):
         return self.held + self.share
 
 
-class Left(NamedTuple):
-    """What the other leases of a GPU leave to a process."""
-
-    nbytes: int  # that a test may take beside others; below 0 where one is alone on the GPU, or waits and has its turn before
-    clear: bool  # a test may have the GPU to itself
-
-    def fits(self, share: int, *, alone: bool) -> bool:
-        """True if a test may begin."""
-        return self.clear if alone else share <= self.nbytes
-
-
-def left_to(process: Process, leases: Collection[Lease], room: int) -> Left:
-    """What a process can have. `room`: bytes of the GPU that leases may have, all together."""
-    own = next((lease for lease in leases if lease.process == process), Lease(process))
-    others = [lease for lease in leases if lease.process != process]
-    turn = (own.ticket if own.state == WAITS else math.inf, process)
-    if any(lease.state == ALONE or (lease.state == WAITS and (lease.ticket, lease.process) < turn) for lease in others):
-        return Left(-1, clear=False)
-    return Left(room - own.held - sum(lease.nbytes for lease in others), all(lease.state != RUNS for lease in others))
-
-
 def running(pid: int) -> Process:
     """A process by its number. It starts at -1 if there is none, or if it has ended and nobody has asked how."""
     try:
@@ -96,6 +75,10 @@ class Gpu(NamedTuple):
         """Those of the processes that live."""
         with self.locked() as leases:
             return [*leases.values()]
+
+    def free(self) -> int:
+        """Bytes that no lease has."""
+        return self.room() - sum(lease.nbytes for lease in self.leases())
 
     def put(self, process: Process, **changes: object) -> None:
         """Change what a process has, whatever others have. One that holds nothing and does nothing has no lease."""
@@ -155,8 +138,19 @@ def take(gpus: Iterable[Gpu], process: Process, share: int, *, alone: bool) -> b
     rooms = {gpu: gpu.room() for gpu in sorted(gpus)}  # in one order: two that each hold one would wait for ever
     with ExitStack() as stack:
         found = [(stack.enter_context(gpu.locked()), room) for gpu, room in rooms.items()]
-        if not all(left_to(process, leases.values(), room).fits(share, alone=alone) for leases, room in found):
+        if not all(_fits(leases, process, share, room, alone=alone) for leases, room in found):
             return False
         for leases, _ in found:
             leases[process] = leases.get(process, Lease(process))._replace(share=share, state=ALONE if alone else RUNS)
     return True
+
+
+def _fits(leases: Mapping[Process, Lease], process: Process, share: int, room: int, *, alone: bool) -> bool:
+    own = leases.get(process, Lease(process))
+    others = [lease for lease in leases.values() if lease.process != process]
+    turn = (own.ticket if own.state == WAITS else math.inf, process)
+    if any(lease.state == ALONE or (lease.state == WAITS and (lease.ticket, lease.process) < turn) for lease in others):
+        return False
+    if alone:
+        return all(lease.state != RUNS for lease in others)
+    return own.held + share + sum(lease.nbytes for lease in others) <= room

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_gpumem.packing.jobs import Job, ordered
-from pytest_gpumem.packing.leases import IDLE, WAITS, Gpu, LeaseError, Left, Process, left_to, take
+from pytest_gpumem.packing.leases import IDLE, WAITS, Gpu, LeaseError, Process, take
 
 RESERVED_AFTER = 30.0  # seconds after which what does not fit gets a reservation: nothing else starts on its GPU before
 TELL_EVERY = 30.0  # seconds without a test that runs, after which a line says so
@@ -168,29 +168,27 @@ class PackScheduler:
         except LeaseError as error:
             self._look_at_stillness(str(error))
 
-    def _idle(self) -> list[tuple[_Worker, Left]]:
-        """Of each GPU a worker that does nothing, with what others leave to it; most free memory first."""
-        found = []
-        for worker in {worker.gpus[0]: worker for worker in self._workers.values() if worker.idle}.values():
-            gpu = worker.gpus[0]
-            found.append((worker, left_to(worker.process, gpu.leases(), gpu.room())))
-        return sorted(found, key=lambda one: -one[1].nbytes)
-
     def _start_next(self) -> bool:
         """Start the first job in the order that fits; False if none does."""
-        if not self._pending or not (idle := self._idle()):
+        idle = {worker.gpus[0]: worker for worker in self._workers.values() if worker.idle}  # one of each GPU
+        if not self._pending or not idle:
             return False
-        now = self._clock()
+        workers = sorted(idle.values(), key=lambda worker: -worker.gpus[0].free())
+        now, refused = self._clock(), dict[object, int]()
         for job in self._pending:
-            for worker, left in idle:
-                if not job.works or (left.fits(worker.needs(job), alone=job.alone != "") and worker.take(job)):
+            for worker in workers:
+                asked, needs = (worker, job.gpus, job.alone != ""), worker.needs(job)
+                if job.works and needs >= refused.get(asked, needs + 1):
+                    continue  # as less was refused
+                if not job.works or worker.take(job):
                     self._pending.remove(job)
                     self._begin(worker, job)
                     return True
+                refused[asked] = 0 if job.alone else needs
             self._unfit.setdefault(job, now)
         late = [job for job in self._pending if now - self._unfit[job] >= RESERVED_AFTER]
         if late and not any(worker.waits for worker in self._workers.values()):
-            self._reserve(idle[0][0], max(late, key=lambda job: (bool(job.alone), job.share)))
+            self._reserve(workers[0], max(late, key=lambda job: (bool(job.alone), job.share)))
         return False
 
     def _begin(self, worker: _Worker, job: Job) -> None:
