@@ -170,10 +170,11 @@ class PackScheduler:
 
     def _start_next(self) -> bool:
         """Start the first job in the order that fits; False if none does."""
-        idle = {worker.gpus[0]: worker for worker in self._workers.values() if worker.idle}  # one of each GPU
+        idle = sorted((worker for worker in self._workers.values() if worker.idle), key=lambda worker: len(worker.lives))
         if not self._pending or not idle:
             return False
-        workers = sorted(idle.values(), key=lambda worker: -worker.gpus[0].free())
+        # Of each GPU the worker with most fixtures.
+        workers = sorted({worker.gpus[0]: worker for worker in idle}.values(), key=lambda worker: -worker.gpus[0].free())
         now, refused = self._clock(), dict[object, int]()
         for job in self._pending:
             for worker in workers:

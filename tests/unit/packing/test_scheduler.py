@@ -84,6 +84,21 @@ def test_what_lives_in_a_worker_is_not_charged_again(tmp_path: Path) -> None:
     assert [(lease.held, lease.share) for lease in machine.gpu.leases()] == [(60, 20)]
 
 
+def test_of_the_workers_that_do_nothing_one_with_fixtures_gets_the_next_job(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, [Job((0,), 3, 40, file="a"), Job((1,), 2, 40, file="a"), Job((2,), 1, 40, file="a")])
+    one, other = machine.nodes
+    machine.gpu.put(FOREIGN, held=30)
+    machine.scheduler.schedule()
+    machine.end(other, 0)
+    assert (one.sent, other.sent) == ([], [[0, 4], [1, 4]])
+    machine.gpu.put(FOREIGN, held=60)
+    machine.end(other, 1, ())
+    machine.scheduler.lives(one, ("a::model",))
+    machine.gpu.put(FOREIGN, held=0)
+    machine.look()
+    assert (one.sent, other.sent[2:]) == ([[2, 3]], [])
+
+
 def test_a_job_that_does_not_fit_gets_the_gpu_reserved_and_memory_back(tmp_path: Path) -> None:
     jobs = [Job((0,), 50, 5, file="a"), Job((1,), 40, 5, file="a"), Job((2,), 3, 80, file="b"), Job((3,), 1, 5, file="a")]
     machine = Machine(tmp_path, jobs)
