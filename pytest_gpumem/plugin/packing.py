@@ -23,7 +23,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.packing.jobs import Asked, Job, expected, jobs_of, useful_workers
 from pytest_gpumem.packing.leases import Gpu, LeaseError, Process, running
 from pytest_gpumem.packing.scheduler import PackScheduler
-from pytest_gpumem.packing.shares import PAGE, load, save
+from pytest_gpumem.packing.shares import PAGE, Learnt, load, save
 from pytest_gpumem.plugin.gpus import VISIBLE
 from pytest_gpumem.plugin.packed import FOLDER, TAKEN, Taken, asked_of, leases_file
 from pytest_gpumem.plugin.running import Feature
@@ -109,8 +109,8 @@ class PackFeature(Feature):
         self._gpus: dict[str, Gpu] = {}
         self._scheduler = PackScheduler(worker_count(self._config), self._plan, self._place, time.monotonic, self._tell, self._stop)
         self._scheduler.config = self._config
-        self._tests: Sequence[Asked] = ()
-        self._jobs: Sequence[Job] = ()
+        self._names: Sequence[str] = ()  # of the tests that were collected
+        self._jobs: Sequence[Job] = ()  # of them, which have numbers
         self._taken: dict[str, Taken] = {}  # by node id
         self._trouble = ""
         self._wall = 0.0
@@ -144,7 +144,7 @@ class PackFeature(Feature):
         return self._plan_of([Asked(*one) for one in json.loads(file.read_text())])
 
     def _plan_of(self, tests: Sequence[Asked]) -> Sequence[Job]:
-        self._tests = tests
+        self._names = [test.nodeid for test in tests]
         self._jobs = jobs_of([test._replace(group=self._group(test)) for test in tests], self._shares.tests)
         return self._jobs
 
@@ -211,9 +211,8 @@ class PackFeature(Feature):
     @contextmanager
     def logged(self, report: pytest.TestReport) -> Iterator[None]:
         yield
-        if hasattr(report, TAKEN):
-            taken = msgspec.convert(getattr(report, TAKEN), Taken)
-            self._taken[report.nodeid] = taken
+        if (told := getattr(report, TAKEN, None)) is not None:
+            self._taken[report.nodeid] = taken = msgspec.convert(told, Taken)
             self._scheduler.lives(report.node, taken.lives)
 
     # What is printed
@@ -230,8 +229,7 @@ class PackFeature(Feature):
 
     def _planned(self) -> Iterator[str]:
         """The plan, for `--collect-only`."""
-        known = self._shares.tests
-        names = [test.nodeid for test in self._tests]
+        known, names = self._shares.tests, self._names
         rooms = [room_of(self._session.chosen, uuid) for uuid in self._uuids]
         workers = len(self._config.option.tx) or useful_workers(self._jobs, rooms, self._shares.idle)
         serial = sum(known[name].seconds for name in names if name in known)
@@ -244,12 +242,12 @@ class PackFeature(Feature):
         if self._config.get_verbosity() > 0:
             for job in sorted(self._jobs, key=lambda job: (-job.share, job.tests)):
                 for name in (names[number] for number in job.tests):
-                    one = known.get(name)
-                    took = "" if one is None else f": {short_bytes(one.share) if one.share else 'no GPU work'}, {duration(one.seconds)}"
-                    yield f"{name}{took}" + (f", alone: {job.alone}" if job.alone else "")
+                    alone = f", alone: {job.alone}" if job.alone else ""
+                    yield name + (f": {_share(known[name])}" if name in known else "") + alone
 
     def _said(self) -> Iterator[str]:
         """What the session has to say; the saving comes last."""
+        known = self._shares.tests
         for nodeid, taken in self._taken.items():
             if taken.beside and taken.peak > (taken.lease.nbytes + PAGE) * OVER:
                 figures = f"{short_bytes(taken.peak)} instead of {short_bytes(taken.lease.nbytes)}"
@@ -259,13 +257,17 @@ class PackFeature(Feature):
         yield from sorted({self._trouble, *(taken.trouble for taken in self._taken.values())} - {""})
         if why := self._why_alone():
             yield f"alone on the GPU: {why}" + ("; the next session packs what was never measured" if "never measured" in why else "")
-        if not self._tests:
+        if not self._names:
             return
-        seconds = {taken.asked.nodeid: taken.seconds for taken in self._taken.values()}
-        seconds |= {name: learnt.seconds for name, learnt in self._shares.tests.items()}
-        serial = sum(seconds.get(test.nodeid, 0.0) for test in self._tests)
-        most = f"{counted(len(self._tests), 'test')}, up to {self._scheduler.most} at once"
-        yield f"{'' if self._wall < GAIN * serial else 'packing gained nothing: '}{duration(serial)} -> {duration(self._wall)} ({most})"
+        took = {taken.asked.nodeid: taken.seconds for taken in self._taken.values()}
+        serial = sum(known[name].seconds if name in known else took.get(name, 0.0) for name in self._names)
+        nothing = "" if self._wall < GAIN * serial else "packing gained nothing: "
+        most = f"{counted(len(self._names), 'test')}, up to {self._scheduler.most} at once"
+        yield f"{nothing}{duration(serial)} -> {duration(self._wall)} ({most})"
+
+
+def _share(known: Learnt) -> str:
+    return f"{short_bytes(known.share) if known.share else 'no GPU work'}, {duration(known.seconds)}"
 
 
 def duration(seconds: float) -> str:
