@@ -173,19 +173,20 @@ class PackScheduler:
         idle = sorted((worker for worker in self._workers.values() if worker.idle), key=lambda worker: len(worker.lives))
         if not self._pending or not idle:
             return False
-        # Of each GPU the worker with most fixtures.
-        workers = sorted({worker.gpus[0]: worker for worker in idle}.values(), key=lambda worker: -worker.gpus[0].free())
-        now, refused = self._clock(), dict[object, int]()
+        # Of each GPU the worker with most fixtures, and what is free there.
+        free = {worker: gpu.free() for gpu, worker in {worker.gpus[0]: worker for worker in idle}.items()}
+        workers = sorted(free, key=lambda worker: -free[worker])
+        now, refused = self._clock(), set[object]()
         for job in self._pending:
             for worker in workers:
-                asked, needs = (worker, job.gpus, job.alone != ""), worker.needs(job)
-                if job.works and needs >= refused.get(asked, needs + 1):
-                    continue  # as less was refused
+                asked = worker, job.gpus, job.alone != ""
+                if job.works and (asked in refused or (not job.alone and worker.needs(job) > free[worker])):
+                    continue
                 if not job.works or worker.take(job):
                     self._pending.remove(job)
                     self._begin(worker, job)
                     return True
-                refused[asked] = 0 if job.alone else needs
+                refused.add(asked)  # so would others be: the GPU is not free for a test alone, or not open to any
             self._unfit.setdefault(job, now)
         late = [job for job in self._pending if now - self._unfit[job] >= RESERVED_AFTER]
         if late and not any(worker.waits for worker in self._workers.values()):
