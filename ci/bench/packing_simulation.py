@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 
 from record_file import record_parser, utc_now, write_record
 
-from pytest_gpumem.packing.jobs import Asked, jobs_of
-from pytest_gpumem.packing.leases import ALONE, IDLE, WAITS, Lease, LeaseError, Leases, Process, take
-from pytest_gpumem.packing.scheduler import Gpu, PackScheduler
+from pytest_gpumem.packing.jobs import Asked, Job, jobs_of
+from pytest_gpumem.packing.leases import ALONE, IDLE, WAITS, Gpu, LeaseError, Process, take
+from pytest_gpumem.packing.scheduler import PackScheduler
 from pytest_gpumem.packing.shares import Learnt
 from pytest_gpumem.units import GiB, MiB
 
@@ -43,6 +43,7 @@ CONTEXT = 512 * MiB  # that a worker holds between tests
 WORKERS = 6  # of each GPU
 SPARED = 64  # as in the plugin: one part of so many of a GPU stays free
 LOOK, POLL, START = 0.2, 0.05, 2.0  # seconds between two looks of a session, and of a worker that waits; of starting a worker
+MEASURES = "measures"
 LIMIT = 1.15  # times the bound, for the median of undisturbed suites
 SCENARIOS: dict[str, tuple[int, int, int]] = {
     "true peaks, 2 GPUs": (300, 80, 2),
@@ -67,7 +68,7 @@ class Test:
 
     @property
     def learnt(self) -> Learnt:
-        return Learnt(self.seconds, (self.recorded,) if self.works else (), works=self.works, measures=self.asked.measures)
+        return Learnt(self.seconds, (self.recorded if self.works else 0,))
 
 
 def suite(draw: random.Random, wrong: float) -> list[Test]:
@@ -75,7 +76,8 @@ def suite(draw: random.Random, wrong: float) -> list[Test]:
     tests = []
     for number in range(TESTS):
         kind = number % 25
-        asked = Asked(f"test_{number // 10}.py::test_{number}", gpus=2 if number in (60, 140) else 1, measures=kind == 3)
+        alone = MEASURES if kind == 3 else "takes 2 GPUs" if number in (60, 140) else ""
+        asked = Asked(f"test_{number // 10}.py::test_{number}", gpus=2 if number in (60, 140) else 1, alone=alone)
         nbytes, works = int(draw.uniform(0, 40) * GiB), kind != 4
         recorded = int(nbytes * (draw.uniform(0.5, 1.5) if draw.random() < wrong else 1))
         tests.append(Test(asked, draw.uniform(0.1, 5), nbytes if works else 0, recorded, works))
@@ -85,9 +87,9 @@ def suite(draw: random.Random, wrong: float) -> list[Test]:
 
 def bound(tests: Sequence[Test], capacity: int, gpus: int) -> float:
     """Seconds below which no session can be."""
-    alone = [test for test in tests if test.asked.measures or test.asked.gpus > 1]
+    alone = [test for test in tests if test.asked.alone]
     area = sum(test.seconds * (capacity * test.asked.gpus if test in alone else test.nbytes) for test in tests)
-    measuring = sum(test.seconds for test in alone if test.asked.measures) / gpus
+    measuring = sum(test.seconds for test in alone if test.asked.alone == MEASURES) / gpus
     return max(area / (capacity * gpus), measuring, *(test.seconds for test in tests))
 
 
@@ -100,8 +102,8 @@ class World:
         self._numbers = itertools.count(1)
         self.alive: set[Process] = set()
         self.held: list[dict[Process, int]] = [{} for _ in range(gpus)]  # of each GPU
-        self.leases = [Leases(folder / f"{number}.leases", self.alive.__contains__) for number in range(gpus)]
         self.room = capacity - capacity // SPARED
+        self.gpus = [Gpu(folder / f"{number}.leases", str(number), lambda: self.room, self.alive.__contains__) for number in range(gpus)]
         self.out_of_memory = 0
 
     def at(self, seconds: float, what: Callable[[], None]) -> None:
@@ -155,10 +157,10 @@ class Worker:
     def __post_init__(self) -> None:
         world = self.session.world
         self.process = world.process()
-        count = len(world.leases)
+        count = len(world.gpus)
         self.gpus = [(self.number + more) % count for more in range(count)]
         world.held[self.gpus[0]][self.process] = CONTEXT
-        world.leases[self.gpus[0]].put(Lease(self.process, CONTEXT, IDLE))
+        world.gpus[self.gpus[0]].put(self.process, held=CONTEXT)
 
     def send_runtest_some(self, indices: Sequence[int]) -> None:
         self.queue += indices
@@ -191,17 +193,17 @@ class Worker:
             self.session.twice += 1
             ticket = int(world.now * 1e9) + 1
             for gpu in gpus:
-                world.leases[gpu].put(Lease(self.process, CONTEXT, WAITS, ticket))
-            self._await(gpus, ticket)
+                world.gpus[gpu].put(self.process, share=0, state=WAITS, ticket=ticket)
+            self._await(gpus)
 
-    def _await(self, gpus: Sequence[int], ticket: int) -> None:
+    def _await(self, gpus: Sequence[int]) -> None:
         world = self.session.world
         if self.process not in world.alive:
             return
-        if take([(world.leases[gpu], Lease(self.process, CONTEXT, ALONE, ticket), 0) for gpu in gpus]):
+        if take([world.gpus[gpu] for gpu in gpus], self.process, 0, alone=True):
             self._begin(again=True)
         else:
-            world.at(POLL, partial(self._await, gpus, ticket))
+            world.at(POLL, partial(self._await, gpus))
 
     def _end(self, gpus: Sequence[int], test: Test) -> None:
         if self.process not in self.session.world.alive:
@@ -223,9 +225,8 @@ class Worker:
     def _give_back(self, gpus: Sequence[int]) -> None:
         """As a worker: where it cannot, the lease stays, until its next job ends."""
         try:
-            self.session.world.leases[gpus[0]].put(Lease(self.process, CONTEXT, IDLE))
-            for gpu in gpus[1:]:
-                self.session.world.leases[gpu].leave(self.process)
+            for gpu in gpus:
+                self.session.world.gpus[gpu].put(self.process, share=0, state=IDLE)
         except LeaseError:
             self.session.world.at(LOOK, partial(self._give_back_later, gpus))
 
@@ -245,12 +246,10 @@ class Session:
         self.twice = self.ended = 0
         self.last = 0.0
         self.dead = False
-        gpus = [Gpu(str(number), leases, lambda: world.room) for number, leases in enumerate(world.leases)]
         self.scheduler = PackScheduler(
             workers,
             self._plan,
-            lambda node: node.process,
-            lambda node: tuple(gpus[number] for number in node.gpus),
+            lambda node: (node.process, tuple(world.gpus[number] for number in node.gpus)),
             lambda: world.now,
             lambda line: None,
             lambda why: setattr(self, "stopped", why),
@@ -261,7 +260,7 @@ class Session:
         self.scheduler.schedule()
         self._look()
 
-    def _plan(self, ids: Sequence[str]) -> Any:
+    def _plan(self) -> list[Job]:
         return jobs_of([test.asked for test in self.tests], {test.asked.nodeid: test.learnt for test in self.tests})
 
     def _join(self, worker: Worker) -> None:
@@ -311,7 +310,7 @@ def disturb(scenario: str, world: World, session: Session, draw: random.Random, 
         idle = [one for one in session.workers if one.running is None]
         world.at(1.0, lambda: session.kill_worker(draw.choice(idle or session.workers)))
     elif scenario.startswith("two sessions"):
-        other = Session(world, suite(draw, 0.1), WORKERS * len(world.leases))
+        other = Session(world, suite(draw, 0.1), WORKERS * len(world.gpus))
         further.append(other)
         world.at(draw.uniform(5, 60), lambda: other.end(killed=True))
     elif scenario.startswith("full disk"):
@@ -324,8 +323,8 @@ def disturb(scenario: str, world: World, session: Session, draw: random.Random, 
         world.at(draw.uniform(31, 60), lambda: setattr(os, "pwrite", written))
     elif scenario.startswith("another session"):
         holder = world.process()
-        for leases in world.leases:
-            leases.put(Lease(holder, world.room, ALONE))
+        for gpu in world.gpus:
+            gpu.put(holder, held=world.room, state=ALONE)
         world.at(draw.uniform(20, 120), lambda: world.end(holder))
 
 
@@ -343,10 +342,9 @@ def simulated(scenario: str, seed: int, folder: Path) -> dict[str, Any]:
     session.end()
     for one in further:
         one.end()
-    locked = sum(len(leases.all()) for leases in world.leases)
-    for leases in world.leases:
-        leases.close()
-        leases.path.unlink()
+    locked = sum(len(gpu.leases()) for gpu in world.gpus)
+    for gpu in world.gpus:
+        gpu.path.unlink()
     least = bound(tests, world.capacity, gpus)
     return {
         "ratio": wall / least,

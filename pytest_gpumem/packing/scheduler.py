@@ -6,29 +6,17 @@ worker that has nothing to do can get any job.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytest_gpumem.packing.jobs import Job, ordered
-from pytest_gpumem.packing.leases import ALONE, IDLE, RUNS, WAITS, Lease, LeaseError, Leases, Process, take
+from pytest_gpumem.packing.leases import IDLE, WAITS, Gpu, LeaseError, Process, take
 
 RESERVED_AFTER = 30.0  # seconds after which what does not fit gets a reservation: nothing else starts on its GPU before
-TELL_AFTER, TELL_EVERY = 30.0, 60.0  # seconds without a test that runs, after which a line says so, and between two lines
-RELIEF = 5.0  # seconds that workers have to give back memory, before they are asked for more
+TELL_EVERY = 30.0  # seconds without a test that runs, after which a line says so
+RELIEF = 5.0  # seconds without a test that runs, after which workers that do nothing end, for the memory that they hold
 GIVE_UP_AFTER = 600.0  # seconds without a test that runs, after which the session ends
-
-
-class Gpu(NamedTuple):
-    """A GPU of the session."""
-
-    name: str
-    leases: Leases
-    room: Callable[[], int]  # bytes that leases may have: without what other processes hold
-
-    def __hash__(self) -> int:
-        return hash(self.name)
 
 
 @dataclass(eq=False)
@@ -38,58 +26,27 @@ class _Worker:
     node: Any
     process: Process
     gpus: tuple[Gpu, ...]  # in its order: its own is the first
-    job: Job | None = None  # that it runs, or that is reserved for it
-    ticket: int = 0  # of the reservation
-    left: list[int] = field(default_factory=list)  # tests of the job that have not ended
-    keeps: bool = False  # it keeps the fixtures of the file of its last test
-    lives: frozenset[str] = frozenset()  # fixtures that live in it, and that jobs may use
+    collected: bool = False  # the tests of the session
+    left: list[int] = field(default_factory=list)  # tests of its job that have not ended
+    waits: bool = False  # its job is reserved, and has not begun
+    lives: frozenset[str] = frozenset()  # fixtures of wider scopes that live in it, and that jobs may use
 
     @property
-    def waits(self) -> bool:
-        """True if its job is reserved, and has not begun."""
-        return self.ticket > 0
+    def runs(self) -> bool:
+        return bool(self.left) and not self.waits
 
+    @property
+    def idle(self) -> bool:
+        return self.collected and not self.left and not self.node.shutting_down
 
-class _View(NamedTuple):
-    """What the leases of a GPU leave to one worker."""
+    def needs(self, job: Job) -> int:
+        """Bytes that it needs for a job beyond what it holds."""
+        there = sum(nbytes for name, nbytes in job.fixtures if name in self.lives) if job.fixtures else 0
+        return max(0, job.share - there)
 
-    gpu: Gpu
-    worker: _Worker
-    held: int  # bytes, by the worker
-    free: int  # bytes that the leases of others leave
-    busy: bool  # a test of another process runs there
-    closed: bool  # for a test that has it alone, or waits for that
-
-    def fits(self, job: Job) -> bool:
-        """True if a job may begin, as far as was known when this was read."""
-        if job.alone:
-            return not (self.busy or self.closed)
-        return not self.closed and _needs(self.worker, job, self.held) <= self.free
-
-
-def _needs(worker: _Worker, job: Job, held: int) -> int:
-    """Bytes that a worker needs for a job. `held`: that it holds."""
-    there = sum(nbytes for name, nbytes in job.fixtures if name in worker.lives) if job.fixtures else 0
-    return held + max(0, job.share - there)
-
-
-def _lease(worker: _Worker, job: Job, held: int) -> Lease:
-    """What a worker asks for, for a job."""
-    return Lease(worker.process, _needs(worker, job, held), ALONE if job.alone else RUNS, worker.ticket)
-
-
-def _held(leases: Iterable[Lease], worker: _Worker) -> int:
-    return next((lease.nbytes for lease in leases if lease.process == worker.process), 0)
-
-
-def _view(gpu: Gpu, workers: Sequence[_Worker]) -> _View:
-    leases = gpu.leases.all()
-    held = {lease.process: lease.nbytes for lease in leases}
-    worker = max(workers, key=lambda one: held.get(one.process, 0))
-    others = [lease for lease in leases if lease.process != worker.process]
-    free = gpu.room() - sum(lease.nbytes for lease in others)
-    closed = any(lease.state in (ALONE, WAITS) for lease in others)
-    return _View(gpu, worker, held.get(worker.process, 0), free, any(lease.busy for lease in others), closed)
+    def take(self, job: Job, *, alone: bool = False) -> bool:
+        """Take what a job needs, of all its GPUs; False if one of them leaves too little."""
+        return take(self.gpus[: job.gpus], self.process, self.needs(job), alone=alone or job.alone != "")
 
 
 class PackScheduler:
@@ -98,31 +55,23 @@ class PackScheduler:
     def __init__(
         self,
         count: int,
-        plan: Callable[[Sequence[str]], Sequence[Job]],
-        process_of: Callable[[Any], Process],
-        gpus_of: Callable[[Any], tuple[Gpu, ...]],
+        plan: Callable[[], Iterable[Job]],
+        place: Callable[[Any], tuple[Process, tuple[Gpu, ...]]],
         clock: Callable[[], float],
         tell: Callable[[str], None],
         stop: Callable[[str], None],
-        differ: Callable[[Any, Any, Sequence[str], Sequence[str]], bool] = lambda *_: False,
     ) -> None:
-        """`count`: workers that the session starts with. `plan`: the jobs, of the node ids that were collected.
+        """`count`: workers that the session starts with. `plan`: the jobs, once they have collected. `place`: process and GPUs of one.
         `clock`: seconds, the same in all processes. `tell`: prints a line. `stop`: ends the session with a reason.
-        `differ`: reports two workers that have collected other tests; False if they have not.
         """
-        self._count, self._plan, self._process_of, self._gpus_of = count, plan, process_of, gpus_of
-        self._clock, self._tell, self._stop, self._differ = clock, tell, stop, differ
+        self._count, self._plan, self._place = count, plan, place
+        self._clock, self._tell, self._stop = clock, tell, stop
         self._workers: dict[Any, _Worker] = {}
-        self._collections: dict[Any, Sequence[str]] = {}
-        self._ids: Sequence[str] | None = None  # the tests, once their jobs are known
-        self._by_test: dict[int, Job] = {}
+        self._ids: list[str] = []  # the tests that were collected
+        self._jobs: Sequence[Job] | None = None  # of them
         self._pending: list[Job] = []  # in the order in which they start
-        self._files: Counter[str] = Counter()  # of what is pending
-        self._passed: dict[Job, float] = {}  # since when later jobs start before it, because it does not fit
-        self._refused: object = None  # what was free when no job could start, and how many there were
-        self._relieved = 0.0  # when workers were asked to give back memory
-        self._still: float | None = None  # since when no test runs
-        self._told = 0.0
+        self._unfit: dict[Job, float] = {}  # since when it does not fit
+        self._still = self._told = 0.0  # since when no test runs, and since when nobody has said so
         self.most = 0  # jobs that ran at once
         self.config: Any = None  # pytest's, which plugins ask a scheduler of xdist for
 
@@ -130,33 +79,37 @@ class PackScheduler:
 
     @property
     def nodes(self) -> list[Any]:
-        return list(self._workers)
+        return [*self._workers]
 
     @property
     def collection_is_completed(self) -> bool:
-        return len(self._collections) >= self._count or self._ids is not None
+        return self._jobs is not None or sum(worker.collected for worker in self._workers.values()) >= self._count
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._pending) or any(worker.job is not None for worker in self._workers.values())
+        return bool(self._pending) or any(worker.left for worker in self._workers.values())
 
     @property
     def tests_finished(self) -> bool:
-        return self._ids is not None and not self.has_pending
+        return self._jobs is not None and not self.has_pending
 
     def add_node(self, node: Any) -> None:
-        self._workers[node] = _Worker(node, self._process_of(node), self._gpus_of(node))
+        self._workers[node] = _Worker(node, *self._place(node))
 
     def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        if self._ids is None or list(collection) == list(self._ids):
-            self._collections[node] = list(collection)
+        if self._jobs is None and not any(worker.collected for worker in self._workers.values()):
+            self._ids = [*collection]
+        if self._ids == [*collection]:
+            self._workers[node].collected = True
+        elif self._jobs is None:
+            differ = sorted({*collection} ^ {*self._ids})[:1] or "the same tests in another order"
+            self._stop(f"gpumem: --gpumem-pack: workers collected different tests: {''.join(differ)}")
 
     def schedule(self) -> None:
-        if self._ids is None:
-            (first, ids), *others = self._collections.items()
-            differing = [node for node, other in others if list(other) != list(ids) and self._differ(first, node, ids, other)]
-            self._ids = [] if differing else ids
-            self._await(self._plan(self._ids))
+        if self._jobs is None:
+            self._jobs = [*self._plan()]
+            self._pending = ordered(self._jobs)
+            self._still = self._told = self._clock()
         self._fill()
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
@@ -164,31 +117,20 @@ class PackScheduler:
         if worker is None or item_index not in worker.left:
             return  # a place holder
         worker.left.remove(item_index)
-        if not worker.left:
-            worker.job = None  # the worker itself has given back what it does not hold
+        if not worker.left:  # the worker itself has given back what it does not hold
             self._fill()
 
     def mark_test_pending(self, item: str) -> None:
-        assert self._ids is not None
-        number = list(self._ids).index(item)
-        self._await([self._by_test[number]._replace(tests=(number,))])
+        self._await([self._ids.index(item)])
         self._fill()
 
     def remove_node(self, node: Any) -> str | None:
         """Forget a worker; the test that it ran, if it ran one. What else it had been given is given to others."""
         worker = self._workers.pop(node)
-        self._collections.pop(node, None)
-        if worker.job is None or self._ids is None:
-            return None
-        ran = None if worker.waits else worker.left.pop(0)
+        ran = self._ids[worker.left.pop(0)] if worker.runs else None
         if worker.left:
-            self._await([worker.job._replace(tests=tuple(worker.left))])
-        return None if ran is None else self._ids[ran]
-
-    def lives(self, node: Any, fixtures: Iterable[str]) -> None:
-        """Take note of the fixtures that live in a worker."""
-        if node in self._workers:
-            self._workers[node].lives = frozenset(fixtures)
+            self._await(worker.left)
+        return ran
 
     def remove_pending_tests_from_node(self, node: Any, indices: Sequence[int]) -> None:
         """Look at the leases again. xdist calls it for an event that the session sends to itself."""
@@ -201,137 +143,105 @@ class PackScheduler:
         """True while jobs wait for memory, which others may give back."""
         return bool(self._pending) or any(worker.waits for worker in self._workers.values())
 
-    def _await(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            self._by_test |= dict.fromkeys(job.tests, job)
-            self._files[job.file] += 1
-            self._pending.append(job)
-        self._pending = ordered(self._pending)
+    def lives(self, node: Any, fixtures: Iterable[str]) -> None:
+        """Take note of the fixtures that live in a worker."""
+        if node in self._workers:
+            self._workers[node].lives = frozenset(fixtures)
+
+    def _job(self, tests: Sequence[int]) -> Job:
+        """The job of some of its tests."""
+        return next(job for job in self._jobs or () if tests[0] in job.tests)._replace(tests=(*tests,))
+
+    def _await(self, tests: Sequence[int]) -> None:
+        self._pending = ordered([*self._pending, self._job(tests)])
 
     def _fill(self) -> None:
         """Start what can be started."""
-        if self._ids is None:
+        if self._jobs is None:
             return
         try:
             for worker in [worker for worker in self._workers.values() if worker.waits and not worker.node.shutting_down]:
-                self._begin_reserved(worker)
+                self._begin_reserved(worker, self._job(worker.left))
             while self._start_next():
                 pass
+            self._look_at_stillness()
         except LeaseError as error:
             self._look_at_stillness(str(error))
-            return
-        self._look_at_stillness(None)
-
-    @property
-    def _idle(self) -> Iterator[_Worker]:
-        return (one for one in self._workers.values() if one.job is None and one.node in self._collections and not one.node.shutting_down)
-
-    def _views(self) -> list[_View]:
-        """The GPUs with a worker that has nothing to do, most free memory first: of each the worker that holds most."""
-        idle: dict[Gpu, list[_Worker]] = {}
-        for worker in self._idle:
-            idle.setdefault(worker.gpus[0], []).append(worker)
-        return sorted((_view(gpu, workers) for gpu, workers in idle.items()), key=lambda view: -view.free)
 
     def _start_next(self) -> bool:
         """Start the first job in the order that fits; False if none does."""
-        if not self._pending or not (views := self._views()):
+        idle = sorted((worker for worker in self._workers.values() if worker.idle), key=lambda worker: len(worker.lives))
+        if not self._pending or not idle:
             return False
-        now, known = self._clock(), (views, len(self._pending))
-        for at, job in enumerate(self._pending if known != self._refused else ()):
-            for view in views:
-                if not job.works or (view.fits(job) and self._take(view.worker, job)):
-                    for other in self._pending[:at]:
-                        self._passed.setdefault(other, now)
-                    del self._pending[at]
-                    self._begin(view.worker, job)
+        # Of each GPU the worker with most fixtures, and what is free there.
+        free = {worker: gpu.free() for gpu, worker in {worker.gpus[0]: worker for worker in idle}.items()}
+        workers = sorted(free, key=lambda worker: -free[worker])
+        now, refused = self._clock(), set[object]()
+        for job in self._pending:
+            for worker in workers:
+                asked = worker, job.gpus, job.alone != ""
+                if job.works and (asked in refused or (not job.alone and worker.needs(job) > free[worker])):
+                    continue
+                if not job.works or worker.take(job):
+                    self._pending.remove(job)
+                    self._begin(worker, job)
                     return True
-        self._refused = known
-        late = [job for job, since in self._passed.items() if now - since >= RESERVED_AFTER]
+                refused.add(asked)  # so would others be: the GPU is not free for a test alone, or not open to any
+            self._unfit.setdefault(job, now)
+        late = [job for job in self._pending if now - self._unfit[job] >= RESERVED_AFTER]
         if late and not any(worker.waits for worker in self._workers.values()):
-            self._reserve(views[0].worker, max(late, key=lambda job: (bool(job.alone), job.share)))
+            self._reserve(workers[0], max(late, key=lambda job: (bool(job.alone), job.share)))
         return False
 
-    def _take(self, worker: _Worker, job: Job) -> bool:
-        gpus = worker.gpus[: job.gpus]
-        return take([(gpu.leases, _lease(worker, job, _held(gpu.leases.all(), worker)), gpu.room()) for gpu in gpus])
-
     def _begin(self, worker: _Worker, job: Job) -> None:
-        self._passed.pop(job, None)
-        self._files[job.file] -= 1
-        worker.job, worker.left, worker.ticket = job, [*job.tests], 0
-        worker.keeps = self._files[job.file] > 0
-        worker.node.send_runtest_some([*job.tests, self._place_holder(keeps=worker.keeps)])
-        self.most = max(self.most, sum(one.job is not None and not one.waits for one in self._workers.values()))
+        self._unfit.pop(job, None)
+        worker.left, worker.waits = [*job.tests], False
+        self._send(worker, job.tests, keeps=any(other.file == job.file for other in self._pending))
+        self.most = max(self.most, sum(one.runs for one in self._workers.values()))
 
-    def _place_holder(self, *, keeps: bool) -> int:
-        """The number of the item that follows a job: under which the fixtures of the last file stay, or not."""
-        assert self._ids is not None
-        return len(self._ids) + keeps
+    def _send(self, worker: _Worker, tests: Iterable[int], *, keeps: bool) -> None:
+        """Send tests, and the place holder that follows them: under which the fixtures of the last file stay, or not."""
+        worker.node.send_runtest_some([*tests, len(self._ids) + keeps])
 
     def _reserve(self, worker: _Worker, job: Job) -> None:
         """Have nothing else start on the GPUs of a worker until its job fits, in other sessions too."""
         self._pending.remove(job)
-        worker.job, worker.left, worker.ticket = job, [*job.tests], max(1, int(self._clock() * 1e9))
+        worker.left, worker.waits = [*job.tests], True
         for gpu in worker.gpus[: job.gpus]:
-            gpu.leases.put(Lease(worker.process, _held(gpu.leases.all(), worker), WAITS, worker.ticket))
-        self._begin_reserved(worker)
+            gpu.put(worker.process, state=WAITS, ticket=int(self._clock() * 1e9))
+        self._begin_reserved(worker, job)
 
-    def _begin_reserved(self, worker: _Worker) -> None:
-        job, gpus = worker.job, worker.gpus[: worker.job.gpus if worker.job else 1]
-        assert job is not None
-        if self._take(worker, job):
+    def _begin_reserved(self, worker: _Worker, job: Job) -> None:
+        """Start a job if it fits. Else workers that do nothing give back the fixtures that they keep; if nothing runs any more, they end.
+        Once there is nobody else the job starts, however little is free."""
+        gpus = worker.gpus[: job.gpus]
+        others = [lease for gpu in gpus for lease in gpu.leases() if lease.process != worker.process]
+        if worker.take(job) or (not others and worker.take(job, alone=True)):
             self._begin(worker, job)
-        elif not any(lease.busy or lease.state == WAITS for gpu in gpus for lease in gpu.leases.all() if lease.process != worker.process):
-            self._relieve(worker, job)
-
-    def _relieve(self, worker: _Worker, job: Job) -> None:
-        """Have workers that do nothing give back what they hold: the fixtures of their files, then all. Then the job starts however little
-        is free."""
-        if (now := self._clock()) - self._relieved < RELIEF:
             return
-        self._relieved = now
-        own = [one for one in self._idle if one.gpus[0] in worker.gpus[: job.gpus]]
-        if keeping := [one for one in own if one.keeps]:
-            for one in keeping:
-                one.keeps = False
-                one.node.send_runtest_some([self._place_holder(keeps=False)])
-        elif own:
-            for one in own:
+        stands = self._clock() - self._still >= RELIEF and all(lease.state == IDLE for lease in others)
+        for one in [one for one in self._workers.values() if one.idle and one.gpus[0] in gpus]:
+            if one.lives:
+                one.lives = frozenset()
+                self._send(one, (), keeps=False)
+            elif stands:
                 one.node.shutdown()
-        elif all(self._foreign(gpu) == 0 for gpu in worker.gpus[: job.gpus]):
-            for gpu in worker.gpus[: job.gpus]:
-                gpu.leases.put(_lease(worker, job, _held(gpu.leases.all(), worker))._replace(state=ALONE))
-            self._begin(worker, job)
 
-    def _foreign(self, gpu: Gpu) -> int:
-        """Leases of other sessions, and of workers that are about to end."""
-        own = {worker.process for worker in self._workers.values() if not worker.node.shutting_down}
-        return sum(lease.process not in own for lease in gpu.leases.all())
-
-    def _look_at_stillness(self, trouble: str | None) -> None:
-        """Say that nothing runs, and end the session if that lasts."""
+    def _look_at_stillness(self, trouble: str = "") -> None:
+        """Say that no test runs, and end the session if that lasts."""
         now = self._clock()
-        runs = any(worker.job is not None and not worker.waits for worker in self._workers.values())
-        if runs or not self.looks or not self._collections:
-            self._still = None
-            return
-        self._still = now if self._still is None else self._still
-        why = trouble or self._why_still()
-        if now - self._still >= GIVE_UP_AFTER:
-            self._stop(f"gpumem: --gpumem-pack: {GIVE_UP_AFTER:.0f} s without a test: {why}")
-        elif now - self._still >= TELL_AFTER and now - self._told >= TELL_EVERY:
+        if not self.looks or any(worker.runs for worker in self._workers.values()):
+            self._still = self._told = now
+        elif (left := self._still + GIVE_UP_AFTER - now) <= 0:
+            self._stop(f"gpumem: --gpumem-pack: {GIVE_UP_AFTER:.0f} s without a test: {trouble or self._occupied()}")
+        elif now - self._told >= TELL_EVERY:
             self._told = now
-            self._tell(f"gpumem: {why}; gives up in {self._still + GIVE_UP_AFTER - now:.0f} s")
+            self._tell(f"gpumem: {trouble or self._occupied()}; gives up in {left:.0f} s")
 
-    def _why_still(self) -> str:
-        try:
-            gpus = {worker.gpus[0]: None for worker in self._workers.values()}
-            return "no test can start: " + "; ".join(map(self._occupied, gpus))
-        except LeaseError as error:
-            return str(error)
-
-    def _occupied(self, gpu: Gpu) -> str:
-        leases = [lease for lease in gpu.leases.all() if lease.state != IDLE]
-        who = ", ".join(f"process {lease.process.pid} {lease.state}" for lease in leases) or "no test of another session runs"
-        return f"{gpu.name} leaves {max(0, gpu.room()) / 2**30:.1f} GiB to tests ({who})"
+    def _occupied(self) -> str:
+        found = []
+        for gpu in {worker.gpus[0]: None for worker in self._workers.values()}:
+            leases = (f"process {lease.process.pid} {lease.state}" for lease in gpu.leases() if lease.state != IDLE)
+            who = ", ".join(leases) or "no test of another session runs"
+            found.append(f"{gpu.name} leaves {max(0, gpu.room()) / 2**30:.1f} GiB to tests ({who})")
+        return "no test can start: " + "; ".join(found)

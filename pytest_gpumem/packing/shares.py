@@ -11,13 +11,7 @@ from pytest_gpumem.files import write_whole
 
 LATEST = 3  # sessions that count: the most that a test took is its share
 PAGE = 2 << 20  # bytes; the driver gives memory in such pages
-GREEDY = 0.7  # share of what was free: a test that takes more may follow the free memory, such as JAX's preallocation
 _SLOWER = 1.1  # by which factor a session can raise the time of a test: beside others it takes longer than alone
-
-
-def greedy(taken: int, free: int) -> float:
-    """Share of the free memory that a test took while it had the GPU to itself, if that is above `GREEDY`; else 0."""
-    return taken / free if taken > GREEDY * free > 0 else 0.0
 
 
 class Learnt(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,13 +21,11 @@ class Learnt(msgspec.Struct, frozen=True, omit_defaults=True):
     grown: tuple[int, ...] = ()
     """Most bytes that the driver gave its process beyond what that held before, fixtures included; of the latest sessions, newest last."""
     fixtures: dict[str, int] = {}  # of wider scopes that it uses, with the bytes that each holds while it lives
-    works: bool = True  # False if it allocates nothing on the GPU
-    measures: bool = False  # it has a row with a time
-    greedy: float = 0.0  # share of the free memory that it took alone on its GPU, if that is above `GREEDY`
+    alone: str = ""  # why it has the GPU to itself; empty if it has not
 
     @property
     def share(self) -> int:
-        """Bytes that it needs beyond what its process holds without its fixtures, in whole pages."""
+        """Bytes that it needs beyond what its process holds without its fixtures, in whole pages. 0: no GPU work."""
         return -(-max(self.grown, default=0) // PAGE) * PAGE
 
     def after(self, newer: Learnt, *, failed: bool) -> Learnt:

@@ -150,10 +150,6 @@ def _chosen(config: pytest.Config, settings: Settings, place: Storage, asked: Dr
             chosen = _choose(settings, place)
         check_worker(config, chosen.facts, place)
         fitting.check(config, settings, chosen)
-        if settings.pack and not is_part(config):
-            from pytest_gpumem.plugin.packing import check
-
-            check(config, chosen)
         if chosen.facts.uuid is not None:
             lock_file(chosen.facts.uuid)
     except (UserError, LockUnusable) as error:
@@ -191,7 +187,9 @@ def _repeats(session: GpuSession, entries: JUnit) -> DecideFeature | RepeatFeatu
 
 
 def _packing(session: GpuSession, channel: Channel) -> list[Feature]:
-    """What packs tests into workers."""
+    """What packs tests into workers.
+    Raises `pytest.UsageError`: tests cannot be packed in this session.
+    """
     if session.is_part:
         from pytest_gpumem.plugin.packed import PackedFeature
 

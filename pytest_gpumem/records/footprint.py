@@ -110,6 +110,11 @@ class Footprint(Record, frozen=True):
     notes: tuple[str, ...] = ()  # Remarks for the reader
     calls: Calls | None = None  # Calls of the test's body, or of the part of it; None where they were not to be counted
 
+    @property
+    def needed(self) -> int:
+        """Bytes that must be free for a test that starts with empty pools: in an earlier test's pools it finds some."""
+        return max(self.peak, self.driver_peak or 0)
+
     def _sum(self, name: str, kinds: tuple[MemoryPlace, ...] = ("device", "managed", "pinned")) -> int:
         return sum(getattr(use, name) for use in self.uses if use.kind in kinds)
 

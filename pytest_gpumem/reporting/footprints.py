@@ -19,7 +19,7 @@ def footprint_facts(footprint: Footprint) -> Iterator[tuple[str, str]]:
     if footprint.watched:
         yield "peak memory", _of_uses(footprint.peak, footprint, "peak", "device")
         if (footprint.driver_peak or 0) > footprint.peak:
-            yield "from the driver", f"{short_bytes(_needed(footprint))} at most: pools hold more than is in use"
+            yield "from the driver", f"{short_bytes(footprint.needed)} at most: pools hold more than is in use"
         for name, peak in (("managed", footprint.managed_peak), ("pinned", footprint.pinned_peak)):
             if peak:
                 yield f"peak, {name}", _of_uses(peak, footprint, "peak", name)
@@ -49,14 +49,9 @@ def totals(rows: Sequence[Row]) -> list[str]:
             shown = ", ".join(f"{short_bytes(nbytes)} by {nodeid}" for nbytes, nodeid in taking[:SHOWN])
             of = f" ({counted(len(taking), 'test')} of {len(watched)})" if name == "kept" else ""
             found.append(f"{word}{of}: {shown}")
-    if needed := max((_needed(footprint) for _, footprint in watched if footprint.driver_peak is not None), default=0):
+    if needed := max((footprint.needed for _, footprint in watched if footprint.driver_peak is not None), default=0):
         found.append(f"free memory that the tests need: {short_bytes(needed)}, and the context (gpumem doctor prints what is free)")
     return [*found, *call_totals(footprint.calls for _, footprint in watched if footprint.calls is not None)]
-
-
-def _needed(footprint: Footprint) -> int:
-    """Bytes that must be free for a test that starts with empty pools: in an earlier test's pools it finds some."""
-    return max(footprint.peak, footprint.driver_peak or 0)
 
 
 def _of_uses(total: int, footprint: Footprint, name: str, kind: str | None = None) -> str:

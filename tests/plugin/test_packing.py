@@ -88,7 +88,7 @@ def test_the_first_session_learns_alone_and_the_second_packs(pytester: pytest.Py
     assert re.fullmatch(r"gpumem: packing gained nothing: .* \(4 tests, up to 1 at once\)", said(first)[-1])
     shares = learnt(pytester.path)
     assert shares["test_it.py::test_buffer[30]"]["grown"] == [30 << 30]
-    assert shares["test_it.py::test_host"]["works"] is False
+    assert shares["test_it.py::test_host"]["grown"] == [0]
 
     (pytester.path / "log").unlink()
     second = session(*PACK, "-n", "3")
@@ -117,8 +117,8 @@ def test_what_other_tests_leave_free_is_no_measure_of_a_test(pytester: pytest.Py
     known(pytester.path, test_buffer={"grown": [20]})
     session(*PACK, "-n", "2").assert_outcomes(passed=2)
     shares = learnt(pytester.path)
-    assert shares["test_it.py::test_new"]["greedy"] > 0.7  # it was alone on the GPU
-    assert not shares["test_it.py::test_buffer"].get("greedy")
+    assert shares["test_it.py::test_new"]["alone"] == "took most of the free memory"  # it was alone on the GPU
+    assert not shares["test_it.py::test_buffer"].get("alone")
 
 
 def test_what_does_not_fit_waits(pytester: pytest.Pytester, session: Run) -> None:
@@ -260,7 +260,6 @@ def test_the_plan_is_printed_without_a_test(pytester: pytest.Pytester, session: 
     assert said(result) == [
         "gpumem: plan: 4 tests on 1 GPU with 2 workers: 2 min 1 s -> 1 min 31 s expected, without 1 never measured",
         "gpumem: alone on the GPU: 1 measures, 1 never measured",
-        "gpumem: largest share of the others: 60 GiB of 78.75 GiB (test_it.py::test_a)",
         "gpumem: test_it.py::test_a: 60 GiB, 1 min 30 s",
         "gpumem: test_it.py::test_b: 10 GiB, 30 s",
         "gpumem: test_it.py::test_c: 1 GiB, 1 s, alone: measures",
@@ -294,3 +293,52 @@ def test_a_session_that_cannot_pack_says_why(pytester: pytest.Pytester, session:
     result = session(*PACK, *arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{message}"])
+
+
+def test_fixtures_of_modules_are_charged_to_the_tests_that_use_them(pytester: pytest.Pytester, session: Run) -> None:
+    module = """
+        import pytest
+        from pytest_gpumem.devices.protocol import MemoryKind
+        from pytest_gpumem.plugin.state import SESSION
+
+        def held(request, gib):
+            memory = request.config.stash[SESSION].device.memory
+            buffer = memory.allocate(gib << 30, MemoryKind.DEVICE)
+            yield
+            memory.free(buffer)
+
+        @pytest.fixture(scope="module")
+        def inner(request):
+            yield from held(request, {gib})
+
+        @pytest.fixture(scope="module")
+        def outer(request):
+            request.getfixturevalue("inner")
+            yield from held(request, 2)
+
+        @pytest.fixture(scope="module", params=[3, 4])
+        def model(request):
+            yield from held(request, request.param)
+
+        def test_outer(outer): pass
+        def test_inner(inner, device_buffer): device_buffer(1 << 30, "u1")
+        def test_model(model): pass
+        def test_none(device_buffer): device_buffer(1 << 30, "u1")
+        """
+    pytester.makepyfile(test_it=module.format(gib=10), test_other=module.format(gib=20))
+    session(*PACK, "-n", "1").assert_outcomes(passed=10)
+    shares = {
+        name: (one["grown"][0] >> 30, *(f"{fixture} {nbytes >> 30}" for fixture, nbytes in one.get("fixtures", {}).items()))
+        for name, one in learnt(pytester.path).items()
+    }
+    assert shares == {
+        f"{file}::{name}": (charged, *(f"{file}::{fixture}" for fixture in fixtures))
+        for file, gib in (("test_it.py", 10), ("test_other.py", 20))
+        for name, charged, *fixtures in (
+            ("test_outer", gib + 2, f"outer {gib + 2}"),  # it sets up the other one
+            ("test_inner", gib + 1, f"inner {gib}"),
+            ("test_model[3]", 3, "model 3"),
+            ("test_model[4]", 4, "model 4"),
+            ("test_none", 1),
+        )
+    }

@@ -13,7 +13,8 @@ import pytest
 from sessions import QUICKLY, Run
 from test_packing import PACK, known, learnt, said
 
-from pytest_gpumem.packing.leases import ALONE, Leases
+from pytest_gpumem.packing import leases
+from pytest_gpumem.packing.leases import ALONE, Gpu
 from pytest_gpumem.plugin import packed, packing
 
 pytest.importorskip("xdist")
@@ -23,26 +24,23 @@ ROOM = (80 << 30) - (80 << 30) // packing.SPARED  # of the simulated GPU
 SHARED = """
     import json
     from pathlib import Path
-    from pytest_gpumem.packing.leases import Leases
+    from pytest_gpumem.packing import leases
     from pytest_gpumem.plugin import packed, packing
 
-    def leases_file(uuid, folder):
-        return Path({folder!r}, "shared.leases")
+    def write(file, found, write=leases._write):
+        write(file, found)
+        with open(Path({folder!r}, "leases.jsonl"), "a") as log:
+            log.write(json.dumps([[*lease.process, lease.held + lease.share, lease.state] for lease in found]) + "\\n")
 
-    def write(self, line, text, write=Leases._write_line):
-        write(self, line, text)
-        with open(Path({folder!r}, "leases.jsonl"), "a") as file:
-            file.write(json.dumps([[*lease.process, lease.nbytes, lease.state] for lease in self._read().values()]) + "\\n")
-
-    packed.leases_file = packing.leases_file = leases_file
-    Leases._write_line = write
+    packed.leases_file = packing.leases_file = lambda uuid, folder: Path({folder!r}, "shared.leases")
+    leases._write = write
 """
 """A conftest: the simulated GPU has a file of leases that sessions share, and a log of what it holds, written under its lock."""
 
 
 @pytest.fixture(autouse=True)
 def _shared(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((packed, "leases_file"), (packing, "leases_file"), (Leases, "_write_line")):
+    for module, name in ((packed, "leases_file"), (packing, "leases_file"), (leases, "_write")):
         monkeypatch.setattr(module, name, getattr(module, name))  # the conftest changes them for good
     pytester.makeconftest(SHARED.format(folder=str(pytester.path)))
 
@@ -50,9 +48,9 @@ def _shared(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
 def fits(folder: Path) -> list[list[tuple[int, int, int, str]]]:
     """The leases after each change. Never are there more than the GPU has; one that is alone has no test beside it."""
     log = [[*map(tuple, json.loads(line))] for line in (folder / "leases.jsonl").read_text().splitlines()]
-    for leases in log:
-        assert sum(lease[2] for lease in leases) <= ROOM
-        states = [lease[3] for lease in leases if lease[3] not in ("idle", "waits")]
+    for those in log:
+        assert sum(lease[2] for lease in those) <= ROOM
+        states = [lease[3] for lease in those if lease[3] not in ("idle", "waits")]
         assert ALONE not in states or len(states) == 1
     return log
 
@@ -97,7 +95,7 @@ def test_ctrl_c_gives_back_the_shares_and_keeps_the_results(pytester: pytest.Pyt
     pids: list[int] = []
     while len(pids) < 2:
         pids += [int(line) for line in pipe.read_text().splitlines()]
-    assert sum(int(words) for words in kept(pytester.path)[2::5]) >= 40 << 30
+    assert sum(int(words) for words in kept(pytester.path)[3::6]) >= 40 << 30
     os.killpg(process.pid, signal.SIGINT)
     printed, _ = process.communicate(timeout=100)
     assert process.returncode == pytest.ExitCode.INTERRUPTED, printed
@@ -143,8 +141,8 @@ def test_workers_that_die_and_tests_that_time_out_give_back_their_shares(pyteste
     result = session(*PACK, "-n", "3")
     result.assert_outcomes(passed=4, failed=3)
     result.stdout.fnmatch_lines(["*Timeout (>1.0s) from pytest-timeout*"])
-    assert Leases(pytester.path / "shared.leases").all() == []
-    assert any(sum(lease[3] == "runs" for lease in leases) == 2 for leases in fits(pytester.path))
+    assert Gpu(pytester.path / "shared.leases").leases() == []
+    assert any(sum(lease[3] == "runs" for lease in those) == 2 for those in fits(pytester.path))
 
 
 def test_two_sessions_share_a_gpu(pytester: pytest.Pytester, pipe: Path) -> None:
@@ -172,8 +170,8 @@ def test_two_sessions_share_a_gpu(pytester: pytest.Pytester, pipe: Path) -> None
         assert process.returncode == 0, printed
         assert "4 passed" in printed
     log = fits(pytester.path)
-    assert any(len({lease[0] for lease in leases}) == 4 for leases in log), "the sessions did not run at once"
-    assert Leases(pytester.path / "shared.leases").all() == []
+    assert any(len({lease[0] for lease in those}) == 4 for those in log), "the sessions did not run at once"
+    assert Gpu(pytester.path / "shared.leases").leases() == []
 
 
 def test_options_and_plugins_beside_packing(pytester: pytest.Pytester, session: Run) -> None:

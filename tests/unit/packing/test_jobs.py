@@ -15,13 +15,12 @@ from pytest_gpumem.units import GiB
     ("test", "known", "why"),
     [
         (Asked("a"), None, "never measured"),
-        (Asked("a", gpus=2), Learnt(1, (GiB,)), "takes 2 GPUs"),
-        (Asked("a", measures=True), Learnt(1, (GiB,)), "measures"),
-        (Asked("a"), Learnt(1, (GiB,), measures=True), "measures"),
-        (Asked("a"), Learnt(1, (GiB,), greedy=0.75), "took 75% of the free memory"),
+        (Asked("a", alone="measures"), None, "measures"),
+        (Asked("a", gpus=2, alone="takes 2 GPUs"), Learnt(1, (GiB,)), "takes 2 GPUs"),
+        (Asked("a"), Learnt(1, (GiB,), alone="measures"), "measures"),
         (Asked("a"), Learnt(1, ()), "never measured"),
         (Asked("a"), Learnt(1, (GiB,)), ""),
-        (Asked("a"), Learnt(1, works=False), ""),
+        (Asked("a"), Learnt(1, (0,)), ""),
     ],
 )
 def test_why_a_test_has_the_gpu_to_itself(test: Asked, known: Learnt | None, why: str) -> None:
@@ -39,7 +38,7 @@ def test_a_group_is_one_job_with_its_largest_share() -> None:
 def test_short_tests_of_one_file_with_like_shares_start_at_once() -> None:
     ids = ["f.py::a", "f.py::b", "f.py::c", "f.py::d", "g.py::a"]
     known = {nodeid: Learnt(0.1, (GiB,)) for nodeid in ids} | {"f.py::c": Learnt(0.1, (9 * GiB,))}
-    assert [job.tests for job in jobs_of([Asked(nodeid) for nodeid in ids], known)] == [(0, 1), (2,), (3,), (4,)]
+    assert [job.tests for job in jobs_of([Asked(nodeid) for nodeid in ids], known)] == [(0, 1, 3), (2,), (4,)]
 
 
 def test_what_is_alone_starts_first_and_then_the_longest() -> None:
@@ -52,7 +51,7 @@ def test_the_expected_time_follows_memory_and_workers() -> None:
     assert expected(jobs, [90 * GiB], 3, 0) == 20
     assert expected(jobs, [90 * GiB], 3, GiB) == 30  # a third test has no room beside the contexts
     assert expected(jobs, [90 * GiB, 90 * GiB], 6, 0) == 10
-    assert expected([*jobs, Job((6,), 10, 0, works=False)], [90 * GiB], 4, 0) == 20
+    assert expected([*jobs, Job((6,), 10, 0)], [90 * GiB], 4, 0) == 20
     assert expected([*jobs, Job((6,), 10, 0, "measures")], [90 * GiB], 3, 0) == 30
     assert useful_workers(jobs, [90 * GiB], 0) == 3
 
@@ -75,8 +74,8 @@ def test_a_failed_test_teaches_only_that_it_takes_more() -> None:
 def test_shares_of_two_sessions_are_kept_and_a_broken_file_is_none(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     save(file, Shares(idle=5), {"a": Learnt(1, (PAGE,))})
-    save(file, Shares(idle=6), {"b": Learnt(2, (), works=False)})
-    assert load(file) == Shares(idle=6, tests={"a": Learnt(1, (PAGE,)), "b": Learnt(2, (), works=False)})
+    save(file, Shares(idle=6), {"b": Learnt(2, (0,))})
+    assert load(file) == Shares(idle=6, tests={"a": Learnt(1, (PAGE,)), "b": Learnt(2, (0,))})
     file.write_bytes(file.read_bytes()[:-5])
     assert load(file) == Shares()
     file.write_text('{"schema": 99}')
