@@ -30,7 +30,7 @@ from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.ranges import Ranges, phase
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import Migrations
-from pytest_gpumem.records.overlap import NOTHING_TO_HIDE, Overlap, Part
+from pytest_gpumem.records.overlap import Overlap, Part
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
 from pytest_gpumem.settings import MODES, SAMPLERS
 from pytest_gpumem.units import format_share, format_time
@@ -405,9 +405,10 @@ def with_overlap(conductor: Conductor, work: Work, measured: Measurement, plan: 
 
 
 def _disturbed(measured: Measurement, overlap: Overlap) -> bool:
-    """True if the samples of overlapping work lie far apart, or it takes longer than its parts in turn."""
+    """True if the samples of overlapping work lie far apart, or it takes longer than its bound or estimate: others may also use the link
+    evenly. (On an H100 all samples of a copy beside a kernel read 1.43 ms, 16 % above the bound, in one of three runs.)"""
     low, middle, high = np.quantile(measured.samples, (0.25, 0.5, 0.75))
-    return bool(high - low > AGREE * middle or measured.latency > (1 + NOTHING_TO_HIDE) * overlap.sequential)
+    return bool(high - low > AGREE * middle or measured.latency > (1 + AGREE) * (overlap.estimate or overlap.bound))
 
 
 def overlap_note(overlap: Overlap, latency: float) -> str:

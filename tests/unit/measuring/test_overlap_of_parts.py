@@ -61,7 +61,7 @@ def test_overlapping_work_is_measured_again_while_the_link_is_disturbed(bench: B
     work = Works(bench.memory).staged(4, "8 MiB", rounds=200, back=False)
     plan = Plan(**QUICK)
     quiet = bench.take(work_target(work, bench.arena))
-    slower = replace(quiet, placements=tuple(tuple(3 * x for x in p) for p in quiet.placements))
+    slower = replace(quiet, placements=tuple(tuple(1.2 * x for x in p) for p in quiet.placements))
     apart = replace(quiet, placements=((quiet.latency, 1.3 * quiet.latency, 1.3 * quiet.latency, quiet.latency),))
     for disturbed in (slower, apart):
         found = with_overlap(bench.conductor, work, disturbed, plan, arena=bench.arena, name="test_it")
