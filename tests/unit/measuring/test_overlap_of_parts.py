@@ -58,12 +58,16 @@ def test_parts_are_not_checked_again(bench: Bench, monkeypatch: pytest.MonkeyPat
 
 
 def test_overlapping_work_is_measured_again_while_the_link_is_disturbed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = Works(bench.memory).staged(4, "8 MiB", rounds=200, back=False)
+    work = Works(bench.memory).staged(4, "8 MiB", rounds=1000, back=False)
     plan = Plan(**QUICK)
     quiet = bench.take(work_target(work, bench.arena))
     slower = replace(quiet, placements=tuple(tuple(1.2 * x for x in p) for p in quiet.placements))
+    parts = with_overlap(bench.conductor, work, quiet, plan, arena=bench.arena, name="test_it").overlap
+    assert parts is not None
+    assert parts.estimate is not None
+    evenly = replace(quiet, placements=(((parts.estimate + parts.sequential) / 2,) * 4,))  # half of what overlap can hide
     apart = replace(quiet, placements=((quiet.latency, 1.3 * quiet.latency, 1.3 * quiet.latency, quiet.latency),))
-    for disturbed in (slower, apart):
+    for disturbed in (slower, evenly, apart):
         found = with_overlap(bench.conductor, work, disturbed, plan, arena=bench.arena, name="test_it")
         assert found.latency == pytest.approx(quiet.latency, rel=0.05)
         assert found.overlap is not None
