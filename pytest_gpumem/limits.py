@@ -303,7 +303,11 @@ OF_FOOTPRINT = tuple(name for name, limit in LIMITS.items() if limit.of_footprin
 OF_CALLS = ("max_kernels", "max_copies", "max_copied_bytes", "max_waits")
 """Limits on one launch of a measurement; where nothing is measured, on the calls of a test's body or of a part of it."""
 OF_MEASUREMENT = tuple(name for name in LIMITS if name not in OF_FOOTPRINT)  # limits of a measurement
-OF_THE_TEST = ("marker", "call")  # origins of a limit that no option replaces
+
+
+def of_the_test(origin: str | None) -> bool:
+    """True if a limit comes from the test itself, or in a gate from BASE's: no option replaces it. `origin`: as in `Limits.origin`."""
+    return origin is not None and origin.partition(" of ")[0] in ("marker", "call")
 
 
 def demands_more(name: str, one: str | None, other: str | None) -> bool:

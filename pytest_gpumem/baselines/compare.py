@@ -17,7 +17,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import comparable
 from pytest_gpumem.judging.screen import Family, base_latency, mean_latency
 from pytest_gpumem.judging.verdict import with_verdict
-from pytest_gpumem.limits import LIMITS, OF_THE_TEST
+from pytest_gpumem.limits import LIMITS, of_the_test
 from pytest_gpumem.outcomes import Code, Exit, Outcome, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -117,7 +117,7 @@ def compare_sides(base: SideResults, head: SideResults, max_regression: str | No
 
 def _limits(row: Row, max_regression: str | None) -> Limits:
     """The limits of a row, with the allowed slow-down of the option unless its test has one, or has lifted it."""
-    if max_regression is None or row.limits.origin.get("max_regression") in OF_THE_TEST:
+    if max_regression is None or of_the_test(row.limits.origin.get("max_regression")):
         return row.limits
     return replace(row.limits, max_regression=max_regression, origin={**row.limits.origin, "max_regression": OPTION})
 

@@ -36,7 +36,7 @@ SENTENCES: Mapping[str, str] = {
     "too few days": "{seen}: {limit} lies within the interval, which is so wide because the baseline is of {days}; runs of further days, "
     "or gpumem duet, decide",
     "too few runs": "{seen}: too few runs to pass {limit}; {doubt}",
-    "noisy": "{seen}: {limit} lies within the interval; {doubt}",
+    "noisy": "{seen}: {limit} lies within the interval; a PASS would miss up to {catches}; {doubt}",
     "peak varies": "{limit} cannot be judged: {figure}",
     "same code": "{seen}: passes {limit}, as the same machine code ran in the same way{but}; would miss up to {catches}",
     "crept": "{seen}: crept beyond {limit}; gpumem compare shows the runs between",

@@ -2,7 +2,7 @@
 
 A growth of the peak is judged by the least peak of a run's processes against the least one of the saved runs, so that small steps do not
 add up. Where unchanged code has different peaks, as by caches and autotuning, a run fails only if chance explains its peaks in at most one
-run of a hundred. Other limits are on the process that takes the most.
+run of two hundred. Other limits are on the process that takes the most.
 """
 
 from __future__ import annotations

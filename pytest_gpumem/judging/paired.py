@@ -145,7 +145,9 @@ class Paired:
         if self.outcome is Outcome.PASS:
             missed = slow or f"; a slow mode in up to {format_share(self.unseen)} of processes may be missed"
             return f"{seen}: within {limit}{SETTLED if self.same_code else ''}{missed}"
-        return f"{seen}: at {limit}{slow}"
+        high = self.bounds[1]
+        missed = f"; a PASS would miss up to {format_share(high)}" if self.delta < high < math.inf else ""
+        return f"{seen}: at {limit}{missed}{slow}"
 
 
 Judge = Callable[[Mapping[str, Sequence[float]], Mapping[str, float], Collection[str]], dict[str, Paired]]

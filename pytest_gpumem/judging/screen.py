@@ -122,7 +122,7 @@ def judge_change(
         return find(outcome, "too few days", Code.TOO_FEW_RUNS, **words, days=counted(found.days, "day"))
     looks_slower = comparison.delta > delta and comparison.low > 0
     form, code = ("looks slower", Code.LOOKS_SLOWER) if looks_slower else ("noisy", Code.NOISY)
-    return find(outcome, form, code, **words, doubt=_remedy(found, delta))
+    return find(outcome, form, code, **words, doubt=_remedy(found, delta), catches=format_share(comparison.catches))
 
 
 def judge_creep(

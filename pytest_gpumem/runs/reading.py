@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pytest_gpumem.judging.judge import changed_work, is_failure
 from pytest_gpumem.judging.paired import Paired
 from pytest_gpumem.judging.spread import corrected_latencies, readings
-from pytest_gpumem.limits import OF_THE_TEST
+from pytest_gpumem.limits import of_the_test
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, covers, selects
@@ -271,7 +271,7 @@ def delta_of(base: Row, head: Row, written: str | Mapping[str, str] | None) -> f
     if isinstance(written, Mapping):
         given = written.get(head.key)
     else:
-        given = None if head.limits.origin.get("max_regression") in OF_THE_TEST else written
+        given = None if of_the_test(head.limits.origin.get("max_regression")) else written
     margin = parse_margin(given or head.limits.max_regression or DEFAULT_REGRESSION)
     return margin.over(_of(base).latency)
 

@@ -100,13 +100,13 @@ def project(saved: Project, tmp_path: Path) -> Project:
 def gate(project: Project, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Runs a gate of a change, with files by name; gives its exit code and its output."""
 
-    def run(change: Change, words: str = GPU) -> tuple[int, str]:
+    def run(change: Change, words: str = GPU, command: str = "gate") -> tuple[int, str]:
         for name, text in change.items():
             project.write(name, text)
         for name, value in {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(project.folder)
-        done = CliRunner().invoke(main, ["gate", *shlex.split(words.replace("{folder}", str(project.folder)))])
+        done = CliRunner().invoke(main, [*command.split(), *shlex.split(words.replace("{folder}", str(project.folder)))])
         return done.exit_code, done.output
 
     return run
@@ -462,6 +462,31 @@ def test_a_duet_holds_a_change_to_the_limits_of_base(gate: Gate, project: Projec
     code, text = gate(SLOW | replaced('"5%"', '"900%"'), "origin/main --rounds-max 12 -- -k test_copy")
     assert code == 1, text
     assert "red (simulated): 1 of 1 row fails" in text
+
+
+@pytest.mark.parametrize(("mib", "option", "code"), [(128, "900%", 1), (65, "0.1%", 0)], ids=["looser", "stricter"])
+@pytest.mark.parametrize("judge", ["session", "compare", "gate", "duet"])
+def test_the_limit_of_a_test_wins_over_an_option(gate: Gate, project: Project, judge: str, mib: int, option: str, code: int) -> None:
+    """The test allows 5 %; the change takes 1.5 % longer, or twice as long."""
+    change = {"kern.py": f"NBYTES = {mib} << 20\n"}
+    limit = f"--max-regression {option}"
+    if judge == "gate":
+        ended, text = gate(change, f"--screen-only origin/main {limit} -- -k test_copy")
+    elif judge == "duet":
+        words = f"origin/main {limit} --test test_it.py::test_copy --rounds-max 12 -- -p no:cacheprovider"
+        ended, text = gate(change, words, "duet")
+    else:
+        project.write("kern.py", change["kern.py"])
+        words = f"--gpumem-max-regression={option}" if judge == "session" else "--benchmark-json=head.json"
+        done = project.run(
+            f". .venv/bin/activate; python -m pytest --gpumem --gpumem-processes 3 {words}",
+            {"GPUMEM_BASELINE": ".gpumem-baseline", **SIMULATED},
+        )
+        ended, text = done.returncode, done.stdout
+    if judge == "compare":
+        (base,) = project.folder.glob(".gpumem-baseline/*/gpumem")
+        ended, text = gate({}, f"{base} {{folder}}/head.json {limit}", "compare")
+    assert ended == code, text
 
 
 def test_a_change_of_the_limit_of_the_session_is_said_once(gate: Gate, project: Project) -> None:

@@ -110,14 +110,15 @@ def test_the_times_are_those_that_the_change_is_of(folder: Folder, compare: Comp
     assert row["head_s"] / row["base_s"] - 1 == pytest.approx(row["change"], abs=1e-9)
 
 
-def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare) -> None:
+@pytest.mark.parametrize("origin", ["marker", "call", "marker of origin/main"])  # the last by a gate
+def test_each_test_is_held_to_its_own_limit(folder: Folder, compare: Compare, origin: str) -> None:
     folder.runs("base", 5)
-    held = Limits(max_regression="1%", origin={"max_regression": "marker"})
+    held = Limits(max_regression="1%", origin={"max_regression": origin})
     folder.runs("head", 3, 275e-6, limits=held)
     for arguments in ([], ["--max-regression", "10%"]):  # as in a gate
         result = compare("base-*.json", "head-*.json", *arguments)
-        assert ("max_regression 1% (marker)" in result.stdout, result.exit_code) == (True, 1)
-    lifted = Limits(origin={"max_regression": "marker"})
+        assert (f"max_regression 1% ({origin})" in result.stdout, result.exit_code) == (True, 1)
+    lifted = Limits(origin={"max_regression": origin})
     folder.runs("head", 3, 275e-6, limits=lifted)
     assert compare("base-*.json", "head-*.json", "--max-regression", "1%").stdout.endswith("1 row: 1 measured\n")
     of_the_session = Limits(max_regression="1%", origin={"max_regression": "--gpumem-max-regression"})

@@ -316,4 +316,7 @@ def test_the_sentence() -> None:
     assert judged([0.4] * 6).sentence == (
         "+49.2 % over 6 pairs of processes, too few for an interval, each far slower than max_regression 1.00 % allows"
     )
+    assert judged([0.001 * step for step in (30, -30, 0) * 4]).sentence == (
+        "+0 % over 12 pairs of processes, between -2.96 % and +3.05 %: at max_regression 1.00 %; a PASS would miss up to 3.05 %"
+    )
     assert judged([0.0]).sentence == "+0 % over 1 pair of processes, too few for an interval: at max_regression 1.00 %"

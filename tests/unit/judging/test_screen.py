@@ -20,6 +20,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, Window
 from pytest_gpumem.records.record import LEAST_TIME, LONGEST_TIME
 from pytest_gpumem.records.row import Verdict
+from pytest_gpumem.units import format_share
 
 SHORT, LONG = 25e-6, 268e-6
 """Kernels of 32 and 256 MiB."""
@@ -65,6 +66,14 @@ def test_where_the_lines_are(
     for further, expected in (((), one), ((1.0, 1.0), three)):
         now = bench.run(latency * (1 + slower), *further, day=30, spread=2e-4)
         assert decided(judge(now, limited(limit), endless, history, strict=False)) == expected
+
+
+def test_a_doubt_by_noise_says_what_a_pass_would_miss(bench: Any, endless: DeviceFacts) -> None:
+    """The figure that a PASS of the same code has."""
+    verdict = judge(bench.run(SHORT * 1.0098, day=30, spread=2e-4), limited("1%"), endless, bench.baseline(8, latency=SHORT), strict=False)
+    assert verdict.code is Code.NOISY
+    assert verdict.comparison is not None
+    assert f"; a PASS would miss up to {format_share(verdict.comparison.catches)}; " in verdict.reason
 
 
 @pytest.mark.parametrize(
