@@ -89,9 +89,9 @@ class Cost:
 
 COSTS = {
     "cudaMalloc": Cost(MemoryKind.DEVICE, by_driver=True),
-    "cudaMallocAsync": Cost(MemoryKind.DEVICE, by_driver=False, call=3.2e-6, first=98e-6),
-    "cudaMallocAsync, kept": Cost(MemoryKind.DEVICE, by_driver=False, call=3.2e-6, first=98e-6, keeps=True),
-    "CuPy pool": Cost(MemoryKind.DEVICE, by_driver=False, call=2.2e-6, first=120e-6, keeps=True),
+    "cudaMallocAsync": Cost(MemoryKind.DEVICE, by_driver=False, call=6e-6, first=130e-6),
+    "cudaMallocAsync, kept": Cost(MemoryKind.DEVICE, by_driver=False, call=6e-6, first=130e-6, keeps=True),
+    "CuPy pool": Cost(MemoryKind.DEVICE, by_driver=False, call=5.5e-6, first=120e-6, keeps=True),
     "cudaHostAlloc": Cost(MemoryKind.PINNED, by_driver=True),
     "cudaHostRegister": Cost(MemoryKind.REGISTERED, by_driver=True),
 }

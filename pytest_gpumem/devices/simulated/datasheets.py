@@ -117,8 +117,8 @@ class Datasheet:
     migration_share: float = 0.75  # share of the link that prefetches and migrations reach. An assumption, not fitted.
     host_memory_bytes: int = 128 * GiB  # memory of the modelled host
     host_bandwidth: float = 13e9  # host code that reads or writes host memory. Fit set: H100's row "packed on the host".
-    page_locking: float = 2.35e9  # bytes that the driver allocates and locks in a second, as a first H100's host did
-    registering: float = 28.5e9  # bytes of existing pages that it locks, likewise
+    page_locking: float = 1.6e9  # bytes that the driver allocates and locks in a second. Fit set: H100's rows "cudaHostAlloc".
+    registering: float = 23e9  # bytes of existing pages that it locks. Fit set: H100's rows "cudaHostRegister".
     copy_start: float = 3.3e-6
     """From the start of a copy until its first byte moves, which the host's bridges decide. Fit set: row "4 KiB" of each machine."""
     duplex_loss: float = 0.12  # share of a copy's time lost while another runs the other way. Fit set: H100's row "both ways".
@@ -267,8 +267,6 @@ _H100 = Datasheet(
     pinned_share=0.877,  # fit set: row "pinned, host to device" of H100
     pageable_to_device=7.8e9,  # fit set: rows "pageable" of H100
     pageable_to_host=10.7e9,
-    page_locking=1.65e9,  # fit set: rows "cudaHostAlloc" of H100
-    registering=23e9,  # fit set: rows "cudaHostRegister" of H100
     async_engines=3,
     fit=HOPPER_FIT,
 )
@@ -339,8 +337,6 @@ DATASHEETS: dict[str, Datasheet] = {
         l2_bandwidth=8.6e12,  # fit set: rows of the L2's read bandwidth of H200
         pageable_to_device=8e9,  # fit set: rows "pageable" of H200, whose hosts differ by half
         pageable_to_host=15.6e9,
-        page_locking=3.2e9,  # fit set: its rows of H200
-        registering=33e9,
         copy_start=6.3e-6,
         fault_group_time=66e-6,
     ),
