@@ -119,6 +119,11 @@ class DeviceFacts(Record, frozen=True):
         return f"<DeviceFacts {self.name}, peak {peak}{', simulated' if self.simulated else ''}>"
 
     @property
+    def name_and_driver(self) -> str:
+        """Such as "NVIDIA H200, driver 580.159.04", or "NVIDIA H200 (simulated)"."""
+        return f"{self.name}{' (simulated)' if self.simulated else ''}{f', driver {self.driver}' if self.driver else ''}"
+
+    @property
     def key(self) -> str:
         """Name of the folder of this device's baselines.
 

@@ -42,8 +42,7 @@ def text(result: DuetResult, sides: Mapping[str, Side] | None, *, width: int, co
     simulated = " (simulated)" if device is not None and device.simulated else ""
     lines = [] if sides is None else [named(sides)]
     if device is not None:
-        driver = f", driver {device.driver}" if device.driver else ""
-        lines.append(printable(f"{device.name}{simulated}{driver}"))
+        lines.append(printable(device.name_and_driver))
     # No verdict comes before NEW and PASS: a person must look.
     verdicts = sorted(printable(list(result.verdicts)), key=lambda one: (one.outcome or Outcome.UNDECIDED).rank)
     shown = [one for one in verdicts if one.paired is not None or one.outcome is not None]
