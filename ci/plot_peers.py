@@ -1,6 +1,6 @@
 """Draw the records of ci/bench/peers.py: spread between processes and wall time of one case, by way of measuring and size of the arrays.
 
-    python ci/plot_peers.py ci/records/*/peers.json --svg docs/images/peers.svg
+    python ci/plot_peers.py ci/records/*/peers_nvbench.json --svg docs/images/peers.svg
 
 One row of panels for each record: the spread in each condition that it holds, with its 95 % chi-square interval, and the wall time.
 The background is transparent and the ink a middle grey, so that the figure can be read on light and on dark pages.
