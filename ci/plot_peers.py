@@ -61,7 +61,7 @@ def figure(records: list[dict[str, Any]]) -> Any:
         simulated = "SIMULATED " if record["device"]["simulated"] else ""
         line[0].set_ylabel(simulated + record["device"]["name"])
     handles = {label: handle for panel in panels.flat for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    drawn.legend(handles.values(), handles.keys(), loc="lower center", ncols=4, frameon=False)
+    drawn.legend(handles.values(), handles.keys(), loc="lower center", ncols=columns + 1, frameon=False)
     drawn.tight_layout(rect=(0, LEGEND / (3.2 * len(records) + LEGEND), 1, 1))
     return drawn
 
