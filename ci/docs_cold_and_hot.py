@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-RECORD = Path(__file__).parent / "records" / "nvidia-h200" / "peers.json"
+RECORD = Path(__file__).parent / "records/nvidia-h200/peers_nvbench.json"
 WAYS = {
     "gpumem clean-cold": "clean-cold: flushed by reads",
     "gpumem dirty-cold": "dirty-cold: flushed by writes",

@@ -1,7 +1,7 @@
 """Mutants of the package find code that only the tests of features that end guard.
 
-    python ci/mutate.py --leaving patterns.txt --executed executed --json ci/records/no-gpu/mutants.json
-    python ci/mutate.py --again ci/records/no-gpu/mutants.json --json ci/records/no-gpu/mutants.json     # after tests were written
+    python ci/mutate.py --leaving patterns.txt --executed executed --json mutants.json
+    python ci/mutate.py --again mutants.json --json mutants.json     # after tests were written
 
 Each line of `patterns.txt` is a regular expression for the beginning of node ids: the tests that leave. A first run notes which test
 executes which line; `--executed` keeps the notes. A module gets up to `--number` mutants, on lines that leaving tests execute inside the

@@ -1,6 +1,6 @@
 """Draw the records of ci/bench/peers.py: spread between processes and wall time of one case, by way of measuring and size of the arrays.
 
-    python ci/plot_peers.py ci/records/*/peers.json --svg docs/images/peers.svg
+    python ci/plot_peers.py ci/records/*/peers_nvbench.json --svg docs/images/peers.svg
 
 One row of panels for each record: the spread in each condition that it holds, with its 95 % chi-square interval, and the wall time.
 The background is transparent and the ink a middle grey, so that the figure can be read on light and on dark pages.
@@ -61,7 +61,7 @@ def figure(records: list[dict[str, Any]]) -> Any:
         simulated = "SIMULATED " if record["device"]["simulated"] else ""
         line[0].set_ylabel(simulated + record["device"]["name"])
     handles = {label: handle for panel in panels.flat for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    drawn.legend(handles.values(), handles.keys(), loc="lower center", ncols=4, frameon=False)
+    drawn.legend(handles.values(), handles.keys(), loc="lower center", ncols=columns + 1, frameon=False)
     drawn.tight_layout(rect=(0, LEGEND / (3.2 * len(records) + LEGEND), 1, 1))
     return drawn
 

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from gate_validation_rows import BY_NAME, SIZES
 from gate_validation_verdicts import ABOVE, CHECKS, MISSING, NVBENCH, OPEN, ROBUST, TWICE, baseline_of, measured_ratios
+from renew_tables import flawed, flaws
 from scipy.stats import beta
 
 from pytest_gpumem.units import parse_share
@@ -201,7 +203,11 @@ def main() -> int:
         if sys.argv[1:] or not (record["simulated"] or record["options"]):
             kinds.setdefault(record["cards"][0]["device"]["name"], []).append(record)
     projects = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*/limit_proof*.json"))]
-    tables = [table(*records, projects=[one for one in projects if one["device"]["name"] == name]) for name, records in kinds.items()]
+    tables = list[str]()
+    for name, records in kinds.items():
+        first, _, rest = table(*records, projects=[one for one in projects if one["device"]["name"] == name]).partition("\n")
+        found = dict.fromkeys(flaw for record in records for flaw in flaws(record))
+        tables.append("\n".join([first, *flawed(list(found)), rest]))
     print("\n\n".join(tables))
     return 0
 

@@ -1,17 +1,12 @@
-"""Measure the gain of persisting L2: off, the default, the maximum, fitted, what `gpumem l2-sweep` finds (swept), the full grid.
+"""Measure what the rule of `set_aside="fit"` rests on, and what persists.
 
-settings    a kernel on a table or a region of a given size, searched as the command does; then every setting of the full grid (each step
-            of L2/16 up to the maximum at five hit ratios, and off) on one placement; then what is compared again, in rounds that hold
-            every setting once on a placement of their own. Gains are ratios within rounds, their intervals Student's 95 %
-thrashing   a window beyond its set-aside
-carriers    the window on a stream, on a graph's kernel and on each launch
 placements  kernels on tables of 1 MiB to half of L2, off and with the smallest set-aside that holds the table, one and two granules
             (L2/16) more: where placements differ, and what a granule costs
 resets      a kernel C after a kernel A whose lines persist: without a reset, after each, and where nothing has persisted
 streams     two kernels at once, each with a window of its own, which together need twice the set-aside: hit ratio 1 against 0.5
 
-    python ci/bench/l2_persistence.py --json ci/records/nvidia-h200/l2_persistence.json --seconds 400
-    python ci/bench/l2_persistence.py --parts placements --json ci/records/nvidia-h200/l2_placements.json --seconds 110
+    python ci/bench/l2_persistence.py --json ci/records/nvidia-h200/l2_placements.json --seconds 150
+    python ci/bench/l2_persistence.py --parts streams --json ci/records/nvidia-h200/l2_windows.json
 
 The record is written after every case. Prints what was asked of it with ok or MISS; exits with 1 if a case failed, 6 if none was run.
 """
@@ -36,21 +31,15 @@ from record_file import chosen_device, head, record_parser, utc_now, write_recor
 
 from pytest_gpumem.devices.protocol import Device
 from pytest_gpumem.measuring.l2_sweep import change
-from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.memory.l2 import fit_set_aside
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.l2_sweep import Change
 from pytest_gpumem.records.measurement import without_exceptions
 from pytest_gpumem.units import MiB
 
-TABLES = (1, 8, 16, 24, 30, 40, 50)
-REGIONS = (10, 20, 30, 40, 50, 60)
 OUT = 1024
-"""MiB that are streamed beside the table or the region."""
+"""MiB that are streamed beside the tables of the seed's size."""
 LEAN = 32
 """Blocks of the seed's launch of reset_data, which are too few to saturate memory; the kernel's own grid is 2 blocks an SM."""
-THRASHING = 40
-CARRIED = 8
 PLACED = (1, 2, 4, 6, 8, 12, 16, 24, 30)
 """MiB of the tables of `placements`, of which those up to half of L2 are measured."""
 PLACED_OUT = 512
@@ -66,35 +55,13 @@ TEXTS_TABLES, TEXTS_SET_ASIDE = (1, 2, 3, 4, 5, 6), 3 * MiB
 PLACEMENTS = 16
 RESETS_OUT = 128
 """MiB that are streamed beside the data of resets and of two streams."""
-TOLERATED = 0.02
-"""Shares by which the recommended setting may be slower than off, and than the grid's best: an interval's upper end is judged."""
 WITHIN_BEST = 0.03
 """Share by which "fit" may be slower than the best set-aside."""
-SHARE = 0.25
-"""Settings of the grid that a sweep may measure, as a share."""
-ALIKE = 0.03
-"""Largest difference of the gain of a window on a graph or on a launch from the stream's."""
-COMPARED = ("driver default", "maximum", "fitted", "swept", "grid's best")
-PARTS = ("settings", "thrashing", "carriers", "placements", "resets", "streams")
+PARTS = ("placements", "resets", "streams")
 NOTHING_RUN = 6
 
 Record = dict[str, Any]
 Case = dict[str, Any]
-
-
-def whole_mib(text: str) -> tuple[int, ...]:
-    """Whole numbers of MiB such as "2,32", each once: a `type` of argparse."""
-    parts = text.split(",")
-    if not all(part.isdigit() and int(part) > 0 for part in parts) or len(set(parts)) < len(parts):
-        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers of MiB such as 2,32, each once")
-    return tuple(int(part) for part in parts)
-
-
-def settings_cases(tables: tuple[int, ...], regions: tuple[int, ...], out: int) -> list[Case]:
-    """The longest first: what is left of the time limit is known best then."""
-    lean = [{"kernel": "reset_data", "blocks": LEAN, "mib": mib, "out_mib": out} for mib in tables]
-    busy = [{"kernel": "reset_data", "blocks": None, "mib": mib, "out_mib": out} for mib in tables]
-    return [*lean, *busy, *({"kernel": "sliding_window", "blocks": None, "mib": mib, "out_mib": out} for mib in regions)]
 
 
 def placements_cases(facts: DeviceFacts, placements: int) -> list[Case]:
@@ -195,8 +162,6 @@ class Bench:
                 "l2_bytes": facts.l2_bytes,
                 "persisting_l2_max_bytes": facts.persisting_l2_max_bytes,
                 "sm_count": facts.sm_count,
-                # What this process began with: nothing has set a limit yet.
-                "set_aside": device.l2.set_aside(),
             }
 
     def add(self, what: str, case: Case, found: Record) -> None:
@@ -206,65 +171,19 @@ class Bench:
         self.record[what].append({**case, "seconds": spent, **found})
         self.record["ended"] = utc_now()
         if self._path is not None:
-            write_record(self._path, in_nanoseconds(self.record))
-
-
-def in_nanoseconds(record: Record) -> Record:
-    """The record with its samples in whole nanoseconds, a thousandth of what a launch varies by."""
-
-    def places(one: Record) -> Record:
-        return {"grid": [[*where, whole(samples)] for *where, samples in one["grid"]]} if "grid" in one else {}
-
-    def whole(samples: list[float]) -> list[int]:
-        return [round(seconds * 1e9) for seconds in samples]
-
-    def measured(one: Record) -> Record:
-        return {"measured": [{**m, "rounds": [whole(r) for r in m["rounds"]]} for m in one["measured"]]} if "measured" in one else {}
-
-    return {
-        name: [{**one, **places(one), **measured(one)} for one in value] if isinstance(value, list) else value
-        for name, value in record.items()
-    }
+            write_record(self._path, self.record)
 
 
 # What a record says
 
 
-def medians(one: Record, name: str) -> list[float]:
-    """Seconds at a named setting, by round."""
-    return [1e-9 * statistics.median(samples) for samples in one["measured"][one["named"][name]]["rounds"]]
-
-
-def longer(one: Record, first: str, other: str) -> Change:
-    """The share by which the first named setting is slower than the other; 0 if they are the same setting."""
-    if one["named"][first] == one["named"][other]:
-        return Change(0.0, 0.0, 0.0)
-    return change(medians(one, first), medians(one, other))
-
-
 def checks(record: Record) -> list[tuple[str, bool]]:
     """The claims that the record can judge, and whether each holds."""
-    settings = record["settings"]
     said: list[tuple[str, bool]] = []
-    if settings:
-        worst, where = max((longer(one, "swept", "off").high, name_of(one)) for one in settings)
-        said.append((f"recommended at most {TOLERATED:.0%} slower than off: {_upper(worst, where)}", worst <= TOLERATED))
-        worst, where = max((longer(one, "swept", "grid's best").high, name_of(one)) for one in settings)
-        said.append((f"swept within {TOLERATED:.0%} of the full grid's best: {_upper(worst, where)}", worst <= TOLERATED))
-        most, of, where = max((len(one["sweep"]["points"]), one["sweep"]["grid"], name_of(one)) for one in settings)
-        said.append((f"at most {SHARE:g} of the grid measured by a sweep: {most} of {of}", most <= SHARE * of))
-    for one in record["thrashing"]:
-        avoided = longer(one, "ratio 1, L2/2", "fitted, L2/2")
-        said.append((f"the fitted ratio avoids thrashing, {name_of(one)}: {_change(avoided)} faster than ratio 1", avoided.low > 0))
-    for one in record["carriers"]:
-        for carrier in ("graph", "launch"):
-            apart = apart_from_stream(one, carrier)
-            alike = max(-apart.low, apart.high) <= ALIKE
-            said.append((f"gain by a window on a {carrier} within {ALIKE:.0%} of the stream's: {_change(apart)}", alike))
     if placed := record.get("placements"):
         fits = [(one, fitted_name(record["device"], one)) for one in placed]
         worst, where = max((slower_beyond_doubt(one, name), name_of(one)) for one, name in fits)
-        said.append((f"fitted never slower than off beyond its interval: {_upper(worst, where, 'lower')}", worst <= 0))
+        said.append((f"fitted never slower than off beyond its interval: lower end {100 * worst:+.2f} %, {where}", worst <= 0))
         held = [(one, name) for one, name in fits if name.startswith("+")]
         worst, where = max((of_best(one, name), name_of(one)) for one, name in held)
         said.append((f"fitted within {WITHIN_BEST:.0%} of the best of the set-asides: {100 * worst:+.2f} %, {where}", worst <= WITHIN_BEST))
@@ -300,28 +219,12 @@ def of_best(one: Record, name: str) -> float:
     return means[name] / min(means.values()) - 1
 
 
-def apart_from_stream(one: Record, carrier: str) -> Change:
-    """The gain by a carrier over the gain by the stream, less 1; what is off is launched as the carrier is."""
-    off = medians(one, "off, graph" if carrier == "graph" else "off")
-    gains = [a / b for a, b in zip(off, medians(one, carrier), strict=True)]
-    streams = [a / b for a, b in zip(medians(one, "off"), medians(one, "stream"), strict=True)]
-    return change(gains, streams)
-
-
 def table(record: Record) -> str:
     """The record as text."""
     said = [head(record)]
     taken = sum(len(record.get(what, ())) for what in PARTS)
     if taken < record["planned"]:
         said += ["", f"{taken} of {record['planned']} cases; for the others there was no time"]
-    if record["settings"]:
-        said += ["", *_settings_lines(record)]
-    for one in record["thrashing"]:
-        said += ["", f"thrashing: {name_of(one)}, by set-aside; gain in % against off ({_latency(one, 'off')})"]
-        said += [f"  {name:<17}{_gain(one, name)}" for name in one["named"] if name != "off"]
-    for one in record["carriers"]:
-        said += ["", f"what carries the window: {name_of(one)}, fitted; gain in % against off ({_latency(one, 'off')})"]
-        said += [f"  {name:<14}{_gain(one, name, 'off, graph' if name == 'graph' else 'off')}" for name in ("stream", "graph", "launch")]
     for part, claim in (("resets", "first and second launch of C"), ("streams", "both kernels, and one alone")):
         if record.get(part):
             said += ["", f"{part}: medians in microseconds, {claim}"]
@@ -330,26 +233,6 @@ def table(record: Record) -> str:
         said += ["", *_placements_lines(record["device"], record["placements"])]
     said += ["", *(f"{'ok  ' if holds else 'MISS'} {claim}" for claim, holds in checks(record))]
     return "\n".join(said)
-
-
-def _settings_lines(record: Record) -> Iterator[str]:
-    device, out = record["device"], record["settings"][0]["out_mib"]
-    default, largest = (device[name] / MiB for name in ("set_aside", "persisting_l2_max_bytes"))
-    yield f"gain in % against off (no set-aside, no window), 95 % interval; {out} MiB are streamed beside the table"
-    yield f"driver default: {default:g} MiB set aside, no window; maximum: {largest:g} MiB, fitted hit ratio"
-    yield ""
-    yield f"{'':<8}{'off ms':>8}" + "".join(f"{name:>15}" for name in COMPARED) + f"  {'recommended':<19}{'points':>6}"
-    group = ""
-    for one in record["settings"]:
-        kernel, _, size = name_of(one).rpartition(", ")
-        if kernel != group:
-            yield kernel
-            group = kernel
-        gains = "".join(f"{_gain(one, name):>15}" for name in COMPARED)
-        told, swept = one["sweep"]["recommend"], one["sweep"]
-        where = "off" if told["set_aside"] == "off" else f"{told['set_aside'] / MiB:g} MiB at {told['hit_ratio']:.3g}"
-        off = 1e3 * statistics.fmean(medians(one, "off"))
-        yield f"{size:>8}{off:>8.3f}{gains}  {where:<19}{len(swept['points']):>6}"
 
 
 def _placements_lines(device: Record, cases: list[Record]) -> Iterator[str]:
@@ -385,26 +268,8 @@ def _medians_line(one: Record) -> str:
     return f"{name_of(one)}{', window' * bool(one.get('window'))}  {'; '.join(cells)}"
 
 
-def _gain(one: Record, name: str, off: str = "off") -> str:
-    gain = longer(one, off, name)
-    return f"{100 * gain.share:+.1f} +-{50 * (gain.high - gain.low):.1f}"
-
-
-def _latency(one: Record, name: str) -> str:
-    taken = medians(one, name)
-    return f"{1e3 * statistics.fmean(taken):.3f} +-{1e3 * (half_width(taken) or 0.0):.3f} ms"
-
-
-def _upper(worst: float, where: str, end: str = "upper") -> str:
-    return f"{end} end {100 * worst:+.2f} %, {where}"
-
-
-def _change(one: Change) -> str:
-    return f"{100 * one.share:+.2f} % ({100 * one.low:+.2f} to {100 * one.high:+.2f})"
-
-
 def parts(text: str) -> tuple[str, ...]:
-    """Names of parts such as "settings,carriers": a `type` of argparse."""
+    """Names of parts such as "resets,streams": a `type` of argparse."""
     names = tuple(text.split(","))
     if not set(names) <= set(PARTS):
         raise argparse.ArgumentTypeError(f"{text!r}: some of {','.join(PARTS)}")
@@ -414,26 +279,18 @@ def parts(text: str) -> tuple[str, ...]:
 def main() -> int:
     parser = record_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case that would end after this long")
-    parser.add_argument("--tables", type=whole_mib, default=TABLES, help="MiB of the tables of reset_data (default 1,8,16,24,30,40,50)")
-    parser.add_argument("--regions", type=whole_mib, default=REGIONS, help="MiB of sliding_window's regions (default 10,20,30,40,50,60)")
     parser.add_argument("--parts", type=parts, default=PARTS, help=f"what is measured, of {','.join(PARTS)} (default: all)")
     parser.add_argument("--placements", type=int, default=PLACEMENTS, help=f"placements of each case of that name (default {PLACEMENTS})")
-    parser.add_argument("--out", type=int, default=OUT, help=f"MiB that are streamed (default {OUT})")
     asked = parser.parse_args()
     if asked.placements < 2:
         parser.error(f"--placements {asked.placements}: at least 2")
-    if asked.out < 1:
-        parser.error(f"--out {asked.out}: at least 1 MiB")
     if asked.json is not None and not asked.json.absolute().parent.is_dir():
         parser.error(f"--json {asked.json}: there is no folder {asked.json.absolute().parent}")
     facts = chosen_device(parser, asked.device).facts
     cases = {
-        "thrashing_case": [{"kernel": "reset_data", "blocks": LEAN, "mib": THRASHING, "out_mib": asked.out}],
-        "carriers_case": [{"kernel": "reset_data", "blocks": None, "mib": CARRIED, "out_mib": asked.out}],
         "resets_case": resets_cases(facts),
         "streams_case": streams_cases(facts),
         "placements_case": placements_cases(facts, asked.placements),
-        "settings_case": settings_cases(asked.tables, asked.regions, asked.out),
     }
     cases = {fixture: found for fixture, found in cases.items() if fixture.removesuffix("_case") in asked.parts}
     bench = Bench(cases, asked.json, asked.seconds)
@@ -441,7 +298,7 @@ def main() -> int:
     chosen = [f"{tests}::test_{fixture.removesuffix('_case')}" for fixture in cases]
     here = [*chosen, "-c", os.devnull, "--rootdir", str(tests.parent)]  # no settings of this repository's own tests
     session = pytest.main([*here, "--gpumem", "--gpumem-device", asked.device, "-q", "-rs", "-p", "no:cacheprovider"], plugins=[bench])
-    found = in_nanoseconds(bench.record)
+    found = bench.record
     if not any(found[what] for what in PARTS):
         print("no case was run", file=sys.stderr)
         return NOTHING_RUN

@@ -14,45 +14,31 @@ from msgspec.structs import asdict
 
 from pytest_gpumem import MiB
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, Device, NotCounted, Stream, WindowSpec
+from pytest_gpumem.devices.protocol import Allocation, Device, NotCounted, Stream
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.harness import Flush
-from pytest_gpumem.measuring.l2_sweep import grid, sweep
 from pytest_gpumem.measuring.samplers import held
-from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Buffer
-from pytest_gpumem.memory.l2 import fit_hit_ratio, fit_set_aside, persisting
+from pytest_gpumem.memory.l2 import fit_hit_ratio, persisting
 from pytest_gpumem.records.l2_sweep import OFF, Setting
-from pytest_gpumem.reporting.l2_sweep import sweep_sentences
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.cuda.counters import CudaCounters
 
-ROUNDS = 6
-"""Placements on which the settings are compared."""
-CARRIER_ROUNDS = 10
-"""The same where a difference of 3 % is to be seen to be none, and few settings are compared."""
 WARM_UP = 2
 """Launches before the first sample: they bring the lines in that persist. The flush before a sample leaves those where they are."""
 SECONDS = 0.04
 """Seconds of samples at one setting, on one placement."""
 LEAST, MOST = 5, 25
 """Samples at one setting, on one placement."""
-SWEPT_PLACEMENTS = 3
-"""Placements of one setting in a search."""
 GRANULES = (0, 1, 2)
 """Granules of set-aside beyond the smallest number that holds the table."""
 RESETS, A_TIMES, IN_A_ROW = 10, 10, 5
 """Of the resets: repetitions, launches of A, launches of C after it, which are timed one by one."""
 PASSES = 8
 """Of `l2_read` over its array."""
-DEFAULT: Mapping[str, Any] = {}
-"""No persisting stream: the set-aside that the process began with, and no window."""
-IN_A_GRAPH: Mapping[str, Any] = {"set_aside": "off", "where": "graph"}
-"""Off, launched as a graph of one kernel: what a window on a graph's kernel is compared with."""
-
 Work = Callable[[Stream], None]
 """Queues something on a stream. It ran once before it is held: the first launch of a kernel loads it, which waits for the device."""
 
@@ -90,7 +76,7 @@ class Experiment:
     """Times launches of one kernel, clean-cold, from behind a held stream.
 
     Args:
-        bind: gives the launch on the buffers where they now are, which takes a stream and the window of that one launch.
+        bind: gives the launch on the buffers where they now are, which takes a stream.
         arguments: its buffers.
         window: the one of them that is under the window.
         seed: of where the placements lie.
@@ -108,31 +94,22 @@ class Experiment:
         self._random = np.random.default_rng(seed)
         self._flush = Flush(device, "clean-cold")
         self._samples = HeldSamples(device, MOST)
-        self._plain = device.streams.create()
         self._padding: Allocation | None = None
-        self._launch = bind()
-        # A kernel is loaded at its first launch, which waits for the device: neither held nor within a capture.
-        self._launch(self._plain)
-        self._flush(self._plain)
+        # A kernel is loaded at its first launch, which waits for the device: not held.
+        plain = device.streams.create()
+        bind()(plain)
+        self._flush(plain)
         device.streams.synchronize()
 
     def seconds(self, options: Mapping[str, Any]) -> list[float]:
         """Samples at one setting, where the buffers now are.
 
         Args:
-            options: arguments of `persisting`, or `DEFAULT`.
+            options: arguments of `persisting`.
         """
-        self._launch = self._bind()
-        if not options:
-            return self._timed(self._plain, self._launch)
+        launch = self._bind()
         with persisting(self._device, self._window, **options, allow_thrash=True) as stream:
-            if stream.where == "launch":
-                return self._timed(stream.stream, partial(self._launch, window=stream.spec))
-            if stream.where == "graph":
-                body = partial(self._launch, stream.stream)
-                graph = self._device.graphs.capture(stream.stream, body, window=stream.spec)
-                return self._timed(stream.stream, lambda queue: self._device.graphs.replay(graph, queue))
-            return self._timed(stream.stream, self._launch)
+            return self._timed(stream.stream, launch)
 
     def _timed(self, stream: Stream, work: Callable[[Stream], None]) -> list[float]:
         for _ in range(WARM_UP):
@@ -198,7 +175,7 @@ def gather(device: Device, out: Buffer, table: Buffer) -> Callable[[], Callable[
     def bind() -> Callable[..., None]:
         arguments = (np.uint64(out.address), np.uint64(table.address), np.uint32(out.size), np.uint32(table.size))
 
-        def launch(stream: Stream, window: WindowSpec | None = None) -> None:
+        def launch(stream: Stream) -> None:
             with cupy.cuda.ExternalStream(stream.handle):
                 kernel((2 * device.facts.sm_count,), (1024,), arguments)
 
@@ -213,62 +190,27 @@ def experiment(bench: Any, gpu_device: Device, device_buffer: Any, gpu_kernels: 
     bench.begin(gpu_device)
     made = []
 
-    def make(case: dict[str, Any]) -> tuple[Experiment, Any, tuple[Any, Any], Any]:
+    def make(case: dict[str, Any]) -> tuple[Experiment, Any]:
         stream, window = device_buffer(case["out_mib"] * MiB, "i4"), device_buffer(case["mib"] * MiB, "i4")
         arguments = (window, stream) if case["kernel"] == "sliding_window" else (stream, window)
         if case["kernel"] == "gather":
-            kernel, bind = None, gather(gpu_device, stream, window)
+            bind = gather(gpu_device, stream, window)
         else:
             kernel = getattr(gpu_kernels, case["kernel"])
             kernel = kernel if case["blocks"] is None else kernel.with_grid(case["blocks"])
             bind = partial(bound, gpu_device, kernel, arguments)
         made.append(Experiment(gpu_device, bind, arguments, window, seed=case["mib"], least=case.get("samples", LEAST)))
-        return made[-1], kernel, arguments, window
+        return made[-1], window
 
     yield make
     for one in made:
         one.close()
 
 
-def in_rounds(timed: Experiment, settings: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
-    """Samples of each setting by round, with its arguments."""
-    return [{"options": one, "rounds": own} for one, own in zip(settings, timed.rounds(settings, rounds), strict=True)]
-
-
-def compared(bench: Any, what: str, case: dict[str, Any], experiment: Any, named: dict[str, dict[str, Any]], rounds: int) -> None:
-    """Measure settings on common placements and record them."""
-    measured = in_rounds(experiment(case)[0], list(named.values()), rounds)
-    bench.add(what, case, {"named": {name: i for i, name in enumerate(named)}, "measured": measured})
-
-
-def test_thrashing(bench: Any, thrashing_case: dict[str, Any], experiment: Any) -> None:
-    """A window beyond its set-aside, half of L2 or the maximum, at hit ratio 1 and at the one that fits."""
-    named: dict[str, dict[str, Any]] = {
-        "off": {"set_aside": "off"},
-        "ratio 1, L2/2": {"set_aside": "50%", "hit_ratio": 1.0},
-        "fitted, L2/2": {"set_aside": "50%", "hit_ratio": "fit"},
-        "ratio 1, maximum": {"set_aside": "max", "hit_ratio": 1.0},
-        "fitted, maximum": {"set_aside": "max", "hit_ratio": "fit"},
-    }
-    compared(bench, "thrashing", thrashing_case, experiment, named, ROUNDS)
-
-
-def test_carriers(bench: Any, carriers_case: dict[str, Any], experiment: Any) -> None:
-    """The same window on a stream, on a graph's kernel and on each launch; a graph is compared with a graph."""
-    named = {
-        "off": {"set_aside": "off"},
-        "off, graph": dict(IN_A_GRAPH),
-        "stream": {"where": "stream"},
-        "graph": {"where": "graph"},
-        "launch": {"where": "launch"},
-    }
-    compared(bench, "carriers", carriers_case, experiment, named, CARRIER_ROUNDS)
-
-
 def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any, gpu_device: Device) -> None:
     """Off, the smallest set-aside that holds the table, and one and two granules more, on common placements."""
     facts = gpu_device.facts
-    timed, _, _, window = experiment(placements_case)
+    timed, window = experiment(placements_case)
     step, named = facts.l2_step_bytes, {"off": OFF.options()}
     if asked := placements_case.get("set_aside"):
         named["ratio 1"] = Setting(asked, 1.0).options()
@@ -391,48 +333,3 @@ def overlap(device: Device, work: Callable[[], object]) -> list[list[int]] | str
     except NotCounted as error:
         return str(error)
     return [[start - seen[0][0], end - seen[0][0]] for start, end in seen]
-
-
-def test_settings(bench: Any, settings_case: dict[str, Any], experiment: Any, gpu_device: Device) -> None:
-    """Search as `gpumem l2-sweep` does, in one process; measure the full grid; compare: off, default, maximum, fitted, swept, best."""
-    facts = gpu_device.facts
-    before = asdict(gpu_device.conditions())
-    timed, kernel, _, window = experiment(settings_case)
-
-    def measure(set_aside: int, hit_ratio: float) -> tuple[float, float | None]:
-        (rounds,) = timed.rounds([Setting(set_aside, hit_ratio).options()], SWEPT_PLACEMENTS)
-        medians = [statistics.median(samples) for samples in rounds]
-        return statistics.fmean(medians), half_width(medians)
-
-    found = sweep(measure, facts, window.nbytes, target=kernel.name)
-    places = [(setting, timed.seconds(setting.options())) for setting in grid(facts)]
-    best = min(places, key=lambda place: statistics.median(place[1]))[0]
-    largest, fitted = facts.persisting_l2_max_bytes, fit_set_aside(facts, window.nbytes)
-    named = {
-        "off": OFF.options(),
-        "driver default": dict(DEFAULT),
-        "maximum": Setting(largest, fit_hit_ratio(largest, window.nbytes)).options(),
-        "fitted": Setting(fitted, fit_hit_ratio(fitted, window.nbytes)).options(),
-        "swept": found.recommend(),
-        "grid's best": best.options(),
-    }
-    assert gpu_device.l2.set_aside() == bench.record["device"]["set_aside"], "the driver's default is not in place"
-    different = [one for i, one in enumerate(named.values()) if one not in list(named.values())[:i]]
-    bench.add(
-        "settings",
-        settings_case,
-        {
-            "sweep": {
-                "recommend": found.recommend(),
-                "sentences": list(sweep_sentences(found)),
-                "points": [[*point.setting, point.latency, point.half_width] for point in found.points],
-                "confirmed": [[*point.setting, point.latency, point.half_width] for point in (found.off, found.best)],
-                "gain": [found.gain.share, found.gain.low, found.gain.high],
-                "grid": found.grid,
-            },
-            "grid": [[*setting, samples] for setting, samples in places],
-            "named": {name: different.index(one) for name, one in named.items()},
-            "measured": in_rounds(timed, different, ROUNDS),
-            "conditions": [before, asdict(gpu_device.conditions())],
-        },
-    )

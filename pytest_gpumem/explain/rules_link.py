@@ -14,7 +14,7 @@ Allen and Ge 2021, "In-depth analyses of unified virtual memory system for GPU a
 CPU_FAULT_SECONDS = 10e-6  # least seconds of one page fault of the host besides its copy
 LINK_RATE = 25e9  # bytes per second over the host link where the device does not report it: PCIe Gen4 x16
 PAGEABLE_RATE = 10e9
-"""Bytes per second of a copy of pageable memory: 9.3 GB/s to an H200, 17.5 GB/s from it (ci/records/nvidia-h200/host_link.json)."""
+"""Bytes per second of a copy of pageable memory: 6.5 GB/s to an H200, 13.6 GB/s from it (ci/records/nvidia-h200/suite.json)."""
 LINK_USE = 0.85  # share of a link's theoretical rate that copies reach
 SMALL = 64 * 1024  # bytes below which copies and migrations are ignored
 FEW_FAULTS = 8  # page faults below which they are ignored

@@ -55,7 +55,7 @@ class WindowRequest:
     clamped_from: int | None  # bytes of the buffer, where `window="clamp"` made the window shorter
     too_large: bool
     """All is fitted, and the window is larger than half of L2: there a fitted window is slower than none, by 1 to 6 % for `sliding_window`
-    of 40 to 60 MiB on an H200 (`ci/records/nvidia-h200/l2_persistence.json`). It is measured without one."""
+    of 40 to 60 MiB on an H200 (`ci/records/nvidia-h200/suite.json`). It is measured without one."""
 
     @property
     def persists(self) -> bool:

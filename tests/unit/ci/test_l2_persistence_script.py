@@ -1,4 +1,4 @@
-"""Persisting L2 against off, the textbook and the full grid: the cases, the claims, and the whole script on the simulated device."""
+"""Persisting L2, the granules of a set-aside and resets: the cases, the claims, and the script on the simulated device."""
 
 from __future__ import annotations
 
@@ -14,72 +14,15 @@ import pytest
 pytestmark = pytest.mark.usefixtures("quick_processes")
 
 SCRIPT = Path(l2_persistence.__file__)
-NAMES = ("off", "driver default", "maximum", "fitted", "swept", "grid's best")
-
-
-def settings(seconds: dict[str, float], **changes: Any) -> dict[str, Any]:
-    """A case whose settings take so long, with a little noise from round to round that they share."""
-    rounds = {name: [[round(1e9 * value * (1 + 0.001 * i))] * 3 for i in range(4)] for name, value in seconds.items()}
-    return {
-        "kernel": "reset_data",
-        "blocks": 32,
-        "mib": 8,
-        "out_mib": 64,
-        "sweep": {"recommend": {"set_aside": 1 << 20, "hit_ratio": 1.0}, "points": [[0, 0.0, 1.0, 0.0]] * 12, "grid": 51},
-        "grid": [],
-        "named": {name: i for i, name in enumerate(seconds)},
-        "measured": [{"options": {}, "rounds": own} for own in rounds.values()],
-        **changes,
-    }
 
 
 def record(*cases: dict[str, Any]) -> dict[str, Any]:
-    device = {"name": "NVIDIA H200", "simulated": False, "driver": "580", "set_aside": 11796480, "persisting_l2_max_bytes": 39321600}
-    held = {"settings": list(cases), "thrashing": [], "carriers": []}
-    return {"device": device, "ended": "2026-11-21T00:00:00", "planned": len(cases), **held}
-
-
-GOOD = settings(dict(zip(NAMES, (2.0e-3, 2.0e-3, 2.5e-3, 1.6e-3, 1.5e-3, 1.49e-3), strict=True)))
+    device = {"name": "NVIDIA H200", "simulated": False, "driver": "580", "l2_bytes": 62914560, "persisting_l2_max_bytes": 39321600}
+    return {"device": device, "ended": "2026-11-21T00:00:00", "planned": len(cases), "placements": list(cases)}
 
 
 def failed(said: dict[str, Any]) -> list[str]:
     return [claim for claim, holds in l2_persistence.checks(said) if not holds]
-
-
-def test_a_good_record_has_no_miss_and_its_gains_are_those_within_rounds() -> None:
-    said = record(GOOD)
-    assert failed(said) == []
-    drawn = l2_persistence.table(said)
-    assert "+33.3 +-0.0" in drawn  # swept: 2.0 / 1.5
-    assert "-20.0 +-0.0" in drawn  # the maximum: 2.0 / 2.5
-    assert "MISS" not in drawn
-    assert "no time" not in drawn
-    assert "1 of 22 cases; for the others there was no time" in l2_persistence.table({**said, "planned": 22})
-
-
-@pytest.mark.parametrize(
-    ("name", "seconds", "claim"),
-    [
-        ("off", 1.46e-3, "recommended at most 2% slower than off"),
-        ("grid's best", 1.45e-3, "swept within 2% of the full grid's best"),
-    ],
-)
-def test_a_setting_that_is_beaten_is_a_miss(name: str, seconds: float, claim: str) -> None:
-    times = dict(zip(NAMES, (2.0e-3, 2.0e-3, 2.5e-3, 1.6e-3, 1.5e-3, 1.49e-3), strict=True))
-    (missed,) = failed(record(GOOD, settings({**times, name: seconds}, mib=24)))
-    assert missed.startswith(claim)
-    assert "24 MiB" in missed
-
-
-def test_too_many_measurements_are_a_miss() -> None:
-    greedy = {**GOOD, "sweep": {**GOOD["sweep"], "points": [[0, 0.0, 1.0, 0.0]] * 13}}
-    assert [claim.partition(":")[0] for claim in failed(record(greedy))] == ["at most 0.25 of the grid measured by a sweep"]
-
-
-def test_thrashing_that_is_not_avoided_is_a_miss() -> None:
-    times = {"off": 2e-3, "ratio 1, L2/2": 2e-3, "fitted, L2/2": 1.8e-3}
-    assert failed({**record(), "thrashing": [settings(times)]}) == []
-    assert len(failed({**record(), "thrashing": [settings({**times, "fitted, L2/2": 2e-3})]})) == 1
 
 
 def placed(off: int, **microseconds: int) -> dict[str, Any]:
@@ -99,47 +42,24 @@ def placed(off: int, **microseconds: int) -> dict[str, Any]:
     ],
 )
 def test_a_fitted_set_aside_that_is_beaten_is_a_miss(case: dict[str, Any], missed: list[str]) -> None:
-    said = record()
-    said["device"]["l2_bytes"] = 62914560
-    assert failed({**said, "placements": [case]}) == missed
-    assert ("*200.0" in l2_persistence.table({**said, "placements": [case]})) is (case["found"]["+0"]["medians"][0] == 200000)
+    said = record(case)
+    assert failed(said) == missed
+    assert ("*200.0" in l2_persistence.table(said)) is (case["found"]["+0"]["medians"][0] == 200000)
+    assert "1 of 22 cases; for the others there was no time" in l2_persistence.table({**said, "planned": 22})
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
 
 
-def test_the_whole_script_on_the_simulated_device(tmp_path: Path) -> None:
-    file = tmp_path / "l2_persistence.json"
-    done = run(
-        "--device",
-        "sim:h200",
-        "--json",
-        str(file),
-        "--tables",
-        "8",
-        "--regions",
-        "20",
-        "--out",
-        "64",
-        "--parts",
-        "settings,thrashing,carriers",
-    )
+def test_resets_and_two_windows_on_the_simulated_device(tmp_path: Path) -> None:
+    file = tmp_path / "l2_windows.json"
+    done = run("--device", "sim:h200", "--json", str(file), "--parts", "resets,streams")
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(file.read_text())
-    assert [l2_persistence.name_of(one) for one in said["settings"]] == [
-        "reset_data, 32 blocks, 8 MiB",
-        "reset_data, 2 blocks an SM, 8 MiB",
-        "sliding_window, 20 MiB",
-    ]
-    assert [len(said[what]) for what in ("thrashing", "carriers")] == [1, 1]
-    for one in said["settings"]:
-        assert len(one["grid"]) == one["sweep"]["grid"] == 51
-        assert set(one["named"]) == set(NAMES)
-        assert all(len(measured["rounds"]) == 6 for measured in one["measured"])
-        assert one["measured"][one["named"]["driver default"]]["options"] == {}
     assert said["device"]["simulated"]
-    assert failed(said) == []
+    assert [len(said[part]) for part in ("resets", "streams", "placements")] == [11, 6, 0]
+    assert all(set(one["found"]) == {"never", "none", "window", "context"} for one in said["resets"])
     assert l2_persistence.table(said) in done.stdout
 
 
@@ -165,7 +85,6 @@ def test_placements_of_each_kernel_on_tables_up_to_half_of_l2(tmp_path: Path) ->
     ("arguments", "named"),
     [
         (("--device", "sim:gtx"), "--device sim:gtx"),
-        (("--device", "sim", "--out", "0"), "--out 0"),
         (("--device", "sim", "--parts", "placement"), "'placement'"),
         (("--device", "sim", "--placements", "1"), "--placements 1"),
         (("--device", "sim", "--json", "/no/such/folder/x.json"), "there is no folder"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 import renew_tables
 import texts_table
 from peers_summary import NVBENCH, OURS
+
+from pytest_gpumem.records.schema import document_from_json
 
 ROOT = Path(__file__).parents[3]
 RECORD = {("same", OURS, 2): [6e-6, 6.1e-6, 6.05e-6], ("same", NVBENCH, 2): [6.6e-6, 6.7e-6, 6.8e-6], ("random", OURS, 2): [6e-6, 6.2e-6]}
@@ -133,6 +136,44 @@ def test_pages_draw_no_record_with_failed_or_changed_tests_or_without_a_clean_re
             lacks = [line for line in drawn.splitlines() if line.startswith("provisional: ")]
             found += [(path.relative_to(ROOT).as_posix(), line) for line in lacks]
     assert found == []
+
+
+RECORDS = ROOT / "ci" / "records"
+
+
+def provisional() -> set[str]:
+    """Records with flaws, and sections of `ci/records/README.md` with a table of one."""
+    found = set[str]()
+    for path in RECORDS.glob("*/*.json"):
+        run = json.loads(path.read_text())
+        rows = document_from_json(renew_tables.of_today(run["gpumem"])).rows if "gpumem" in run else ()
+        if renew_tables.flaws(run, {row.nodeid: row.failed for row in rows}):
+            found.add(path.relative_to(RECORDS).as_posix())
+    for title, text in re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", (RECORDS / "README.md").read_text(), re.MULTILINE):
+        if "\nprovisional: " in text:
+            found.add("README.md#" + re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-"))
+    return found
+
+
+def records_of(page: str) -> set[str]:
+    """What a page names in `ci/records`, itself or by a script whose output it has; without generated tables."""
+    text = renew_tables.GENERATED.sub("", page)
+    scripts = [(ROOT / block[3]).read_text() for block in renew_tables.BLOCK.finditer(text) if block[2] == "output"]
+    return set(re.findall(r"\brecords/([\w-]+/\w+\.json|README\.md#[\w-]+)", "\n".join([text, *scripts])))
+
+
+@pytest.mark.skipif(not HEAD, reason="needs the history of a checkout")
+def test_pages_name_no_record_with_flaws() -> None:
+    flawed = provisional()
+    pages = [(path.relative_to(ROOT).as_posix(), path.read_text()) for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))]
+    assert {page: named for page, text in pages if (named := sorted(records_of(text) & flawed))} == {}
+
+
+def test_a_page_names_records_in_links_in_words_and_by_its_scripts() -> None:
+    output = "<!-- output: ci/docs_placements.py -->\n```text\n```\n"
+    generated = f"<!-- generated: x -->\n[a](../ci/records/gpu/constant.json)\n{renew_tables.END}\n"
+    page = f"[a](../ci/records/gpu/a.json) `ci/records/gpu/b.json` [c](../../ci/records/README.md#the-gate)\n{output}{generated}"
+    assert records_of(page) == {"gpu/a.json", "gpu/b.json", "README.md#the-gate", "nvidia-h200/peers_nvbench.json"}
 
 
 def measured(latency: float, half_width: float | None) -> Any:
