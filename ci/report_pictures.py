@@ -19,7 +19,7 @@ SHOTS = {
     "report-plots.png": ("dark", 1100, 1010, "document.getElementById('plots')"),
 }
 """File: theme, width and height of the window, and what is at its top."""
-COLOURS = 64
+COLOURS = 256
 
 
 def main() -> int:
