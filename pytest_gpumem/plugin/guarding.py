@@ -266,6 +266,8 @@ class _Exits:
             return
         self._request = request = _Request(descriptor=self._reads, length=4, notify=2, value=1)  # SIGEV_THREAD
         request.buffer = ctypes.addressof(request) + _Request.value.offset
+        # The library's thread may begin after Python has let go of all objects at its end: from other memory it would read an exit code.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
         for library in (None, "librt.so.1"):  # where it is before glibc 2.34
             with suppress(AttributeError, OSError):
                 functions = ctypes.CDLL(library)
