@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from forked import COMMAND
 from sessions import PROCESSES, Repository, gate_result
 
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.runs.worktree import OWNER, PREFIX
 
 ROUNDS = ("--rounds-max", "12")
 
@@ -74,6 +76,16 @@ def until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         if process.poll() is not None:
             raise AssertionError(f"ended with {process.returncode}: {process.communicate()}")
         time.sleep(0.01)
+
+
+def stopped_with_named_folders(process: subprocess.Popen[str], project: Project) -> bool:
+    """Stop a process, unless it is making a temporary folder: one that does not name itself yet is nobody's, and stays."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    if all((folder / OWNER).exists() for folder in project.temporary.glob(f"{PREFIX}*")):
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False
 
 
 def lines(journal: Path) -> int:
@@ -138,6 +150,7 @@ def test_killed_at_every_stage_it_resumes_and_finds_the_planted_slow_down(projec
     for reached in stages:
         process = project.start_duet(*asked)
         until(reached, process)
+        until(partial(stopped_with_named_folders, process, project), process)
         process.kill()
         told += process.communicate()[1]
         for lock in project.temporary.glob("gpumem-duet-*/lock"):

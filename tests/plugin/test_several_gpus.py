@@ -26,6 +26,7 @@ pytest.importorskip("xdist")
 
 TWO_GPUS = """
     import os
+    from contextlib import suppress
     from dataclasses import replace
     from pathlib import Path
     import pytest
@@ -52,7 +53,11 @@ TWO_GPUS = """
     def holders(gpu_device):
         "The GPUs whose lock a process holds, and which."
         folder = Path({runtime!r}) / "gpumem"
-        return {{path.stem: path.read_text() for path in folder.glob("*.json")}}
+        found = {{}}
+        for path in folder.glob("*.json"):
+            with suppress(FileNotFoundError):  # its process has ended meanwhile
+                found[path.stem] = path.read_text()
+        return found
 """
 """A conftest: GPUs that are simulated, but have UUIDs."""
 
