@@ -38,8 +38,8 @@ def traced(footprint: Footprint, watch: MemoryWatch, allowed: Sequence[str], ite
 
 
 def without_allowed(footprint: Footprint, watch: MemoryWatch, patterns: Sequence[str], root: Path) -> Footprint:
-    """A footprint whose kept memory leaves out what was allocated by lines that `allow_kept` names. Memory of an unknown line counts. Where
-    a free may have been missed, it is taken for one of a named line.
+    """A footprint whose kept memory leaves out what was allocated by lines that `allow_kept` names. Memory of an unknown line counts. A
+    free that the log missed counts as a free of memory from a named line.
     `footprint`: as just read from `watch`.
     """
     if not patterns or not footprint.ended or not footprint.kept:
