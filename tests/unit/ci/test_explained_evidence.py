@@ -34,20 +34,25 @@ def test_each_row_is_compared_with_the_base_of_its_test() -> None:
     assert digests(ROWS)["test_b[alone]"] is None
 
 
-def launched(argument: str) -> dict[str, Any]:
+def launched(argument: str, code: str = "a") -> dict[str, Any]:
     """A session with one row, whose kernel has this argument."""
-    ran = what_ran([Step(StepKind.KERNEL, "work", code="a", arguments=(argument,))], {})
+    ran = what_ran([Step(StepKind.KERNEL, "work", code=code, arguments=(argument,))], {})
     return {"rows": {"test_a": {"what_ran": to_plain(ran)}}}
 
 
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        (["00000001"] * 6, []),
-        (["00000001", "00000002", "00000003", "00000002", "00000004", "00000001"], []),  # padding, which differs in each run
-        (["00000001"] * 3 + ["00000002"] * 3, ["test_a"]),
-        (["00000001", "00000002"], []),  # fewer than a run
+        (["00000001"] * 6, {}),
+        (["00000001", "00000002", "00000003", "00000002", "00000004", "00000001"], {}),  # padding, which differs in each run
+        (["00000001"] * 3 + ["00000002"] * 3, {"test_a": True}),
+        (["00000001", "00000002"], {}),  # fewer than a run
     ],
 )
-def test_a_row_agrees_if_runs_of_three_processes_ran_the_same(arguments: list[str], found: list[str]) -> None:
+def test_a_row_agrees_if_runs_of_three_processes_ran_the_same(arguments: list[str], found: dict[str, bool]) -> None:
     assert disagreeing([launched(one) for one in arguments]) == found
+
+
+def test_other_code_is_told_from_other_arguments() -> None:
+    assert disagreeing([*[launched("00000001")] * 5, launched("00000001", "b")]) == {"test_a": False}
+    assert disagreeing([*[launched("00000001")] * 5, {"rows": {}}]) == {"test_a": False}
