@@ -275,7 +275,7 @@ class _Steps:
     def __call__(self, search: Search, index: int, step: CommitStep | None) -> None:
         """As `runs.bisect.OnStep`."""
         from pytest_gpumem.judging.bisection import steps_of
-        from pytest_gpumem.runs.report import remaining
+        from pytest_gpumem.runs.report import rounded_duration
 
         commit = self._line[index]
         if step is not None:
@@ -285,7 +285,7 @@ class _Steps:
         self._begun = time.monotonic()
         # The proof takes about as long as a step.
         more = steps_of(search.high - search.low) + 1
-        left = remaining(statistics.mean(self._seconds) * more) if self._seconds else ""
+        left = rounded_duration(statistics.mean(self._seconds) * more) if self._seconds else ""
         number = len(self._seconds) + 1
         about = f"step {number} of about {number + more - 1}: {counted(search.high - search.low, 'commit')} left"
         _tell(f"{about}{f', about {left}' if left else ''}: {commit.short} {commit.subject}")

@@ -255,7 +255,7 @@ def progress() -> Iterator[Callable[[DuetProgress], None]]:
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    from pytest_gpumem.runs.report import remaining
+    from pytest_gpumem.runs.report import rounded_duration
 
     console = Console(stderr=True, highlight=False, emoji=False)
     if not console.is_terminal:
@@ -266,7 +266,7 @@ def progress() -> Iterator[Callable[[DuetProgress], None]]:
                 click.echo(printable(now.note), err=True)
             elif now.open and now.rounds.bit_count() == 1 and now.rounds not in shown:
                 shown.add(now.rounds)
-                click.echo(f"round {now.rounds}: {now.open} undecided, at most {remaining(now.at_most)} more", err=True)
+                click.echo(f"round {now.rounds}: {now.open} undecided, at most {rounded_duration(now.at_most)} more", err=True)
 
         yield plain
         return
@@ -278,6 +278,8 @@ def progress() -> Iterator[Callable[[DuetProgress], None]]:
                 bar.console.print(printable(now.note), markup=False)
             if now.rounds:
                 text = f"round {now.rounds} of at most {now.last}, {now.open} undecided"
-                bar.update(task, description=text, total=now.last, completed=now.rounds, left=f"at most {remaining(now.at_most)} more")
+                bar.update(
+                    task, description=text, total=now.last, completed=now.rounds, left=f"at most {rounded_duration(now.at_most)} more"
+                )
 
         yield draw

@@ -107,7 +107,7 @@ def gate(
     from pytest_gpumem.reporting.concerns import ending
     from pytest_gpumem.reporting.summary import counts_text
     from pytest_gpumem.runs.decision import if_meant, loosened_lines, without_effect
-    from pytest_gpumem.runs.report import remaining
+    from pytest_gpumem.runs.report import rounded_duration
 
     _check_arguments(pytest_arguments, output)
     begun = time.monotonic()
@@ -151,7 +151,7 @@ def gate(
         _say(remark)
     if decision.code == Exit.FAILED and screened.document is not None:
         errors = {one.nodeid: one.message for one in screened.failures if not one.unrun}
-        counts = f"{counts_text(decision.rows)}; {remaining(time.monotonic() - begun)} on {screened.document.device.name_and_driver}"
+        counts = f"{counts_text(decision.rows)}; {rounded_duration(time.monotonic() - begun)} on {screened.document.device.name_and_driver}"
         last = [*ending(decision.rows, gated.again, base, errors), *meant, counts, f"report: {output / OUTPUT_FILES['report']}"]
         for part in (part for line in printable(last) for part in fitted(line, terminal()[0])):
             click.echo(part)

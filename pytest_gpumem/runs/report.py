@@ -131,7 +131,7 @@ def _process(process: ProcessRecord) -> dict[str, Any]:
     return {"round": process.turn.round, "side": process.turn.side, **plain, "rows": rows}
 
 
-def remaining(seconds: float | None) -> str:
+def rounded_duration(seconds: float | None) -> str:
     """ "40 s", "3 min", or nothing."""
     if seconds is None:
         return ""
