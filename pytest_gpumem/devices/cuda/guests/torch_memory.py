@@ -93,7 +93,7 @@ class TorchMemory(Source):
         @wraps(recorder)
         def recorded(*arguments: Any, **keywords: Any) -> Any:
             if self._records:
-                with suppress(NotCounted):  # what was lost is not read
+                with suppress(NotCounted):  # entries that are lost cannot be read
                     self.drain()
                 self._end()
                 self._yield()
