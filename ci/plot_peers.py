@@ -29,7 +29,7 @@ COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#9
 """Okabe and Ito's, without black and yellow, which vanish on dark or light pages, and one more."""
 LEGEND = 0.6
 """Height of the legend in inches."""
-IN_THE_TABLE = ("nvbench batch", "triton do_bench mean", peers_summary.HOT_ONCE)
+IN_THE_TABLE = ("nvbench batch", "triton do_bench mean", "torch Timer", peers_summary.HOT_ONCE, *peers_summary.STREAM_WAYS)
 SHOWN = tuple(way for way in peers_summary.WAYS if way not in IN_THE_TABLE and not way.endswith(CORRECTED))
 """Ways that users of a peer gate on; the others are in the table alone."""
 TITLES = {"same": "spread between processes, %\nthe same allocations", "random": "spread between processes, %\nrandom allocations first"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 from fresh_processes import serve
-from triad_bench import TriadBench, cuda_index, has_context, prepared
+from triad_bench import SCALAR, TriadBench, cuda_index, has_context, prepared
 
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.measuring.sampling import Plan
@@ -41,6 +42,11 @@ WAYS = {
     ONE_PLACEMENT: Plan(mode="hot", placements=1),
 }
 CUPY_REPEATS = 100
+TORCH_SECONDS = 0.1
+"""Least time of `torch.utils.benchmark`'s blocks together, as `do_bench`'s; its default is 0.2 s."""
+STREAM = ("copy", "mul", "stream_add", "triad", "dot")
+"""This project's kernels with the arithmetic of BabelStream's five, in its order."""
+BABELSTREAM_SECONDS = 60.0
 NVBENCH_KEPT = (
     "nv/cold/time/gpu/mean",
     "nv/cold/time/gpu/median",
@@ -68,14 +74,14 @@ def gpumem(bench: TriadBench, mib: list[int], *, brief: bool = False) -> tuple[f
     begun = time.perf_counter()
     with bench.arrays(TINY) as arrays:
         for plan in ways.values():
-            bench.measure(arrays, dataclasses.replace(plan, budget=TINY_PLAN_SECONDS))
+            bench.measure((*arrays, SCALAR), dataclasses.replace(plan, budget=TINY_PLAN_SECONDS))
     first_use = time.perf_counter() - begun
     cases = []
     for size in mib:
         for way, plan in ways.items():
             with bench.arrays(size * MiB) as arrays:
                 case = _case(bench, f"gpumem {way}", size, arrays)
-                measurement, wall = bench.measure(arrays, plan)
+                measurement, wall = bench.measure((*arrays, SCALAR), plan)
                 case.update(
                     value=measurement.latency,
                     overhead=measurement.overhead,
@@ -181,11 +187,12 @@ def nvbench_summaries(results: dict[str, Any], benchmark: str, kib: int) -> dict
 
 
 def triton(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
-    """`triton.testing.do_bench`, median and mean of one run, and `do_bench_cudagraph`, its default mean."""
+    """`triton.testing.do_bench`, median and mean of one run, `do_bench_cudagraph`, its default mean, and `torch.utils.benchmark`."""
     import statistics
 
     import torch
     import triton.testing as testing
+    from torch.utils.benchmark import Timer
 
     index = bench.index
     torch.cuda.set_device(index)
@@ -219,6 +226,13 @@ def triton(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
             samples, wall = timed(arrays, testing.do_bench_cudagraph)
             case.update(wall=wall, samples=len(samples), value=statistics.fmean(samples))
             cases.append(_ended(bench, case))
+        with bench.arrays(size * MiB) as arrays:
+            case = _case(bench, "torch Timer", size, arrays)
+            timer = Timer("launch(0)", globals={"launch": bench.launcher(arrays)})
+            begun = time.perf_counter()
+            blocks = timer.blocked_autorange(min_run_time=TORCH_SECONDS)
+            case.update(wall=time.perf_counter() - begun, samples=len(blocks.times), value=blocks.median)
+            cases.append(_ended(bench, case))
     return first_use, cases
 
 
@@ -250,11 +264,64 @@ def cupy(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
     return first_use, cases
 
 
-PEERS: dict[str, Callable[[TriadBench, list[int]], tuple[float, list[Case]]]] = {
+def stream(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+    """This project's STREAM kernels on doubles, as a test measures them by default."""
+    plan, first_use, cases = WAYS["clean-cold"], 0.0, []
+    for size in mib:
+        with bench.arrays(size * MiB, "f8") as (a, b, c), bench.sums(a) as sums:
+            arguments = {"copy": (c, a), "mul": (b, c, SCALAR), "stream_add": (c, a, b), "triad": (a, b, c, SCALAR), "dot": (a, b, sums)}
+            for name in STREAM:
+                begun = time.perf_counter()
+                bench.measure(arguments[name], dataclasses.replace(plan, budget=TINY_PLAN_SECONDS), name)
+                first_use += time.perf_counter() - begun
+                case = _case(bench, f"gpumem {name}", size, (a, b, c))
+                measurement, wall = bench.measure(arguments[name], plan, name)
+                case.update(value=measurement.latency, wall=wall, samples=len(measurement.samples), notes=list(measurement.notes))
+                cases.append(_ended(bench, case))
+    return first_use, cases
+
+
+def babelstream(bench: TriadBench, mib: list[int], *, executable: str) -> tuple[float, list[Case]]:
+    """BabelStream's own program on doubles: the average by the host's clock, launch and synchronisation included.
+
+    Raises:
+        RuntimeError: it fails, or its result is wrong.
+    """
+    cases = []
+    for size in mib:
+        before, begun = bench.conditions(), time.perf_counter()
+        command = [executable, "--csv", "--device", str(bench.index), "-s", str(size * MiB // 8)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BABELSTREAM_SECONDS, check=False)
+        wall = time.perf_counter() - begun
+        if done.returncode or "failed" in done.stderr.lower():
+            raise RuntimeError(f"{executable} ended with {done.returncode}: {done.stderr[-500:]}")
+        for label, count, *_, seconds in babelstream_rows(done.stdout):
+            case = {"way": f"BabelStream {label.lower()}", "mib": size, "value": float(seconds), "samples": int(count) - 1}
+            cases.append({**case, "wall": wall / len(STREAM), "addresses": [], "before": before, "after": bench.conditions()})
+    return 0.0, cases
+
+
+def babelstream_rows(printed: str) -> list[list[str]]:
+    """The rows of BabelStream's CSV: name, repeats, elements, bytes of one, MB/s, and seconds at least, at most and on average.
+
+    Raises:
+        RuntimeError: they are not those of its five kernels.
+    """
+    lines = printed.splitlines()
+    head = next((i for i, line in enumerate(lines) if line.startswith("function,")), len(lines))
+    found = [line.split(",") for line in lines[head + 1 :]]
+    if [row[0] for row in found] != ["Copy", "Mul", "Add", "Triad", "Dot"]:
+        raise RuntimeError(f"BabelStream printed no rows of its five kernels: {printed[-500:]}")
+    return found
+
+
+PEERS: dict[str, Callable[..., tuple[float, list[Case]]]] = {
     "gpumem": gpumem,
     "nvbench": nvbench,
     "triton": triton,
     "cupy": cupy,
+    "stream": stream,
+    "babelstream": babelstream,
 }
 
 
@@ -297,7 +364,9 @@ def main() -> None:
         bench = TriadBench(chosen, job["unrelated"], index=cuda_index(device))
         opened = time.perf_counter() - begun
         try:
-            options = {"brief": True} if job.get("brief") and peer in ("gpumem", "nvbench") else {}
+            options: dict[str, Any] = {"brief": True} if job.get("brief") and peer in ("gpumem", "nvbench") else {}
+            if peer == "babelstream":
+                options = {"executable": job["executable"]}
             first_use, cases = PEERS[peer](bench, job["mib"], **options)
         finally:
             bench.close()

@@ -1,12 +1,17 @@
-"""Measure one triad side by side: this project, nvbench (cuda-bench), triton.testing and cupyx.profiler, each in fresh processes.
+"""Measure one triad side by side: this project, nvbench (cuda-bench), Triton, PyTorch and CuPy, each in fresh processes.
 
     python ci/bench/peers.py --processes 30 --json ci/records/nvidia-h200/peers.json --condition same --seconds 560
     python ci/bench/peers.py --processes 30 --json ci/records/nvidia-h200/peers.json --condition random --seconds 560 --append
+    python ci/bench/peers.py --processes 4 --json ci/records/nvidia-h200/peers.json --condition same --append \\
+        --babelstream ./cuda-stream --peers stream,babelstream --sizes 1024
 
 a = b + 3 c in float32, on arrays of the given sizes, by the same compiled kernel. A round runs every peer once for each condition, in an
 order drawn anew, each in a process of its own with the GPU to itself; the next workers import their libraries meanwhile. "same": every
 process allocates the same things in the same order. "random": a random number of unrelated allocations of 0.5 to 512 MiB is made first
 and kept, the same draw for every peer of a round.
+
+The peers "stream" and "babelstream" are copy, mul, add, triad and dot on doubles, by this project and by BabelStream's own program. It is
+built of github.com/UoB-HPC/BabelStream, v5.0, in `src`: `nvcc -O3 -std=c++17 -arch=sm_90 -DCUDA -I. -Icuda main.cpp cuda/CUDAStream.cu`.
 
 The record is written after every round and holds whole rounds only. Exits with 1 if a worker failed; its error is in the record.
 """
@@ -35,6 +40,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.units import MiB
 
 PEERS = ("gpumem", "nvbench", "triton", "cupy")
+STREAM_PEERS = ("stream", "babelstream")
 CONDITIONS = ("same", "random")
 PACKAGES = ("pytest-gpumem", "cuda-bench", "triton", "torch", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "numpy")
 WORKER = Path(__file__).resolve().parent / "peer_workers.py"
@@ -59,9 +65,9 @@ def unrelated(seed: int, round_number: int) -> list[int]:
 
 
 def jobs_of_round(
-    round_number: int, *, seed: int, peers: Sequence[str], conditions: Sequence[str], mib: Sequence[int], device: str, brief: bool = False
+    round_number: int, *, seed: int, peers: Sequence[str], conditions: Sequence[str], mib: Sequence[int], device: str, **more: Any
 ) -> list[Job]:
-    """Every peer in every condition, in an order of this round's own; with `brief`, only what spreads and wall times need."""
+    """Every peer in every condition, in an order of this round's own; each job gets `more` besides."""
     pairs = [(peer, condition) for condition in conditions for peer in peers]
     order = np.random.default_rng([seed, round_number]).permutation(len(pairs))
     return [
@@ -72,7 +78,7 @@ def jobs_of_round(
             "condition": pairs[i][1],
             "device": device,
             "mib": list(mib),
-            "brief": brief,
+            **more,
             "unrelated": unrelated(seed, round_number) if pairs[i][1] == "random" else [],
         }
         for place, i in enumerate(order)
@@ -202,14 +208,18 @@ def main() -> int:
     parser.add_argument("--append", action="store_true", help="add the rounds to the record that FILE holds")
     parser.add_argument("--condition", choices=(*CONDITIONS, "both"), default="both")
     parser.add_argument("--sizes", type=_sizes, default=[2, 32, 256], help="MiB of each array (default 2,32,256)")
-    parser.add_argument("--peers", type=_several("peers", PEERS), default=list(PEERS), help=f"(default {','.join(PEERS)})")
+    accepted = _several("peers", (*PEERS, *STREAM_PEERS))
+    parser.add_argument("--peers", type=accepted, default=list(PEERS), help=f"of these and stream,babelstream (default {','.join(PEERS)})")
+    parser.add_argument("--babelstream", type=Path, metavar="FILE", help="BabelStream's program for CUDA, for the peer babelstream")
     parser.add_argument("--brief", action="store_true", help="gpumem in clean-cold mode alone, nvbench without its batched pass")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round that would end after this long")
     parser.add_argument("--seed", type=int, default=1, help="of the orders and the unrelated allocations (default 1)")
     chosen = parser.parse_args()
     facts = chosen_device(parser, chosen.device).facts
-    if facts.simulated and chosen.peers != ["gpumem"]:
-        parser.error(f"--device {chosen.device}: on the simulated device there is --peers gpumem only")
+    if facts.simulated and not {"gpumem", "stream"}.issuperset(chosen.peers):
+        parser.error(f"--device {chosen.device}: on the simulated device there are --peers gpumem,stream only")
+    if "babelstream" in chosen.peers and not (chosen.babelstream and chosen.babelstream.is_file()):
+        parser.error(f"--peers babelstream needs --babelstream FILE, its program; it is {chosen.babelstream}")
     conditions = list(CONDITIONS) if chosen.condition == "both" else [chosen.condition]
     record = new_record(facts)
     if chosen.append:
@@ -235,6 +245,7 @@ def main() -> int:
             mib=chosen.sizes,
             device=chosen.device,
             brief=chosen.brief,
+            executable=str(chosen.babelstream and chosen.babelstream.resolve()),
         )
 
     measure(

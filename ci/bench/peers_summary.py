@@ -25,6 +25,11 @@ DIRTY_LIMITS = {256: 0.015, 32: 0.015}
 """Difference of the dirty-cold mean from nvbench's cold mean."""
 HOT_LIMIT = 0.01
 """Difference of the hot mean from do_bench_cudagraph's."""
+STREAM = {"copy": "copy", "mul": "mul", "stream_add": "add", "triad": "triad", "dot": "dot"}
+"""BabelStream's kernels, by this project's."""
+STREAM_WAYS = tuple(way for ours, theirs in STREAM.items() for way in (f"gpumem {ours}", f"BabelStream {theirs}"))
+STREAM_LIMIT = 0.03
+"""Difference of our clean-cold mean from BabelStream's average, which includes the host's launch and wait."""
 
 Values = Sequence[float]
 
@@ -188,7 +193,9 @@ WAYS = (
     HOT_ONCE,
     HOT_ONCE + CORRECTED,
     CUDAGRAPH,
+    "torch Timer",
     "nvbench batch",
+    *STREAM_WAYS,
 )
 """Order of a table: what is compared stands together."""
 
@@ -250,6 +257,10 @@ def lines(record: dict[str, Any]) -> list[Line]:
         for mib in COST_LIMITS:
             difference = mean_difference(values("same", way, mib), values("same", CUDAGRAPH, mib))
             found.append(_line(claim, "same", mib, HOT_LIMIT, difference, "Welch", both_ways=True))
+    for mib in {case["mib"] for case in cases(record, "same", "BabelStream copy")}:
+        for ours, theirs in STREAM.items():
+            difference = mean_difference(values("same", f"gpumem {ours}", mib), values("same", f"BabelStream {theirs}", mib))
+            found.append(_line(f"{ours} less BabelStream's {theirs}", "same", mib, STREAM_LIMIT, difference, "Welch", both_ways=True))
     return found
 
 

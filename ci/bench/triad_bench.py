@@ -13,6 +13,7 @@ from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import DeviceChoice, choose
 from pytest_gpumem.devices.protocol import Allocation
 from pytest_gpumem.kernels import sources
+from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.conductor import Conductor
 from pytest_gpumem.measuring.sampling import Plan
@@ -67,25 +68,35 @@ class TriadBench:
         self.index = index
         self.device = chosen.open()
         self.arena = Arena(self.device, seed=0)
-        self.triad = Kernels(self.device).triad
+        self._kernels = Kernels(self.device)
+        self.triad = self._kernels.triad
         self._conductor = Conductor(self.device, Ranges(), profiled=False)
         self._unrelated: list[Allocation] = [self.device.memory.allocate(nbytes, MemoryKind.DEVICE) for nbytes in unrelated]
 
     @contextmanager
-    def arrays(self, nbytes: int) -> Iterator[tuple[Buffer, Buffer, Buffer]]:
+    def arrays(self, nbytes: int, dtype: str = "f4") -> Iterator[tuple[Buffer, Buffer, Buffer]]:
         """a, b and c, allocated in this order with `cudaMalloc` and freed at the end, for every peer alike."""
-        made = tuple(self.arena.buffer(nbytes, "f4") for _ in range(3))
+        made = tuple(self.arena.buffer(nbytes, dtype) for _ in range(3))
         try:
             yield made[0], made[1], made[2]
         finally:
             for buffer in made:
                 self.arena.release(buffer.allocation)
 
-    def measure(self, arrays: tuple[Buffer, Buffer, Buffer], plan: Plan) -> tuple[Measurement, float]:
-        """Measure by this project, as a test does; and the seconds of wall time that it took."""
+    @contextmanager
+    def sums(self, array: Buffer) -> Iterator[Buffer]:
+        """The partial sums of `dot` over an array."""
+        made = self.arena.buffer((array.nbytes // tile_bytes("dot"),), "f8")
+        try:
+            yield made
+        finally:
+            self.arena.release(made.allocation)
+
+    def measure(self, arguments: tuple[Any, ...], plan: Plan, kernel: str = "triad") -> tuple[Measurement, float]:
+        """Measure a kernel by this project, as a test does; and the seconds of wall time that it took."""
         begun = time.perf_counter()
-        target = self._conductor.target(self.triad, (*arrays, SCALAR), {}, arena=self.arena)
-        measurement = self._conductor.measure(target, plan, arena=self.arena, label="", name="triad")
+        target = self._conductor.target(getattr(self._kernels, kernel), arguments, {}, arena=self.arena)
+        measurement = self._conductor.measure(target, plan, arena=self.arena, label="", name=kernel)
         return measurement, time.perf_counter() - begun
 
     def launcher(self, arrays: tuple[Buffer, Buffer, Buffer]) -> Callable[[int], None]:

@@ -142,6 +142,59 @@ def test_a_record_of_something_else_is_not_added_to(
     assert f"holds {name}" in capsys.readouterr().err
 
 
+def test_the_stream_kernels_are_measured_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "peers.json"
+    common = ("--device", "sim", "--json", str(file), "--processes", "1", "--condition", "same", "--sizes", "16")
+    assert run_script(monkeypatch, *common, "--peers", "stream") == 0
+    ways = [case["way"] for case in json.loads(file.read_text())["runs"][0]["cases"]]
+    assert ways == ["gpumem copy", "gpumem mul", "gpumem stream_add", "gpumem triad", "gpumem dot"]
+
+
+@pytest.mark.parametrize("program", [(), ("--babelstream", "missing")])
+def test_babelstream_needs_its_program(
+    program: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "chosen_device", lambda *_: types.SimpleNamespace(facts=types.SimpleNamespace(simulated=False)))
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, "--peers", "stream,babelstream", *program)
+    assert f"needs --babelstream FILE, its program; it is {program[-1] if program else None}" in capsys.readouterr().err
+
+
+BABELSTREAM = """Using CUDA device NVIDIA H200
+phase,n_elements,sizeof,max_mbytes_per_sec,runtime
+Init,134217728,8,1.2e+06,0.0026
+Read,134217728,8,2.1e+03,1.5
+function,num_times,n_elements,sizeof,max_mbytes_per_sec,min_runtime,max_runtime,avg_runtime
+Copy,100,134217728,8,4.0e+06,0.000533,0.000551,0.000536
+Mul,100,134217728,8,4.0e+06,0.000536,0.000551,0.000539
+Add,100,134217728,8,4.3e+06,0.000741,0.000758,0.000744
+Triad,100,134217728,8,4.3e+06,0.000740,0.000758,0.000743
+Dot,100,134217728,8,4.3e+06,0.000495,0.000511,0.000499
+"""
+
+
+def program(folder: Path, printed: str, code: int = 0) -> str:
+    """A program that prints as BabelStream does."""
+    file = folder / "cuda-stream"
+    file.write_text(f"#!{sys.executable}\nimport sys\nprint({printed!r}, end='')\nsys.exit({code})\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_babelstreams_averages_become_cases(bench: TriadBench, tmp_path: Path) -> None:
+    _first, cases = peer_workers.babelstream(bench, [1024], executable=program(tmp_path, BABELSTREAM))
+    assert [(case["way"], case["value"], case["samples"]) for case in cases][::4] == [
+        ("BabelStream copy", 0.000536, 99),
+        ("BabelStream dot", 0.000499, 99),
+    ]
+
+
+@pytest.mark.parametrize(("printed", "code"), [(BABELSTREAM, 1), (BABELSTREAM.replace("Dot,", "Nstream,"), 0), ("", 0)])
+def test_a_babelstream_without_its_five_figures_is_an_error(bench: TriadBench, tmp_path: Path, printed: str, code: int) -> None:
+    with pytest.raises(RuntimeError, match=r"ended with 1|no rows of its five kernels"):
+        peer_workers.babelstream(bench, [1024], executable=program(tmp_path, printed, code))
+
+
 # Workers
 
 
