@@ -97,7 +97,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     begun = time.time()
     result = yield
     with open(os.environ["PACKED_TIMES"], "a", encoding="utf-8") as file:
-        file.write(json.dumps([begun, time.time(), item.nodeid]) + "\n")
+        file.write(json.dumps([begun, time.time(), item.nodeid, os.environ.get("PYTEST_XDIST_WORKER", "")]) + "\n")
     return result
 
 
@@ -157,9 +157,9 @@ class Sessions:
             "options": [option for option in options if not option.startswith("/")],
             "exit": process.returncode,
             "seconds": time.time() - begun,
-            "tests": len({name for _, _, name in spans}),
-            "first_test_after": min(start for start, _, _ in spans) - begun if spans else None,
-            "tests_seconds": max(end for _, end, _ in spans) - min(start for start, _, _ in spans) if spans else None,
+            "tests": len({span[2] for span in spans}),
+            "first_test_after": min(span[0] for span in spans) - begun if spans else None,
+            "tests_seconds": max(span[1] for span in spans) - min(span[0] for span in spans) if spans else None,
             "spans": spans,
             "gpu_busy": sum(busy) / len(busy) / 100 if busy else None,
             "said": said,
@@ -203,12 +203,21 @@ def _busy(device: str) -> Iterator[list[int]]:
 def most_at_once(spans: list[list[Any]], nbytes: dict[str, int]) -> int:
     """The most bytes that tests which run at once have together. `nbytes`: by node id."""
     # At the same moment an end comes first.
-    changes = sorted(change for begun, ended, name in spans for change in ((begun, nbytes[name]), (ended, -nbytes[name])))
+    changes = sorted(change for begun, ended, name, _ in spans for change in ((begun, nbytes[name]), (ended, -nbytes[name])))
     now = most = 0
     for _, change in changes:
         now += change
         most = max(most, now)
     return most
+
+
+def beyond(spans: list[list[Any]], slept: dict[str, float]) -> dict[str, float]:
+    """Mean seconds of a test beyond its sleep: of the first test of each worker, which makes the context, and of the others."""
+    seen, found = set[str](), dict[str, list[float]]()
+    for begun, ended, name, worker in sorted(spans):
+        found.setdefault("others" if worker in seen else "first of a worker", []).append(ended - begun - slept[name])
+        seen.add(worker)
+    return {which: sum(seconds) / len(seconds) for which, seconds in found.items()}
 
 
 def sixty(sessions: Sessions, total: int, write: Callable[[dict[str, Any]], None]) -> list[str]:
@@ -231,15 +240,18 @@ def sixty(sessions: Sessions, total: int, write: Callable[[dict[str, Any]], None
         needs = one["seconds"] if order else PACKED
         spans = one.pop("spans")
         ratio = one["tests_seconds"] / bound if spans else None
-        took = {name: end - begun for begun, end, name in spans}
+        took = {name: end - begun for begun, end, name, _ in spans}
+        more = beyond(spans, {f"test_it.py::test_{number}": seconds for number, (_, seconds) in enumerate(plan)})
         as_ran = max(sum(nbytes[name] * seconds for name, seconds in took.items()) / total, *took.values()) if spans else None
         twice = sum(int(line.split()[1]) for line in one["said"] if "ran twice (memory)" in line)
         at_once = most_at_once(spans, nbytes)
-        found["sessions"].append({"order": order, "ratio": ratio, "bound_as_ran": as_ran, "twice": twice, "most_bytes": at_once, **one})
+        found["sessions"].append(
+            {"order": order, "ratio": ratio, "bound_as_ran": as_ran, "twice": twice, "most_bytes": at_once, "beyond": more, **one}
+        )
         write(found)
         name = f"order {order}" if order else "the session that learns"
         of = f"{one['tests_seconds']} s, ratio {ratio}, bound {bound:.2f} s, with the times that the tests took {as_ran} s"
-        print(f"{name}: {of}, at most {at_once / GiB:.1f} GiB, GPU busy {one['gpu_busy']}", flush=True)
+        print(f"{name}: {of}, at most {at_once / GiB:.1f} GiB, beyond its sleep {more}, GPU busy {one['gpu_busy']}", flush=True)
         if one["exit"] != 0 or one["tests"] != TESTS:
             wrong.append(f"{name}: exit code {one['exit']}, {one['tests']} tests")
         if twice:
