@@ -24,12 +24,12 @@ class Flush:
 
     def __init__(self, device: Device, mode: str) -> None:
         self._device = device
-        self._launch: Launch | None = None
+        self.launches: tuple[Launch, ...] = ()
         self._arena = Arena(device, seed=0)
         if mode == "hot":
             return
         try:
-            self._launch = self._made(mode)
+            self.launches = (self._made(mode),)
         except BaseException:
             self._arena.close()
             raise
@@ -47,8 +47,8 @@ class Flush:
 
     def __call__(self, stream: Stream) -> None:
         """Queue the flush."""
-        if self._launch is not None:
-            self._device.kernels.launch(self._launch, stream)
+        for launch in self.launches:
+            self._device.kernels.launch(launch, stream)
 
     def close(self) -> None:
         """Free the buffer."""
@@ -61,6 +61,7 @@ deviations on an H200); more than four streams average no better."""
 FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on each stream
 BUSY = 2.0
 """Reading of an idle launch over the one that is usual, above which other work keeps the device busy. A reading varies by some 2 %."""
+LOOK_FLUSHES = 4  # flushes before the second reading of a look: 120 us on an H100
 SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy, however long the usual one took
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
@@ -149,11 +150,16 @@ class Harness:
         return self._idle
 
     def busy(self) -> bool:
-        """True if other work keeps the device busy, of another thread or another process: an idle launch has to wait for room then."""
+        """True if other work keeps the device busy, of another thread or another process: an idle launch has to wait for room then.
+
+        Looked at twice: at once, and after some flushes. A thread of Python that needs the interpreter's lock launches only while this one
+        waits for the device, as it does for a sample: in this time it has to wake up.
+        """
         if self.device.launches_wait():
             return False
-        (reading,) = readings(self.device, self.streams()[:1], [self.idle()], 2)
-        return reading > min(BUSY * self.floors().launch, SURELY_BUSY)
+        before = ((), (), LOOK_FLUSHES * self.flush("clean-cold").launches)
+        found = readings(self.device, self.streams()[:1], [self.idle()], len(before), before=before)
+        return max(found) > min(BUSY * self.floors().launch, SURELY_BUSY)
 
     def wait_out(self, most: float) -> float:
         """Wait while the device is throttled or busy with other work, for `most` seconds at most; gives the seconds."""

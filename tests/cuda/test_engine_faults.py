@@ -60,17 +60,20 @@ def kernel(cupy: Any) -> Callable[[str], Any]:
     return get
 
 
-@pytest.fixture
-def load(cupy: Any) -> Iterator[None]:
-    """A thread that a test before has left: it fills memory."""
+@pytest.fixture(params=[1, 20])
+def load(request: pytest.FixtureRequest, cupy: Any) -> Iterator[None]:
+    """A thread that a test before has left: it fills memory, and waits after each launch or after twenty.
+
+    With one, it launches only while the thread that measures waits for the device: it needs the interpreter's lock.
+    """
     ended, begun = threading.Event(), threading.Event()
 
     def fill() -> None:
-        x = cupy.empty(1 << 27, dtype="f4")
+        x = cupy.empty(1 << 26, dtype="f4")
         stream = cupy.cuda.Stream(non_blocking=True)
         while not ended.is_set():
             with stream:
-                for _ in range(20):
+                for _ in range(request.param):
                     x.fill(1)
             stream.synchronize()
             begun.set()

@@ -12,9 +12,11 @@ from msgspec.structs import replace
 from verdicts_alone import judge
 
 from pytest_gpumem.devices.simulated.streams import SimulatedHold
+from pytest_gpumem.measuring.harness import Harness
 from pytest_gpumem.measuring.sampling import WAIT_SHARE
 from pytest_gpumem.measuring.target_case import Case
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.ranges import Ranges
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.units import MiB
 
@@ -54,6 +56,20 @@ def test_work_beside_the_samples_leaves_a_row_undecided(bench: Bench, known: boo
     verdict = judged(bench, beside)
     assert (verdict.outcome, verdict.code) == (Outcome.UNDECIDED, Code.CONDITIONS)
     assert "other work kept the device busy at " in verdict.reason
+
+
+def test_a_look_for_other_work_waits_as_long_as_a_sample(bench: Bench) -> None:
+    """Another thread of Python launches only while the thread that measures waits: a look that is shorter than a sample misses it."""
+    harness = Harness(bench.device, Ranges(), profiled=False)
+    assert not harness.busy()  # the kernels are loaded, and what is usual is known
+    queued: list[str] = []
+    bench.device.before("streams.hold", lambda *_: queued.clear())
+    bench.device.before("kernels.launch", lambda launch, _: queued.append(launch.kernel.name))
+    assert not harness.busy()
+    harness.close()
+    *waits, reading = queued
+    assert set(waits) == {"read"}
+    assert reading != "read"
 
 
 def test_what_ends_soon_is_waited_for(bench: Bench) -> None:
