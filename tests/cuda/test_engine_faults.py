@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -131,6 +132,21 @@ def test_work_on_an_own_stream_that_is_waited_for_is_timed(gpu_benchmark: GpuBen
     inside = gpu_benchmark(joined, label="joined")
     assert inside.sampler == "blocked"
     assert inside.latency == pytest.approx(222e-6, rel=0.05)
+
+
+def test_without_cupti_a_row_says_that_own_streams_are_not_checked(free_gpu: int, tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    adds = """
+import sys
+sys.modules["cupti"] = None
+import cupy
+def test_adds(gpu_benchmark):
+    x, y = cupy.ones(1 << 20, dtype="f4"), cupy.empty(1 << 20, dtype="f4")
+    gpu_benchmark(lambda: cupy.add(x, x, out=y))
+"""
+    session(tmp_path, adds, "--benchmark-json=out.json")
+    (row,) = json.loads((tmp_path / "out.json").read_text())["gpumem"]["rows"]
+    assert any(note.startswith("own streams not checked") for note in row["measurement"]["notes"])
 
 
 @pytest.mark.gpumem(budget="0.3 s")
