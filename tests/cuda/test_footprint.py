@@ -537,6 +537,25 @@ def test_without_cupti_the_rest_is_a_bound(free_gpu: int, tmp_path_factory: pyte
     assert found["fixtures_measured"]["bound"] < 256 * MIB  # without the gigabytes that the harness takes
 
 
+def test_without_cupti_a_limit_on_the_peak_is_undecided(free_gpu: int, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import sys
+        import pytest
+
+        sys.modules["cupti"] = None
+        runtime = pytest.importorskip("cuda.bindings.runtime")
+
+        @pytest.mark.gpumem(max_peak="32 MiB")
+        def test_it():
+            failed, address = runtime.cudaMalloc(256 << 20)
+            assert int(failed) == 0 and int(runtime.cudaFree(address)[0]) == 0
+    """)
+    done = pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    done.assert_outcomes(passed=1)
+    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert row["verdict"]["outcome"] == "UNDECIDED"
+
+
 def test_arrays_of_a_thread_that_ran_before_leave_the_peak_undecided(free_gpu: int, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         from concurrent.futures import ThreadPoolExecutor
