@@ -620,7 +620,8 @@ def test_leaks_by_another_allocator_of_torch_fail(free_gpu: int, pytester: pytes
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", backend)
         pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
         (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
-        assert (row["verdict"]["outcome"], row["footprint"]["kept"]) == ("FAIL", 4 * MIB), backend
+        assert row["verdict"]["outcome"] == "FAIL", backend
+        assert row["footprint"]["kept"] >= 4 * MIB, backend
 
 
 def test_what_is_kept_on_purpose_is_no_leak(free_gpu: int, pytester: pytest.Pytester) -> None:

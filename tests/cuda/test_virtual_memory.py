@@ -132,8 +132,9 @@ def test_virtual_memory_of_another_process_is_not_the_tests(tmp_path: Path) -> N
     (tmp_path / "exports.py").write_text(MAKING + EXPORTS)
     done = session(tmp_path, MAKING + IMPORTED, "--gpumem-footprint=on", "--gpumem-max-kept=0 B")
     assert done.returncode == 0, done.stdout
-    rows = json.loads((tmp_path / "out.json").read_text())["gpumem"]["rows"]
-    assert [(row["footprint"]["peak"], row["footprint"]["kept"]) for row in rows if row["footprint"]["uses"]] == []
+    (row,) = json.loads((tmp_path / "out.json").read_text())["gpumem"]["rows"]
+    assert (row["verdict"]["outcome"], row["footprint"]["kept"]) == ("PASS", 0)
+    assert row["footprint"]["peak"] < MIB  # of CuPy, which makes the context
 
 
 def test_virtual_memory_from_before_the_watch_leaves_a_limit_undecided(tmp_path: Path) -> None:
