@@ -761,6 +761,8 @@ def _parse(parse: Callable[[Any], Any], written: object, origin: str) -> Any:
 
 
 def _parsed_keywords(keywords: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    if not keywords:  # as of most tests of an existing suite
+        return {}
     _refuse_unknown(keywords, MARKER_KEYWORDS, f"{origin}: there is no keyword {{}}")
     parsers: dict[str, Callable[[Any], Any]] = {name: option.parse for name, option in _BY_NAME.items()}
     parsers |= {**{name: limit.parse for name, limit in LIMITS.items()}, **_OF_ONE_TEST}

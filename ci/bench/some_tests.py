@@ -36,7 +36,7 @@ WATCHED = (
     ("devices.cuda.calls", "CudaCalls", "_runtime"),
     ("devices.cuda.guests.cupy_memory", "CupyMemory", "figures"),
     ("devices.cuda.guests.cupy_memory", "_Hook", "malloc_postprocess"),
-    ("devices.cuda.guests.cupy_memory", "_Hook", "free_postprocess"),
+    ("devices.cuda.guests.cupy_memory", "_Hook", "free_preprocess"),
 )
 """Module of the package, class and method."""
 _seconds: dict[str, float] = {}

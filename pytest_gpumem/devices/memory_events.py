@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from operator import attrgetter, itemgetter, sub
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -358,7 +358,8 @@ def thinned(at: Sequence[float], total: Sequence[int], most: int = POINTS) -> tu
     if len(at) <= most:
         return tuple(zip(at, total, strict=True))
     length = -(-len(at) // (most - 1))
-    highest = [total.index(max(total[begin : begin + length]), begin) for begin in range(0, len(at), length)]
+    runs = zip_longest(*[iter(total)] * length, fillvalue=total[-1])
+    highest = map(total.index, map(max, runs), range(0, len(at), length))
     return tuple((at[place], total[place]) for place in (*highest, len(at) - 1))
 
 

@@ -373,10 +373,15 @@ class FootprintFeature(Feature):
             return None
         watched = WatchedTest(item, session, limits, asked=asked, limited=limited, counts=counts)
         watched.begin(functools.partial(self._start, watched.settings, driver=asked, libraries=memory, counts=counts))
-        if watched.trouble is not None and not self._refused:
-            session.remarks.append(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
-            self._refused = True
+        if watched.trouble is not None:
+            self._say_once(f"footprint: not watched from {item.nodeid} on: {watched.trouble}")
         return watched
+
+    def _say_once(self, why: str) -> None:
+        """Say at the session's end why memory is not watched, or not all of it: the first reason."""
+        if not self._refused:
+            self._session.remarks.append(why)
+            self._refused = True
 
     def _end(self, item: pytest.Item, watched: WatchedTest) -> list[Row]:
         """Complete the rows of a test with what it keeps; the rows that fail by it."""
@@ -390,6 +395,8 @@ class FootprintFeature(Feature):
             watched.end()
         if watched.trouble is not None:
             item.add_report_section("teardown", "gpumem", f"footprint: {watched.trouble}")
+        elif watched.asked and footprint.driver_peak is None:
+            self._say_once(f"footprint: not all is watched from {item.nodeid} on: {'; '.join(footprint.not_watched)}")
         rows, failing = list[Row](), list[Row]()
         here = item.stash.get(ROWS, [])
         if watched.row_at_end:

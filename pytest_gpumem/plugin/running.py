@@ -103,6 +103,10 @@ _STOPS = (*ENDS, pytest.UsageError)  # those that a feature raises to end it
 When = Literal["test", "setup", "call", "teardown", "fixture"]
 
 
+NOTHING: AbstractContextManager[None] = nullcontext()
+"""Around a phase: what a feature without a method for it gives. It is not entered, for there are many of them in each test."""
+
+
 class Feature:
     """What a session does around its tests. A subclass has those of the methods that it needs; the others do nothing.
 
@@ -115,23 +119,23 @@ class Feature:
 
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> AbstractContextManager[None]:
         """Around all of a test, from before its setup until its last report was given; once for all its reruns."""
-        return nullcontext()
+        return NOTHING
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         """Around the setup of its fixtures."""
-        return nullcontext()
+        return NOTHING
 
     def call(self, item: pytest.Item) -> AbstractContextManager[None]:
         """Around its body. Not of a test whose setup failed."""
-        return nullcontext()
+        return NOTHING
 
     def teardown(self, item: pytest.Item) -> AbstractContextManager[None]:
         """Around the teardown of its fixtures. Not if the feature did not enter the setup, for one before it failed."""
-        return nullcontext()
+        return NOTHING
 
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> AbstractContextManager[None]:
         """Around the setup of one fixture, of whatever scope."""
-        return nullcontext()
+        return NOTHING
 
     # The reports of the phases, and of subtests. The last feature of the list is the first to be asked.
 
@@ -145,7 +149,7 @@ class Feature:
 
     def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
         """Around what plugins do with a report, also where a worker made it."""
-        return nullcontext()
+        return NOTHING
 
     # The session. An error here ends it.
 
@@ -163,7 +167,7 @@ class Feature:
 
     def tests(self, session: pytest.Session) -> AbstractContextManager[None]:
         """Around all of them."""
-        return nullcontext()
+        return NOTHING
 
     def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Take notice that Ctrl-C, SIGTERM or `pytest.exit` ends the session."""
@@ -262,7 +266,8 @@ class RunningHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
         with ExitStack() as stack:
             for feature in self._features:
-                stack.enter_context(feature.logged(report))
+                if (manager := feature.logged(report)) is not NOTHING:
+                    stack.enter_context(manager)
             return (yield)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -327,17 +332,20 @@ class _Phase:
 
     def enter(self, features: Iterable[Feature], *arguments: object) -> list[Feature]:
         """Have features enter; those that did. The first error ends it, but in the teardown."""
+        entered: list[Feature] = []
         for feature in features:
             if self._over:
                 break
             try:
                 manager = getattr(feature, self._when)(*arguments)
-                manager.__enter__()
+                if manager is not NOTHING:
+                    manager.__enter__()
+                    self._entered.append((feature, manager))
             except BaseException as error:
                 self.add(error, feature)
             else:
-                self._entered.append((feature, manager))
-        return [feature for feature, _ in self._entered]
+                entered.append(feature)
+        return entered
 
     @property
     def _over(self) -> bool:

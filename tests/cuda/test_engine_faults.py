@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from pytest_gpumem import Case, GpuBenchmark, MiB
-from pytest_gpumem.judging.judge import unreliable
+from pytest_gpumem.judging.judge import comparable, unreliable
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.memory.spaces import Memory
 
@@ -136,6 +138,21 @@ def test_work_on_an_own_stream_that_is_waited_for_is_timed(gpu_benchmark: GpuBen
     assert inside.latency == pytest.approx(222e-6, rel=0.05)
 
 
+def test_without_cupti_a_row_says_that_own_streams_are_not_checked(free_gpu: int, tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    adds = """
+import sys
+sys.modules["cupti"] = None
+import cupy
+def test_adds(gpu_benchmark):
+    x, y = cupy.ones(1 << 20, dtype="f4"), cupy.empty(1 << 20, dtype="f4")
+    gpu_benchmark(lambda: cupy.add(x, x, out=y))
+"""
+    session(tmp_path, adds, "--benchmark-json=out.json")
+    (row,) = json.loads((tmp_path / "out.json").read_text())["gpumem"]["rows"]
+    assert any(note.startswith("own streams not checked") for note in row["measurement"]["notes"])
+
+
 @pytest.mark.gpumem(budget="0.3 s")
 @pytest.mark.parametrize("count", [50, 150, 400])
 def test_hot_calls_of_many_kernels_keep_the_devices_clock(gpu_benchmark: GpuBenchmark, kernel: Callable[[str], Any], count: int) -> None:
@@ -149,6 +166,26 @@ def test_hot_calls_of_many_kernels_keep_the_devices_clock(gpu_benchmark: GpuBenc
     assert taken.sampler == "batched"
     assert taken.latency < count * 4e-6
     assert not any("hold expired" in note for note in taken.measurement.notes)
+
+
+@pytest.mark.gpumem(budget="0.3 s")
+def test_launches_in_a_graph_and_behind_a_hold_have_two_names(
+    gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any
+) -> None:
+    buffers = [device_buffer(2 * MiB) for _ in range(3)]
+    in_graph = gpu_benchmark(gpu_kernels.triad, *buffers, mode="hot", label="kernel").measurement
+    cupy = pytest.importorskip("cupy")
+    x, y = (device_buffer(2 * MiB, "f4", like=cupy) for _ in range(2))
+    behind_hold = gpu_benchmark(lambda: cupy.add(x, x, out=y), mode="hot", label="callable").measurement
+    assert (in_graph.sampler, behind_hold.sampler) == ("graph", "batched")
+    assert not comparable(in_graph, replace(in_graph, sampler="batched"))
+
+
+@pytest.mark.gpumem(budget="0.3 s")
+def test_a_keyword_that_the_kernel_has_goes_to_it(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buffer: Any) -> None:
+    a, b = device_buffer(16 * MiB), device_buffer(16 * MiB)
+    near, far = (gpu_benchmark(gpu_kernels.stride_copy, a, b, stride=stride, label=str(stride)) for stride in (1, 7))
+    assert far.bandwidth < 0.5 * near.bandwidth
 
 
 @pytest.mark.gpumem(budget="0.3 s")

@@ -253,6 +253,31 @@ def test_driver_pitched(driver):
     done(driver.cudaFree(a))
 
 
+def test_driver_pages(driver):
+    """Each has pages of its own."""
+    kept = [done(driver.cudaMalloc(MIB + 512)) for _ in range(8)]
+    for one in kept:
+        done(driver.cudaFree(one))
+
+
+def array(driver):
+    """A CUDA array of 4 MiB."""
+    done(driver.cudaFree(0))  # makes the context
+    api = pytest.importorskip("cuda.bindings.driver")
+    of = api.CUDA_ARRAY_DESCRIPTOR()
+    of.Width, of.Height, of.NumChannels, of.Format = 1024, 256, 4, api.CUarray_format.CU_AD_FORMAT_FLOAT
+    return api, done(api.cuArrayCreate(of))
+
+
+def test_driver_array(driver):
+    api, made = array(driver)
+    done(api.cuArrayDestroy(made))
+
+
+def test_driver_keeps_array(driver):
+    KEPT.append(array(driver))
+
+
 def test_driver_captured(driver):
     """What a graph allocates and frees in each launch is the graph's."""
     stream = done(driver.cudaStreamCreate())
@@ -401,6 +426,9 @@ FOUND: dict[str, dict[str, Any]] = {
     "driver_ordered": {"peak": 4 * MIB, "kept": 0},
     "driver_keeps_ordered": {"peak": 4096, "kept": 4096},
     "driver_pitched": {"peak": 64 * 1024, "kept": 0},
+    "driver_pages": {"peak": 8 * (MIB + 512), "driver_peak": 16 * MIB, "kept": 0},
+    "driver_array": {"peak": 4 * MIB, "kept": 0},
+    "driver_keeps_array": {"peak": 4 * MIB, "kept": 4 * MIB, "CUDA device": {"allocations": 1}},
     "driver_captured": {"kept": 0, "peak": range(4 * MIB, 64 * MIB)},  # the driver gives graphs 32 MiB at once
     "numba_pattern": {"peak": 6 * MIB, "kept": 0},
     "numba_keeps": {"kept": 4096},
@@ -509,6 +537,25 @@ def test_without_cupti_the_rest_is_a_bound(free_gpu: int, tmp_path_factory: pyte
     assert found["fixtures_measured"]["bound"] < 256 * MIB  # without the gigabytes that the harness takes
 
 
+def test_without_cupti_a_limit_on_the_peak_is_undecided(free_gpu: int, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import sys
+        import pytest
+
+        sys.modules["cupti"] = None
+        runtime = pytest.importorskip("cuda.bindings.runtime")
+
+        @pytest.mark.gpumem(max_peak="32 MiB")
+        def test_it():
+            failed, address = runtime.cudaMalloc(256 << 20)
+            assert int(failed) == 0 and int(runtime.cudaFree(address)[0]) == 0
+    """)
+    done = pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    done.assert_outcomes(passed=1)
+    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert row["verdict"]["outcome"] == "UNDECIDED"
+
+
 def test_arrays_of_a_thread_that_ran_before_leave_the_peak_undecided(free_gpu: int, pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         from concurrent.futures import ThreadPoolExecutor
@@ -528,6 +575,53 @@ def test_arrays_of_a_thread_that_ran_before_leave_the_peak_undecided(free_gpu: i
     (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
     assert (row["verdict"]["outcome"], row["footprint"]["kept"]) == ("UNDECIDED", 0)
     assert row["footprint"]["peak_bound"] >= 256 * MIB
+
+
+def test_what_an_own_pool_holds_is_reserved(free_gpu: int, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import pytest
+
+        driver, runtime = (pytest.importorskip(f"cuda.bindings.{name}") for name in ("driver", "runtime"))
+
+        def done(answer):
+            assert int(answer[0]) == 0, answer
+            return answer[1] if len(answer) > 1 else None
+
+        @pytest.mark.gpumem(max_reserved="0 B", max_kept="0 B")
+        def test_it():
+            of = runtime.cudaMemPoolProps()
+            of.allocType = runtime.cudaMemAllocationType.cudaMemAllocationTypePinned
+            of.location.type, of.location.id = runtime.cudaMemLocationType.cudaMemLocationTypeDevice, 0
+            pool = done(runtime.cudaMemPoolCreate(of))
+            threshold = runtime.cudaMemPoolAttr.cudaMemPoolAttrReleaseThreshold
+            done(runtime.cudaMemPoolSetAttribute(pool, threshold, driver.cuuint64_t(1 << 40)))
+            done(runtime.cudaFreeAsync(done(runtime.cudaMallocFromPoolAsync(4 << 20, pool, 0)), 0))
+            done(runtime.cudaDeviceSynchronize())
+    """)
+    pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+    (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+    assert (row["verdict"]["outcome"], row["footprint"]["kept"], row["footprint"]["peak"]) == ("FAIL", 0, 4 * MIB)
+    assert row["footprint"]["reserved"] >= 4 * MIB
+
+
+def test_leaks_by_another_allocator_of_torch_fail(free_gpu: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    pytester.makepyfile("""
+        import pytest
+
+        torch = pytest.importorskip("torch")
+        KEPT = []
+
+        @pytest.mark.gpumem(max_kept="0 B")
+        def test_it():
+            KEPT.append(torch.zeros(4 << 20, dtype=torch.uint8, device="cuda"))
+    """)
+    for backend in ("backend:cudaMallocAsync", "expandable_segments:True"):
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", backend)
+        pytester.runpytest_subprocess("--gpumem", "--gpumem-device=cuda:0", "--benchmark-json=out.json", timeout=240)
+        (row,) = json.loads((pytester.path / "out.json").read_text())["gpumem"]["rows"]
+        assert row["verdict"]["outcome"] == "FAIL", backend
+        assert row["footprint"]["kept"] >= 4 * MIB, backend
 
 
 def test_what_is_kept_on_purpose_is_no_leak(free_gpu: int, pytester: pytest.Pytester) -> None:

@@ -37,14 +37,15 @@ def real_gpu(gpu_device) -> None:
 
 
 @pytest.fixture
-def undisturbed() -> Callable[..., Result]:
-    """The first of three measurements whose samples agree and that `holds`: a link that other machines' guests use too copies at half the
-    rate at times, also while the parts of a piece of work are measured alone. It may still not hold: assert it."""
+def link_benchmark(gpu_benchmark) -> Callable[..., Result]:
+    """`gpu_benchmark` for work of the host link: the first of three measurements whose samples agree and that `holds`. A link that other
+    machines' guests use too copies at half the rate at times, also while the parts of a piece of work are measured alone. It may still not
+    hold: assert it."""
 
-    def first(measure: Callable[[str], Result], holds: Callable[[Result], bool] = lambda result: True) -> Result:
+    def measured(*arguments, label: str, holds: Callable[[Result], bool] = lambda result: True, **keywords) -> Result:
         agreeing = None
         for again in ("", ", again", ", a third time"):
-            result = measure(again)
+            result = gpu_benchmark(*arguments, label=f"{label}{again}", **keywords)
             low, middle, high = np.quantile(result.measurement.samples, (0.25, 0.5, 0.75))
             if high - low < 0.1 * middle:
                 agreeing = result
@@ -53,15 +54,5 @@ def undisturbed() -> Callable[..., Result]:
         if agreeing is None:
             pytest.skip(f"others use the link: half of the samples lie further apart than {(high - low) / middle:.0%}")
         return agreeing
-
-    return first
-
-
-@pytest.fixture
-def link_benchmark(gpu_benchmark, undisturbed) -> Callable[..., Result]:
-    """`gpu_benchmark` for work of the host link: it measures again while the link is disturbed."""
-
-    def measured(*arguments, label: str, **keywords) -> Result:
-        return undisturbed(lambda again: gpu_benchmark(*arguments, label=f"{label}{again}", **keywords))
 
     return measured

@@ -36,7 +36,7 @@ def test_page_locking_is_a_heavyweight_operation_and_grows_with_the_size(allocat
     assert large.latency > 3 * small.latency
 
 
-def test_locking_pages_costs_more_than_a_copy_saves(gpu_benchmark, gpu_kernels, allocating, device_buffer, pinned_buffer):
+def test_locking_pages_costs_more_than_a_copy_saves(link_benchmark, gpu_kernels, allocating, device_buffer, pinned_buffer):
     """For one use of the memory, registering it takes longer than the copy itself: pin what is used again."""
-    copy = gpu_benchmark(gpu_kernels.memcpy, device_buffer(64 * MiB), pinned_buffer(64 * MiB), label="pinned copy")
+    copy = link_benchmark(gpu_kernels.memcpy, device_buffer(64 * MiB), pinned_buffer(64 * MiB), label="pinned copy")
     assert allocating("cudaHostRegister", 64 * MiB).latency > copy.latency

@@ -20,7 +20,7 @@ CHUNKS = 16
 
 
 @pytest.mark.parametrize(("streams", "rounds"), [*((n, ROUNDS) for n in (1, 2, 4, 8, 16)), (4, 8 * ROUNDS)])
-def test_staging_follows_the_estimate(undisturbed, gpu_benchmark, staged_copy, streams, rounds):
+def test_staging_follows_the_estimate(link_benchmark, staged_copy, streams, rounds):
     """tT + tE/n where the transfer takes longer, tE + tT/n where the kernel does; one stream hides nothing."""
 
     def follows(staged):
@@ -30,17 +30,17 @@ def test_staging_follows_the_estimate(undisturbed, gpu_benchmark, staged_copy, s
         return near and 0.65 * (1 - 1 / streams) - 0.05 < staged.hidden < 1 - 1 / streams + 0.1
 
     work = staged_copy(streams, SIZE, rounds=rounds, back=False)
-    assert follows(undisturbed(lambda again: gpu_benchmark(work, label=f"staged{again}"), follows))
+    assert follows(link_benchmark(work, label="staged", holds=follows))
 
 
-def test_copies_both_ways_and_the_kernel_run_at_once(undisturbed, gpu_benchmark, gpu_work, staged_copy, device_buffer, pinned_buffer):
+def test_copies_both_ways_and_the_kernel_run_at_once(link_benchmark, gpu_work, staged_copy, device_buffer, pinned_buffer):
     """In, kernel and out. A link that carries both ways at once loses a tenth on an H100 and an H200, so the bound is what copies of the
     same chunks take both ways at once; the first chunk's way in and the last one's kernel come on top."""
     up = gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE), pieces=CHUNKS)
     down = gpu_work.copy(pinned_buffer(SIZE), device_buffer(SIZE), pieces=CHUNKS)
     together, in_chunks = gpu_work.together(up, down), staged_copy(4, SIZE, rounds=ROUNDS, chunks=CHUNKS)
-    both = undisturbed(lambda again: gpu_benchmark(together, label=f"both copies{again}"))
-    staged = undisturbed(lambda again: gpu_benchmark(in_chunks, label=f"staged{again}"))
+    both = link_benchmark(together, label="both copies")
+    staged = link_benchmark(in_chunks, label="staged")
     assert staged.hidden > 0.6
     parts = [part.seconds for part in staged.overlap.parts]
     assert len(parts) == 3
@@ -78,9 +78,9 @@ def test_pinned_copies_return_at_once_and_pageable_ones_do_not(gpu_work, device_
     assert returned > 0.5 * done
 
 
-def test_pageable_memory_hides_less(gpu_benchmark, gpu_kernels, gpu_work, device_buffer, pinned_buffer, pageable_buffer):
+def test_pageable_memory_hides_less(link_benchmark, gpu_benchmark, gpu_kernels, gpu_work, device_buffer, pinned_buffer, pageable_buffer):
     """The host itself moves pageable data: what it copies second waits for what it copies first."""
     kernel = gpu_work.kernel(gpu_kernels.elementwise, device_buffer(SIZE), ROUNDS)
-    pinned = gpu_benchmark(gpu_work.together(gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE)), kernel), label="pinned")
+    pinned = link_benchmark(gpu_work.together(gpu_work.copy(device_buffer(SIZE), pinned_buffer(SIZE)), kernel), label="pinned")
     pageable = gpu_benchmark(gpu_work.together(gpu_work.copy(device_buffer(SIZE), pageable_buffer(SIZE)), kernel), label="pageable")
     assert pageable.latency > 1.3 * pinned.latency

@@ -19,36 +19,36 @@ def nbytes(gpu_device) -> int:
 
 
 @pytest.fixture
-def zero_copy(gpu_benchmark, gpu_kernels, device_buffer, pinned_buffer, nbytes):
+def zero_copy(link_benchmark, gpu_kernels, device_buffer, pinned_buffer, nbytes):
     """Measures a kernel that reads mapped host memory `times` times, neighbouring threads `stride` elements apart."""
     y, x = device_buffer(nbytes), pinned_buffer(nbytes, mapped=True)
 
-    def measure(times, stride=1, again=""):
-        return gpu_benchmark(gpu_kernels.reread, y, x, times, stride, label=f"mapped, {times} x, stride {stride}{again}")
+    def measure(times, stride=1, **keywords):
+        return link_benchmark(gpu_kernels.reread, y, x, times, stride, label=f"mapped, {times} x, stride {stride}", **keywords)
 
     return measure
 
 
 @pytest.fixture
-def copied(gpu_benchmark, gpu_kernels, gpu_work, device_buffer, pinned_buffer, nbytes):
+def copied(link_benchmark, gpu_kernels, gpu_work, device_buffer, pinned_buffer, nbytes):
     """Measures a copy to the device, and the same kernel there."""
     y, x, there = device_buffer(nbytes), pinned_buffer(nbytes), device_buffer(nbytes)
 
-    def measure(times, again=""):
+    def measure(times):
         work = gpu_work.in_turn(gpu_work.copy(there, x), gpu_work.kernel(gpu_kernels.reread, y, there, times))
-        return gpu_benchmark(work, label=f"copied, {times} x{again}")
+        return link_benchmark(work, label=f"copied, {times} x")
 
     return measure
 
 
-def test_reading_once_in_place_is_no_slower_than_copying_first(undisturbed, zero_copy, copied):
+def test_reading_once_in_place_is_no_slower_than_copying_first(zero_copy, copied):
     """The kernel's transfers overlap with its own work, with no streams to tune. Nine samples of ten keep to it on both sides."""
-    copying = undisturbed(lambda again: copied(1, again))
+    copying = copied(1)
 
     def is_no_slower(mapped):
         return np.quantile(mapped.measurement.samples, 0.9) < 1.1 * np.quantile(copying.measurement.samples, 0.1)
 
-    assert is_no_slower(undisturbed(lambda again: zero_copy(1, again=again), is_no_slower))
+    assert is_no_slower(zero_copy(1, holds=is_no_slower))
 
 
 def test_reading_again_crosses_the_link_again(zero_copy, copied, gpu_device):

@@ -11,6 +11,9 @@ from xml.etree import ElementTree
 import pytest
 from sessions import Run, rows_in, stored_in
 
+from pytest_gpumem.devices.footprints import SourceFootprints
+from pytest_gpumem.devices.protocol import MemoryWatch
+
 MIB = 2**20
 
 BUFFERS = """
@@ -671,3 +674,22 @@ def test_what_cannot_be_called_again_is_refused(pytester: pytest.Pytester, gpume
     result = gpumem()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"*{why}*"])
+
+
+def test_a_session_says_once_that_the_driver_is_not_watched(
+    pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SourceFootprints, "driver_is_watched", False)
+    watch, reason = SourceFootprints.watch, "another tool holds it"
+
+    def without_cupti(self: SourceFootprints) -> MemoryWatch:
+        self._reasons["CUPTI"] = reason
+        return watch(self)
+
+    monkeypatch.setattr(SourceFootprints, "watch", without_cupti)
+    result, found = results(pytester, gpumem, BUFFERS, "--gpumem-footprint=on", "--gpumem-max-peak=64 MiB")
+    assert {row["verdict"]["outcome"] for row in found.values()} == {"UNDECIDED"}
+    said = [line for line in result.outlines if "footprint: not all is watched from test_it.py::test_two on: " in line]
+    assert len(said) == 1
+    assert reason in said[0]
+    assert "not all is watched" not in gpumem().stdout.str()  # nobody asked

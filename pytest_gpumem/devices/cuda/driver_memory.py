@@ -60,7 +60,15 @@ _CALLS = {
     **dict.fromkeys(("cuMemFreeAsync", "cuMemFreeAsync_ptsz"), _MemoryCall("device", returned=False, nbytes=None, stream=1)),
 }
 """The calls that are read."""
-_VIRTUAL = {"cuMemCreate": 3, "cuMemRelease": 1, "cuMemMap": 4, "cuMemUnmap": 2, "cuMemRetainAllocationHandle": 2}
+_VIRTUAL = {
+    "cuMemCreate": 3,
+    "cuMemImportFromShareableHandle": 1,
+    "cuMemRelease": 1,
+    "cuMemMap": 4,
+    "cuMemUnmap": 2,
+    "cuMemRetainAllocationHandle": 2,
+    **dict.fromkeys(("cuMemMapArrayAsync", "cuMemMapArrayAsync_ptsz"), 0),
+}
 """Calls of virtual memory management, with the parameters of each that are read (CUDA Driver API, Virtual Memory Management). Memory lives
 from its creation until its last handle is released and its last mapping ends."""
 _ARRAYS = {
@@ -75,10 +83,12 @@ are those of its elements, without what its layout adds."""
 _ARRAY = struct.Struct("<QQII")  # CUDA_ARRAY_DESCRIPTOR: width, height, format and channels
 _ARRAY3D = struct.Struct("<QQQIII")  # CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
 _LAYERS = 0x01 | 0x04  # CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_CUBEMAP: the depth is a number of layers
+_EMPTY = 0x40 | 0x80  # CUDA_ARRAY3D_SPARSE, CUDA_ARRAY3D_DEFERRED_MAPPING: virtual memory is mapped into the array later
 _FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
 """Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
 _OWN_POOLS = {"cuMemPoolCreate": 2, "cuMemPoolDestroy": 1}  # calls that make and destroy pools, with the parameters that are read
 _ON_DEVICE = int(D.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE)
+_ON_HOST = (2, 3, 4)  # CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA and HOST_NUMA_CURRENT, not all of which every version has
 _LOCATION = struct.Struct("<8xii")  # of a CUmemAllocationProp or CUmemPoolProps: the type and the id of its location
 _POOLS = re.compile(
     r"cu(Mem(Alloc|Free)\w*Async|MemPool(Destroy|TrimTo|Import)|Graph(Launch|ExecDestroy)|DeviceGraphMemTrim|CtxDestroy|DevicePrimaryCtxRe)"
@@ -110,6 +120,7 @@ class DriverMemory(Source):
         self._virtual: dict[int, str] = {}  # by number, the calls of `_VIRTUAL`, `_ARRAYS` and `_OWN_POOLS`
         self._own_pools: list[int] = []  # pools of the device that the process has made
         self._held: dict[int, int] = {}  # by handle of virtual memory: its handles and mappings
+        self._others: set[int] = set()  # handles of other devices and of other processes
         self._mapped: dict[int, tuple[int, int]] = {}  # by address: bytes of a mapping, and its handle
         self._last = (0, 0)  # correlation id and address of the last call that was read
         self._failed: Exception | None = None
@@ -180,17 +191,30 @@ class DriverMemory(Source):
             self._emit(call.kind, address, nbytes)
 
     def _take_virtual(self, name: str, values: Sequence[int]) -> None:
-        """Count the handles and mappings of virtual memory, whose handle stands for its address. Handles of other processes, and those from
-        before the watch, are unknown."""
+        """Count the handles and mappings of virtual memory, whose handle stands for its address. Handles of other processes count nothing.
+        What was created before the watch is not watched from its first mapping on."""
         if name == "cuMemCreate":
             (handle,) = words(values[0], 1)
             kind, device = _LOCATION.unpack(ctypes.string_at(values[2], _LOCATION.size))
-            if (kind, device) == (_ON_DEVICE, self._index):
+            if kind in _ON_HOST or (kind, device) == (_ON_DEVICE, self._index):
+                self._others.discard(handle)
                 self._held[handle] = 1
-                self._emit("device", handle, values[1])
+                self._emit("pinned" if kind in _ON_HOST else "device", handle, values[1])
+            else:
+                self._others.add(handle)
+        elif name == "cuMemImportFromShareableHandle":
+            (handle,) = words(values[0], 1)
+            if handle in self._held:  # the process exported it itself
+                self._hold(handle, 1)
+            else:
+                self._others.add(handle)
         elif name == "cuMemMap":
             self._mapped[values[0]] = values[1], values[3]
+            if values[3] not in self._held and values[3] not in self._others:
+                self.gaps = (*self.gaps, "virtual memory was mapped that was created before the watch")
             self._hold(values[3], 1)
+        elif name.startswith("cuMemMapArrayAsync"):
+            self.gaps = (*self.gaps, "virtual memory was mapped into a CUDA array")
         elif name == "cuMemRetainAllocationHandle":
             (handle,) = words(values[0], 1)
             self._hold(handle, 1)
@@ -215,7 +239,7 @@ class DriverMemory(Source):
             levels = values[2] & 0xFFFFFFFF if len(values) > 2 else 1
         if form not in _FORMAT_BYTES:
             raise ValueError(f"a CUDA array of the format {form:#x}, whose bytes are not known")
-        if int(_known(D.cuCtxGetDevice())) != self._index:
+        if flags & _EMPTY or int(_known(D.cuCtxGetDevice())) != self._index:
             return
         elements = sum(
             max(1, width >> level) * max(1, height >> level) * max(1, depth if flags & _LAYERS else depth >> level)

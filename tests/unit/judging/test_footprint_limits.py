@@ -161,6 +161,15 @@ def test_what_was_not_seen_is_no_pass() -> None:
     assert judged(Footprint(0, watched=("CuPy",), bound=0), max_kept="0 B")[0][0] is Outcome.PASS
 
 
+@pytest.mark.parametrize("limit", [{"max_peak": "1 GiB"}, {"max_allocations": "9"}, {"max_peak_regression": "5%"}])
+def test_what_the_driver_gave_unseen_and_got_back_is_no_pass(limit: dict[str, str]) -> None:
+    unseen = Footprint(0, watched=("CuPy",), bound=0, not_watched=("CUPTI: it is missing",))
+    ((outcome, _, sentence),) = judged(unseen, [PastFootprint(unseen, "a")], **limit)
+    assert outcome is Outcome.UNDECIDED
+    assert "CUPTI: it is missing" in sentence
+    assert judged(replace(unseen, peak=2 * GiB), [PastFootprint(unseen, "a")], max_peak="1 GiB")[0][0] is Outcome.FAIL
+
+
 SLOWER = Verdict(Outcome.FAIL, "slower", code=Code.SLOWER)
 NOISY = Verdict(Outcome.UNDECIDED, "noisy", code=Code.NOISY)
 FINE = UNLIMITED

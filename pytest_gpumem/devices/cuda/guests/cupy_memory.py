@@ -26,7 +26,9 @@ _SERIES: Series = (NAME, "device")
 
 
 class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
-    """A test may allocate thousands of times, a few microseconds each: each line here shows in its time."""
+    """A test may allocate thousands of times, a few microseconds each: each line here shows in its time. The methods name the arguments
+    that they do not use as well: to collect those in a dict would take longer than the rest.
+    """
 
     name = "gpumem"
 
@@ -41,11 +43,11 @@ class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
         if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
             emit(AllocationEvent(perf_counter(), _SERIES, "segment", mem_ptr, mem_size))
 
-    def malloc_postprocess(self, device_id: int, mem_size: int, mem_ptr: int, **_: Any) -> None:
+    def malloc_postprocess(self, device_id: int, size: int, mem_size: int, mem_ptr: int, pmem_id: int = 0, **_: Any) -> None:
         if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
             emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, mem_size, python_stack() if self.stacks else ()))
 
-    def free_preprocess(self, device_id: int, mem_ptr: int, **_: Any) -> None:
+    def free_preprocess(self, device_id: int, mem_size: int, mem_ptr: int, pmem_id: int = 0, **_: Any) -> None:
         """Before it is freed: afterwards another thread may have the address already."""
         if device_id == self._index and mem_ptr and (emit := self.emit) is not None:
             emit(AllocationEvent(perf_counter(), _SERIES, "use", mem_ptr, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -105,3 +106,12 @@ def test_a_profiler_of_threads_goes_on(source: CupyMemory) -> None:
     source.start(MemoryLog(), stacks=False)
     in_a_thread(lambda: seen.append(str(sys.getprofile())))
     assert seen[-1] == "None"
+
+
+def test_no_call_of_the_hook_collects_arguments_in_a_dict(source: CupyMemory) -> None:
+    """It would cost more than the rest of the call, for each array of a test."""
+    source.start(MemoryLog(), stacks=False)
+    (hook,) = get_memory_hooks().values()
+    of_pool = {"device_id": 0, "mem_size": MIB, "mem_ptr": 1, "pmem_id": 1}
+    for method, arguments in ((hook.malloc_postprocess, {"size": MIB, **of_pool}), (hook.free_preprocess, of_pool)):
+        assert "_" not in signature(method).bind(**arguments).arguments

@@ -25,7 +25,7 @@ KEPT = (AllocationEvent(0.0, ("CUDA", "device"), "driver", 1, 100),)
 NAMES = (
     *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemAllocHost_v2", "cuMemHostRegister_v2"),
     *("cuMemAllocAsync", "cuMemAllocFromPoolAsync_ptsz", "cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister", "cuMemFreeAsync"),
-    *("cuMemcpyHtoD_v2", "cuGraphLaunch", *driver_memory._ARRAYS, *driver_memory._OWN_POOLS),
+    *("cuMemcpyHtoD_v2", "cuGraphLaunch", *driver_memory._VIRTUAL, *driver_memory._ARRAYS, *driver_memory._OWN_POOLS),
 )
 Number = IntEnum("Number", NAMES)  # type: ignore[misc]
 CUPTI = SimpleNamespace(driver_api_trace_cbid=Number)
@@ -171,6 +171,83 @@ def test_calls_become_events_by_kind(calls: Calls, source: DriverMemory) -> None
     log.settle()
     assert log.of_driver() == []
     assert len(log.since()[0]) == 2 * len(living)
+
+
+def creates(calls: Calls, handle: int, nbytes: int, device: int = 0, kind: int = 1) -> None:
+    """Virtual memory of a device, or with the kinds from 2 on of the host."""
+    where = ctypes.create_string_buffer(struct.pack("<IIii", 1, 0, kind, device))
+    calls.allocates("cuMemCreate", handle, nbytes, ctypes.addressof(where))
+
+
+def test_virtual_memory_lives_until_nothing_holds_it(calls: Calls, source: DriverMemory) -> None:
+    log = MemoryLog()
+    assert source.start(log, stacks=False) is None
+
+    def living() -> dict[int, int]:
+        log.settle()
+        return {one.address: one.nbytes for one in log.of_driver()}
+
+    creates(calls, 0xE0, 100)
+    calls("cuMemMap", 0xA000, 100, 0, 0xE0)
+    calls("cuMemRelease", 0xE0)
+    assert living() == {0xE0: 100}  # by its mapping
+    calls.allocates("cuMemRetainAllocationHandle", 0xE0, 0xA000)
+    calls("cuMemUnmap", 0xA000, 100)
+    assert living() == {0xE0: 100}  # by its second handle
+    assert all(source.alive(one) for one in log.of_driver())
+    calls("cuMemRelease", 0xE0)
+    assert living() == {}
+    creates(calls, 0xE0, 40)
+    creates(calls, 0xE1, 60)
+    calls("cuMemMap", 0xA000, 40, 0, 0xE0)
+    calls("cuMemMap", 0xA028, 60, 0, 0xE1)
+    for handle in (0xE0, 0xE1):
+        calls("cuMemRelease", handle)
+    calls("cuMemUnmap", 0xA000, 100)  # both mappings at once
+    assert (living(), source.gaps) == ({}, ())
+    creates(calls, 0xE3, 100, device=3, kind=3)  # of a NUMA node of the host
+    log.settle()
+    assert [(one.kind, one.nbytes) for one in log.of_driver()] == [("pinned", 100)]
+    calls("cuMemRelease", 0xE3)
+    assert living() == {}
+
+
+def test_virtual_memory_of_others_counts_nothing(calls: Calls, source: DriverMemory) -> None:
+    log = MemoryLog()
+    assert source.start(log, stacks=False) is None
+    creates(calls, 0xE0, 100, device=1)
+    calls.allocates("cuMemImportFromShareableHandle", 0xE1, 5, 1)  # another process's
+    for handle in (0xE0, 0xE1):
+        calls("cuMemMap", 0xA000, 100, 0, handle)
+        calls("cuMemRelease", handle)
+        calls("cuMemUnmap", 0xA000, 100)
+    log.settle()
+    assert (log.since()[0], source.gaps) == ([], ())
+    creates(calls, 0xE2, 100)
+    calls.allocates("cuMemImportFromShareableHandle", 0xE2, 6, 1)  # what the process exported itself
+    calls("cuMemRelease", 0xE2)
+    log.settle()
+    assert [one.nbytes for one in log.of_driver()] == [100]
+
+
+def test_virtual_memory_from_before_the_watch_is_not_watched(calls: Calls, source: DriverMemory) -> None:
+    assert source.start(MemoryLog(), stacks=False) is None
+    calls("cuMemRelease", 0xE0)  # to free it takes nothing
+    assert not source.gaps
+    calls("cuMemMap", 0xA000, 100, 0, 0xE0)
+    assert source.gaps == ("virtual memory was mapped that was created before the watch",)
+
+
+def test_virtual_memory_in_a_sparse_array_is_not_watched(calls: Calls, source: DriverMemory) -> None:
+    log = MemoryLog()
+    assert source.start(log, stacks=False) is None
+    described = ctypes.create_string_buffer(struct.pack("<QQQIII", 64, 64, 0, 0x20, 1, 0x40))
+    calls.allocates("cuArray3DCreate_v2", 0xC0, ctypes.addressof(described))
+    calls("cuArrayDestroy", 0xC0)
+    log.settle()
+    assert (log.since()[0], source.gaps) == ([], ())
+    calls("cuMemMapArrayAsync", 1, 1, 0)
+    assert source.gaps == ("virtual memory was mapped into a CUDA array",)
 
 
 def test_arrays_count_by_their_elements(calls: Calls, source: DriverMemory) -> None:
