@@ -35,11 +35,11 @@ class CallLog:
     """Takes the calls of the process for the windows that are open. Threads report at once; a lock keeps the sums whole."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory, which is a call
+        self.lock = threading.RLock()  # garbage that is collected meanwhile may free memory, which is a call
         self.windows: tuple[CallWindow, ...] = ()  # without any, calls do not matter
 
     def _add(self, *counts: tuple[object, float]) -> None:
-        with self._lock:
+        with self.lock:
             for window in self.windows:
                 sums = window.sums
                 for key, count in counts:
@@ -47,7 +47,7 @@ class CallLog:
 
     def launched(self, *, on_default: bool) -> None:
         """A kernel was queued: as `ran`, in the least time."""
-        with self._lock:
+        with self.lock:
             for window in self.windows:
                 window.sums["kernels"] += 1
                 if on_default:
@@ -86,19 +86,14 @@ class CallLog:
     def open(self) -> CallWindow:
         """Count from now on."""
         window = CallWindow(self)
-        with self._lock:
+        with self.lock:
             self.windows = (*self.windows, window)
         return window
 
     def close(self, window: CallWindow) -> None:
         """Count no further for a window; a second call does nothing."""
-        with self._lock:
+        with self.lock:
             self.windows = tuple(one for one in self.windows if one is not window)
-
-    def now(self, window: CallWindow) -> Counter[object]:
-        """The sums of a window so far."""
-        with self._lock:
-            return Counter(window.sums)
 
 
 class CallWindow:
@@ -119,7 +114,8 @@ class CallWindow:
         `allowed`: lines that may wait, such as "conftest.py:*".
         `strict`: calls that may wait are waits.
         """
-        found = self._log.now(self)
+        with self._log.lock:
+            found = Counter(self.sums)
         copies = [key for key in found if isinstance(key, tuple) and key[0] == "copy"]
         return Calls(
             kernels=found.get("kernels", 0),
@@ -188,20 +184,17 @@ class CallSource(Protocol):
     @property
     def running(self) -> bool: ...
     def start(self) -> str | None:
-        """Report from now on; the reason if it cannot."""
+        """Report from now on, unless it does already; the reason if it cannot."""
 
     def stop(self) -> None:
         """Report no longer; a second call does nothing."""
-
-    def refused(self) -> str | None:
-        """Why calls are not reported now, though they were to be."""
 
 
 @contextmanager
 def counted(source: CallSource) -> Iterator[Callable[[], Calls]]:
     """Count the calls inside the block, or until the source is stopped; yields what tells them. Afterwards it runs if it ran before."""
     running = source.running
-    why, window = source.refused() if running else source.start(), source.log.open()
+    why, window = source.start(), source.log.open()
 
     def read() -> Calls:
         return Calls(not_counted=why) if why is not None else window.read(Path())
@@ -213,6 +206,7 @@ def counted(source: CallSource) -> Iterator[Callable[[], Calls]]:
         if not running:
             source.stop()
         elif not source.running:
+            source.log.missed("a part of the calls was not followed")
             source.start()
 
 
@@ -232,6 +226,3 @@ class PlainCalls:
     def stop(self) -> None:
         self._report(None)
         self.running = False
-
-    def refused(self) -> str | None:
-        return None
