@@ -7,10 +7,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, is_named, is_pytests, is_users, shown_path
 from pytest_gpumem.records.calls import Calls, WaitLine
@@ -90,11 +89,6 @@ class CallLog:
             self.windows = (*self.windows, window)
         return window
 
-    def close(self, window: CallWindow) -> None:
-        """Count no further for a window; a second call does nothing."""
-        with self.lock:
-            self.windows = tuple(one for one in self.windows if one is not window)
-
 
 class CallWindow:
     """The calls from its begin on, until it is closed."""
@@ -105,8 +99,9 @@ class CallWindow:
         """Counts by `Step` kind, by kind of copy and by line; bytes by ("bytes", kind of copy); seconds by ("seconds", line)."""
 
     def close(self) -> None:
-        """Count no further."""
-        self._log.close(self)
+        """Count no further; a second call does nothing."""
+        with self._log.lock:
+            self._log.windows = tuple(one for one in self._log.windows if one is not self)
 
     def read(self, root: Path, allowed: Sequence[str] = (), *, strict: bool = False) -> Calls:
         """What was called so far.
@@ -118,14 +113,12 @@ class CallWindow:
             found = Counter(self.sums)
         copies = [key for key in found if isinstance(key, tuple) and key[0] == "copy"]
         return Calls(
-            kernels=found.get("kernels", 0),
-            copies=tuple(CopyUse(key[1], key[2], key[3], found[key], found.get(("bytes", *key), 0), 0) for key in sorted(copies)),
-            memsets=found.get("memsets", 0),
-            default_stream=found.get("default", 0),
+            kernels=found["kernels"],
+            copies=tuple(CopyUse(key[1], key[2], key[3], found[key], found[("bytes", *key)], 0) for key in sorted(copies)),
+            memsets=found["memsets"],
+            default_stream=found["default"],
             waiting=tuple(
-                _wait(key, count, max(0.0, found.get(("seconds", key), 0)), root, allowed)
-                for key, count in found.items()
-                if isinstance(key, _WaitKey)
+                _wait(key, count, found["seconds", key], root, allowed) for key, count in found.items() if isinstance(key, _WaitKey)
             ),
             strict=strict,
             first_use={str(key[1]): count for key, count in found.items() if isinstance(key, tuple) and key[0] == "first"},
@@ -134,33 +127,19 @@ class CallWindow:
 
 
 def _wait(key: _WaitKey, count: int, seconds: float, root: Path, allowed: Sequence[str]) -> WaitLine:
-    file = shown_path(key.file, root)
-    code = code_of(key.file, key.line)
-    named = is_named(file, key.line, allowed)
-    return WaitLine(file, key.line, key.function, code, key.call, key.of, count, seconds, key.sure, allowed=named)
-
-
-@cache
-def _owner(file: str) -> Literal["user", "pytest", "package", "other"]:
-    if is_users(file):
-        return "user"
-    if is_pytests(file):
-        return "pytest"
-    return "package" if file.startswith(("<", PACKAGE)) else "other"
+    file, line, function, call, of, sure = key
+    shown = shown_path(file, root)
+    return WaitLine(shown, line, function, code_of(file, line), call, of, count, seconds, sure, is_named(shown, line, allowed))
 
 
 def _line(frame: FrameType | None) -> tuple[str, int, str]:
     """The user's innermost line from a frame on, as `users_frames` finds it; without the stack, for a wait is to cost little. A thread of C
     code, such as PyTorch's for gradients, has frames of this package alone."""
     other: FrameType | None = None
-    while frame is not None:
-        code = frame.f_code
-        owner = _owner(code.co_filename)
-        if owner == "user":
-            return code.co_filename, frame.f_lineno, code.co_name
-        if owner == "pytest":
-            break
-        if other is None and owner == "other":
+    while frame is not None and not is_pytests(file := frame.f_code.co_filename):
+        if is_users(file):
+            return file, frame.f_lineno, frame.f_code.co_name
+        if other is None and not file.startswith(("<", PACKAGE)):
             other = frame
         frame = frame.f_back
     if other is None:
@@ -191,7 +170,7 @@ class CallSource(Protocol):
 
 
 @contextmanager
-def counted(source: CallSource) -> Iterator[Callable[[], Calls]]:
+def calls_counted(source: CallSource) -> Iterator[Callable[[], Calls]]:
     """Count the calls inside the block, or until the source is stopped; yields what tells them. Afterwards it runs if it ran before."""
     running = source.running
     why, window = source.start(), source.log.open()

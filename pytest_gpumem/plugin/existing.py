@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.calls import counted
+from pytest_gpumem.devices.calls import calls_counted
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, ContextLost, Stream
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.measuring.target import Target, nothing
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.plugin.footprints import WATCHED
@@ -61,7 +62,6 @@ class ExistingFeature(Feature):
         self._item: pytest.Item | None = None  # the test that runs
         self._said: dict[str, dict[str, None]] = {}
         """The benchmarks that each sentence of the summary is about."""
-        self._lines: dict[str, str] = {}  # the lines of it in the session's remarks
 
     @contextmanager
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
@@ -94,15 +94,11 @@ class ExistingFeature(Feature):
 
     def _say(self, nodeid: str, what: str) -> None:
         """Say something of a benchmark in the summary, where one line names all of which it holds."""
-        nodeids = self._said.setdefault(what, {})
-        nodeids[nodeid] = None
-        remarks = self._session.remarks
-        if (before := self._lines.get(what)) in remarks:
+        remarks, nodeids = self._session.remarks, self._said.setdefault(what, {})
+        if (before := _line(what, nodeids)) in remarks:
             remarks.remove(before)
-        shown = ", ".join(list(nodeids)[:SHOWN]) + (f" and {len(nodeids) - SHOWN} more" if len(nodeids) > SHOWN else "")
-        line = f"{len(nodeids)} benchmarks {what}: {shown}" if len(nodeids) > 1 else f"1 benchmark {_of_one(what)}: {shown}"
-        remarks.append(self._lines.setdefault(what, line) if before is None else line)
-        self._lines[what] = line
+        nodeids[nodeid] = None
+        remarks.append(_line(what, nodeids))
 
     def _follow(self, item: pytest.Item, fixture: Any) -> None:
         try:
@@ -135,12 +131,14 @@ class ExistingFeature(Feature):
         return result
 
 
-def _of_one(what: str) -> str:
-    """What is said of several benchmarks, of one."""
+def _line(what: str, nodeids: Mapping[str, None]) -> str:
+    """What is said of several benchmarks, or of one."""
+    count = len(nodeids)
     for plural, singular in (("return ", "returns "), ("are ", "is "), ("change their", "changes its")):
-        if what.startswith(plural):
-            return singular + what.removeprefix(plural)
-    return what
+        if count == 1 and what.startswith(plural):
+            what = singular + what.removeprefix(plural)
+    more = f" and {count - SHOWN} more" if count > SHOWN else ""
+    return f"{counted(count, 'benchmark')} {what}: {', '.join(list(nodeids)[:SHOWN])}{more}"
 
 
 class _BenchmarkCall:
@@ -150,8 +148,8 @@ class _BenchmarkCall:
         self, function: Callable[..., object], given: Given, setup: Callable[[], Given | None] | None = None, teardown: Any = None
     ) -> None:
         self.function, self.given = function, given
-        self.setup = setup
-        self._teardown = teardown
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self.setup, self._teardown = setup, teardown
         self._made = self._open = False
         """Its arguments are made and not used yet; the teardown of the last call is still to come."""
 
@@ -228,7 +226,7 @@ class _Adoption:
         """Have pytest-benchmark measure; then measure the GPU, if it took part."""
         session, chosen = self._session, self._session.chosen
         source = chosen.calls() or session.device.footprints.calls
-        with counted(source) as read:
+        with calls_counted(source) as read:
             if describe is _call:  # the calibration tells enough: to be counted would make the launches of the timed rounds longer
                 _before(self._fixture, "_make_stats", source.stop)
             result = original(*args, **kwargs)
@@ -290,7 +288,7 @@ class _Adoption:
             called.prepare()
             test.device.streams.synchronize()
             before = _content(called, test) if number == 0 else None
-            with counted(source) as read:
+            with calls_counted(source) as read:
                 called()
                 seen = read()
             test.device.streams.synchronize()
@@ -332,8 +330,6 @@ class _AdoptionBenchmark(GpuBenchmark):
         test = self._test
         mode = marker_keywords(marks_of(test.item)).get("mode") or "hot"
         target: Target = test.conductor.target(called, (), {}, arena=test.arena, on_simulated=True)
-        name = getattr(called.function, "__name__", type(called.function).__name__)
-        target = dataclasses.replace(target, name=name)
         if called.restores:
 
             def prepare(stream: Stream) -> None:
@@ -418,9 +414,8 @@ def _refuse_other_clock(fixture: Any, config: Any) -> None:
         if saved is None or fixture.stats is None:
             continue
         clock = str(saved.get("options", {}).get("timer"))
-        ours = fixture._timer.__class__ is ReplayTimer
-        if (clock == TIMER_NAME) is not ours:
-            there, here = ("GPU", "host") if clock == TIMER_NAME else ("host", "GPU")
+        there, here = ("GPU" if of_gpu else "host" for of_gpu in (clock == TIMER_NAME, isinstance(fixture._timer, ReplayTimer)))
+        if there != here:
             fixture.has_error = True
             pytest.fail(
                 f"gpumem: --benchmark-compare: {path} has times of the {there} for this benchmark (timer {clock}), this run has times "

@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, lru_cache, partial
+from math import prod
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
 
@@ -36,16 +38,9 @@ _KERNELS = {"cuLaunchKernel": 5, "cuLaunchCooperativeKernel": 5, "cuLaunchKernel
 _STREAM_OF_CONFIG = 4  # word of a CUlaunchConfig
 _Words = ctypes.c_uint64 * 6  # the words up to a stream
 _COPY = re.compile(r"cuMemcpy(?:(HtoD|DtoH|DtoD|DtoA|AtoD|HtoA|AtoH|AtoA|2D|2DUnaligned|3D|Peer|3DPeer|Batch)?)(Async)?$")
-_BYTES_AT = {"HtoD": 2, "DtoH": 2, "DtoD": 2, None: 2, "Peer": 4, "DtoA": 3, "AtoD": 3, "HtoA": 3, "AtoH": 3, "AtoA": 4}
-"""By the kind of a copy, the parameter that holds its bytes."""
 _SIDES = {"D": "device", "A": "array"}  # memory by its letter in the kind of a copy
-_BOX = {
-    "2D": (16, 2, 9, (14, 15)),
-    "2DUnaligned": (16, 2, 9, (14, 15)),
-    "3D": (25, 4, 15, (22, 23, 24)),
-    "3DPeer": (25, 4, 15, (22, 23, 24)),
-}
-"""Of a copy's structure: words, those of the kinds of memory that is read and written, and those whose product is its bytes."""
+_BOX = {"2D": (16, 2, 9, (14, 15)), "3D": (25, 4, 15, (22, 23, 24))}
+"""By the begin of a copy's kind, of its structure: words, those of the memory read and written, those whose product is its bytes."""
 _MEMSET = re.compile(r"cuMemsetD(2D)?(8|16|32)(Async)?$")
 _FIRST = re.compile(r"cu(Module|Library)(Load|GetFunction)\w*|cuLibraryGet(Kernel|Module)|cuKernelGetFunction")
 """Calls that load a module, or a part of it."""
@@ -91,6 +86,11 @@ class _Call(NamedTuple):
         """True if its work takes its turn on a stream."""
         return self.name.endswith("Async")
 
+    @property
+    def of_runtime(self) -> bool:
+        """True if the runtime is called in its place."""
+        return self.version.startswith("cuda")
+
 
 _OpenCall = tuple[_Call, float, int]
 """A call that has begun, the seconds of the clock, and `_Thread.seen` then."""
@@ -124,12 +124,11 @@ class CudaCalls:
         """By CUPTI's number of a call that launches a kernel: as in `_KERNELS`, and whether its stream 0 is the legacy default stream."""
         self._calls: dict[int, _Call] = {}  # by CUPTI's number, the other calls of the driver
         self._of_runtime: dict[int, _Call] = {}  # by CUPTI's number of a call of the runtime, the call of the driver that it stands for
-        self._plain: dict[_WaitSite, CodeType] = {}  # waits that belong to no first use. The code keeps its `id` its own.
-        self._creating: set[_WaitSite] = set()  # waits that did once
+        self._plain: dict[_WaitSite, CodeType | None] = {}
+        """Waits that belong to no first use, with their code, so that its `id` stays its own; None for those that did once."""
         self._captures: dict[int, int] = {}  # by stream that is captured, the thread that began it
         self._graphs: dict[int, Counter[Step]] = {}  # by executable graph, its nodes
         self._launch_names: tuple[str, ...] = ()
-        self._runtime_names: tuple[str, ...] = ()
         self._ends: list[Callable[[], None]] = []
 
     @property
@@ -145,10 +144,10 @@ class CudaCalls:
         try:
             if not self._calls:
                 self._number(imported())
-            names = [one.version for one in self._calls.values()]
             self._ends.append(CALLBACKS.add("DRIVER_API", self._launch_names, self._launched, self._missed, begins=False))
-            self._ends.append(CALLBACKS.add("DRIVER_API", names, self._driver, self._missed))
-            self._ends.append(CALLBACKS.add("RUNTIME_API", self._runtime_names, self._runtime, self._missed))
+            for domain, calls in (("DRIVER_API", self._calls), ("RUNTIME_API", self._of_runtime)):
+                names = [known.version for known in calls.values()]
+                self._ends.append(CALLBACKS.add(domain, names, partial(self._followed, calls), self._missed))
         except NotCounted as why:
             self.stop()
             self.log.missed(str(why))
@@ -177,7 +176,6 @@ class CudaCalls:
         for name, number in cupti.runtime_api_trace_cbid.__members__.items():
             if base := _OF_RUNTIME.get(name.partition("_")[0], ""):
                 self._of_runtime[int(number)] = _call(base, name)
-                self._runtime_names += (name,)
 
     # Callbacks, in the thread of the call
 
@@ -197,25 +195,22 @@ class CudaCalls:
         else:
             self.log.launched(on_default=stream == 1 or (stream == 0 and legacy))
 
-    def _driver(self, number: int, address: int) -> None:
-        known = self._calls[number]
+    def _followed(self, calls: Mapping[int, _Call], number: int, address: int) -> None:
+        """Count a call at its end: one of the runtime only where the driver had no callback."""
+        known = calls[number]
         if not (self.log.windows or known.state):
             return
-        call = ApiCall.from_address(address)
+        call, thread = ApiCall.from_address(address), self._thread
         if not call.site:
-            self._begun(known)
+            thread.open.append((known, time.perf_counter(), thread.seen))
             if known.asks:
-                self._thread.asked = _place(_caller())
+                thread.asked = _place(_caller())
             return
-        begun, _ = self._leave(known)
-        if not call.failed:
-            self._ended(known, call.parameters, begun)
-        elif known.name.startswith("cuStreamEndCapture"):
+        begun, seen = self._leave(known)
+        if known.name.startswith("cuStreamEndCapture"):  # also where it fails
             self._captures.pop(words(call.parameters, 1)[0], None)
-
-    def _begun(self, known: _Call) -> None:
-        thread = self._thread
-        thread.open.append((known, time.perf_counter(), thread.seen))
+        elif not call.failed and (seen == thread.seen or not known.of_runtime):
+            self._ended(known, call.parameters, begun)
 
     def _leave(self, known: _Call) -> tuple[float, int]:
         """The clock and `_Thread.seen` at the begin of the call that ends; now and -1 if it began before it was followed."""
@@ -226,18 +221,6 @@ class CudaCalls:
                 return begun, seen
         return time.perf_counter(), -1
 
-    def _runtime(self, number: int, address: int) -> None:
-        """Count a call of the runtime without a callback of the driver."""
-        if not self.log.windows:
-            return
-        call, known = ApiCall.from_address(address), self._of_runtime[number]
-        if not call.site:
-            self._begun(known)
-            return
-        begun, seen = self._leave(known)
-        if self._thread.seen == seen and not call.failed:
-            self._ended(known, call.parameters, begun)
-
     def _ended(self, known: _Call, parameters: int, begun: float) -> None:
         thread, name = self._thread, known.name
         if known.waits is not None:  # first, for most calls are these
@@ -247,8 +230,6 @@ class CudaCalls:
                 self._waited(name, of, waits, begun, parameters)
         elif name.startswith("cuStreamBeginCapture"):
             self._captures[words(parameters, 1)[0]] = threading.get_ident()
-        elif name.startswith("cuStreamEndCapture"):
-            self._captures.pop(words(parameters, 1)[0], None)
         elif name == "cuGraphLaunch":
             executable, stream = words(parameters, 2)
             if not self._captured(stream):
@@ -279,7 +260,8 @@ class CudaCalls:
             (executable,) = words(executable, 1)
         self._graphs.pop(executable, None)
         if (makes or name == "cuGraphExecUpdate") and not self._captures:  # else the driver is asked nothing
-            self._graphs[executable] = Counter(_nodes(words(parameters, 2)[1]))
+            with suppress(RuntimeError):  # they stay unknown
+                self._graphs[executable] = Counter(_nodes(words(parameters, 2)[1]))
 
     def _captured(self, stream: int | None) -> bool:
         """True if work of this thread, or on this stream, becomes a node of a graph."""
@@ -292,7 +274,7 @@ class CudaCalls:
     def _worked(self, known: _Call, step: Step, stream: int | None, waits: Waits, begun: float, parameters: int) -> None:
         """Count a copy or a memset, and its wait."""
         if not self._captured(stream):
-            self.log.ran(step, first=self._thread.loading, on_default=stream is not None and _on_legacy(stream, known.version))
+            self.log.ran(step, first=self._thread.loading, on_default=_on_legacy(stream, known.version))
             self._waited(known.name, step.kind.value, waits, begun, parameters)
 
     def _waited(self, name: str, of: str, waits: Waits, begun: float, parameters: int) -> None:
@@ -306,28 +288,25 @@ class CudaCalls:
     def _first_use(self, frame: FrameType | None, name: str, parameters: int, *, allocates: bool) -> bool:
         """As the function of this name, which may take longer than the call: it is asked once for each place in the code and depth of the
         native stack, where the parameters lie, and again only after `_Thread.asked`."""
-        thread = self._thread
         if allocates or frame is None:
             return _first_use(allocates=allocates)
         site: _WaitSite = id(frame.f_code), frame.f_lasti, name, parameters
-        asked = thread.asked == _place(frame)
-        if site in self._plain and not asked:
+        asked = self._thread.asked == _place(frame)
+        if self._plain.get(site) is not None and not asked:
             return False
+        if len(self._plain) >= _MOST_SITES:
+            self._plain.clear()
         if _first_use(allocates=False):
-            self._creating.add(site)
-            self._plain.pop(site, None)
+            self._plain[site] = None
             return True
         if asked:
-            thread.asked = None
-        if site not in self._creating:
-            if len(self._plain) >= _MOST_SITES:
-                self._plain.clear()
-            self._plain[site] = frame.f_code
+            self._thread.asked = None
+        self._plain.setdefault(site, frame.f_code)
         return False
 
     def _launch_graph(self, executable: int, on_default: bool) -> None:
         if (found := self._graphs.get(executable)) is None:
-            self.log.missed("a graph was launched that was changed, or made before calls were counted")
+            self.log.missed("a graph was launched whose nodes are not known")
             return
         for step, count in found.items():
             self.log.ran(step, count=count, on_default=on_default)
@@ -336,7 +315,7 @@ class CudaCalls:
 _WaitSite = tuple[int, int, str, int]
 """Of a wait: the `id` of the innermost Python code and its instruction, the call, and the address of its parameters."""
 _MOST_SITES = 2**14  # that are kept
-_CALLBACKS = (CudaCalls._driver.__code__.co_filename, type(CALLBACKS)._called.__code__.co_filename)
+_CALLBACKS = (CudaCalls._followed.__code__.co_filename, type(CALLBACKS)._called.__code__.co_filename)
 """The files of the frames of a callback."""
 
 
@@ -360,7 +339,7 @@ def _call(base: str, version: str) -> _Call:
     return _Call(base, version, first, asks, state, waits, _COPY.match(base), _MEMSET.match(base))
 
 
-def _on_legacy(stream: int, version: str) -> bool:
+def _on_legacy(stream: int | None, version: str) -> bool:
     """True for the legacy default stream, whose handle is 0 in calls that are not of the per-thread kind."""
     return stream == 1 or (stream == 0 and "_pt" not in version)
 
@@ -372,18 +351,16 @@ def _copies(of: _Call, kind: str | None, parameters: int, memory: Callable[[int]
         for to, source, nbytes in zip(*(words(at, count) for at in lists), strict=True):
             yield _copy(memory(source), memory(to), nbytes), None
         return
-    if kind in _BOX:
-        length, reads, writes, sides = _BOX[kind]
+    if (box := _BOX.get((kind or "")[:2])) is not None:
+        length, reads, writes, sides = box
         values = words(words(parameters, 1)[0], length)
-        nbytes = 1
-        for side in sides:
-            nbytes *= values[side]
+        nbytes = prod(values[side] for side in sides)
         # The address behind the kind of memory: of the host, then of the device.
         source, destination = (_typed(values[at], values[at + 1], values[at + 2], memory) for at in (reads, writes))
         yield _copy(source, destination, nbytes), words(parameters, 2)[1] if of.ordered else 0
         return
-    at = _BYTES_AT[kind]
-    stream = at + 1 + of.version.startswith("cuda")  # a copy of the runtime has its direction between
+    at = 4 if kind == "Peer" else 2 + (kind or "").count("A")  # its bytes: an array has an offset behind it
+    stream = at + 1 + of.of_runtime  # a copy of the runtime has its direction between
     values = words(parameters, stream + 1 if of.ordered else at + 1)
     if kind == "Peer":
         yield replace(_copy("device", "device", values[at]), name="P2P"), None
@@ -421,14 +398,14 @@ def _memory(address: int) -> str:
 
 
 def _nodes(graph: int) -> Iterator[Step]:
-    """The work of a graph, node by node."""
-    kinds = D.CUgraphNodeType
+    """The work of a graph, node by node. Raises `RuntimeError`: it is not known."""
     for node, kind in nodes(graph):
-        if kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
-            yield Step(StepKind.KERNEL)
-        elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMSET:
-            yield Step(StepKind.MEMSET)
-        elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
+        what = kind.name.rpartition("_")[2]
+        if what in ("KERNEL", "MEMSET"):
+            yield Step(StepKind[what])
+        elif what == "CONDITIONAL":
+            raise RuntimeError("the device decides how often its graphs run")
+        elif what == "MEMCPY":
             box = known(D.cuGraphMemcpyNodeGetParams(node))
             reads = _typed(int(box.srcMemoryType), int(box.srcHost or 0), int(box.srcDevice), _memory)
             writes = _typed(int(box.dstMemoryType), int(box.dstHost or 0), int(box.dstDevice), _memory)

@@ -6,6 +6,7 @@ import ctypes
 import enum
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.devices.allocation_sites import PACKAGE
-from pytest_gpumem.devices.calls import CallLog, CallWindow, PlainCalls, counted
+from pytest_gpumem.devices.calls import CallLog, CallWindow, PlainCalls, calls_counted
 from pytest_gpumem.devices.footprints import SourceFootprints
 from pytest_gpumem.devices.waits import CALLS, base_name, copy_waits, memset_waits
 from pytest_gpumem.records.calls import Calls
@@ -100,6 +101,7 @@ class Callbacks:
         runtime = enum.IntEnum("runtime", {name: at for at, name in enumerate(RUNTIME)})  # type: ignore[misc]
         calls._number(SimpleNamespace(driver_api_trace_cbid=driver, runtime_api_trace_cbid=runtime))
         self.window = calls.log.open()
+        self.driver = partial(calls._followed, calls._calls)
 
     def _report(self, receive: Any, number: int, site: int, words: tuple[int, ...], result: int = 0) -> None:
         parameters = (ctypes.c_uint64 * max(1, len(words)))(*words)
@@ -109,11 +111,11 @@ class Callbacks:
 
     def begin(self, name: str, *words: int) -> None:
         if NAMES.index(name) not in self.calls._launches:  # of launches only the ends are received
-            self._report(self.calls._driver, NAMES.index(name), 0, words)
+            self._report(self.driver, NAMES.index(name), 0, words)
 
     def end(self, name: str, *words: int, result: int = 0) -> None:
         number = NAMES.index(name)
-        self._report(self.calls._launched if number in self.calls._launches else self.calls._driver, number, 1, words, result)
+        self._report(self.calls._launched if number in self.calls._launches else self.driver, number, 1, words, result)
 
     def __call__(self, name: str, *words: int, result: int = 0) -> None:
         self.begin(name, *words)
@@ -121,10 +123,10 @@ class Callbacks:
 
     def runtime(self, name: str, *words: int, inside: str | None = None) -> None:
         number = RUNTIME.index(name)
-        self._report(self.calls._runtime, number, 0, words)
+        self._report(partial(self.calls._followed, self.calls._of_runtime), number, 0, words)
         if inside is not None:
             self(inside, *words)
-        self._report(self.calls._runtime, number, 1, words)
+        self._report(partial(self.calls._followed, self.calls._of_runtime), number, 1, words)
 
 
 @pytest.fixture
@@ -282,7 +284,7 @@ def test_the_native_stack_is_read_once_a_place_and_after_what_a_first_use_begins
         for name in names:
             for site in (0, 1):
                 data = ApiCall(site=site, parameters=address, result=ctypes.addressof(status))
-                calls.calls._driver(NAMES.index(name), ctypes.addressof(data))
+                calls.driver(NAMES.index(name), ctypes.addressof(data))
 
     for _ in range(4):
         library("cuStreamSynchronize")
@@ -309,7 +311,7 @@ def test_a_capture_runs_nothing_and_a_graph_its_nodes(calls: Callbacks, monkeypa
         calls("cuGraphLaunch", 0xE1, 5)
     assert (read(calls).kernels, read(calls).copied, read(calls).copied_bytes) == (7, 3, 192)
     calls("cuGraphLaunch", 0xE2, 5)
-    assert "a graph was launched that was changed, or made before" in str(read(calls).not_counted)
+    assert "a graph was launched whose nodes are not known" in str(read(calls).not_counted)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +333,18 @@ def test_a_graph_that_changes_is_read_again_or_not_known(
     calls("cuGraphLaunch", 0xE1, 5)
     found = read(calls)
     assert (found.kernels if found.not_counted is None else None) == kernels
+
+
+def test_a_graph_that_the_device_steers_is_not_known(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = D.CUgraphNodeType
+    found = [kinds.CU_GRAPH_NODE_TYPE_KERNEL, kinds.CU_GRAPH_NODE_TYPE_MEMSET, kinds.CU_GRAPH_NODE_TYPE_EMPTY]
+    monkeypatch.setattr(cuda, "nodes", lambda graph: [(0, kind) for kind in found])
+    executable = ctypes.c_uint64(0xE1)
+    for kernels, memsets, why in ((1, 1, None), (1, 1, "a graph was launched whose nodes are not known")):
+        calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
+        calls("cuGraphLaunch", 0xE1, 5)
+        assert (read(calls).kernels, read(calls).memsets, read(calls).not_counted) == (kernels, memsets, why)
+        found.append(kinds.CU_GRAPH_NODE_TYPE_CONDITIONAL)
 
 
 def test_only_the_threads_and_streams_of_a_capture_are_captured(calls: Callbacks) -> None:
@@ -418,7 +432,7 @@ def test_a_block_that_stops_the_source_leaves_outer_windows_uncounted() -> None:
     source = Source()
     source.start()
     outer = source.log.open()
-    with counted(source) as read:
+    with calls_counted(source) as read:
         source.log.ran(KERNEL)
         source.stop()
         assert (read().kernels, read().not_counted) == (1, None)
