@@ -275,7 +275,8 @@ class SourceFootprints:
         if self._counted:
             self.calls.start()
         for source in self._running.values():
-            source.start(self._log, self._stacks)
+            if (why := source.start(self._log, self._stacks)) is not None:
+                self._reasons[source.name] = why
         assert self._before is not None
         for series, after in self._figures().items():
             if (less := (self._before.get(series, NOTHING).used or 0) - (after.used or 0)) > 0:
@@ -373,9 +374,9 @@ class _Watch:
 
     def read(self) -> Footprint:
         of = self._of
+        of._settle()
         if of._driver is not None and of._driver.name in (gaps := self._gaps()):
             raise NotCounted(gaps[of._driver.name])
-        of._settle()
         self._take_back()
         gaps = self._gaps()
         (steps, changes), after = of._log.since(self._mark), of._figures()
