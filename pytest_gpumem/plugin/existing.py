@@ -31,6 +31,7 @@ from pytest_gpumem.plugin.replay import TIMER_NAME, Replay, ReplayTimer, is_pyte
 from pytest_gpumem.plugin.result import Extra
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession, GpuTest
+from pytest_gpumem.plugin.workers import Channel
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.records.measurement import Measurement
@@ -57,8 +58,9 @@ class CannotAdopt(Exception):
 class ExistingFeature(Feature):
     """Follows the calls of `benchmark`, from where the fixture is set up on."""
 
-    def __init__(self, session: GpuSession) -> None:
+    def __init__(self, session: GpuSession, channel: Channel) -> None:
         self._session = session
+        channel.carry("existing", self._sends, self._take)
         self._item: pytest.Item | None = None  # the test that runs
         self._said: dict[str, dict[str, None]] = {}
         """The benchmarks that each sentence of the summary is about."""
@@ -82,11 +84,11 @@ class ExistingFeature(Feature):
         if fixturedef.argname == "benchmark" and item is not None and fixturedef.cached_result and not uses(item, BENCHMARK_FIXTURE):
             self._follow(item, fixturedef.cached_result[0])
 
-    def said(self) -> dict[str, list[str]]:
+    def _sends(self) -> dict[str, list[str]]:
         """What this process says, for the process that has the results."""
         return {what: list(nodeids) for what, nodeids in self._said.items()}
 
-    def take(self, said: Mapping[str, Sequence[str]]) -> None:
+    def _take(self, said: Mapping[str, Sequence[str]]) -> None:
         """Take what another process says."""
         for what, nodeids in said.items():
             for nodeid in nodeids:

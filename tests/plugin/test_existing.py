@@ -191,6 +191,17 @@ def test_what_cannot_be_measured_is_left_as_it_is_with_a_reason(pytester: pytest
     assert set(clocks.values()) == {"perf_counter"}
 
 
+def test_a_row_says_if_calls_may_run_other_work(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CUPTI a function that returns early is measured, and nothing tells whether its calls run the same."""
+    from pytest_gpumem.devices import calls
+
+    monkeypatch.setattr(calls.PlainCalls, "start", lambda self: "CUPTI is held by another tool")
+    pytester.makepyfile("def test_early(benchmark, gpu):\n    benchmark.pedantic(gpu.launch, rounds=2)\n")
+    gpumem(ADOPT, "--benchmark-json=out.json").assert_outcomes(passed=1)
+    notes = row_in(pytester.path)["measurement"]["notes"]
+    assert "not known whether calls run the same work: CUPTI is held by another tool" in notes
+
+
 def test_an_exit_while_the_gpu_is_measured_ends_the_session(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(
         """
