@@ -32,8 +32,7 @@ WATCHED = (
     ("devices.cuda.driver_memory", "DriverMemory", "figures"),
     ("devices.cuda.driver_memory", "DriverMemory", "_called"),
     ("devices.cuda.calls", "CudaCalls", "_launched"),
-    ("devices.cuda.calls", "CudaCalls", "_driver"),
-    ("devices.cuda.calls", "CudaCalls", "_runtime"),
+    ("devices.cuda.calls", "CudaCalls", "_followed"),
     ("devices.cuda.guests.cupy_memory", "CupyMemory", "figures"),
     ("devices.cuda.guests.cupy_memory", "_Hook", "malloc_postprocess"),
     ("devices.cuda.guests.cupy_memory", "_Hook", "free_preprocess"),
@@ -80,8 +79,11 @@ def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*arguments, **options)
         finally:
-            # A call of the driver has a number of its own.
-            of = f"{name} {arguments[1]}" if name.endswith(("._called", "._driver")) else name
+            of = name
+            if name.endswith("._called"):  # a call of the driver has a number of its own
+                of = f"{name} {arguments[1]}"
+            elif name.endswith("._followed"):
+                of = f"{name} {arguments[1][arguments[2]].version}"
             cost = _costs.setdefault(of, [0, 0.0])
             cost[0] += 1
             cost[1] += time.perf_counter() - begun

@@ -7,10 +7,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, is_named, is_pytests, is_users, shown_path
 from pytest_gpumem.records.calls import Calls, WaitLine
@@ -35,11 +34,11 @@ class CallLog:
     """Takes the calls of the process for the windows that are open. Threads report at once; a lock keeps the sums whole."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # garbage that is collected meanwhile may free memory, which is a call
+        self.lock = threading.RLock()  # garbage that is collected meanwhile may free memory, which is a call
         self.windows: tuple[CallWindow, ...] = ()  # without any, calls do not matter
 
     def _add(self, *counts: tuple[object, float]) -> None:
-        with self._lock:
+        with self.lock:
             for window in self.windows:
                 sums = window.sums
                 for key, count in counts:
@@ -47,7 +46,7 @@ class CallLog:
 
     def launched(self, *, on_default: bool) -> None:
         """A kernel was queued: as `ran`, in the least time."""
-        with self._lock:
+        with self.lock:
             for window in self.windows:
                 window.sums["kernels"] += 1
                 if on_default:
@@ -86,19 +85,9 @@ class CallLog:
     def open(self) -> CallWindow:
         """Count from now on."""
         window = CallWindow(self)
-        with self._lock:
+        with self.lock:
             self.windows = (*self.windows, window)
         return window
-
-    def close(self, window: CallWindow) -> None:
-        """Count no further for a window; a second call does nothing."""
-        with self._lock:
-            self.windows = tuple(one for one in self.windows if one is not window)
-
-    def now(self, window: CallWindow) -> Counter[object]:
-        """The sums of a window so far."""
-        with self._lock:
-            return Counter(window.sums)
 
 
 class CallWindow:
@@ -110,8 +99,9 @@ class CallWindow:
         """Counts by `Step` kind, by kind of copy and by line; bytes by ("bytes", kind of copy); seconds by ("seconds", line)."""
 
     def close(self) -> None:
-        """Count no further."""
-        self._log.close(self)
+        """Count no further; a second call does nothing."""
+        with self._log.lock:
+            self._log.windows = tuple(one for one in self._log.windows if one is not self)
 
     def read(self, root: Path, allowed: Sequence[str] = (), *, strict: bool = False) -> Calls:
         """What was called so far.
@@ -119,17 +109,16 @@ class CallWindow:
         `allowed`: lines that may wait, such as "conftest.py:*".
         `strict`: calls that may wait are waits.
         """
-        found = self._log.now(self)
+        with self._log.lock:
+            found = Counter(self.sums)
         copies = [key for key in found if isinstance(key, tuple) and key[0] == "copy"]
         return Calls(
-            kernels=found.get("kernels", 0),
-            copies=tuple(CopyUse(key[1], key[2], key[3], found[key], found.get(("bytes", *key), 0), 0) for key in sorted(copies)),
-            memsets=found.get("memsets", 0),
-            default_stream=found.get("default", 0),
+            kernels=found["kernels"],
+            copies=tuple(CopyUse(key[1], key[2], key[3], found[key], found[("bytes", *key)], 0) for key in sorted(copies)),
+            memsets=found["memsets"],
+            default_stream=found["default"],
             waiting=tuple(
-                _wait(key, count, max(0.0, found.get(("seconds", key), 0)), root, allowed)
-                for key, count in found.items()
-                if isinstance(key, _WaitKey)
+                _wait(key, count, found["seconds", key], root, allowed) for key, count in found.items() if isinstance(key, _WaitKey)
             ),
             strict=strict,
             first_use={str(key[1]): count for key, count in found.items() if isinstance(key, tuple) and key[0] == "first"},
@@ -138,33 +127,19 @@ class CallWindow:
 
 
 def _wait(key: _WaitKey, count: int, seconds: float, root: Path, allowed: Sequence[str]) -> WaitLine:
-    file = shown_path(key.file, root)
-    code = code_of(key.file, key.line)
-    named = is_named(file, key.line, allowed)
-    return WaitLine(file, key.line, key.function, code, key.call, key.of, count, seconds, key.sure, allowed=named)
-
-
-@cache
-def _owner(file: str) -> Literal["user", "pytest", "package", "other"]:
-    if is_users(file):
-        return "user"
-    if is_pytests(file):
-        return "pytest"
-    return "package" if file.startswith(("<", PACKAGE)) else "other"
+    file, line, function, call, of, sure = key
+    shown = shown_path(file, root)
+    return WaitLine(shown, line, function, code_of(file, line), call, of, count, seconds, sure, is_named(shown, line, allowed))
 
 
 def _line(frame: FrameType | None) -> tuple[str, int, str]:
     """The user's innermost line from a frame on, as `users_frames` finds it; without the stack, for a wait is to cost little. A thread of C
     code, such as PyTorch's for gradients, has frames of this package alone."""
     other: FrameType | None = None
-    while frame is not None:
-        code = frame.f_code
-        owner = _owner(code.co_filename)
-        if owner == "user":
-            return code.co_filename, frame.f_lineno, code.co_name
-        if owner == "pytest":
-            break
-        if other is None and owner == "other":
+    while frame is not None and not is_pytests(file := frame.f_code.co_filename):
+        if is_users(file):
+            return file, frame.f_lineno, frame.f_code.co_name
+        if other is None and not file.startswith(("<", PACKAGE)):
             other = frame
         frame = frame.f_back
     if other is None:
@@ -188,20 +163,17 @@ class CallSource(Protocol):
     @property
     def running(self) -> bool: ...
     def start(self) -> str | None:
-        """Report from now on; the reason if it cannot."""
+        """Report from now on, unless it does already; the reason if it cannot."""
 
     def stop(self) -> None:
         """Report no longer; a second call does nothing."""
 
-    def refused(self) -> str | None:
-        """Why calls are not reported now, though they were to be."""
-
 
 @contextmanager
-def counted(source: CallSource) -> Iterator[Callable[[], Calls]]:
+def calls_counted(source: CallSource) -> Iterator[Callable[[], Calls]]:
     """Count the calls inside the block, or until the source is stopped; yields what tells them. Afterwards it runs if it ran before."""
     running = source.running
-    why, window = source.refused() if running else source.start(), source.log.open()
+    why, window = source.start(), source.log.open()
 
     def read() -> Calls:
         return Calls(not_counted=why) if why is not None else window.read(Path())
@@ -213,6 +185,7 @@ def counted(source: CallSource) -> Iterator[Callable[[], Calls]]:
         if not running:
             source.stop()
         elif not source.running:
+            source.log.missed("a part of the calls was not followed")
             source.start()
 
 
@@ -232,6 +205,3 @@ class PlainCalls:
     def stop(self) -> None:
         self._report(None)
         self.running = False
-
-    def refused(self) -> str | None:
-        return None

@@ -122,7 +122,6 @@ class SourceFootprints:
     ) -> None:
         self._driver, self._libraries, self._free_bytes, self._gone = driver, libraries, free_bytes, gone
         self.calls = calls or PlainCalls(lambda log: None)
-        self._not_counted: str | None = "calls are counted with --gpumem-existing=watch"  # None while they are counted
         self._log = MemoryLog()
         self._wanted: tuple[Source, ...] | None = None
         """Sources that are watched as soon as their libraries are in use; None: nothing is watched."""
@@ -131,7 +130,9 @@ class SourceFootprints:
         """By source, why it reports no single allocations."""
         self._lost: dict[str, int] = {}  # by library: gaps after which it is no longer known which of its allocations live
         self._stacks = False
-        self._paused = self._counts = False
+        self._paused = False
+        self._counts = self._counted = False
+        """Calls are to be counted; they were when a block of `paused` began."""
         self._before: dict[Series, Figures] | None = None
         """What libraries counted when a block of `ours` began; None outside of such a block."""
         self._first = LogMark()  # what the log had reached then
@@ -145,8 +146,9 @@ class SourceFootprints:
 
     def start(self, *, driver: bool, libraries: bool = True, stacks: bool = False, calls: bool = False) -> None:
         self.stop()
+        self._counts = calls
         if calls:
-            self._not_counted = self.calls.start()
+            self.calls.start()  # what hinders it, `counting` says
         also = (self._driver,) if driver and self._driver is not None else ()
         self._wanted, self._stacks = (*also, *(self._libraries if libraries else ())), stacks
         self._reasons.clear()
@@ -201,7 +203,11 @@ class SourceFootprints:
         return True
 
     def counting(self) -> CallWindow | str:
-        return self._not_counted or self.calls.refused() or self.calls.log.open()
+        if not self._counts:
+            return "calls are counted with --gpumem-existing=watch"
+        if self._paused:
+            return "calls are not counted while a launch is measured"
+        return self.calls.start() or self.calls.log.open()
 
     def watch(self) -> MemoryWatch:
         if self._wanted is None:
@@ -255,7 +261,7 @@ class SourceFootprints:
             self._pause()
 
     def _pause(self) -> None:
-        self._counts = self.calls.running
+        self._counted = self.calls.running
         self.calls.stop()
         for source in self._running.values():
             source.stop()
@@ -266,10 +272,11 @@ class SourceFootprints:
         self._paused = False
         if self._gone():
             return
-        if self._counts:
-            self._not_counted = self.calls.start()
+        if self._counted:
+            self.calls.start()
         for source in self._running.values():
-            source.start(self._log, self._stacks)
+            if (why := source.start(self._log, self._stacks)) is not None:
+                self._reasons[source.name] = why
         assert self._before is not None
         for series, after in self._figures().items():
             if (less := (self._before.get(series, NOTHING).used or 0) - (after.used or 0)) > 0:
@@ -367,9 +374,9 @@ class _Watch:
 
     def read(self) -> Footprint:
         of = self._of
+        of._settle()
         if of._driver is not None and of._driver.name in (gaps := self._gaps()):
             raise NotCounted(gaps[of._driver.name])
-        of._settle()
         self._take_back()
         gaps = self._gaps()
         (steps, changes), after = of._log.since(self._mark), of._figures()

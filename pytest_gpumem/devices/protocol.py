@@ -516,7 +516,7 @@ class Footprints(Protocol):
         """
 
     def counting(self) -> CallWindow | str:
-        """Count calls from now on; the reason if they are not counted. What runs inside `paused` does not count."""
+        """Count calls from now on; the reason if they are not counted. Inside `paused` they are not."""
 
     def stop(self) -> None:
         """Have the sources report no longer."""

@@ -26,14 +26,14 @@ class PastCalls(NamedTuple):
 
 
 def _lines(calls: Calls) -> str:
-    lines = [f"{wait.place} {wait.count} x {wait.call}" for wait in calls.waiting if not wait.allowed and (wait.sure or calls.strict)]
+    lines = [f"{wait.place} {wait.count} x {wait.call}" for wait in calls.lines]
     more = f" and {counted(len(lines) - SHOWN, 'more line')}" if len(lines) > SHOWN else ""
     return f": {', '.join(lines[:SHOWN])}{more}" if lines else ""
 
 
 FIGURES: Mapping[str, tuple[Callable[[Calls], int], Callable[[int], str]]] = {
     "max_kernels": (lambda calls: calls.kernels, lambda count: counted(count, "kernel")),
-    "max_copies": (lambda calls: calls.copied, lambda count: f"{count} {'copy' if count == 1 else 'copies'}"),
+    "max_copies": (lambda calls: calls.copied, lambda count: counted(count, "copy")),
     "max_copied_bytes": (lambda calls: calls.copied_bytes, lambda count: f"{short_bytes(count)} copied"),
     "max_waits": (lambda calls: calls.waits, lambda count: f"the host waits {counted(count, 'time')}"),
 }

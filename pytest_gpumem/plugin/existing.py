@@ -1,15 +1,15 @@
 """Benchmarks that exist: uses of pytest-benchmark's `benchmark`, measured on the GPU with `--gpumem-existing=adopt`, and warned about else.
 
-pytest-benchmark calls the function as ever, and its times of the host stay beside ours. A benchmark that queued work of the GPU meanwhile
-is measured as by `gpu_benchmark`, and its times take the place of the host's. Whatever hinders that leaves the benchmark as it was, with
-the reason: no test fails here that passes alone.
+pytest-benchmark calls the function as ever. A benchmark that queued work of the GPU meanwhile is measured as by `gpu_benchmark`, and these
+times take the place of the host's. Whatever hinders that leaves the benchmark as it was, with the reason: no test fails here that passes
+alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
@@ -18,18 +18,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.calls import counted
+from pytest_gpumem.devices.calls import calls_counted
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, ContextLost, Stream
+from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.measuring.target import Target, nothing
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.plugin.footprints import WATCHED
 from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
-from pytest_gpumem.plugin.replay import TIMER_NAME, Replay, ReplayTimer, is_pytest_benchmarks
+from pytest_gpumem.plugin.replay import TIMER_NAME, Replay, ReplayTimer, is_pytest_benchmarks, mark_simulated
 from pytest_gpumem.plugin.result import Extra
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession, GpuTest
+from pytest_gpumem.plugin.workers import Channel
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.records.measurement import Measurement
@@ -43,6 +45,7 @@ SHOWN = 5  # benchmarks that a line names
 ARRAYS = 32  # arrays of a call that are looked at
 ENDS = 2**16  # bytes at both ends of an array that are compared
 EARLY = "return before the GPU is done; if GPU time is meant: --gpumem-existing=adopt"
+LEFT = "are left to the host's clock: "
 DRIFTING = "change their own arguments, so that no two calls start alike (not repeatable); pedantic's setup= makes them anew"
 
 Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # arguments of a call
@@ -55,12 +58,12 @@ class CannotAdopt(Exception):
 class ExistingFeature(Feature):
     """Follows the calls of `benchmark`, from where the fixture is set up on."""
 
-    def __init__(self, session: GpuSession) -> None:
+    def __init__(self, session: GpuSession, channel: Channel) -> None:
         self._session = session
+        channel.carry("existing", self._sends, self._take)
         self._item: pytest.Item | None = None  # the test that runs
         self._said: dict[str, dict[str, None]] = {}
         """The benchmarks that each sentence of the summary is about."""
-        self._lines: dict[str, str] = {}  # the lines of it in the session's remarks
 
     @contextmanager
     def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
@@ -81,27 +84,23 @@ class ExistingFeature(Feature):
         if fixturedef.argname == "benchmark" and item is not None and fixturedef.cached_result and not uses(item, BENCHMARK_FIXTURE):
             self._follow(item, fixturedef.cached_result[0])
 
-    def said(self) -> dict[str, list[str]]:
-        """What this process says of its benchmarks, for the process that has the results."""
+    def _sends(self) -> dict[str, list[str]]:
+        """What this process says, for the process that has the results."""
         return {what: list(nodeids) for what, nodeids in self._said.items()}
 
-    def take(self, said: Mapping[str, Sequence[str]]) -> None:
+    def _take(self, said: Mapping[str, Sequence[str]]) -> None:
         """Take what another process says."""
         for what, nodeids in said.items():
             for nodeid in nodeids:
-                self._say(what, nodeid)
+                self._say(nodeid, what)
 
-    def _say(self, what: str, nodeid: str) -> None:
+    def _say(self, nodeid: str, what: str) -> None:
         """Say something of a benchmark in the summary, where one line names all of which it holds."""
-        nodeids = self._said.setdefault(what, {})
-        nodeids[nodeid] = None
-        remarks = self._session.remarks
-        if (before := self._lines.get(what)) in remarks:
+        remarks, nodeids = self._session.remarks, self._said.setdefault(what, {})
+        if (before := _line(what, nodeids)) in remarks:
             remarks.remove(before)
-        shown = ", ".join(list(nodeids)[:SHOWN]) + (f" and {len(nodeids) - SHOWN} more" if len(nodeids) > SHOWN else "")
-        line = f"{len(nodeids)} benchmarks {what}: {shown}" if len(nodeids) > 1 else f"1 benchmark {_of_one(what)}: {shown}"
-        remarks.append(self._lines.setdefault(what, line) if before is None else line)
-        self._lines[what] = line
+        nodeids[nodeid] = None
+        remarks.append(_line(what, nodeids))
 
     def _follow(self, item: pytest.Item, fixture: Any) -> None:
         try:
@@ -113,27 +112,35 @@ class ExistingFeature(Feature):
             return
         if not is_pytest_benchmarks(fixture):
             if adopts:
-                self._say("NOT RUN: another plugin, such as CodSpeed, has the fixture", item.nodeid)
+                self._say(item.nodeid, "NOT RUN: another plugin, such as CodSpeed, has the fixture")
             return
-        run = _Adoption(item, fixture, self._session, self._say).run if adopts else partial(self._look, item, fixture)
+        say = partial(self._say, item.nodeid)
+        call = _Adoption(item, fixture, self._session, say).call if adopts else partial(self._look, say)
+
+        def run(original: Callable[..., Any], describe: Callable[..., _BenchmarkCall], *args: Any, **kwargs: Any) -> Any:
+            result = call(original, describe, *args, **kwargs)
+            _refuse_other_clock(fixture, item.config)
+            return result
+
         fixture._raw = partial(run, fixture._raw, _call)
         fixture._raw_pedantic = partial(run, fixture._raw_pedantic, _pedantic_call)
 
-    def _look(self, item: pytest.Item, fixture: Any, original: Callable[..., Any], _: object, *args: Any, **kwargs: Any) -> Any:
+    def _look(self, say: Callable[[str], None], original: Callable[..., Any], _: object, *args: Any, **kwargs: Any) -> Any:
         """Call, and note whether the GPU is still at work."""
         result = original(*args, **kwargs)
         if self._session.chosen.unfinished():
-            self._say(EARLY, item.nodeid)
-        _refuse_other_clock(fixture, self._session)
+            say(EARLY)
         return result
 
 
-def _of_one(what: str) -> str:
-    """What is said of several benchmarks, of one."""
+def _line(what: str, nodeids: Mapping[str, None]) -> str:
+    """What is said of several benchmarks, or of one."""
+    count = len(nodeids)
     for plural, singular in (("return ", "returns "), ("are ", "is "), ("change their", "changes its")):
-        if what.startswith(plural):
-            return singular + what.removeprefix(plural)
-    return what
+        if count == 1 and what.startswith(plural):
+            what = singular + what.removeprefix(plural)
+    more = f" and {count - SHOWN} more" if count > SHOWN else ""
+    return f"{counted(count, 'benchmark')} {what}: {', '.join(list(nodeids)[:SHOWN])}{more}"
 
 
 class _BenchmarkCall:
@@ -143,8 +150,8 @@ class _BenchmarkCall:
         self, function: Callable[..., object], given: Given, setup: Callable[[], Given | None] | None = None, teardown: Any = None
     ) -> None:
         self.function, self.given = function, given
-        self.setup = setup
-        self._teardown = teardown
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self.setup, self._teardown = setup, teardown
         self._made = self._open = False
         """Its arguments are made and not used yet; the teardown of the last call is still to come."""
 
@@ -152,13 +159,13 @@ class _BenchmarkCall:
         """End the last call, and make the arguments of the next, unless they are made."""
         if self._made:
             return
-        self.end()
+        self.close()
         if self.setup is not None:
             self.given = self.setup() or self.given
         self._made = self._open = True
 
-    def end(self) -> None:
-        """The teardown of the last call."""
+    def close(self) -> None:
+        """End the last call."""
         if self._open and self._teardown is not None:
             self._teardown(*self.given[0], **self.given[1])
         self._made = self._open = False
@@ -187,20 +194,17 @@ def _pedantic_call(
 class _AdoptionReplay(Replay):
     """pytest-benchmark's entry of an adopted benchmark, which has its times already when the test is judged."""
 
-    def __init__(self, item: pytest.Item, fixture: Any) -> None:
-        super().__init__(item, fixture)
-        self._adopted = fixture
-        self.called = True
+    _fixture: Any
 
     def take(self, measured: Measurement, host: float, *, simulated: bool) -> None:
         """Put the times of the GPU in the place of the host's."""
-        fixture, timer = self._adopted, ReplayTimer()
-        mode = fixture._mode
+        self.called = True
+        fixture, timer, mode = self._fixture, ReplayTimer(), self._fixture._mode
         fixture._add_stats.__self__.remove(fixture.stats)
         fixture._mode, fixture.stats, fixture._timer, fixture.cprofile = None, None, timer, False
         fixture.extra_info[HOST_FIGURE] = host
-        if simulated:  # as `Replay.feed`
-            fixture.group = f"{fixture.group}, simulated" if fixture.group else "simulated"
+        if simulated:
+            mark_simulated(fixture)
         del fixture._raw_pedantic
         timer.load(measured.samples)
         fixture.pedantic(nothing, rounds=len(measured.samples), iterations=1)
@@ -210,25 +214,21 @@ class _AdoptionReplay(Replay):
         if label:
             super().feed(label, durations, summary, failed=failed)
             return
-        self._adopted.extra_info["gpumem"] = dict(summary)
-        self._adopted.has_error = self._adopted.has_error or failed
+        self._fixture.extra_info["gpumem"] = dict(summary)
+        self._fixture.has_error = self._fixture.has_error or failed
 
 
 class _Adoption:
     """One test's use of `benchmark`, measured on the GPU."""
 
-    def __init__(self, item: pytest.Item, fixture: Any, session: GpuSession, say: Callable[[str, str], None]) -> None:
-        self._item, self._fixture, self._session = item, fixture, session
-        self._say = partial(self._said, say)
+    def __init__(self, item: pytest.Item, fixture: Any, session: GpuSession, say: Callable[[str], None]) -> None:
+        self._item, self._fixture, self._session, self._say = item, fixture, session, say
 
-    def _said(self, say: Callable[[str, str], None], what: str) -> None:
-        say(what, self._item.nodeid)
-
-    def run(self, original: Callable[..., Any], describe: Callable[..., _BenchmarkCall], *args: Any, **kwargs: Any) -> Any:
+    def call(self, original: Callable[..., Any], describe: Callable[..., _BenchmarkCall], *args: Any, **kwargs: Any) -> Any:
         """Have pytest-benchmark measure; then measure the GPU, if it took part."""
         session, chosen = self._session, self._session.chosen
         source = chosen.calls() or session.device.footprints.calls
-        with counted(source) as read:
+        with calls_counted(source) as read:
             if describe is _call:  # the calibration tells enough: to be counted would make the launches of the timed rounds longer
                 _before(self._fixture, "_make_stats", source.stop)
             result = original(*args, **kwargs)
@@ -236,75 +236,71 @@ class _Adoption:
         pending = chosen.unfinished()
         if not (seen.kernels or seen.copies or seen.memsets or pending):
             if seen.not_counted is not None and pending is not None:
-                self._say(f"are left to the host's clock: whether they use the GPU is not known: {seen.not_counted}")
+                self._say(f"{LEFT}whether they use the GPU is not known: {seen.not_counted}")
             return result
         if self._fixture.disabled:
             self._say("NOT RUN: pytest-benchmark is disabled, as by -n or --benchmark-disable")
             return result
-        called = describe(*args, **kwargs)
         try:
-            self._adopt(called)
-        except (ContextLost, KeyboardInterrupt):
+            self._adopt(describe(*args, **kwargs))
+        except (ContextLost, pytest.exit.Exception):
             raise
         except CannotAdopt as reason:
-            self._say(f"are left to the host's clock: {reason}")
+            self._say(f"{LEFT}{reason}")
         except Exception as error:
-            self._say(f"are left to the host's clock: {printable(type(error).__name__)}: {printable(str(error)).splitlines()[0]}")
-        finally:
-            called.end()
-        _refuse_other_clock(self._fixture, session)
+            self._say(printable(f"{LEFT}{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
         return result
 
     def _adopt(self, called: _BenchmarkCall) -> None:
         item = self._item
         request: pytest.FixtureRequest = item._request  # type: ignore[attr-defined]
         test: GpuTest = request.getfixturevalue("_gpumem_test")
-        drifts = self._repeats(called, test)
-        replay = _AdoptionReplay(item, self._fixture)
-        before = len(test.measurements)
-        measured = _AdoptionBenchmark(test, replay).measure(called)
-        if measured.work_seen is False:
+        replay, before = _AdoptionReplay(item, self._fixture), len(test.measurements)
+        try:
+            with closing(called):
+                repeats = self._repeats(called, test)
+                measured = _AdoptionBenchmark(test, replay).measure(called)
+            if measured.work_seen is False:
+                raise CannotAdopt("no work of the GPU was seen in a call")
+        except BaseException:
             del test.measurements[before:]
-            raise CannotAdopt("no work of the GPU was seen in a call")
+            raise
         host = float(self._fixture.stats.stats.median)
-        notes = (*measured.notes, *self._notes(measured, host, drifts=drifts))
+        notes = (*measured.notes, *self._notes(measured, host), *repeats)
         test.measurements[-1] = (replace(measured, notes=notes), test.measurements[-1][1])
         test.extra[""] = Extra({HOST_FIGURE: host})
         test.replay = replay
         replay.take(measured, host, simulated=self._session.facts.simulated)
-        if drifts:
-            self._say(DRIFTING)
 
-    def _notes(self, measured: Measurement, host: float, *, drifts: bool) -> Iterator[str]:
+    def _notes(self, measured: Measurement, host: float) -> Iterator[str]:
         yield f"adopted: pytest-benchmark's own time of a call is {format_time(host)}, by the host's clock"
-        if drifts:
-            yield "not repeatable: each call changes its own arguments, and starts from what the last one left"
         if measured.sampler == "host":
             busy = measured.activity.busy if measured.activity is not None else None
             gpu = "not known" if not busy else format_time(busy)
             yield f"wall time {format_time(measured.latency)} of a call until the GPU is done; GPU time of its kernels and copies {gpu}"
 
-    def _repeats(self, called: _BenchmarkCall, test: GpuTest) -> bool:
-        """Call until two calls that follow each other run the same; gives whether a call changes its arguments.
+    def _repeats(self, called: _BenchmarkCall, test: GpuTest) -> list[str]:
+        """Call until two calls that follow each other run the same; gives notes on what differs or is not known.
         Raises `CannotAdopt`: no two calls do.
         """
         source = test.device.footprints.calls
         last: Calls | None = None
-        drifts = False
+        notes = []
         for number in range(CALLS):
             called.prepare()
             test.device.streams.synchronize()
             before = _content(called, test) if number == 0 else None
-            with counted(source) as read:
+            with calls_counted(source) as read:
                 called()
                 seen = read()
             test.device.streams.synchronize()
-            if before is not None:
-                drifts = called.setup is None and before != _content(called, test)
+            if before is not None and called.setup is None and before != _content(called, test):
+                self._say(DRIFTING)
+                notes.append("not repeatable: each call changes its own arguments, and starts from what the last one left")
             if seen.not_counted is not None:
-                return drifts
+                return [*notes, f"not known whether calls run the same work: {seen.not_counted}"]
             if last is not None and _work(seen) == _work(last) and not seen.first_use.get("modules"):
-                return drifts
+                return notes
             last = seen
         raise CannotAdopt("not repeatable: calls that follow each other run other work")
 
@@ -336,8 +332,6 @@ class _AdoptionBenchmark(GpuBenchmark):
         test = self._test
         mode = marker_keywords(marks_of(test.item)).get("mode") or "hot"
         target: Target = test.conductor.target(called, (), {}, arena=test.arena, on_simulated=True)
-        name = getattr(called.function, "__name__", type(called.function).__name__)
-        target = dataclasses.replace(target, name=name)
         if called.restores:
 
             def prepare(stream: Stream) -> None:
@@ -412,24 +406,18 @@ def _of_library(value: Any) -> Allocation | None:
     return Allocation(MemoryKind.DEVICE, nbytes, address, 0)
 
 
-def _benchmarks(config: Any) -> Any:
-    """pytest-benchmark's session."""
-    return config._benchmarksession
-
-
-def _refuse_other_clock(fixture: Any, session: GpuSession) -> None:
+def _refuse_other_clock(fixture: Any, config: Any) -> None:
     """Refuse to compare times of the GPU with a saved run's times of the host, and the other way round.
     Raises `pytest.fail.Exception`: with `--benchmark-compare`.
     """
-    runs: Mapping[str, Mapping[str, Any]] = _benchmarks(session.config).compared_mapping or {}
+    runs: Mapping[str, Mapping[str, Any]] = config._benchmarksession.compared_mapping or {}
     for path, benchmarks in runs.items():
         saved = benchmarks.get(fixture.fullname)
         if saved is None or fixture.stats is None:
             continue
         clock = str(saved.get("options", {}).get("timer"))
-        ours = fixture._timer.__class__ is ReplayTimer
-        if (clock == TIMER_NAME) is not ours:
-            there, here = ("GPU", "host") if clock == TIMER_NAME else ("host", "GPU")
+        there, here = ("GPU" if of_gpu else "host" for of_gpu in (clock == TIMER_NAME, isinstance(fixture._timer, ReplayTimer)))
+        if there != here:
             fixture.has_error = True
             pytest.fail(
                 f"gpumem: --benchmark-compare: {path} has times of the {there} for this benchmark (timer {clock}), this run has times "

@@ -114,8 +114,7 @@ class Replay:
         if label:
             fixture.name, fixture.fullname = f"{fixture.name}[{label}]", f"{fixture.fullname}[{label}]"
         if summary.get("simulated"):
-            # pytest-benchmark shows the group above its table: these are no times of a GPU.
-            fixture.group = f"{fixture.group}, simulated" if fixture.group else "simulated"
+            mark_simulated(fixture)
         fixture.has_error = failed
         self._fed.append(fixture)
         self._timer.load(durations)
@@ -128,6 +127,11 @@ class Replay:
             fixture.has_error = True
         if self._fixture is not None and self._fixture._mode is None:
             self._fixture._mode = "gpu_benchmark(...)"
+
+
+def mark_simulated(fixture: BenchmarkFixture) -> None:
+    """Say in the group, which pytest-benchmark shows above its table, that these are no times of a GPU."""
+    fixture.group = f"{fixture.group}, simulated" if fixture.group else "simulated"
 
 
 def _nothing() -> None:

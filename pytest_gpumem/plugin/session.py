@@ -102,9 +102,7 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     if of_base is not None:
         channel.give(IN_BASE, of_base.given)
     results = None if session.is_part else _results(session, Controller(settings, chosen, place, channel), channel)
-    existing = ExistingFeature(session)
     whole = Session(session, expectations, leftovers, entries, repeats, results, channel, resumes=resumed is not None)
-    channel.carry("existing", existing.said, existing.take)
     # The first feature enters each phase of a test before the others, and leaves it after them.
     features: list[Feature] = [
         whole,  # has the rows of a report before anyone looks at them
@@ -119,7 +117,7 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         expectations,
         *([] if resumed is None else [ResumeFeature(session, resumed, expectations)]),
         *(results or ()),
-        existing,  # the last one: what the others call is no call of the test
+        ExistingFeature(session, channel),  # the last one: what the others call is no call of the test
     ]
     config.add_cleanup(session.close)
     config.add_cleanup(whole.hush_if_lost)  # before it, and after pytest has put back its hook

@@ -52,9 +52,14 @@ class Calls(Record, frozen=True):
         return sum(copy.nbytes for copy in self.copies)
 
     @property
+    def lines(self) -> list[WaitLine]:
+        """Lines that wait, without those that are allowed."""
+        return [wait for wait in self.waiting if not wait.allowed and (wait.sure or self.strict)]
+
+    @property
     def waits(self) -> int:
-        """Times that the host waits, without those that are allowed."""
-        return sum(wait.count for wait in self.waiting if not wait.allowed and (wait.sure or self.strict))
+        """Times that the host waits, at `lines`."""
+        return sum(wait.count for wait in self.lines)
 
     @property
     def any(self) -> bool:

@@ -36,10 +36,12 @@ def call_totals(tests: Iterable[Calls]) -> Iterator[str]:
     if not found:
         return
     waits, lines = sum(calls.waits for calls in found), Counter[str]()
-    for wait in (wait for calls in found for wait in calls.waiting if wait.sure and not wait.allowed):
+    for wait in (wait for calls in found for wait in calls.lines):
         lines[wait.place] += wait.count
     kernels, copies = sum(calls.kernels for calls in found), sum(calls.copied for calls in found)
     text = f"calls of {counted(len(found), 'test')}: {counted(kernels, 'kernel')}, {counted(copies, 'copy')} of "
     text += f"{short_bytes(sum(calls.copied_bytes for calls in found))}, the host waits {counted(waits, 'time')}"
     most = ", ".join(f"{place} {count} x" for place, count in lines.most_common(SHOWN))
-    yield f"{text} at {counted(len(lines), 'line')}: {most}" if lines else text
+    text += f" at {counted(len(lines), 'line')}: {most}" if lines else ""
+    missed = sum(calls.not_counted is not None for calls in found)
+    yield f"{text}; {counted(missed, 'test')} not counted, or not completely" if missed else text

@@ -161,15 +161,68 @@ def test_what_cannot_be_measured_is_left_as_it_is_with_a_reason(pytester: pytest
                 if len(calls) > 3:
                     raise ValueError("too often")
             benchmark.pedantic(raises, rounds=2)
+
+        def test_late_exception_without_text(benchmark, gpu):
+            calls = []
+            def raises():
+                gpu.launch()
+                calls.append(1)
+                assert len(calls) < 4, ""
+            benchmark.pedantic(raises, rounds=2)
+
+        def test_late_teardown(benchmark, gpu):
+            calls = []
+            def teardown():
+                calls.append(1)
+                if len(calls) > 2:
+                    raise RuntimeError("no more")
+            benchmark.pedantic(gpu.launch, teardown=teardown, rounds=2)
         """
     )
-    result = gpumem(ADOPT, "--benchmark-json=out.json")
-    result.assert_outcomes(passed=2)
+    result = gpumem(ADOPT, "--benchmark-json=out.json", "--assert=plain")
+    result.assert_outcomes(passed=4)
+    assert not rows_in(pytester.path)
     text = result.stdout.str()
     assert "left to the host's clock: not repeatable: calls that follow each other run other work: " in text
     assert "left to the host's clock: ValueError: too often: " in text
+    assert "left to the host's clock: AssertionError: : " in text
+    assert "left to the host's clock: RuntimeError: no more: " in text
     clocks = {one["name"]: one["options"]["timer"] for one in json.loads((pytester.path / "out.json").read_text())["benchmarks"]}
-    assert clocks["test_grows"] == clocks["test_late_exception"] == "perf_counter"
+    assert set(clocks.values()) == {"perf_counter"}
+
+
+def test_a_row_says_if_calls_may_run_other_work(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CUPTI a function that returns early is measured, and nothing tells whether its calls run the same."""
+    from pytest_gpumem.devices import calls
+
+    monkeypatch.setattr(calls.PlainCalls, "start", lambda self: "CUPTI is held by another tool")
+    pytester.makepyfile("def test_early(benchmark, gpu):\n    benchmark.pedantic(gpu.launch, rounds=2)\n")
+    gpumem(ADOPT, "--benchmark-json=out.json").assert_outcomes(passed=1)
+    notes = row_in(pytester.path)["measurement"]["notes"]
+    assert "not known whether calls run the same work: CUPTI is held by another tool" in notes
+
+
+def test_an_exit_while_the_gpu_is_measured_ends_the_session(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_exits(benchmark, gpu):
+            calls = []
+            def work():
+                gpu.launch()
+                calls.append(1)
+                if len(calls) > 3:
+                    pytest.exit("enough", returncode=7)
+            benchmark.pedantic(work, rounds=2)
+
+        def test_next():
+            pass
+        """
+    )
+    result = gpumem(ADOPT)
+    assert result.ret == 7
+    result.assert_outcomes()
 
 
 def test_a_function_is_called_until_it_loads_no_module(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -292,6 +345,23 @@ def test_host_times_and_gpu_times_never_compare(pytester: pytest.Pytester, gpume
     back = gpumem(*QUICK, "--benchmark-compare")
     back.assert_outcomes(failed=1)
     back.stdout.fnmatch_lines(["*has times of the GPU for this benchmark (timer gpumem_device_time)*"])
+
+
+def test_gpu_times_do_not_compare_with_a_benchmark_that_left_the_gpu(pytester: pytest.Pytester, gpumem: Run) -> None:
+    pytester.makepyfile(
+        """
+        import os
+
+        def test_launch(benchmark, gpu):
+            benchmark(gpu.launch if "ON_GPU" in os.environ else sorted, *([] if "ON_GPU" in os.environ else [[2, 1]]))
+        """
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ON_GPU", "1")
+        gpumem(ADOPT, *QUICK, "--benchmark-save=gpu").assert_outcomes(passed=1)
+    result = gpumem(ADOPT, *QUICK, "--benchmark-compare")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*has times of the GPU for this benchmark (timer gpumem_device_time), this run has times of the host*"])
 
 
 def test_an_adopted_benchmark_is_gated_by_the_baseline(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -550,6 +620,23 @@ def test_counts_are_those_of_a_test_alone_in_any_order_and_in_workers(pytester: 
     assert counts(*(f"{file}::{name}" for name in reversed(names))) == expected
     assert counts("-n2") == expected
     assert counts(f"{file}::test_3") == {"test_3": expected["test_3"]}
+
+
+def test_a_body_with_an_adopted_benchmark_is_not_counted(pytester: pytest.Pytester, gpumem: Run) -> None:
+    """Its rounds are not counted, and there are as many as time allows."""
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.gpumem(max_waits=1000000)
+        def test_asks_later(request, gpu):
+            request.getfixturevalue("benchmark")(gpu.launch)
+        """
+    )
+    gpumem("--gpumem-existing=adopt,watch", *QUICK, "--benchmark-json=out.json").assert_outcomes(passed=1)
+    row = row_in(pytester.path)
+    assert row["footprint"]["calls"]["not_counted"] is not None
+    assert row["verdict"]["outcome"] == "UNDECIDED"
 
 
 def test_what_cannot_be_counted_is_undecided(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:

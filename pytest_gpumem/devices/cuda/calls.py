@@ -15,8 +15,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, lru_cache, partial
+from math import prod
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
 
@@ -36,22 +38,18 @@ _KERNELS = {"cuLaunchKernel": 5, "cuLaunchCooperativeKernel": 5, "cuLaunchKernel
 _STREAM_OF_CONFIG = 4  # word of a CUlaunchConfig
 _Words = ctypes.c_uint64 * 6  # the words up to a stream
 _COPY = re.compile(r"cuMemcpy(?:(HtoD|DtoH|DtoD|DtoA|AtoD|HtoA|AtoH|AtoA|2D|2DUnaligned|3D|Peer|3DPeer|Batch)?)(Async)?$")
-_BYTES_AT = {"HtoD": 2, "DtoH": 2, "DtoD": 2, None: 2, "Peer": 4, "DtoA": 3, "AtoD": 3, "HtoA": 3, "AtoH": 3, "AtoA": 4}
-"""By the kind of a copy, the parameter that holds its bytes."""
-_BOX = {
-    "2D": (16, 2, 9, (14, 15)),
-    "2DUnaligned": (16, 2, 9, (14, 15)),
-    "3D": (25, 4, 15, (22, 23, 24)),
-    "3DPeer": (25, 4, 15, (22, 23, 24)),
-}
-"""Of a copy's structure: words, those of the kinds of memory that is read and written, and those whose product is its bytes."""
+_SIDES = {"D": "device", "A": "array"}  # memory by its letter in the kind of a copy
+_BOX = {"2D": (16, 2, 9, (14, 15)), "3D": (25, 4, 15, (22, 23, 24))}
+"""By the begin of a copy's kind, of its structure: words, those of the memory read and written, those whose product is its bytes."""
 _MEMSET = re.compile(r"cuMemsetD(2D)?(8|16|32)(Async)?$")
 _FIRST = re.compile(r"cu(Module|Library)(Load|GetFunction)\w*|cuLibraryGet(Kernel|Module)|cuKernelGetFunction")
 """Calls that load a module, or a part of it."""
+_STATE = re.compile(
+    r"cuStream(Begin|End)Capture\w*|cuGraph(Instantiate\w*|NodeSetEnabled|Exec(Update|Destroy|(Memcpy|ChildGraph)?NodeSetParams))"
+)
+"""Calls that begin and end captures; and those that make executable graphs, change what they do, and destroy them."""
 _UNREAD = re.compile(r"cuMemcpy(?!HostTo)\w+|cuLaunch(Grid(Async)?|CooperativeKernelMultiDevice)?")
 """Calls that do work whose parameters are not read: after one of them the counts are not known."""
-_RUNTIME = re.compile(r"cuda(DeviceSynchronize|StreamSynchronize|EventSynchronize|Free|Memcpy|MemcpyAsync)(_pt[ds][sz])?_v\d+$")
-"""Calls of the runtime that are followed too."""
 _OF_RUNTIME = {
     "cudaDeviceSynchronize": "cuCtxSynchronize",
     "cudaStreamSynchronize": "cuStreamSynchronize",
@@ -60,8 +58,8 @@ _OF_RUNTIME = {
     "cudaMemcpy": "cuMemcpy",
     "cudaMemcpyAsync": "cuMemcpyAsync",
 }
-"""The calls of the driver that have their meaning and their first parameters."""
-_READ = (_COPY, _MEMSET, _FIRST, _UNREAD)
+"""By calls of the runtime that are followed too, those of the driver that have their meaning and their first parameters."""
+_READ = re.compile("|".join([*(one.pattern for one in (_COPY, _MEMSET, _FIRST, _STATE, _UNREAD)), "cuGraphLaunch"]))
 _TYPES = {1: "pinned", 2: "device", 3: "array", 4: "managed"}  # CUmemorytype
 _CREATES = re.compile(
     rb"(cublas|cudnn|cusolver|cusparse|curand|cufft|nccl|cutensor|nvjpeg|cublasLt)\w*(Create|Init|MakePlan|Plan\dd|PlanMany)"
@@ -83,9 +81,19 @@ class _Call(NamedTuple):
     copy: re.Match[str] | None
     memset: re.Match[str] | None
 
+    @property
+    def ordered(self) -> bool:
+        """True if its work takes its turn on a stream."""
+        return self.name.endswith("Async")
 
-_OpenCall = tuple[str, float, int]
-"""A call that has begun: its name, the seconds of the clock, and `_Thread.seen` then."""
+    @property
+    def of_runtime(self) -> bool:
+        """True if the runtime is called in its place."""
+        return self.version.startswith("cuda")
+
+
+_OpenCall = tuple[_Call, float, int]
+"""A call that has begun, the seconds of the clock, and `_Thread.seen` then."""
 _Place = tuple[int, int]
 """Of the innermost Python frame of a call, which may be none: its `id`, and the instruction."""
 
@@ -95,11 +103,15 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.open: list[_OpenCall] = []
-        self.loading = 0  # calls of `_FIRST` that have begun
         self.seen = 0  # copies and waits of the driver so far
         self.asked: _Place | None = None
         """Where a module was loaded or memory was asked for last, as every handle and plan does before it waits. None once a wait there was
         found to be of none."""
+
+    @property
+    def loading(self) -> bool:
+        """True inside a call of `_FIRST`."""
+        return bool(self.open) and any(known.first for known, _, _ in self.open)
 
 
 class CudaCalls:
@@ -112,12 +124,11 @@ class CudaCalls:
         """By CUPTI's number of a call that launches a kernel: as in `_KERNELS`, and whether its stream 0 is the legacy default stream."""
         self._calls: dict[int, _Call] = {}  # by CUPTI's number, the other calls of the driver
         self._of_runtime: dict[int, _Call] = {}  # by CUPTI's number of a call of the runtime, the call of the driver that it stands for
-        self._plain: dict[_WaitSite, CodeType] = {}  # waits that belong to no first use. The code keeps its `id` its own.
-        self._creating: set[_WaitSite] = set()  # waits that did once
+        self._plain: dict[_WaitSite, CodeType | None] = {}
+        """Waits that belong to no first use, with their code, so that its `id` stays its own; None for those that did once."""
         self._captures: dict[int, int] = {}  # by stream that is captured, the thread that began it
         self._graphs: dict[int, Counter[Step]] = {}  # by executable graph, its nodes
         self._launch_names: tuple[str, ...] = ()
-        self._runtime_names: tuple[str, ...] = ()
         self._ends: list[Callable[[], None]] = []
 
     @property
@@ -126,25 +137,26 @@ class CudaCalls:
         return bool(self._ends)
 
     def start(self) -> str | None:
-        if self._ends:
+        if self._ends and CALLBACKS.serves:
             return None
+        self.stop()
+        self._thread, self._captures = _Thread(), {}  # what has ended since the stop is not known
         try:
             if not self._calls:
                 self._number(imported())
-            self._ends.append(CALLBACKS.add("DRIVER_API", self._launch_names, self._launched, begins=False))
-            self._ends.append(CALLBACKS.add("DRIVER_API", [one.version for one in self._calls.values()], self._driver, self.log.missed))
-            self._ends.append(CALLBACKS.add("RUNTIME_API", self._runtime_names, self._runtime))
+            self._ends.append(CALLBACKS.add("DRIVER_API", self._launch_names, self._launched, self._missed, begins=False))
+            for domain, calls in (("DRIVER_API", self._calls), ("RUNTIME_API", self._of_runtime)):
+                names = [known.version for known in calls.values()]
+                self._ends.append(CALLBACKS.add(domain, names, partial(self._followed, calls), self._missed))
         except NotCounted as why:
             self.stop()
+            self.log.missed(str(why))
             return str(why)
         return None
 
-    def refused(self) -> str | None:
-        try:
-            CALLBACKS.refuse_while_lent()
-        except NotCounted as why:
-            return str(why)
-        return None
+    def _missed(self, why: str) -> None:
+        self._thread, self._captures, self._graphs = _Thread(), {}, {}
+        self.log.missed(why)
 
     def stop(self) -> None:
         ends, self._ends = self._ends, []
@@ -159,11 +171,11 @@ class CudaCalls:
             if base in _KERNELS:
                 self._launches[number] = _KERNELS[base], _on_legacy(0, name)
                 self._launch_names += (name,)
-            elif base in WAITS or _is_graph(base) or any(one.fullmatch(base) for one in _READ):
+            elif base in WAITS or _READ.fullmatch(base):
                 self._calls[number] = _call(base, name)
-        runtime = {name: int(number) for name, number in cupti.runtime_api_trace_cbid.__members__.items() if _RUNTIME.match(name)}
-        self._of_runtime = {number: _call(_OF_RUNTIME[name.partition("_")[0]], name) for name, number in runtime.items()}
-        self._runtime_names = tuple(runtime)
+        for name, number in cupti.runtime_api_trace_cbid.__members__.items():
+            if base := _OF_RUNTIME.get(name.partition("_")[0], ""):
+                self._of_runtime[int(number)] = _call(base, name)
 
     # Callbacks, in the thread of the call
 
@@ -183,82 +195,73 @@ class CudaCalls:
         else:
             self.log.launched(on_default=stream == 1 or (stream == 0 and legacy))
 
-    def _driver(self, number: int, address: int) -> None:
-        known = self._calls[number]
+    def _followed(self, calls: Mapping[int, _Call], number: int, address: int) -> None:
+        """Count a call at its end: one of the runtime only where the driver had no callback."""
+        known = calls[number]
         if not (self.log.windows or known.state):
             return
         call, thread = ApiCall.from_address(address), self._thread
-        try:
-            if not call.site:
-                thread.open.append((known.name, time.perf_counter(), thread.seen))
-                thread.loading += known.first
-                if known.asks:
-                    thread.asked = _place(_caller())
-                return
-            entered = self._leave(known.name)
-            if known.first:
-                thread.loading -= thread.loading > 0
-            if not call.failed:
-                self._ended(known, call.parameters, entered)
-            elif known.name.startswith("cuStreamEndCapture"):
-                self._captures.pop(words(call.parameters, 1)[0], None)
-        except Exception as error:  # which CUPTI would lose
-            self.log.missed(f"a call of the driver could not be read: {known.name}: {error}")
+        if not call.site:
+            thread.open.append((known, time.perf_counter(), thread.seen))
+            if known.asks:
+                thread.asked = _place(_caller())
+            return
+        begun, seen = self._leave(known)
+        if known.name.startswith("cuStreamEndCapture"):  # also where it fails
+            self._captures.pop(words(call.parameters, 1)[0], None)
+        elif not call.failed and (seen == thread.seen or not known.of_runtime):
+            self._ended(known, call.parameters, begun)
 
-    def _leave(self, name: str) -> _OpenCall | None:
-        """The begin of the call that ends; None if it began before it was followed."""
+    def _leave(self, known: _Call) -> tuple[float, int]:
+        """The clock and `_Thread.seen` at the begin of the call that ends; now and -1 if it began before it was followed."""
         opened = self._thread.open
         while opened:
-            found = opened.pop()
-            if found[0] == name:
-                return found
-        return None
+            found, begun, seen = opened.pop()
+            if found is known:
+                return begun, seen
+        return time.perf_counter(), -1
 
-    def _runtime(self, number: int, address: int) -> None:
-        """Count a call of the runtime without a callback of the driver."""
-        if not self.log.windows:
-            return
-        call, known, thread = ApiCall.from_address(address), self._of_runtime[number], self._thread
-        try:
-            if not call.site:
-                thread.open.append((known.version, time.perf_counter(), thread.seen))
-                return
-            entered = self._leave(known.version)
-            if entered is not None and thread.seen == entered[2] and not call.failed:
-                self._ended(known, call.parameters, entered)
-        except Exception as error:
-            self.log.missed(f"a call of the runtime could not be read: {known.name}: {error}")
-
-    def _ended(self, known: _Call, parameters: int, entered: _OpenCall | None) -> None:
-        thread, name, version = self._thread, known.name, known.version
+    def _ended(self, known: _Call, parameters: int, begun: float) -> None:
+        thread, name = self._thread, known.name
         if known.waits is not None:  # first, for most calls are these
             thread.seen += 1
             waits, of = known.waits
             if name != "cuMemFree" or words(parameters, 1)[0]:  # to free nothing does nothing
-                self._waited(name, of, waits, entered, parameters)
+                self._waited(name, of, waits, begun, parameters)
         elif name.startswith("cuStreamBeginCapture"):
             self._captures[words(parameters, 1)[0]] = threading.get_ident()
-        elif name.startswith("cuStreamEndCapture"):
-            self._captures.pop(words(parameters, 1)[0], None)
-        elif name.startswith("cuGraphInstantiate"):
-            (executable,) = words(words(parameters, 1)[0], 1)
-            self._graphs.pop(executable, None)
-            if not self._captures:  # else the driver is asked nothing
-                self._graphs[executable] = Counter(_nodes(words(parameters, 2)[1]))
         elif name == "cuGraphLaunch":
             executable, stream = words(parameters, 2)
             if not self._captured(stream):
-                self._launch_graph(executable, _on_legacy(stream, version))
+                self._launch_graph(executable, _on_legacy(stream, known.version))
         elif known.first:
             if "Load" in name:
                 self.log.used_first("modules")
+        elif known.state:
+            self._graph_changed(name, parameters)
         elif known.copy is not None:
             thread.seen += 1
-            self._copied(name, version, known.copy, parameters, entered)
+            for step, on in _copies(known, known.copy[1], parameters, self._memory):
+                waits = copy_waits(step.source or "unknown", step.memory or "unknown", ordered=known.ordered)
+                self._worked(known, step, on, waits, begun, parameters)
         elif known.memset is not None:
-            self._filled(name, version, known.memset, parameters, entered)
+            at = 5 if known.memset[1] else 3
+            values = words(parameters, at + known.ordered)
+            waits = memset_waits("unknown" if known.ordered else self._memory(values[0]), ordered=known.ordered)
+            self._worked(known, Step(StepKind.MEMSET), values[at] if known.ordered else 0, waits, begun, parameters)
         elif not self._captured(None):
             self.log.missed(f"{name} is not read")
+
+    def _graph_changed(self, name: str, parameters: int) -> None:
+        """Read the nodes of an executable graph, or forget them."""
+        (executable,) = words(parameters, 1)
+        makes = name.startswith("cuGraphInstantiate")
+        if makes:
+            (executable,) = words(executable, 1)
+        self._graphs.pop(executable, None)
+        if (makes or name == "cuGraphExecUpdate") and not self._captures:  # else the driver is asked nothing
+            with suppress(RuntimeError):  # they stay unknown
+                self._graphs[executable] = Counter(_nodes(words(parameters, 2)[1]))
 
     def _captured(self, stream: int | None) -> bool:
         """True if work of this thread, or on this stream, becomes a node of a graph."""
@@ -268,71 +271,51 @@ class CudaCalls:
         """The kind of memory at an address. While a stream is captured, the driver is asked nothing."""
         return "unknown" if self._captures else _memory(address)
 
-    def _work(self, step: Step, stream: int | None, version: str) -> None:
+    def _worked(self, known: _Call, step: Step, stream: int | None, waits: Waits, begun: float, parameters: int) -> None:
+        """Count a copy or a memset, and its wait."""
         if not self._captured(stream):
-            on_default = stream is not None and _on_legacy(stream, version)
-            self.log.ran(step, first=self._thread.loading > 0, on_default=on_default)
+            self.log.ran(step, first=self._thread.loading, on_default=_on_legacy(stream, known.version))
+            self._waited(known.name, step.kind.value, waits, begun, parameters)
 
-    def _waited(self, name: str, of: str, waits: Waits, entered: _OpenCall | None, parameters: int) -> None:
+    def _waited(self, name: str, of: str, waits: Waits, begun: float, parameters: int) -> None:
         if waits == "does not":
             return
-        seconds = 0.0 if entered is None else time.perf_counter() - entered[1]
+        seconds = time.perf_counter() - begun
         frame = _caller()
-        first = self._thread.loading > 0 or self._first_use(frame, name, parameters, allocates=of == "allocation")
+        first = self._thread.loading or self._first_use(frame, name, parameters, allocates=of == "allocation")
         self.log.waited(name, of, seconds, sure=waits == "waits", first=first, frame=frame)
 
     def _first_use(self, frame: FrameType | None, name: str, parameters: int, *, allocates: bool) -> bool:
         """As the function of this name, which may take longer than the call: it is asked once for each place in the code and depth of the
         native stack, where the parameters lie, and again only after `_Thread.asked`."""
-        thread = self._thread
         if allocates or frame is None:
             return _first_use(allocates=allocates)
         site: _WaitSite = id(frame.f_code), frame.f_lasti, name, parameters
-        asked = thread.asked == _place(frame)
-        if site in self._plain and not asked:
+        asked = self._thread.asked == _place(frame)
+        if self._plain.get(site) is not None and not asked:
             return False
+        if len(self._plain) >= _MOST_SITES:
+            self._plain.clear()
         if _first_use(allocates=False):
-            self._creating.add(site)
-            self._plain.pop(site, None)
+            self._plain[site] = None
             return True
         if asked:
-            thread.asked = None
-        if site not in self._creating:
-            if len(self._plain) >= _MOST_SITES:
-                self._plain.clear()
-            self._plain[site] = frame.f_code
+            self._thread.asked = None
+        self._plain.setdefault(site, frame.f_code)
         return False
 
-    def _copied(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _OpenCall | None) -> None:
-        ordered = found[2] is not None
-        for step, stream in _copies(found[1], parameters, self._memory, ordered=ordered):
-            if not self._captured(stream):
-                self._work(step, stream, version)
-                waits = copy_waits(step.source or "unknown", step.memory or "unknown", ordered=ordered)
-                self._waited(name, "copy", waits, entered, parameters)
-
-    def _filled(self, name: str, version: str, found: re.Match[str], parameters: int, entered: _OpenCall | None) -> None:
-        ordered, at = found[3] is not None, 5 if found[1] else 3
-        values = words(parameters, at + ordered)
-        stream = values[at] if ordered else 0
-        if not self._captured(stream):
-            self._work(Step(StepKind.MEMSET), stream, version)
-            waits: Waits = "does not" if ordered else memset_waits(self._memory(values[0]), ordered=False)
-            self._waited(name, "memset", waits, entered, parameters)
-
     def _launch_graph(self, executable: int, on_default: bool) -> None:
-        nodes = self._graphs.get(executable)
-        if nodes is None:
-            self.log.missed("a graph was launched that was made before calls were counted")
+        if (found := self._graphs.get(executable)) is None:
+            self.log.missed("a graph was launched whose nodes are not known")
             return
-        for step, count in nodes.items():
+        for step, count in found.items():
             self.log.ran(step, count=count, on_default=on_default)
 
 
 _WaitSite = tuple[int, int, str, int]
 """Of a wait: the `id` of the innermost Python code and its instruction, the call, and the address of its parameters."""
 _MOST_SITES = 2**14  # that are kept
-_CALLBACKS = (CudaCalls._driver.__code__.co_filename, type(CALLBACKS)._called.__code__.co_filename)
+_CALLBACKS = (CudaCalls._followed.__code__.co_filename, type(CALLBACKS)._called.__code__.co_filename)
 """The files of the frames of a callback."""
 
 
@@ -350,57 +333,41 @@ def _place(frame: FrameType | None) -> _Place:
 
 def _call(base: str, version: str) -> _Call:
     first = _FIRST.fullmatch(base) is not None
-    state = first or (_is_graph(base) and base != "cuGraphLaunch")
+    state = first or _STATE.fullmatch(base) is not None
     waits = WAITS.get(base)
     asks = first or (waits is not None and waits[1] == "allocation")
     return _Call(base, version, first, asks, state, waits, _COPY.match(base), _MEMSET.match(base))
 
 
-def _is_graph(base: str) -> bool:
-    return base.startswith(("cuGraphInstantiate", "cuStreamBeginCapture", "cuStreamEndCapture")) or base == "cuGraphLaunch"
-
-
-def _on_legacy(stream: int, version: str) -> bool:
+def _on_legacy(stream: int | None, version: str) -> bool:
     """True for the legacy default stream, whose handle is 0 in calls that are not of the per-thread kind."""
-    return stream == 1 or (stream == 0 and not version.endswith(("_ptds", "_ptsz")))
+    return stream == 1 or (stream == 0 and "_pt" not in version)
 
 
-def _copies(kind: str | None, parameters: int, memory: Callable[[int], str], *, ordered: bool) -> Iterator[tuple[Step, int | None]]:
+def _copies(of: _Call, kind: str | None, parameters: int, memory: Callable[[int], str]) -> Iterator[tuple[Step, int | None]]:
     """Each copy of a call, with its stream where the call names one."""
     if kind == "Batch":
-        to, of, sizes, count = words(parameters, 4)
-        for one in zip(words(of, count), words(to, count), words(sizes, count), strict=True):
-            yield _copy(memory(one[0]), memory(one[1]), one[2]), None
+        *lists, count = words(parameters, 4)
+        for to, source, nbytes in zip(*(words(at, count) for at in lists), strict=True):
+            yield _copy(memory(source), memory(to), nbytes), None
         return
-    if kind in _BOX:
-        length, reads, writes, sides = _BOX[kind]
+    if (box := _BOX.get((kind or "")[:2])) is not None:
+        length, reads, writes, sides = box
         values = words(words(parameters, 1)[0], length)
-        nbytes = 1
-        for side in sides:
-            nbytes *= values[side]
+        nbytes = prod(values[side] for side in sides)
         # The address behind the kind of memory: of the host, then of the device.
         source, destination = (_typed(values[at], values[at + 1], values[at + 2], memory) for at in (reads, writes))
-        yield _copy(source, destination, nbytes), words(parameters, 2)[1] if ordered else 0
+        yield _copy(source, destination, nbytes), words(parameters, 2)[1] if of.ordered else 0
         return
-    at = _BYTES_AT[kind]
-    values = words(parameters, at + 1 + ordered)
-    to, of = values[0], values[2] if kind == "Peer" else values[1]
-    if kind in (None, "HtoD", "DtoH", "DtoD"):
-        source = "device" if kind in ("DtoH", "DtoD") else memory(of)
-        destination = "device" if kind in ("HtoD", "DtoD") else memory(to)
-    elif kind == "Peer":
-        source = destination = "device"
-    else:
-        source, destination = _side(kind[0], values[2], memory), _side(kind[3], values[0], memory)
-    step = _copy(source, destination, values[at])
+    at = 4 if kind == "Peer" else 2 + (kind or "").count("A")  # its bytes: an array has an offset behind it
+    stream = at + 1 + of.of_runtime  # a copy of the runtime has its direction between
+    values = words(parameters, stream + 1 if of.ordered else at + 1)
     if kind == "Peer":
-        yield replace(step, name="P2P"), None
-    else:
-        yield step, values[at + 1] if ordered else 0
-
-
-def _side(letter: str, address: int, memory: Callable[[int], str]) -> str:
-    return {"D": "device", "A": "array"}.get(letter) or memory(address)
+        yield replace(_copy("device", "device", values[at]), name="P2P"), None
+        return
+    read, write = (kind[0], kind[3]) if kind else "HH"
+    source = _SIDES.get(read) or memory(values[at - 1])
+    yield _copy(source, _SIDES.get(write) or memory(values[0]), values[at]), values[stream] if of.ordered else 0
 
 
 @lru_cache(4096)
@@ -431,14 +398,14 @@ def _memory(address: int) -> str:
 
 
 def _nodes(graph: int) -> Iterator[Step]:
-    """The work of a graph, node by node."""
-    kinds = D.CUgraphNodeType
+    """The work of a graph, node by node. Raises `RuntimeError`: it is not known."""
     for node, kind in nodes(graph):
-        if kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
-            yield Step(StepKind.KERNEL)
-        elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMSET:
-            yield Step(StepKind.MEMSET)
-        elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
+        what = kind.name.rpartition("_")[2]
+        if what in ("KERNEL", "MEMSET"):
+            yield Step(StepKind[what])
+        elif what == "CONDITIONAL":
+            raise RuntimeError("the device decides how often its graphs run")
+        elif what == "MEMCPY":
             box = known(D.cuGraphMemcpyNodeGetParams(node))
             reads = _typed(int(box.srcMemoryType), int(box.srcHost or 0), int(box.srcDevice), _memory)
             writes = _typed(int(box.dstMemoryType), int(box.dstHost or 0), int(box.dstDevice), _memory)
@@ -457,11 +424,8 @@ _CREATING, _POOL = 1, 2  # what `meaning` tells of a native frame
 def _first_use(*, allocates: bool) -> bool:
     """True in a call that a library makes to create a handle or a plan, or, if it `allocates`, to let its pool grow. The native frames of
     this thread tell, by the names of their files and of the functions that these export."""
-    frames = set(native_frames())
-    for address in frames - _MEANINGS.keys():
-        _MEANINGS[address] = _of_address(address)
     wanted = _CREATING | _POOL if allocates else _CREATING
-    return any(_MEANINGS[address] & wanted for address in frames)
+    return any(_of_address(address) & wanted for address in native_frames())
 
 
 def native_frames() -> Sequence[int]:
@@ -474,9 +438,7 @@ def native_frames() -> Sequence[int]:
     return cast("Sequence[int]", frames[:count])
 
 
-_MEANINGS: dict[int, int] = {}  # by address of code, what `meaning` tells
-
-
+@cache
 def _of_address(address: int) -> int:
     found = _DynamicSymbol()
     ctypes.pythonapi.dladdr(ctypes.c_void_p(address), ctypes.byref(found))

@@ -200,7 +200,7 @@ class Callbacks:
         `domain`: "DRIVER_API", "RUNTIME_API" or "RESOURCE".
         `names`: as in cupti-python; those that the installed version lacks are left out.
         `receive`: must be quick, and may ask the driver for attributes, but call nothing else of CUDA.
-        `lost`: called with the reason once calls are missed.
+        `lost`: called with the reason once calls are missed, or `receive` has failed.
         `begins`: False where only the ends of calls matter.
         Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool holds it.
         """
@@ -237,6 +237,11 @@ class Callbacks:
         if self._holder is not None:
             raise NotCounted(_HELD.format(self._holder))
 
+    @property
+    def serves(self) -> bool:
+        """True while receivers are called: no profiler has CUPTI, or has kept it."""
+        return self._subscription is not None
+
     def close(self) -> None:
         """Call nobody any more."""
         self._receivers.clear()
@@ -262,9 +267,11 @@ class Callbacks:
         """Subscribe again. If the profiler keeps CUPTI, every later count says so."""
         self._holder = None
         if self._receivers:
-            with suppress(self._cupti.cuptiError):
+            try:
                 self._subscription = _Subscription(self._cupti, self._function)
                 self._enable(*self._receivers)
+            except self._cupti.cuptiError:
+                self._unsubscribe()
 
     def _unsubscribe(self) -> None:
         subscription, self._subscription = self._subscription, None
@@ -293,10 +300,11 @@ class Callbacks:
         # The data of a resource begin with the address of its context, which has no site: its receivers take either.
         receivers = self._receivers if _INT(address).value else self._at_begin
         for receive in receivers.get((domain, number), ()):
-            try:  # noqa: SIM105 - launches repeat it
+            try:
                 receive(number, address)
-            except Exception:  # it would end in CUPTI's own code
-                pass
+            except Exception as error:  # it would end in CUPTI's own code
+                if (lost := self._lost.get(receive)) is not None:
+                    lost(f"a call could not be read: {error}")
 
 
 CALLBACKS = Callbacks()  # the callbacks of this process

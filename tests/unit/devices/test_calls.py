@@ -6,6 +6,7 @@ import ctypes
 import enum
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from pytest_gpumem.devices.allocation_sites import PACKAGE
-from pytest_gpumem.devices.calls import CallLog
+from pytest_gpumem.devices.calls import CallLog, CallWindow, PlainCalls, calls_counted
+from pytest_gpumem.devices.footprints import SourceFootprints
 from pytest_gpumem.devices.waits import CALLS, base_name, copy_waits, memset_waits
 from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.records.what_ran import Step, StepKind
@@ -79,8 +81,15 @@ NAMES = (
     *("cuMemcpyHtoD_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpy2D_v2", "cuMemcpy3DAsync_v2", "cuMemcpyAsync", "cuMemcpy3DBatchAsync"),
     *("cuMemcpyBatchAsync_v2", "cuMemsetD32_v2", "cuMemsetD8Async", "cuModuleLoadData", "cuStreamBeginCapture_v2", "cuStreamEndCapture"),
     *("cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuMemcpyHtoA_v2", "cuEventQuery"),
+    *("cuGraphExecUpdate_v2", "cuGraphNodeSetEnabled", "cuGraphExecMemcpyNodeSetParams", "cuGraphExecDestroy"),
 )
-RUNTIME = ("cudaDeviceSynchronize_v3020", "cudaMemcpy_v3020", "cudaLaunchKernel_v7000")
+RUNTIME = (
+    "cudaDeviceSynchronize_v3020",
+    "cudaMemcpy_v3020",
+    "cudaMemcpyAsync_v3020",
+    "cudaMemcpyAsync_ptsz_v7000",
+    "cudaLaunchKernel_v7000",
+)
 
 
 class Callbacks:
@@ -92,6 +101,7 @@ class Callbacks:
         runtime = enum.IntEnum("runtime", {name: at for at, name in enumerate(RUNTIME)})  # type: ignore[misc]
         calls._number(SimpleNamespace(driver_api_trace_cbid=driver, runtime_api_trace_cbid=runtime))
         self.window = calls.log.open()
+        self.driver = partial(calls._followed, calls._calls)
 
     def _report(self, receive: Any, number: int, site: int, words: tuple[int, ...], result: int = 0) -> None:
         parameters = (ctypes.c_uint64 * max(1, len(words)))(*words)
@@ -101,11 +111,11 @@ class Callbacks:
 
     def begin(self, name: str, *words: int) -> None:
         if NAMES.index(name) not in self.calls._launches:  # of launches only the ends are received
-            self._report(self.calls._driver, NAMES.index(name), 0, words)
+            self._report(self.driver, NAMES.index(name), 0, words)
 
     def end(self, name: str, *words: int, result: int = 0) -> None:
         number = NAMES.index(name)
-        self._report(self.calls._launched if number in self.calls._launches else self.calls._driver, number, 1, words, result)
+        self._report(self.calls._launched if number in self.calls._launches else self.driver, number, 1, words, result)
 
     def __call__(self, name: str, *words: int, result: int = 0) -> None:
         self.begin(name, *words)
@@ -113,10 +123,10 @@ class Callbacks:
 
     def runtime(self, name: str, *words: int, inside: str | None = None) -> None:
         number = RUNTIME.index(name)
-        self._report(self.calls._runtime, number, 0, words)
+        self._report(partial(self.calls._followed, self.calls._of_runtime), number, 0, words)
         if inside is not None:
             self(inside, *words)
-        self._report(self.calls._runtime, number, 1, words)
+        self._report(partial(self.calls._followed, self.calls._of_runtime), number, 1, words)
 
 
 @pytest.fixture
@@ -124,7 +134,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Callbacks:
     kinds = {PAGEABLE: "pageable", PINNED: "pinned", DEVICE: "device"}
     monkeypatch.setattr(cuda, "_memory", lambda address: kinds.get(address & 0xF000, "unknown"))
     monkeypatch.setattr(cuda, "native_frames", lambda: ())
-    monkeypatch.setattr(cuda, "_MEANINGS", {})
     return Callbacks(cuda.CudaCalls())
 
 
@@ -209,6 +218,31 @@ def test_the_runtime_counts_where_the_driver_told_nothing(calls: Callbacks) -> N
     assert [one.count for one in read(calls).waiting] == [2]
     calls.runtime("cudaMemcpy_v3020", PAGEABLE, DEVICE, 12, 2)
     assert [(one.kind, one.nbytes) for one in read(calls).copies] == [("D2H", 12)]
+    # Its stream stands behind the direction, here 1, which would be the handle of the legacy default stream.
+    default = read(calls).default_stream
+    calls.runtime("cudaMemcpyAsync_v3020", DEVICE, PINNED, 12, 1, 0x77)
+    calls.runtime("cudaMemcpyAsync_ptsz_v7000", DEVICE, PINNED, 12, 1, 0)
+    assert read(calls).default_stream == default
+    calls.runtime("cudaMemcpyAsync_v3020", DEVICE, PINNED, 12, 1, 0)
+    assert (read(calls).copied, read(calls).default_stream) == (4, default + 1)
+
+
+def test_what_a_stop_or_a_profiler_hides_does_not_stay(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture or a load whose end nobody saw would make all later work that of a graph or of a first use."""
+    monkeypatch.setattr(cuda.CALLBACKS, "add", lambda *of, **more: lambda: None)
+    launch = ("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
+    calls("cuStreamBeginCapture_v2", 5, 0)
+    calls.begin("cuModuleLoadData", 0)
+    calls(*launch)
+    assert read(calls).kernels == 0
+    assert calls.calls.start() is None
+    calls(*launch)
+    assert (read(calls).kernels, read(calls).not_counted) == (1, None)
+    calls("cuStreamBeginCapture_v2", 5, 0)
+    calls.begin("cuModuleLoadData", 0)
+    calls.calls._missed("a profiler had CUPTI")
+    calls(*launch)
+    assert (read(calls).kernels, read(calls).not_counted) == (2, "a profiler had CUPTI")
 
 
 def test_first_use_is_counted_apart(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +284,7 @@ def test_the_native_stack_is_read_once_a_place_and_after_what_a_first_use_begins
         for name in names:
             for site in (0, 1):
                 data = ApiCall(site=site, parameters=address, result=ctypes.addressof(status))
-                calls.calls._driver(NAMES.index(name), ctypes.addressof(data))
+                calls.driver(NAMES.index(name), ctypes.addressof(data))
 
     for _ in range(4):
         library("cuStreamSynchronize")
@@ -277,7 +311,40 @@ def test_a_capture_runs_nothing_and_a_graph_its_nodes(calls: Callbacks, monkeypa
         calls("cuGraphLaunch", 0xE1, 5)
     assert (read(calls).kernels, read(calls).copied, read(calls).copied_bytes) == (7, 3, 192)
     calls("cuGraphLaunch", 0xE2, 5)
-    assert "a graph was launched that was made before" in str(read(calls).not_counted)
+    assert "a graph was launched whose nodes are not known" in str(read(calls).not_counted)
+
+
+@pytest.mark.parametrize(
+    ("change", "kernels"),
+    [
+        (("cuGraphExecUpdate_v2", 0xE1, 0x52, 0), 1),  # read again
+        (("cuGraphNodeSetEnabled", 0xE1, 0x61, 0), None),
+        (("cuGraphExecMemcpyNodeSetParams", 0xE1, 0x61, 0, 0), None),
+        (("cuGraphExecDestroy", 0xE1), None),  # another graph may have its handle
+    ],
+)
+def test_a_graph_that_changes_is_read_again_or_not_known(
+    calls: Callbacks, monkeypatch: pytest.MonkeyPatch, change: tuple[Any, ...], kernels: int | None
+) -> None:
+    monkeypatch.setattr(cuda, "_nodes", lambda graph: iter({0x51: [KERNEL, KERNEL], 0x52: [KERNEL]}[graph]))
+    executable = ctypes.c_uint64(0xE1)
+    calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
+    calls(*change)
+    calls("cuGraphLaunch", 0xE1, 5)
+    found = read(calls)
+    assert (found.kernels if found.not_counted is None else None) == kernels
+
+
+def test_a_graph_that_the_device_steers_is_not_known(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = D.CUgraphNodeType
+    found = [kinds.CU_GRAPH_NODE_TYPE_KERNEL, kinds.CU_GRAPH_NODE_TYPE_MEMSET, kinds.CU_GRAPH_NODE_TYPE_EMPTY]
+    monkeypatch.setattr(cuda, "nodes", lambda graph: [(0, kind) for kind in found])
+    executable = ctypes.c_uint64(0xE1)
+    for kernels, memsets, why in ((1, 1, None), (1, 1, "a graph was launched whose nodes are not known")):
+        calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
+        calls("cuGraphLaunch", 0xE1, 5)
+        assert (read(calls).kernels, read(calls).memsets, read(calls).not_counted) == (kernels, memsets, why)
+        found.append(kinds.CU_GRAPH_NODE_TYPE_CONDITIONAL)
 
 
 def test_only_the_threads_and_streams_of_a_capture_are_captured(calls: Callbacks) -> None:
@@ -324,6 +391,53 @@ def test_calls_that_were_missed_concern_the_windows_that_were_open() -> None:
     log.ran(KERNEL)
     assert before.read(Path("/")).not_counted == "a profiler had CUPTI"
     assert (after.read(Path("/")).not_counted, after.read(Path("/")).kernels) == (None, 1)
+
+
+class Source(PlainCalls):
+    """Calls of a process, whose tool somebody else may have."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda log: None)
+        self.held: str | None = None
+
+    def start(self) -> str | None:
+        if self.held is not None:
+            self.running = False
+        return self.held or super().start()
+
+
+def test_calls_are_counted_only_while_their_source_reports() -> None:
+    """A limit on calls would hold of a window that nothing is reported to."""
+    source = Source()
+    footprints = SourceFootprints(None, (), lambda: None, source)
+    footprints.start(driver=False, calls=True)
+    assert isinstance(footprints.counting(), CallWindow)
+    source.held = "a profiler has it"
+    assert footprints.counting() == "a profiler has it"
+    source.held = None
+    with footprints.paused():
+        assert footprints.counting() == "calls are not counted while a launch is measured"
+    assert isinstance(footprints.counting(), CallWindow)
+    source.held = "a profiler has it"
+    with footprints.paused():
+        pass
+    source.held = None
+    assert isinstance(footprints.counting(), CallWindow)
+    assert source.running
+    footprints.start(driver=False)
+    assert "--gpumem-existing=watch" in str(footprints.counting())
+
+
+def test_a_block_that_stops_the_source_leaves_outer_windows_uncounted() -> None:
+    source = Source()
+    source.start()
+    outer = source.log.open()
+    with calls_counted(source) as read:
+        source.log.ran(KERNEL)
+        source.stop()
+        assert (read().kernels, read().not_counted) == (1, None)
+    assert source.running
+    assert outer.read(Path("/")).not_counted is not None
 
 
 def test_allowed_lines_and_strict_waits() -> None:

@@ -619,3 +619,24 @@ def test_a_watch_that_was_open_while_the_driver_did_not_report_is_not_read(libra
         with pytest.raises(NotCounted, match="PyTorch had CUPTI"):
             watch.read()
     assert after.read().kept == MIB
+
+
+def test_a_watch_while_the_driver_does_not_report_is_not_read(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins inside of a profile: its limits on memory would hold."""
+    driver = Driver()
+    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints.start(driver=True)
+    monkeypatch.setattr(driver, "drain", lambda: setattr(driver, "gaps", (*driver.gaps, "another tool has CUPTI")))
+    inside = footprints.watch()
+    with pytest.raises(NotCounted, match="another tool has CUPTI"):
+        inside.read()
+
+
+def test_a_driver_that_does_not_report_after_a_pause_is_not_watched(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    footprints = SourceFootprints(driver, (library,), lambda: None)
+    footprints.start(driver=True)
+    with footprints.paused():
+        monkeypatch.setattr(driver, "start", lambda log, stacks: "another tool has CUPTI")
+    assert not footprints.driver_is_watched
+    assert any("another tool has CUPTI" in why for why in footprints.watch().read().not_watched)

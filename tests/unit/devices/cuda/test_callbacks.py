@@ -30,6 +30,10 @@ class Driver(IntEnum):
     cuMemAllocAsync = 600  # noqa: N815
 
 
+class Runtime(IntEnum):
+    cudaFree_v3020 = 22  # noqa: N815
+
+
 class Resource(IntEnum):
     MODULE_LOADED = 8
 
@@ -46,6 +50,7 @@ class Cupti:
     """Calls back what is enabled, and takes one subscriber. Its functions are C functions, as those of the library."""
 
     CallbackDomain, driver_api_trace_cbid, CallbackIdResource, cuptiError = Domain, Driver, Resource, CuptiError  # noqa: N815
+    runtime_api_trace_cbid = Runtime
 
     def __init__(self) -> None:
         self.callback: Any = None
@@ -120,15 +125,15 @@ def test_receivers_share_one_subscriber_until_the_last_has_ended(cupti: Cupti) -
 
 
 def test_an_error_of_a_receiver_reaches_neither_cupti_nor_others(cupti: Cupti) -> None:
-    callbacks, seen = Callbacks(), list[int]()
+    callbacks, seen, missed = Callbacks(), list[int](), list[str]()
 
     def broken(cbid: int, data: Any) -> None:
         raise ValueError("broken")
 
-    callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], broken)
+    callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], broken, missed.append, begins=False)
     callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), begins=False)
     cupti.call(Domain.DRIVER_API, 243)
-    assert seen == [243]
+    assert (seen, missed) == ([243], ["a call could not be read: broken"])
 
 
 def test_the_data_of_a_call_lie_as_in_cuptis_header() -> None:
@@ -146,10 +151,21 @@ def test_calls_are_refused_while_a_profiler_has_cupti(cupti: Cupti) -> None:
     source = pytest.importorskip("pytest_gpumem.devices.cuda.calls", exc_type=ImportError).CudaCalls()
     CALLBACKS._lend("PyTorch")
     try:
-        assert "the profiler of PyTorch" in str(source.refused())
+        assert "the profiler of PyTorch" in str(source.start())
     finally:
         CALLBACKS._take_back()
-    assert source.refused() is None
+    assert source.start() is None
+    window = source.log.open()
+    CALLBACKS._lend("PyTorch")
+    other, cupti.callback = cupti.callback, print
+    CALLBACKS._take_back()
+    assert window.read(Path()).not_counted is not None
+    assert source.running
+    assert str(SUBSCRIBED) in str(source.start())  # the profiler has kept it: nothing reports
+    assert not source.running
+    cupti.callback = other
+    assert source.start() is None
+    source.stop()
 
 
 def test_another_tool_holds_cupti(cupti: Cupti) -> None:

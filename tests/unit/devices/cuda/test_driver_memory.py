@@ -42,6 +42,7 @@ class Calls:
         self.receivers: list[tuple[Any, Receive]] = []
         self.number = 0
         self.lost: Any = None
+        self.serves = True
 
     def add(
         self, domain: str, names: Any, receive: Receive, lost: Callable[[str], None] | None = None, *, begins: bool
@@ -403,3 +404,16 @@ def test_calls_that_a_profiler_has_kept_from_it_are_a_gap(calls: Calls, source: 
     source.start(MemoryLog(), stacks=False)
     calls.lost("the profiler of PyTorch had CUPTI")
     assert source.gaps == ("the profiler of PyTorch had CUPTI",)
+
+
+def test_each_look_while_another_tool_has_cupti_is_a_gap(calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.drain()
+    source.start(MemoryLog(), stacks=False)
+    source.drain()
+    assert not source.gaps
+    monkeypatch.setattr(calls, "serves", False)
+    source.drain()
+    assert len(source.gaps) == 1
+    source.stop()
+    source.drain()
+    assert len(source.gaps) == 1
