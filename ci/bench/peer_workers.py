@@ -295,9 +295,10 @@ def babelstream(bench: TriadBench, mib: list[int], *, executable: str) -> tuple[
         wall = time.perf_counter() - begun
         if done.returncode or "failed" in done.stderr.lower():
             raise RuntimeError(f"{executable} ended with {done.returncode}: {done.stderr[-500:]}")
-        for label, count, *_, seconds in babelstream_rows(done.stdout):
-            case = {"way": f"BabelStream {label.lower()}", "mib": size, "value": float(seconds), "samples": int(count) - 1}
-            cases.append({**case, "wall": wall / len(STREAM), "addresses": [], "before": before, "after": bench.conditions()})
+        for label, count, _elements, _bytes, _rate, best, _worst, average in babelstream_rows(done.stdout):
+            case = {"way": f"BabelStream {label.lower()}", "mib": size, "value": float(average), "best": float(best)}
+            case |= {"samples": int(count) - 1, "wall": wall / len(STREAM), "addresses": []}
+            cases.append({**case, "before": before, "after": bench.conditions()})
     return 0.0, cases
 
 

@@ -28,8 +28,8 @@ HOT_LIMIT = 0.01
 STREAM = {"copy": "copy", "mul": "mul", "stream_add": "add", "triad": "triad", "dot": "dot"}
 """BabelStream's kernels, by this project's."""
 STREAM_WAYS = tuple(way for ours, theirs in STREAM.items() for way in (f"gpumem {ours}", f"BabelStream {theirs}"))
-STREAM_LIMIT = 0.03
-"""Difference of our clean-cold mean from BabelStream's average, which includes the host's launch and wait."""
+STREAM_LIMIT = 0.0
+"""Difference of our clean-cold mean from BabelStream's average, which has the host's launch and wait in it: ours is to be no slower."""
 
 Values = Sequence[float]
 
@@ -260,7 +260,7 @@ def lines(record: dict[str, Any]) -> list[Line]:
     for mib in {case["mib"] for case in cases(record, "same", "BabelStream copy")}:
         for ours, theirs in STREAM.items():
             difference = mean_difference(values("same", f"gpumem {ours}", mib), values("same", f"BabelStream {theirs}", mib))
-            found.append(_line(f"{ours} less BabelStream's {theirs}", "same", mib, STREAM_LIMIT, difference, "Welch", both_ways=True))
+            found.append(_line(f"{ours} less BabelStream's average of {theirs}", "same", mib, STREAM_LIMIT, difference, "Welch"))
     return found
 
 

@@ -86,7 +86,7 @@ def read_controls(device: Device, *, latency: bool = True) -> Controls:
         return Controls(
             dram=_reading(device, stream, large),
             # Which SMs get how many blocks depends on the kernel before, and lasts: each batch follows another one.
-            l2=_reading(device, stream, small, before=[[one] for one in large]),
+            l2=_reading(device, stream, small, before=large),
             launch=_reading(device, stream, [idle]),
             # Last: the reads before it have evicted the nodes from L2.
             latency=_reading(device, stream, walk) / LATENCY_STEPS if walk else None,
@@ -128,7 +128,7 @@ def _walk(device: Device, arena: Arena, stream: Stream) -> Launch:
     return BoundKernel(CATALOGUE["chase_onward"], device, stream).launch({"nodes": nodes, "out": out}, {"steps": LATENCY_STEPS})
 
 
-def _reading(device: Device, stream: Stream, launches: Sequence[Launch], before: Sequence[Sequence[Launch]] = ((),)) -> float:
+def _reading(device: Device, stream: Stream, launches: Sequence[Launch], before: Sequence[Launch] = ()) -> float:
     """Seconds of one launch: the middle mean of batches."""
     # The first batch finds the cache in the state of the kernel before.
     batches = readings(device, [stream], launches, READINGS + 1, before=before)
@@ -136,28 +136,22 @@ def _reading(device: Device, stream: Stream, launches: Sequence[Launch], before:
 
 
 def readings(
-    device: Device,
-    streams: Sequence[Stream],
-    launches: Sequence[Launch],
-    rounds: int,
-    *,
-    hold: bool = True,
-    before: Sequence[Sequence[Launch]] = ((),),
+    device: Device, streams: Sequence[Stream], launches: Sequence[Launch], rounds: int, *, hold: bool = True, before: Sequence[Launch] = ()
 ) -> list[float]:
     """Seconds between two events around all of `launches`, each stream in turn, without the first round: first launches are slow.
     `streams`: read one after another in each round.
     `launches`: kernels that are loaded already; none for an empty interval.
     `rounds`: readings on each stream, including the one that is left out.
     `hold`: hold the stream while work is queued; given up once a hold expires.
-    `before`: untimed kernels before a reading, those of each round in turn.
+    `before`: untimed kernels, one before each reading in turn.
     """
     start, end = device.streams.event(), device.streams.event()
     found = list[float]()
     for number in range(rounds):
         for stream in streams:
             with uncollected(), held(device, stream) if hold else nullcontext():
-                for launch in before[number % len(before)]:
-                    device.kernels.launch(launch, stream)
+                if before:
+                    device.kernels.launch(before[number % len(before)], stream)
                 device.streams.record(start, stream)
                 for launch in launches:
                     device.kernels.launch(launch, stream)

@@ -24,12 +24,12 @@ class Flush:
 
     def __init__(self, device: Device, mode: str) -> None:
         self._device = device
-        self.launches: tuple[Launch, ...] = ()
+        self._launch: Launch | None = None
         self._arena = Arena(device, seed=0)
         if mode == "hot":
             return
         try:
-            self.launches = (self._made(mode),)
+            self._launch = self._made(mode)
         except BaseException:
             self._arena.close()
             raise
@@ -47,8 +47,8 @@ class Flush:
 
     def __call__(self, stream: Stream) -> None:
         """Queue the flush."""
-        for launch in self.launches:
-            self._device.kernels.launch(launch, stream)
+        if self._launch is not None:
+            self._device.kernels.launch(self._launch, stream)
 
     def close(self) -> None:
         """Free the buffer."""
@@ -61,7 +61,7 @@ deviations on an H200); more than four streams average no better."""
 FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on each stream
 BUSY = 2.0
 """Reading of an idle launch over the one that is usual, above which other work keeps the device busy. A reading varies by some 2 %."""
-LOOK_FLUSHES = 4  # flushes before the second reading of a look: 120 us on an H100
+LOOK_PAUSE = 200e-6  # seconds in which another thread takes the interpreter's lock and launches
 SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy, however long the usual one took
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
@@ -152,14 +152,26 @@ class Harness:
     def busy(self) -> bool:
         """True if other work keeps the device busy, of another thread or another process: an idle launch has to wait for room then.
 
-        Looked at twice: at once, and after some flushes. A thread of Python that needs the interpreter's lock launches only while this one
-        waits for the device, as it does for a sample: in this time it has to wake up.
+        Looked at twice: at once, and after a pause. A thread of Python that needs the interpreter's lock hardly launches while this one
+        runs; in the pause it does, and what it launches then runs beside every sample.
         """
         if self.device.launches_wait():
             return False
-        before = ((), (), LOOK_FLUSHES * self.flush("clean-cold").launches)
-        found = readings(self.device, self.streams()[:1], [self.idle()], len(before), before=before)
-        return max(found) > min(BUSY * self.floors().launch, SURELY_BUSY)
+        (reading,) = readings(self.device, self.streams()[:1], [self.idle()], 2)
+        return reading > min(BUSY * self.floors().launch, SURELY_BUSY) or self._after_a_pause() > SURELY_BUSY
+
+    def _after_a_pause(self) -> float:
+        """Seconds that an idle launch waits for room after a pause. No hold: it would wait until what runs is over."""
+        device, stream, idle = self.device, self.streams()[0], self.idle()
+        start, end = device.streams.event(), device.streams.event()
+        device.pause(LOOK_PAUSE)
+        begun = device.now()
+        device.streams.record(start, stream)
+        device.kernels.launch(idle, stream)
+        queued = device.now() - begun
+        device.streams.record(end, stream)
+        device.streams.synchronize(stream)
+        return device.streams.elapsed(start, end) - queued
 
     def wait_out(self, most: float) -> float:
         """Wait while the device is throttled or busy with other work, for `most` seconds at most; gives the seconds."""

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -604,8 +605,8 @@ def test_what_an_own_pool_holds_is_reserved(free_gpu: int, pytester: pytest.Pyte
     assert row["footprint"]["reserved"] >= 4 * MIB
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 def test_leaks_by_another_allocator_of_torch_fail(free_gpu: int, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
     pytester.makepyfile("""
         import pytest
 
@@ -663,8 +664,8 @@ def test_what_is_kept_on_purpose_is_no_leak(free_gpu: int, pytester: pytest.Pyte
     }
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 def test_a_history_that_a_test_records_is_its_own(free_gpu: int, pytester: pytest.Pytester) -> None:
-    pytest.importorskip("torch")
     pytester.makepyfile("""
         import pytest
 

@@ -158,13 +158,13 @@ def test_corrected_values_have_the_launch_overhead_of_all() -> None:
     assert parts["rest"] < 1e-6
 
 
-@pytest.mark.parametrize(("slower", "holds"), [(1.02, True), (1.04, False), (0.96, False)])
+@pytest.mark.parametrize(("slower", "holds"), [(1.02, False), (0.96, True)])
 def test_stream_is_judged_beside_babelstream(slower: float, holds: bool) -> None:
     values = {
         ("same", way, 1024): scattered(5e-4 * (slower if way.startswith("gpumem") else 1), 1e-4, 4) for way in peers_summary.STREAM_WAYS
     }
     found = lines_of(values)
-    assert found["stream_add less BabelStream's add", "same", 1024].holds is holds
+    assert found["stream_add less BabelStream's average of add", "same", 1024].holds is holds
     assert len([line for line in found if "BabelStream" in line[0]]) == 5
     without = lines_of({("same", OURS, 2): [6e-6, 6.2e-6]})
     assert not [line for line in without if "BabelStream" in line[0]]
