@@ -32,7 +32,8 @@ from pytest_gpumem.records.row import ENOUGH
 # Standard deviations of a latency: a time in seconds and a share of it.
 BETWEEN_PROCESSES = (27.5e-9, 0.0004)
 """Spread between processes, in seconds and as a share; recorded: 0.51 % at 2 MiB (5.4 us) and 0.12 % at 32 MiB
-(ci/records/nvidia-h200/peers_random.json), 0.037 % at 256 MiB (ci/records/nvidia-h200/peers.json)."""
+(ci/records/nvidia-h200/peers_random.json), 0.037 % at 256 MiB (ci/records/nvidia-h200/peers.json). Twelve processes of an H100 and of an
+H200 (peers_nvbench.json) show it, and the spread between placements, within a factor of two."""
 BETWEEN_PLACEMENTS = (50e-9, 0.0017)
 """Spread between placements, in seconds and as a share; recorded: 0.94, 0.29 and 0.16 % in the same records."""
 BETWEEN_DAYS = (13.5e-9, BETWEEN_PROCESSES[1])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,10 @@ import peers_records
 import peers_summary
 import pytest
 from peers_summary import CORRECTED, DIRTY, NVBENCH, OURS
+
+from pytest_gpumem.judging import spread
+
+RECORDS = Path(__file__).parents[3] / "ci" / "records"
 
 
 def scattered(mean: float, spread: float, n: int = 30) -> list[float]:
@@ -168,3 +175,19 @@ def test_stream_is_judged_beside_babelstream(slower: float, holds: bool) -> None
     assert len([line for line in found if "BabelStream" in line[0]]) == 5
     without = lines_of({("same", OURS, 2): [6e-6, 6.2e-6]})
     assert not [line for line in without if "BabelStream" in line[0]]
+
+
+@pytest.mark.parametrize("gpu", ["nvidia-h100", "nvidia-h200"])
+def test_the_spreads_that_judging_expects_are_those_of_both_cards(gpu: str) -> None:
+    """Within a factor of two: the spread of twelve processes is known no better."""
+    record = json.loads((RECORDS / gpu / "peers_nvbench.json").read_text())
+    rows = {(row.way, row.mib): row for row in peers_summary.rows(record)}
+    for mib in (2, 32, 256):
+        row, parts = rows[OURS + CORRECTED, mib], peers_summary.made_of(record, "same", mib)
+        assert row.spread is not None
+        assert parts is not None
+        placements = spread.placement_spread(row.mean)
+        assert 0.5 < parts["between_placements"] / placements < 2, mib
+        expected = math.hypot(spread.process_spread(row.mean), placements / math.sqrt(parts["placements"]))
+        assert 0.45 < row.spread.value / expected < 2, mib
+        assert parts["overhead"] * row.mean < 2 * spread.LAUNCH_OVERHEAD, mib
