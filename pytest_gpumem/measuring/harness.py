@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import dataclass
 
+from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Device, Launch, Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
@@ -61,7 +63,9 @@ deviations on an H200); more than four streams average no better."""
 FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on each stream
 BUSY = 2.0
 """Reading of an idle launch over the one that is usual, above which other work keeps the device busy. A reading varies by some 2 %."""
-LOOK_PAUSE = 200e-6  # seconds in which another thread takes the interpreter's lock and launches
+LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
+"""Seconds, in turn, in which another thread takes the interpreter's lock and launches. Different ones: work that comes and goes in time
+with the looks would be missed by all of them."""
 SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy, however long the usual one took
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
@@ -92,6 +96,7 @@ class Harness:
         self._awake = False
         self._arena = Arena(device, seed=0)
         self._idle: Launch | None = None
+        self._pauses = itertools.cycle(LOOK_PAUSES)
 
     def streams(self) -> tuple[Stream, ...]:
         """The streams that take turns for a target that runs on any stream."""
@@ -164,15 +169,16 @@ class Harness:
         return reading > min(BUSY * self.floors().launch, SURELY_BUSY)
 
     def _after_a_pause(self) -> float:
-        """Seconds that an idle launch waits for room after a pause. No hold: it would wait until what runs is over."""
+        """Seconds that an idle launch waits for room after a pause. The stream is not held: a hold would begin when there is room."""
         device, stream, idle = self.device, self.streams()[0], self.idle()
         start, end = device.streams.event(), device.streams.event()
-        device.pause(LOOK_PAUSE)
-        begun = device.now()
-        device.streams.record(start, stream)
-        device.kernels.launch(idle, stream)
-        queued = device.now() - begun
-        device.streams.record(end, stream)
+        device.pause(next(self._pauses))
+        with uncollected():
+            begun = device.now()
+            device.streams.record(start, stream)
+            device.kernels.launch(idle, stream)
+            queued = device.now() - begun
+            device.streams.record(end, stream)
         device.streams.synchronize(stream)
         return device.streams.elapsed(start, end) - queued
 

@@ -42,9 +42,9 @@ MANAGED, LINK, L2, DRAM = "managed", "link", "L2", "DRAM"
 WARM_UP_SHARE = 0.25  # share of the budget that a warm-up may use
 PROFILED_SAMPLES = 5  # samples under a profiler, which measures each of them in its own way
 WAIT_SHARE = 0.3  # share of the budget for which a measurement waits while the device is throttled or busy
-LOOKS = 3  # looks for other work before the samples, and after them; between them there is one for each reading of the clocks
+LOOKS = 3  # looks for other work before the samples, and after them
 FULL_SPEED = 0.99  # share of the highest SM clock from which a throttle reason slows nothing
-CHUNK_SECONDS = 0.025  # seconds of samples between two readings of clocks and throttle reasons
+CHUNK_SECONDS = 0.025  # seconds of samples between two readings of clocks and throttle reasons, and between two looks for other work
 
 
 class Stopwatch:
@@ -93,6 +93,7 @@ class Sampling:
         self.discarded = 0  # samples taken under throttling
         self.work_seen = True  # False if the device did nothing in a launch of a foreign callable
         self.looks: list[bool] = []  # of each look before, between and after the samples, whether other work kept the device busy
+        self._looked = -CHUNK_SECONDS  # when the last look ended
         self._host_times: list[float] = []
         self._clocks: list[float] = []
         self._chunks: list[float | None] = []  # the SM clock that ran in each chunk of samples, where it is known
@@ -202,9 +203,10 @@ class Sampling:
         if not self._harness.profiled:
             self._waited += self._harness.wait_out(WAIT_SHARE * self._plan.budget - self._waited)
 
-    def _look(self, times: int = 1) -> None:
+    def _look(self, times: int) -> None:
         """Look whether other work keeps the device busy."""
         self.looks += [self._harness.busy() for _ in range(times)]
+        self._looked = self._device.now()
 
     def _profile(self) -> None:
         self._sampler = self._make()
@@ -340,7 +342,8 @@ class Sampling:
             into = self._lost if now.throttle_reasons else self._kept
             for place, seconds in samples:
                 into[place].append(seconds)
-            self._look()
+            if self._device.now() - self._looked >= CHUNK_SECONDS:
+                self._look(1)
             if reported.throttle_reasons:
                 self.wait_out()
             both = [kept + lost for kept, lost in zip(self._kept, self._lost, strict=True)]
