@@ -175,9 +175,16 @@ class SourceFootprints:
             return
         for source in self._wanted or ():
             if source.name not in self._running and source.ready():
-                if (why := source.start(self._log, self._stacks)) is not None:
-                    self._reasons[source.name] = why
+                self._start(source)
                 self._running[source.name] = source
+
+    def _start(self, source: Source) -> None:
+        """Have a source report, also again. A watch that is open when it begins or ends to report single allocations has not seen all."""
+        had, why = self._reasons.pop(source.name, None), source.start(self._log, self._stacks)
+        if why is not None:
+            self._reasons[source.name] = why
+        if source.name in self._running and why != had:
+            source.gaps = (*source.gaps, why or had or "")
 
     def _settle(self, *, ours: bool = False) -> None:
         if self._gone():  # a handle of the context before, such as that of a pool, is a segmentation fault
@@ -212,6 +219,8 @@ class SourceFootprints:
     def watch(self) -> MemoryWatch:
         if self._wanted is None:
             raise DeviceError("memory is not watched: start() comes first")
+        if self._driver is not None and self._driver.name in self._running and not self.driver_is_watched and not self._paused:
+            self._start(self._driver)  # whoever had CUPTI may have given it back
         self._settle()
         return _Watch(self)
 
@@ -275,8 +284,7 @@ class SourceFootprints:
         if self._counted:
             self.calls.start()
         for source in self._running.values():
-            if (why := source.start(self._log, self._stacks)) is not None:
-                self._reasons[source.name] = why
+            self._start(source)
         assert self._before is not None
         for series, after in self._figures().items():
             if (less := (self._before.get(series, NOTHING).used or 0) - (after.used or 0)) > 0:

@@ -164,7 +164,7 @@ def packages(machine: Machine, facts: DeviceFacts | None, card: Card | None) -> 
     yield _benchmark(machine)
     remedy = "pip install nvtx (there is no wheel for macOS)"
     yield _package(machine, "NVTX", "nvtx", Status.WARNING, "no named ranges in Nsight tools", remedy)
-    lost = "page faults and migrations cannot be counted in a run"
+    lost = "page faults, migrations and calls are not counted, and limits on the peak of memory are UNDECIDED"
     yield _of_major(machine, "CUPTI", "cupti-python", major, "cupti", Status.WARNING, lost)
     for name, distribution, program in GUESTS:
         if (version := machine.version(distribution)) is not None:

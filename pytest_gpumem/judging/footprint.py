@@ -227,7 +227,7 @@ def _unseen(one: _FootprintCheck, name: str) -> str | None:
     footprint = one.footprint
     if footprint.bound:
         return f"up to {short_bytes(footprint.bound)} more of the GPU's memory are taken; {'; '.join(footprint.not_watched)}"
-    if footprint.driver_peak is None and name in (*OF_PEAK, "max_allocations"):
+    if footprint.driver_peak is None and (footprint.bound is None or name not in AT_THE_END):
         return f"memory that the driver gave and got back meanwhile was not seen; {'; '.join(footprint.not_watched)}"
     if footprint.peak_bound is not None and name in OF_PEAK:
         most = dataclasses.replace(one, footprint=replace(footprint, peak=footprint.peak_bound))

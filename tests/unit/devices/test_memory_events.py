@@ -276,6 +276,43 @@ def test_a_wider_fixture_is_no_tests_whatever_is_freed_beside_it(library: Librar
     assert watch.read().kept == MIB
 
 
+class Lent(Source):
+    """The driver's calls, which somebody else has while there is a reason."""
+
+    name = method = "CUPTI"
+    reason: str | None = None
+
+    def ready(self) -> bool:
+        return True
+
+    def start(self, log: MemoryLog, stacks: bool) -> str | None:
+        return self.reason
+
+
+@pytest.mark.parametrize("measures", [False, True])
+def test_a_driver_that_somebody_else_has_for_a_while_is_watched_again(measures: bool) -> None:
+    driver = Lent()
+    footprints = SourceFootprints(driver, [], lambda: None)
+    footprints.start(driver=True)
+    before = footprints.watch()
+    assert before.read().driver_peak == 0
+    driver.reason = "the profiler has CUPTI"
+    with footprints.paused():
+        pass
+    meanwhile = footprints.watch()
+    assert (meanwhile.read().driver_peak, meanwhile.read().not_watched) == (None, ("CUPTI: the profiler has CUPTI",))
+    driver.reason = None
+    if measures:
+        with footprints.paused():
+            pass
+        with pytest.raises(NotCounted, match="the profiler has CUPTI"):  # not from its begin on
+            meanwhile.read()
+    after = footprints.watch().read()
+    assert (after.driver_peak, after.not_watched) == (0, ())
+    with pytest.raises(NotCounted, match="the profiler has CUPTI"):
+        before.read()
+
+
 def test_a_look_inside_of_what_is_no_tests_leaves_it_so(library: Library, footprints: SourceFootprints) -> None:
     watch = footprints.watch()
     with footprints.ours():

@@ -159,6 +159,7 @@ def test_what_was_not_seen_is_no_pass() -> None:
     bounded = Footprint(0, watched=("CuPy",), bound=4 * MiB, not_watched=("CUPTI: it is missing",))
     assert judged(bounded, max_kept="0 B")[0][0] is Outcome.UNDECIDED
     assert judged(Footprint(0, watched=("CuPy",), bound=0), max_kept="0 B")[0][0] is Outcome.PASS
+    assert judged(Footprint(0, watched=("CuPy",), not_watched=("CUPTI: lent",)), max_kept="0 B")[0][0] is Outcome.UNDECIDED
 
 
 @pytest.mark.parametrize("limit", [{"max_peak": "1 GiB"}, {"max_allocations": "9"}, {"max_peak_regression": "5%"}])

@@ -18,6 +18,7 @@ pytest.importorskip("cuda.bindings.runtime")
 from pytest_gpumem.devices.cuda import driver_memory
 from pytest_gpumem.devices.cuda.cupti import ApiCall, Receive
 from pytest_gpumem.devices.cuda.driver_memory import DriverMemory
+from pytest_gpumem.devices.footprints import SourceFootprints
 from pytest_gpumem.devices.memory_events import AllocationEvent, Figures, MemoryLog
 from pytest_gpumem.devices.protocol import NotCounted
 
@@ -218,7 +219,8 @@ def test_virtual_memory_of_others_counts_nothing(calls: Calls, source: DriverMem
     assert source.start(log, stacks=False) is None
     creates(calls, 0xE0, 100, device=1)
     calls.allocates("cuMemImportFromShareableHandle", 0xE1, 5, 1)  # another process's
-    for handle in (0xE0, 0xE1):
+    calls.allocates("cuMulticastCreate", 0xE3)
+    for handle in (0xE0, 0xE1, 0xE3):
         calls("cuMemMap", 0xA000, 100, 0, handle)
         calls("cuMemRelease", handle)
         calls("cuMemUnmap", 0xA000, 100)
@@ -236,6 +238,19 @@ def test_virtual_memory_from_before_the_watch_is_not_watched(calls: Calls, sourc
     calls("cuMemRelease", 0xE0)  # to free it takes nothing
     assert not source.gaps
     calls("cuMemMap", 0xA000, 100, 0, 0xE0)
+    assert source.gaps == ("virtual memory was mapped that was created before the watch",)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_number_of_a_handle_that_is_given_out_again_is_another_handle(calls: Calls, source: DriverMemory, paused: bool) -> None:
+    """Of another process at first, then of this one, which created it unseen."""
+    source.start(MemoryLog(), stacks=False)
+    calls.allocates("cuMemImportFromShareableHandle", 0xE1, 5, 1)
+    if not paused:
+        calls("cuMemRelease", 0xE1)
+    source.stop()
+    source.start(MemoryLog(), stacks=False)
+    calls("cuMemMap", 0xA000, 100, 0, 0xE1)
     assert source.gaps == ("virtual memory was mapped that was created before the watch",)
 
 
@@ -273,8 +288,8 @@ def test_arrays_count_by_their_elements(calls: Calls, source: DriverMemory) -> N
     log.settle()
     assert log.of_driver() == []
     calls.allocates("cuArrayCreate_v2", 0xC0, described("<QQII", 64, 64, 0x91, 1))
-    with pytest.raises(NotCounted, match="a CUDA array of the format 0x91, whose bytes are not known"):
-        source.drain()
+    source.drain()
+    assert source.gaps == ("a call of the driver could not be read: a CUDA array of the format 0x91, whose bytes are not known",)
 
 
 def test_what_own_pools_keep_is_reserved(calls: Calls, source: DriverMemory) -> None:
@@ -348,13 +363,18 @@ def test_without_callbacks_the_reason_is_given(calls: Calls, source: DriverMemor
     assert "cupti-python cannot be imported" in (DriverMemory(0).start(MemoryLog(), stacks=False) or "")
 
 
-def test_a_call_that_cannot_be_read_is_told_once(calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    source.start(MemoryLog(), stacks=False)
+def test_a_call_that_cannot_be_read_is_told_to_every_watch(calls: Calls, source: DriverMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also to that of the test, where a part of it is read first."""
+    monkeypatch.setattr(DriverMemory, "figures", lambda _: {})
+    footprints = SourceFootprints(source, [], lambda: None)
+    footprints.start(driver=True)
+    test, part = footprints.watch(), footprints.watch()
     monkeypatch.setattr(driver_memory.D, "cuPointerGetAttribute", lambda *_: 1 / 0)
     calls.allocates("cuMemAlloc_v2", 0xA000, 100)
-    with pytest.raises(NotCounted, match="division by zero"):
-        source.drain()
-    source.drain()
+    for watch in (part, test):
+        with pytest.raises(NotCounted, match="a call of the driver could not be read: division by zero"):
+            watch.read()
+    footprints.watch().read()
 
 
 def test_an_allocation_has_the_stack_of_its_call(calls: Calls, source: DriverMemory) -> None:
