@@ -161,8 +161,8 @@ class Sampling:
         if self._harness.profiled:
             self._profile()
             return
-        begun = self._device.now() - self._waited
         self._look(LOOKS)
+        begun = self._device.now() - self._waited
         with self._ranges.range(phase(self._name, "warm-up")):
             cost = self._warm_up()
         self.took.lap("warm-up")
