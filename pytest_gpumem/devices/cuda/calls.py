@@ -273,8 +273,13 @@ class CudaCalls:
                 self._graphs[executable] = Counter(_nodes(words(parameters, 2)[1]))
 
     def _captured(self, stream: int | None) -> bool:
-        """True if work of this thread, or on this stream, becomes a node of a graph."""
-        return bool(self._captures) and (stream in self._captures or threading.get_ident() in self._captures.values())
+        """True if work on this stream becomes a node of a graph; where the driver does not tell, if this thread captures."""
+        captures = self._captures
+        if captures and stream is not None and stream not in captures:
+            error, captured = D.cuStreamIsCapturing(stream)
+            if not int(error):
+                return int(captured) != 0
+        return stream in captures or threading.get_ident() in captures.values()
 
     def _memory(self, address: int) -> str:
         """The kind of memory at an address. While a stream is captured, the driver is not asked."""

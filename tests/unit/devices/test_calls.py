@@ -134,6 +134,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Callbacks:
     kinds = {PAGEABLE: "pageable", PINNED: "pinned", DEVICE: "device"}
     monkeypatch.setattr(cuda, "_memory", lambda address: kinds.get(address & 0xF000, "unknown"))
     monkeypatch.setattr(cuda, "native_frames", lambda: ())
+    monkeypatch.setattr(D, "cuStreamIsCapturing", lambda stream: (D.CUresult(0), 0))
     return Callbacks(cuda.CudaCalls())
 
 
@@ -378,6 +379,33 @@ def test_the_copies_of_a_graph(calls: Callbacks, monkeypatch: pytest.MonkeyPatch
     calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
     calls("cuGraphLaunch", 0xE1, 5)
     assert [(one.kind, one.source, one.destination, one.nbytes) for one in read(calls).copies] == [("D2H", "device", "pinned", 80)]
+
+
+@pytest.mark.parametrize(
+    ("status", "captured", "kernels"),
+    [
+        (0, 0, 1),  # it runs: only other streams are captured
+        (0, 1, 0),  # it waits for an event of a captured stream, and so is captured with it
+        (906, 0, 0),  # the driver does not tell of this handle
+    ],
+)
+def test_work_on_another_stream_is_captured_if_the_driver_says_so(
+    calls: Callbacks, monkeypatch: pytest.MonkeyPatch, status: int, captured: int, kernels: int
+) -> None:
+    asked = list[int]()
+
+    def capturing(stream: int) -> tuple[Any, int]:
+        asked.append(stream)
+        return D.CUresult(status), captured
+
+    monkeypatch.setattr(D, "cuStreamIsCapturing", capturing)
+    calls("cuStreamBeginCapture_v2", 5, 0)
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 6)
+    assert (read(calls).kernels, asked) == (kernels, [6])
+    calls("cuStreamEndCapture", 5, 0)
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 6)
+    assert (read(calls).kernels, asked) == (kernels + 1, [6])  # the driver is asked only while something is captured
 
 
 def test_only_the_threads_and_streams_of_a_capture_are_captured(calls: Callbacks) -> None:
