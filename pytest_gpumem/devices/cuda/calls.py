@@ -39,7 +39,8 @@ _STREAM_OF_CONFIG = 4  # word of a CUlaunchConfig
 _Words = ctypes.c_uint64 * 6  # the words up to a stream
 _COPY = re.compile(r"cuMemcpy(?:(HtoD|DtoH|DtoD|DtoA|AtoD|HtoA|AtoH|AtoA|2D|2DUnaligned|3D|Peer|3DPeer|Batch)?)(Async)?$")
 _SIDES = {"D": "device", "A": "array"}  # memory by its letter in the kind of a copy
-_BOX = {"2D": (16, 2, 9, (14, 15)), "3D": (25, 4, 15, (22, 23, 24))}
+_Box = tuple[int, int, int, tuple[int, ...]]
+_BOX: dict[str, _Box] = {"2D": (16, 2, 9, (14, 15)), "3D": (25, 4, 15, (22, 23, 24))}
 """By the begin of a copy's kind, of its structure: words, those of the memory read and written, those whose product is its bytes."""
 _MEMSET = re.compile(r"cuMemsetD(2D)?(8|16|32)(Async)?$")
 _FIRST = re.compile(r"cu(Module|Library)(Load|GetFunction)\w*|cuLibraryGet(Kernel|Module)|cuKernelGetFunction")
@@ -50,6 +51,7 @@ _STATE = re.compile(
 """Calls that begin and end captures; and those that make executable graphs, change what they do, and destroy them."""
 _UNREAD = re.compile(r"cuMemcpy(?!HostTo)\w+|cuLaunch(Grid(Async)?|CooperativeKernelMultiDevice)?")
 """Calls that do work whose parameters are not read: after one of them the counts are not known."""
+_NO_WORK = re.compile(r"EMPTY|HOST|WAIT_EVENT|EVENT_RECORD|EXT_SEMAS_\w+|MEM_(ALLOC|FREE)|BATCH_MEM_OP")  # nodes that count nothing
 _OF_RUNTIME = {
     "cudaDeviceSynchronize": "cuCtxSynchronize",
     "cudaStreamSynchronize": "cuStreamSynchronize",
@@ -140,7 +142,7 @@ class CudaCalls:
         if self._ends and CALLBACKS.serves:
             return None
         self.stop()
-        self._thread, self._captures = _Thread(), {}  # what has ended since the stop is not known
+        self._forget()
         try:
             if not self._calls:
                 self._number(imported())
@@ -154,8 +156,12 @@ class CudaCalls:
             return str(why)
         return None
 
-    def _missed(self, why: str) -> None:
+    def _forget(self) -> None:
+        """Calls were missed, which may have ended what was open, and changed graphs."""
         self._thread, self._captures, self._graphs = _Thread(), {}, {}
+
+    def _missed(self, why: str) -> None:
+        self._forget()
         self.log.missed(why)
 
     def stop(self) -> None:
@@ -233,7 +239,10 @@ class CudaCalls:
         elif name == "cuGraphLaunch":
             executable, stream = words(parameters, 2)
             if not self._captured(stream):
-                self._launch_graph(executable, _on_legacy(stream, known.version))
+                if executable not in self._graphs:
+                    self.log.missed("a graph was launched whose nodes are not known")
+                for step, count in self._graphs.get(executable, {}).items():
+                    self.log.ran(step, count=count, on_default=_on_legacy(stream, known.version))
         elif known.first:
             if "Load" in name:
                 self.log.used_first("modules")
@@ -259,16 +268,21 @@ class CudaCalls:
         if makes:
             (executable,) = words(executable, 1)
         self._graphs.pop(executable, None)
-        if (makes or name == "cuGraphExecUpdate") and not self._captures:  # else the driver is asked nothing
+        if (makes or name == "cuGraphExecUpdate") and not self._captures:  # else the driver is not asked
             with suppress(RuntimeError):  # they stay unknown
                 self._graphs[executable] = Counter(_nodes(words(parameters, 2)[1]))
 
     def _captured(self, stream: int | None) -> bool:
-        """True if work of this thread, or on this stream, becomes a node of a graph."""
-        return bool(self._captures) and (stream in self._captures or threading.get_ident() in self._captures.values())
+        """True if work on this stream becomes a node of a graph; where the driver does not tell, if this thread captures."""
+        captures = self._captures
+        if captures and stream is not None and stream not in captures:
+            error, captured = D.cuStreamIsCapturing(stream)
+            if not int(error):
+                return int(captured) != 0
+        return stream in captures or threading.get_ident() in captures.values()
 
     def _memory(self, address: int) -> str:
-        """The kind of memory at an address. While a stream is captured, the driver is asked nothing."""
+        """The kind of memory at an address. While a stream is captured, the driver is not asked."""
         return "unknown" if self._captures else _memory(address)
 
     def _worked(self, known: _Call, step: Step, stream: int | None, waits: Waits, begun: float, parameters: int) -> None:
@@ -303,13 +317,6 @@ class CudaCalls:
             self._thread.asked = None
         self._plain.setdefault(site, frame.f_code)
         return False
-
-    def _launch_graph(self, executable: int, on_default: bool) -> None:
-        if (found := self._graphs.get(executable)) is None:
-            self.log.missed("a graph was launched whose nodes are not known")
-            return
-        for step, count in found.items():
-            self.log.ran(step, count=count, on_default=on_default)
 
 
 _WaitSite = tuple[int, int, str, int]
@@ -352,12 +359,7 @@ def _copies(of: _Call, kind: str | None, parameters: int, memory: Callable[[int]
             yield _copy(memory(source), memory(to), nbytes), None
         return
     if (box := _BOX.get((kind or "")[:2])) is not None:
-        length, reads, writes, sides = box
-        values = words(words(parameters, 1)[0], length)
-        nbytes = prod(values[side] for side in sides)
-        # The address behind the kind of memory: of the host, then of the device.
-        source, destination = (_typed(values[at], values[at + 1], values[at + 2], memory) for at in (reads, writes))
-        yield _copy(source, destination, nbytes), words(parameters, 2)[1] if of.ordered else 0
+        yield _box_copy(box, words(parameters, 1)[0], memory), words(parameters, 2)[1] if of.ordered else 0
         return
     at = 4 if kind == "Peer" else 2 + (kind or "").count("A")  # its bytes: an array has an offset behind it
     stream = at + 1 + of.of_runtime  # a copy of the runtime has its direction between
@@ -370,16 +372,22 @@ def _copies(of: _Call, kind: str | None, parameters: int, memory: Callable[[int]
     yield _copy(source, _SIDES.get(write) or memory(values[0]), values[at]), values[stream] if of.ordered else 0
 
 
+def _box_copy(box: _Box, address: int, memory: Callable[[int], str]) -> Step:
+    length, *ends, sides = box
+    values = words(address, length)
+
+    def at_end(kind: int, on_host: int, on_device: int) -> str:
+        known = _TYPES.get(kind & 0xFFFFFFFF, "unknown")
+        return memory(on_host) if known == "pinned" else memory(on_device) if known == "managed" else known
+
+    source, destination = (at_end(*values[at : at + 3]) for at in ends)
+    return _copy(source, destination, prod(values[side] for side in sides))
+
+
 @lru_cache(4096)
 def _copy(source: str, destination: str, nbytes: int) -> Step:
     way = "2".join({"pageable": "H", "pinned": "H", "array": "A"}.get(kind, "D") for kind in (source, destination))
     return Step(StepKind.COPY, way, source=source, memory=destination, nbytes=nbytes)
-
-
-def _typed(kind: int, host: int, device: int, memory: Callable[[int], str]) -> str:
-    """The memory that a side of a structure names: CUmemorytype, and both addresses."""
-    known = _TYPES.get(kind & 0xFFFFFFFF, "unknown")
-    return memory(host) if known == "pinned" else memory(device) if known == "managed" else known
 
 
 _TYPE = D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
@@ -400,16 +408,14 @@ def _memory(address: int) -> str:
 def _nodes(graph: int) -> Iterator[Step]:
     """The work of a graph, node by node. Raises `RuntimeError`: it is not known."""
     for node, kind in nodes(graph):
-        what = kind.name.rpartition("_")[2]
+        what = kind.name.removeprefix("CU_GRAPH_NODE_TYPE_")
         if what in ("KERNEL", "MEMSET"):
             yield Step(StepKind[what])
-        elif what == "CONDITIONAL":
-            raise RuntimeError("the device decides how often its graphs run")
         elif what == "MEMCPY":
-            box = known(D.cuGraphMemcpyNodeGetParams(node))
-            reads = _typed(int(box.srcMemoryType), int(box.srcHost or 0), int(box.srcDevice), _memory)
-            writes = _typed(int(box.dstMemoryType), int(box.dstHost or 0), int(box.dstDevice), _memory)
-            yield _copy(reads, writes, box.WidthInBytes * box.Height * box.Depth)
+            copied = known(D.cuGraphMemcpyNodeGetParams(node))
+            yield _box_copy(_BOX["3D"], copied.getPtr(), _memory)
+        elif not _NO_WORK.fullmatch(what):  # CONDITIONAL: the device decides how often its graphs run
+            raise RuntimeError(f"{what} is not read")
 
 
 class _DynamicSymbol(ctypes.Structure):

@@ -4,13 +4,15 @@ Records need no permission for counters. They hold names, times and launch shape
 through one subscriber, because CUPTI serves one at a time. They come from CUPTI itself: those of cupti-python 13.0 take 5 us each, and
 those of 13.4 have other attributes.
 Sources: CUPTI, CUpti_ActivityKernel, CUpti_ActivityMemcpy, CUpti_ActivityMemset; enum CUpti_ActivityMemoryKind; Callback API,
-`cuptiSubscribe`, `cuptiEnableCallback`, CUpti_CallbackData.
+`cuptiSubscribe`, `cuptiEnableCallback`, CUpti_CallbackData. Python, sys.unraisablehook; C API, PyThreadState_SetAsyncExc.
 """
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -129,7 +131,7 @@ class ApiCall(ctypes.Structure):
 
 Receive = Callable[[int, int], None]
 """A receiver. It is called with the id of a callback and the address of its data, in the calling thread, before the call returns. Its
-errors are lost.
+errors stay here: `lost` of `Callbacks.add` is told of them.
 """
 _CALLED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t)  # CUpti_CallbackFunc
 _SUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _CALLED, ctypes.c_void_p)
@@ -252,6 +254,7 @@ class Callbacks:
 
     def _enable(self, *keys: tuple[int, int]) -> None:
         assert self._subscription is not None
+        _RaisedAgain.install()
         for key in keys:
             self._subscription.enable(key)
 
@@ -260,8 +263,7 @@ class Callbacks:
         self._holder = whose
         self.lent += 1
         self._unsubscribe()
-        for lost in self._lost.values():
-            lost(_HELD.format(whose))
+        self._miss(_HELD.format(whose))
 
     def _take_back(self) -> None:
         """Subscribe again. If the profiler keeps CUPTI, every later count says so."""
@@ -278,6 +280,11 @@ class Callbacks:
         if subscription is not None:
             with suppress(self._cupti.cuptiError):
                 subscription.end()
+            _RaisedAgain.remove()
+
+    def _miss(self, why: str) -> None:
+        for lost in tuple(self._lost.values()):
+            lost(why)
 
     def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
         for key in keys:
@@ -297,6 +304,8 @@ class Callbacks:
                 self._lending = None
 
     def _called(self, _data: Any, domain: int, number: int, address: int) -> None:
+        if type(sys.unraisablehook) is not _RaisedAgain:
+            _RaisedAgain.install()  # pytest before 8.4 has its own in each test
         # The data of a resource begin with the address of its context, which has no site: its receivers take either.
         receivers = self._receivers if _INT(address).value else self._at_begin
         for receive in receivers.get((domain, number), ()):
@@ -305,6 +314,41 @@ class Callbacks:
             except Exception as error:  # it would end in CUPTI's own code
                 if (lost := self._lost.get(receive)) is not None:
                     lost(f"a call could not be read: {error}")
+
+
+_raise_later = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_later.argtypes = (ctypes.c_ulong, ctypes.py_object)
+
+
+class _RaisedAgain:
+    """A `sys.unraisablehook`. Python runs the handler of a signal where `_called` begins, before its `try`, and drops what it raises. This
+    hook says that a call was missed, and lets the line that made the call raise it.
+    """
+
+    def __init__(self, previous: Callable[[Any], object]) -> None:
+        self.previous = previous
+
+    @classmethod
+    def install(cls) -> None:
+        if type(sys.unraisablehook) is not cls:
+            sys.unraisablehook = cls(sys.unraisablehook)
+
+    @classmethod
+    def remove(cls) -> None:
+        if type(hook := sys.unraisablehook) is cls:
+            sys.unraisablehook = hook.previous
+
+    def __call__(self, unraisable: Any) -> None:
+        trace = unraisable.exc_traceback
+        if trace is None or trace.tb_frame.f_code is not Callbacks._called.__code__:  # the object is None from Python 3.13 on
+            self.previous(unraisable)
+            return
+        error, kind = unraisable.exc_value.with_traceback(trace.tb_next), unraisable.exc_type
+        trace.tb_frame.f_locals["self"]._miss(f"{kind.__name__} came while a call was reported")
+        # Python makes the exception of a class: this one gives `error`. The next call or jump raises it, so the unpacking, which is
+        # neither, stays last.
+        again = type(kind.__name__, (kind,), {"__new__": lambda *_: error})
+        (_,) = map(_raise_later, (threading.get_ident(),), (again,))
 
 
 CALLBACKS = Callbacks()  # the callbacks of this process

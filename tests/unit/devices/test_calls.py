@@ -134,6 +134,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Callbacks:
     kinds = {PAGEABLE: "pageable", PINNED: "pinned", DEVICE: "device"}
     monkeypatch.setattr(cuda, "_memory", lambda address: kinds.get(address & 0xF000, "unknown"))
     monkeypatch.setattr(cuda, "native_frames", lambda: ())
+    monkeypatch.setattr(D, "cuStreamIsCapturing", lambda stream: (D.CUresult(0), 0))
     return Callbacks(cuda.CudaCalls())
 
 
@@ -245,6 +246,21 @@ def test_what_a_stop_or_a_profiler_hides_does_not_stay(calls: Callbacks, monkeyp
     assert (read(calls).kernels, read(calls).not_counted) == (2, "a profiler had CUPTI")
 
 
+def test_a_graph_from_before_a_stop_is_not_known(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meanwhile it may have changed, or been destroyed, so that another one has its handle."""
+    monkeypatch.setattr(cuda.CALLBACKS, "add", lambda *of, **more: lambda: None)
+    monkeypatch.setattr(cuda, "_nodes", lambda graph: iter([KERNEL]))
+    executable = ctypes.c_uint64(0xE1)
+    calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
+    calls.calls.stop()
+    assert calls.calls.start() is None
+    calls("cuGraphLaunch", 0xE1, 5)
+    assert (read(calls).kernels, read(calls).not_counted) == (0, "a graph was launched whose nodes are not known")
+    calls("cuGraphExecUpdate_v2", 0xE1, 0x51, 0)  # now it is known again
+    calls("cuGraphLaunch", 0xE1, 5)
+    assert read(calls).kernels == 1
+
+
 def test_first_use_is_counted_apart(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
     calls.begin("cuModuleLoadData", 0)
     calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
@@ -335,16 +351,61 @@ def test_a_graph_that_changes_is_read_again_or_not_known(
     assert (found.kernels if found.not_counted is None else None) == kernels
 
 
-def test_a_graph_that_the_device_steers_is_not_known(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = D.CUgraphNodeType
-    found = [kinds.CU_GRAPH_NODE_TYPE_KERNEL, kinds.CU_GRAPH_NODE_TYPE_MEMSET, kinds.CU_GRAPH_NODE_TYPE_EMPTY]
-    monkeypatch.setattr(cuda, "nodes", lambda graph: [(0, kind) for kind in found])
+KINDS_OF_NODES = {kind.name.removeprefix("CU_GRAPH_NODE_TYPE_"): kind for kind in D.CUgraphNodeType}
+NO_WORK = {
+    *("EMPTY", "HOST", "WAIT_EVENT", "EVENT_RECORD", "EXT_SEMAS_SIGNAL", "EXT_SEMAS_WAIT", "MEM_ALLOC", "MEM_FREE", "BATCH_MEM_OP"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(KINDS_OF_NODES.keys() - {"KERNEL", "MEMSET", "MEMCPY", "GRAPH"}))
+def test_a_graph_with_nodes_that_are_not_read_is_not_known(calls: Callbacks, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Such as a batch of copies, or a graph that the device steers: its counts would be too low in silence."""
+    kinds = [KINDS_OF_NODES[one] for one in ("KERNEL", "MEMSET", name)]
+    monkeypatch.setattr(cuda, "nodes", lambda graph: [(0, kind) for kind in kinds])
     executable = ctypes.c_uint64(0xE1)
-    for kernels, memsets, why in ((1, 1, None), (1, 1, "a graph was launched whose nodes are not known")):
-        calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
-        calls("cuGraphLaunch", 0xE1, 5)
-        assert (read(calls).kernels, read(calls).memsets, read(calls).not_counted) == (kernels, memsets, why)
-        found.append(kinds.CU_GRAPH_NODE_TYPE_CONDITIONAL)
+    calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
+    calls("cuGraphLaunch", 0xE1, 5)
+    expected = (1, 1, None) if name in NO_WORK else (0, 0, "a graph was launched whose nodes are not known")
+    assert (read(calls).kernels, read(calls).memsets, read(calls).not_counted) == expected
+
+
+def test_the_copies_of_a_graph(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = D.CUDA_MEMCPY3D()
+    box.srcMemoryType, box.dstMemoryType, box.dstHost = D.CUmemorytype.CU_MEMORYTYPE_DEVICE, D.CUmemorytype.CU_MEMORYTYPE_HOST, PINNED
+    box.WidthInBytes, box.Height, box.Depth = 8, 2, 5
+    monkeypatch.setattr(cuda, "nodes", lambda graph: [(0x61, KINDS_OF_NODES["MEMCPY"])])
+    monkeypatch.setattr(D, "cuGraphMemcpyNodeGetParams", lambda node: (D.CUresult(0), box))
+    executable = ctypes.c_uint64(0xE1)
+    calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
+    calls("cuGraphLaunch", 0xE1, 5)
+    assert [(one.kind, one.source, one.destination, one.nbytes) for one in read(calls).copies] == [("D2H", "device", "pinned", 80)]
+
+
+@pytest.mark.parametrize(
+    ("status", "captured", "kernels"),
+    [
+        (0, 0, 1),  # it runs: only other streams are captured
+        (0, 1, 0),  # it waits for an event of a captured stream, and so is captured with it
+        (906, 0, 0),  # the driver does not tell of this handle
+    ],
+)
+def test_work_on_another_stream_is_captured_if_the_driver_says_so(
+    calls: Callbacks, monkeypatch: pytest.MonkeyPatch, status: int, captured: int, kernels: int
+) -> None:
+    asked = list[int]()
+
+    def capturing(stream: int) -> tuple[Any, int]:
+        asked.append(stream)
+        return D.CUresult(status), captured
+
+    monkeypatch.setattr(D, "cuStreamIsCapturing", capturing)
+    calls("cuStreamBeginCapture_v2", 5, 0)
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 6)
+    assert (read(calls).kernels, asked) == (kernels, [6])
+    calls("cuStreamEndCapture", 5, 0)
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 6)
+    assert (read(calls).kernels, asked) == (kernels + 1, [6])  # the driver is asked only while something is captured
 
 
 def test_only_the_threads_and_streams_of_a_capture_are_captured(calls: Callbacks) -> None:

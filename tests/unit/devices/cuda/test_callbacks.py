@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import importlib
+import signal
 import struct
 import sys
 from collections.abc import Iterator
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -91,7 +94,8 @@ class Cupti:
 
 @pytest.fixture
 def cupti(monkeypatch: pytest.MonkeyPatch) -> Cupti:
-    # Callbacks that another test never ended would wrap the profiler first.
+    # Callbacks that another test never ended would wrap the profiler first, and be the hook.
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
     monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if not isinstance(one, Lending)])
     made = Cupti()
     package, internal = ModuleType("cupti"), ModuleType("cupti._internal")
@@ -134,6 +138,55 @@ def test_an_error_of_a_receiver_reaches_neither_cupti_nor_others(cupti: Cupti) -
     callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), begins=False)
     cupti.call(Domain.DRIVER_API, 243)
     assert (seen, missed) == ([243], ["a call could not be read: broken"])
+
+
+class Timeout(BaseException):
+    """What a plugin's handler of a signal raises: it is no `Exception`, and Python could not make it without arguments."""
+
+    def __init__(self, of: str, seconds: int) -> None:
+        super().__init__(of, seconds)
+
+
+def signalled_call(cupti: Cupti) -> None:
+    """A call that a signal comes in, and then its callback: no Python code runs between, which would run the handler."""
+    data = ctypes.create_string_buffer(DATA.pack(1, 0, 2, 3, 0, 0, 0, 0, 9))
+    back = partial(cupti.callback, None, Domain.DRIVER_API, 243, ctypes.addressof(data))
+    list(map(partial.__call__, (partial(_thread.interrupt_main, signal.SIGUSR1), back)))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Timeout("a test", 5), SystemExit(143), TimeoutError("late")], ids=repr)
+@pytest.mark.parametrize("replaced", [False, True], ids=["", "another-hook"])
+def test_the_error_of_a_signal_reaches_the_line_and_the_call_is_missed(
+    cupti: Cupti, monkeypatch: pytest.MonkeyPatch, error: BaseException, replaced: bool
+) -> None:
+    """Python runs the handler where the callback begins, and would drop what it raises: Ctrl-C would do nothing, and a limit would hold."""
+
+    def handler(*_: object) -> None:
+        raise error
+
+    others, hook = list[Any](), sys.unraisablehook
+    callbacks, seen, missed = Callbacks(), list[int](), list[str]()
+    end = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda cbid, data: seen.append(cbid), missed.append, begins=False)
+    if replaced:  # as pytest before 8.4 does in each test
+        monkeypatch.setattr(sys, "unraisablehook", others.append)
+        cupti.call(Domain.DRIVER_API, 243)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(type(error)) as raised:
+            signalled_call(cupti)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert raised.value is error
+    assert "signalled_call" in {one.name for one in raised.traceback}
+    assert missed == [f"{type(error).__name__} came while a call was reported"]
+    assert not others
+    cupti.call(Domain.DRIVER_API, 243)
+    assert seen == [243] * (1 + replaced)
+    if replaced:
+        sys.unraisablehook(SimpleNamespace(exc_traceback=None))
+    assert len(others) == replaced  # errors of others are theirs
+    end()
+    assert sys.unraisablehook == (others.append if replaced else hook)
 
 
 def test_the_data_of_a_call_lie_as_in_cuptis_header() -> None:
