@@ -55,6 +55,10 @@ class Source(ABC):
     gaps: tuple[str, ...] = ()
     """Why it did not report for a while, each time. A watch that was open then is not read; of a library, by the figures alone."""
 
+    def note_gap(self, why: str) -> None:
+        """Add to `gaps`."""
+        self.gaps = (*self.gaps, why)
+
     @abstractmethod
     def ready(self) -> bool:
         """True if its library is in use. Imports nothing."""
@@ -184,7 +188,7 @@ class SourceFootprints:
         if why is not None:
             self._reasons[source.name] = why
         if source.name in self._running and why != had:
-            source.gaps = (*source.gaps, why or had or "")
+            source.note_gap(why or had or "")
 
     def _settle(self, *, ours: bool = False) -> None:
         if self._gone():  # a handle of the context before, such as that of a pool, is a segmentation fault

@@ -142,7 +142,7 @@ class DriverMemory(Source):
 
     def _missed(self, why: str) -> None:
         self._own_pools = []  # a handle may be gone, and reading it would crash
-        self.gaps = (*self.gaps, why)
+        self.note_gap(why)
 
     def _number_calls(self, cupti: Any) -> None:
         """Find the calls in the installed version: once, for memory is watched again after each measurement."""
@@ -212,10 +212,10 @@ class DriverMemory(Source):
         elif name == "cuMemMap":
             self._mapped[values[0]] = values[1], values[3]
             if values[3] not in self._held and values[3] not in self._others:
-                self.gaps = (*self.gaps, "virtual memory was mapped that was created before the watch")
+                self.note_gap("virtual memory was mapped that was created before the watch")
             self._hold(values[3], 1)
         elif name.startswith("cuMemMapArrayAsync"):
-            self.gaps = (*self.gaps, "virtual memory was mapped into a CUDA array")
+            self.note_gap("virtual memory was mapped into a CUDA array")
         elif name == "cuMemRetainAllocationHandle":
             (handle,) = words(values[0], 1)
             self._hold(handle, 1)

@@ -79,7 +79,7 @@ class TorchMemory(Source):
         except (AttributeError, TypeError, RuntimeError) as error:
             return f"its history cannot be recorded ({error}): the peak is that of its statistics"
         if self._yielded:  # watches that are open have not seen all
-            self.gaps = (*self.gaps, _OWN)
+            self.note_gap(_OWN)
         self._records, self._yielded, self._seen = True, False, self._count()
         for name in _RECORDERS:
             if (recorder := getattr(torch._C, name, None)) is not None:
@@ -103,7 +103,7 @@ class TorchMemory(Source):
 
     def _yield(self) -> None:
         self._records, self._yielded = False, True
-        self.gaps = (*self.gaps, _OWN)
+        self.note_gap(_OWN)
 
     def _statistics(self) -> Mapping[str, Any]:
         """PyTorch's nested statistics; empty before it uses the device."""
