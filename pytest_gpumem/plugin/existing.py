@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
@@ -29,7 +29,7 @@ from pytest_gpumem.plugin.gpu_benchmark import GpuBenchmark
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import TIMER_NAME, Replay, ReplayTimer, is_pytest_benchmarks, mark_simulated
 from pytest_gpumem.plugin.result import Extra
-from pytest_gpumem.plugin.running import Feature
+from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.state import GpuSession, GpuTest
 from pytest_gpumem.plugin.workers import Channel
 from pytest_gpumem.printable import printable
@@ -75,7 +75,7 @@ class ExistingFeature(Feature):
 
     def call(self, item: pytest.Item) -> AbstractContextManager[None]:
         watched = item.stash.get(WATCHED, None)
-        return nullcontext() if watched is None else watched.calling()
+        return NOTHING if watched is None else watched.calling()
 
     @contextmanager
     def fixture(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:

@@ -6,7 +6,7 @@ import pickle
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pytest_gpumem.plugin.guarding import Guardian, Termination, terminate
 from pytest_gpumem.plugin.judging import unmeasured
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import ROWS_ATTRIBUTE
-from pytest_gpumem.plugin.running import Feature
+from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import device_to_json, row_to_json, to_plain
@@ -84,15 +84,15 @@ class GuardianFeature(Feature):
 
     def setup(self, item: pytest.Item) -> AbstractContextManager[None]:
         self._tell("phase", "setup", time.time())
-        return nullcontext()
+        return NOTHING
 
     def call(self, item: pytest.Item) -> AbstractContextManager[None]:
         self._tell("phase", "call", time.time())
-        return nullcontext()
+        return NOTHING
 
     def teardown(self, item: pytest.Item) -> AbstractContextManager[None]:
         self._tell("phase", "teardown", time.time())
-        return nullcontext()
+        return NOTHING
 
     @contextmanager
     def logged(self, report: pytest.TestReport) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import pytest
 
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.plugin import replay
-from pytest_gpumem.plugin.running import Feature
+from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.reporting.concerns import VARIABLE, summarise, workflow_commands
@@ -47,7 +47,7 @@ class OutputFeature(Feature):
     def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
         file, line, _ = report.location
         self._locations[report.nodeid] = file, (line or 0) + 1
-        return nullcontext()
+        return NOTHING
 
     def places(self) -> dict[str, Place]:
         """The places where the reported tests are defined, by node id."""

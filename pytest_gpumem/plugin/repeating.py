@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from pytest_gpumem.plugin.judging import begins_baseline, explained, undecided, 
 from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, may_measure, uses
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, COMPLETE, PASSED, ROWS_ATTRIBUTE, failure_texts
-from pytest_gpumem.plugin.running import Feature
+from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
 from pytest_gpumem.plugin.tracing import WATCH, by_memory, memory_texts, with_lines
@@ -132,7 +132,7 @@ class RepeatFeature(Feature):
 
     def logged(self, report: pytest.TestReport) -> AbstractContextManager[None]:
         self._reported.add(report.nodeid)
-        return nullcontext()
+        return NOTHING
 
     def waits(self, nodeid: str) -> bool:
         """False: a test has its last verdict when it ends."""
@@ -179,7 +179,7 @@ class DecideFeature(Feature):
         # If the test modules open the GPU, a process that waits would have a context there, as this one has by now.
         if AHEAD and gpu.baseline.processes and gpu.measures and gpu.chosen.conditions().other_processes is None:
             self._coming = [item.nodeid for item in session.items if uses(item, BENCHMARK_FIXTURE)]
-        return nullcontext()
+        return NOTHING
 
     def waits(self, nodeid: str) -> bool:
         """True if the last verdict on a test, as it ended, is still to come."""

@@ -104,7 +104,7 @@ When = Literal["test", "setup", "call", "teardown", "fixture"]
 
 
 NOTHING: AbstractContextManager[None] = nullcontext()
-"""Around a phase: what a feature without a method for it gives. It is not entered, for there are many of them in each test."""
+"""What a feature gives that has nothing to do at the end of a phase. It is not entered, for there are many of them in each test."""
 
 
 class Feature:
