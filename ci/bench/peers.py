@@ -245,7 +245,7 @@ def main() -> int:
             mib=chosen.sizes,
             device=chosen.device,
             brief=chosen.brief,
-            executable=str(chosen.babelstream and chosen.babelstream.resolve()),
+            executable=None if chosen.babelstream is None else str(chosen.babelstream.resolve()),
         )
 
     measure(

@@ -64,8 +64,8 @@ FLOOR_SAMPLES = 40  # readings of an empty interval, and of an idle launch, on e
 BUSY = 2.0
 """Reading of an idle launch over the one that is usual, above which other work keeps the device busy. A reading varies by some 2 %."""
 LOOK_PAUSES = (200e-6, 300e-6, 450e-6)
-"""Seconds, in turn, in which another thread takes the interpreter's lock and launches. Different ones: work that comes and goes in time
-with the looks would be missed by all of them."""
+"""Seconds, in turn, in which another thread takes the interpreter's lock and launches. They differ because looks of one rhythm could all
+miss work of the same rhythm."""
 SURELY_BUSY = 30e-6  # seconds of such a reading from which on the device is busy, however long the usual one took
 WAIT = 0.01  # seconds between two looks while the device is throttled or busy
 WAKE_BATCH = 100  # flushes between two readings of the clocks
@@ -157,9 +157,9 @@ class Harness:
     def busy(self) -> bool:
         """True if other work keeps the device busy, of another thread or another process: an idle launch has to wait for room then.
 
-        Looked at twice: after a pause, and behind a hold. A thread of Python that needs the interpreter's lock hardly launches while this
-        one runs. In the pause it does: on an H100, work that makes every sample eleven times as long shows in 57 of 60 looks behind a
-        reading of the clocks, and in none behind a hold (2026-11-28).
+        It reads an idle launch twice, after a pause and behind a hold. Another thread of Python needs the interpreter's lock to launch, and
+        gets it in the pause. On an H100, such a thread made each sample eleven times as long; 57 of 60 looks after a pause and a reading of
+        the clocks saw it, and no look behind a hold (2026-11-28).
         """
         if self.device.launches_wait():
             return False

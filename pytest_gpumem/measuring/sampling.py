@@ -93,7 +93,7 @@ class Sampling:
         self.discarded = 0  # samples taken under throttling
         self.work_seen = True  # False if the device did nothing in a launch of a foreign callable
         self.looks: list[bool] = []  # of each look before, between and after the samples, whether other work kept the device busy
-        self._looked = -CHUNK_SECONDS  # when the last look ended
+        self._looked = 0.0  # when the last look ended
         self._host_times: list[float] = []
         self._clocks: list[float] = []
         self._chunks: list[float | None] = []  # the SM clock that ran in each chunk of samples, where it is known

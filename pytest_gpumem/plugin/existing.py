@@ -134,7 +134,7 @@ class ExistingFeature(Feature):
 
 
 def _line(what: str, nodeids: Mapping[str, None]) -> str:
-    """What is said of several benchmarks, or of one."""
+    """The summary's line for one sentence and its benchmarks."""
     count = len(nodeids)
     for plural, singular in (("return ", "returns "), ("are ", "is "), ("change their", "changes its")):
         if count == 1 and what.startswith(plural):

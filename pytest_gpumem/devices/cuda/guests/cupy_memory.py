@@ -26,8 +26,8 @@ _SERIES: Series = (NAME, "device")
 
 
 class _Hook(cupy.cuda.MemoryHook):  # type: ignore[misc]
-    """A test may allocate thousands of times, a few microseconds each: each line here shows in its time. The methods name the arguments
-    that they do not use as well: to collect those in a dict would take longer than the rest.
+    """A test may allocate thousands of times, a few microseconds each: each line here shows in its time. The methods also name
+    the arguments that they do not use: Python would collect those in a dict, which takes longer than the rest.
     """
 
     name = "gpumem"
