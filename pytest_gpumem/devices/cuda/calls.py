@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.calls import CallLog
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
-from pytest_gpumem.devices.cuda.graph_nodes import known, nodes
+from pytest_gpumem.devices.cuda.graph_nodes import is_captured, known, nodes
 from pytest_gpumem.devices.protocol import NotCounted
 from pytest_gpumem.devices.waits import CALLS as WAITS
 from pytest_gpumem.devices.waits import Waits, base_name, copy_waits, memset_waits
@@ -275,10 +275,8 @@ class CudaCalls:
     def _captured(self, stream: int | None) -> bool:
         """True if work on this stream becomes a node of a graph; where the driver does not tell, if this thread captures."""
         captures = self._captures
-        if captures and stream is not None and stream not in captures:
-            error, captured = D.cuStreamIsCapturing(stream)
-            if not int(error):
-                return int(captured) != 0
+        if captures and stream is not None and stream not in captures and (told := is_captured(stream)) is not None:
+            return told
         return stream in captures or threading.get_ident() in captures.values()
 
     def _memory(self, address: int) -> str:

@@ -25,6 +25,7 @@ from pytest_gpumem.devices.allocation_sites import python_stack
 from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
+from pytest_gpumem.devices.cuda.graph_nodes import is_captured
 from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import NOTHING, AllocationEvent, Figures, MemoryLog, Series
 from pytest_gpumem.devices.process_memory import is_loaded
@@ -180,7 +181,7 @@ class DriverMemory(Source):
             nbytes = pitch * values[rows]
         if not address or (correlation, address) == self._last:  # the latter: a call within the call
             return
-        if call.stream is not None and _is_captured(values[call.stream]):
+        if call.stream is not None and is_captured(values[call.stream]):
             return  # it is a node of a graph, whose memory the driver counts
         # A free is of whatever device; one of another device's memory finds nothing.
         if nbytes and call.kind == "device" and _known(D.cuPointerGetAttribute(_ORDINAL, address)) != self._index:
@@ -362,12 +363,6 @@ class DriverMemory(Source):
         end, self._end = self._end, None
         if end is not None:
             end()
-
-
-def _is_captured(stream: int) -> bool:
-    """True if calls in a stream become nodes of a graph."""
-    status, captured = D.cuStreamIsCapturing(stream)
-    return int(status) == 0 and int(captured) != 0  # CU_STREAM_CAPTURE_STATUS_NONE
 
 
 def _known(answer: tuple[Any, ...]) -> Any:

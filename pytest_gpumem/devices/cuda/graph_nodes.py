@@ -123,6 +123,12 @@ def nodes(graph: Any) -> Iterator[tuple[Any, Any]]:
             yield node, kind
 
 
+def is_captured(stream: int) -> bool | None:
+    """True if work on a stream becomes a node of a graph; None if the driver does not tell."""
+    status, captured = D.cuStreamIsCapturing(stream)
+    return None if int(status) else int(captured) != 0  # CU_STREAM_CAPTURE_STATUS_NONE
+
+
 def known(answer: tuple[Any, ...]) -> Any:
     """The value of a call. Raises `RuntimeError`: the driver refuses it, or lacks it."""
     status, *values = answer

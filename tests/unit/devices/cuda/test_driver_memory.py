@@ -109,10 +109,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setitem(sys.modules, "cupti", SimpleNamespace(cupti=CUPTI))
     driver = SimpleNamespace(
         cuPointerGetAttribute=lambda _attribute, address: (0, int(address >= OTHERS)),
-        cuStreamIsCapturing=lambda stream: (0, int(stream == CAPTURED)),
         cuCtxGetDevice=lambda: (0, 0),
     )
     monkeypatch.setattr(driver_memory, "D", driver)
+    monkeypatch.setattr(driver_memory, "is_captured", lambda stream: stream == CAPTURED)
     return made
 
 
