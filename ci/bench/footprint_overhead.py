@@ -3,7 +3,8 @@
 Fills CuPy's cache of kernels by workers of xdist, and runs the tests once without the plugin and once with it. What follows counts:
 rounds of sessions, in an order that alternates, on each GPU at the same time; then one session by stop-watches. The sides of a round are
 the tests alone; the tests with a memory hook of CuPy that does nothing; and the tests with the plugin by each `--measured`, where options
-that record allocations have such a hook. Prints the overheads; of the last side the ten tests that take most memory, what the suite keeps,
+that record allocations have such a hook. Where calls are counted, two more sides have CUPTI report the same calls to a function that does
+nothing, of C and of Python. Prints the overheads; of the last side the ten tests that take most memory, what the suite keeps,
 and where the plugin's time goes. The time of a test is that of all hooks around it, in the fastest session of its side: on a host with
 neighbours the same session takes up to half as long again. The overheads of single rounds are printed as well. The GPU's context is made
 before the first test on all sides.
@@ -63,6 +64,8 @@ WORKERS = min(28, os.cpu_count() or 1)
 """Of xdist, which compile."""
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "some_tests", "-W", "ignore", "-c", os.devnull)
 WITHOUT, HOOK = "without", "empty hook"  # sides; the others are those of `--measured`
+CALLBACKS = {"empty callbacks in C": "C", "empty callbacks in Python": "Python"}
+"""Sides that show what `watch` costs at the least: CUPTI reports the same calls to a function that does nothing."""
 DEFAULT = "--gpumem-footprint=on"
 
 
@@ -100,11 +103,11 @@ class Suite:
         """Run the suite once: its wall time, the time of its tests and how they ended. `rows`: and the rows with footprints."""
         with tempfile.TemporaryDirectory() as folder:
             times, results = Path(folder) / "times.json", Path(folder) / "results.json"
-            ours = ("-p", "no:gpumem") if side in (WITHOUT, HOOK) else ("--gpumem", "--gpumem-device=cuda", *side.split())
+            ours = ("-p", "no:gpumem") if side in (WITHOUT, HOOK, *CALLBACKS) else ("--gpumem", "--gpumem-device=cuda", *side.split())
             options = ["-p", "no:xdist", *ours, *([f"--benchmark-json={results}"] if rows else [])]
-            asked = {"SOME_HOOK": side == HOOK, "SOME_PROFILE": profile}
+            asked = {"SOME_HOOK": "1" * (side == HOOK), "SOME_PROFILE": "1" * profile, "SOME_CALLBACKS": CALLBACKS.get(side, "")}
             begun = time.perf_counter()
-            done = self._run(options, {"SOME_TIMES": str(times)} | {name: "1" for name, on in asked.items() if on})
+            done = self._run(options, {"SOME_TIMES": str(times), **asked})
             wall = time.perf_counter() - begun
             if not times.exists():
                 printed = done.stdout[-3000:] + done.stderr[-3000:]
@@ -243,7 +246,7 @@ def broken(record: dict[str, Any]) -> list[str]:
     found, hook = [], record["sides"][HOOK]["overhead"]
     for side, cost in record["sides"].items():
         limit = LIMIT if "footprint=auto" in side else hook + ABOVE_HOOK
-        if side not in (WITHOUT, HOOK) and cost["overhead"] > limit:
+        if side not in (WITHOUT, HOOK, *CALLBACKS) and cost["overhead"] > limit:
             found.append(f"{side} costs {100 * cost['overhead']:.1f} %, which is above {100 * limit:.1f} %")
     if record["changed"]:
         found.append(f"tests end otherwise: {record['changed']}")
@@ -264,7 +267,8 @@ def main() -> int:
     parser.add_argument("selection", nargs="*", default=SELECTION, help="arguments for pytest: files, tests, -k ...")
     parser.add_argument("--measured", action="append", metavar="OPTIONS", help=f"what costs; may be given again (default: {DEFAULT})")
     options = parser.parse_args()
-    sides = [WITHOUT, HOOK, *(options.measured or [DEFAULT])]
+    measured = options.measured or [DEFAULT]
+    sides = [WITHOUT, HOOK, *(CALLBACKS if any("watch" in one for one in measured) else ()), *measured]
     begun = time.perf_counter()
     rounds: list[dict[str, dict[str, Any]]] = []
 

@@ -3,11 +3,13 @@
 SOME_TESTS is the number of tests: of each file the first ones, as large a part of it as of the others. SOME_TIMES is the file of the
 results: by node id the seconds of each test with all hooks around it, and how it ended; and the calls and seconds of the functions of
 `WATCHED`, those that they call included, if SOME_PROFILE is set. If SOME_HOOK is set, the tests run with a memory hook of CuPy that does
-nothing.
+nothing. If SOME_CALLBACKS is set, CUPTI reports the calls that `watch` follows to a function that does nothing: one of C ("C"), or of Python.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import gc
 import json
 import os
@@ -41,6 +43,7 @@ WATCHED = (
 _seconds: dict[str, float] = {}
 _ends: dict[str, str] = {}
 _costs: dict[str, list[float]] = {}
+_kept: list[object] = []  # CUPTI calls it up to the end
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
@@ -64,12 +67,29 @@ def pytest_collection_finish() -> None:
     float(cupy.ones(4).sum())
     if os.environ.get("SOME_HOOK"):
         cupy.cuda.MemoryHook().__enter__()
+    if language := os.environ.get("SOME_CALLBACKS"):
+        _subscribe(language)
     if not os.environ.get("SOME_PROFILE"):
         return
     for module, owner, name in WATCHED:
         of = getattr(import_module(f"pytest_gpumem.{module}"), owner)
         setattr(of, name, _timed(f"{owner}.{name}", getattr(of, name)))
     gc.collect = _timed("gc.collect", gc.collect)
+
+
+def _subscribe(language: str) -> None:
+    from pytest_gpumem.devices.cuda import cupti
+    from pytest_gpumem.devices.cuda.calls import CALLS
+
+    module = cupti.imported()
+    CALLS._number(module)
+    nothing = cupti._CALLED(("getpid", ctypes.CDLL(None))) if language == "C" else cupti._CALLED(lambda data, domain, number, address: None)
+    subscription = cupti._Subscription(module, nothing)
+    for domain, calls in (("DRIVER_API", (*CALLS._launches, *CALLS._calls)), ("RUNTIME_API", CALLS._of_runtime)):
+        for number in calls:
+            subscription.enable((int(getattr(module.CallbackDomain, domain)), number))
+    _kept.append((subscription, nothing))
+    atexit.register(subscription.end)
 
 
 def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
