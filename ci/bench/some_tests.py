@@ -3,7 +3,7 @@
 SOME_TESTS is the number of tests: of each file the first ones, as large a part of it as of the others. SOME_TIMES is the file of the
 results: by node id the seconds of each test with all hooks around it, and how it ended; and the calls and seconds of the functions of
 `WATCHED`, those that they call included, if SOME_PROFILE is set. If SOME_HOOK is set, the tests run with a memory hook of CuPy that does
-nothing. If SOME_CALLBACKS is set, CUPTI reports the calls that `watch` follows to a function that does nothing: one of C ("C"), or of Python.
+nothing. If SOME_CALLBACKS is set, CUPTI reports the calls that `watch` follows to a function that does nothing, of C ("C") or of Python.
 """
 
 from __future__ import annotations
@@ -85,9 +85,8 @@ def _subscribe(language: str) -> None:
     CALLS._number(module)
     nothing = cupti._CALLED(("getpid", ctypes.CDLL(None))) if language == "C" else cupti._CALLED(lambda data, domain, number, address: None)
     subscription = cupti._Subscription(module, nothing)
-    for domain, calls in (("DRIVER_API", (*CALLS._launches, *CALLS._calls)), ("RUNTIME_API", CALLS._of_runtime)):
-        for number in calls:
-            subscription.enable((int(getattr(module.CallbackDomain, domain)), number))
+    for number in (*CALLS._launches, *CALLS._calls):
+        subscription.enable((int(module.CallbackDomain.DRIVER_API), number))
     _kept.append((subscription, nothing))
     atexit.register(subscription.end)
 

@@ -145,6 +145,7 @@ def _sum(allocations: Iterable[AllocationEvent]) -> int:
     return sum(one.nbytes for one in allocations)
 
 
+@cache
 def shown_path(file: str, root: Path) -> str:
     """A file relative to the root folder or to the folder of installed packages, where it lies in one: the same on every machine."""
     path = Path(file)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, is_named, is_pytests, is_users, shown_path
 from pytest_gpumem.records.calls import Calls, WaitLine
@@ -17,17 +17,6 @@ from pytest_gpumem.records.uses import CopyUse
 from pytest_gpumem.records.what_ran import Step, StepKind
 
 _WORDS = {StepKind.KERNEL: "kernels", StepKind.COPY: "copies", StepKind.MEMSET: "memsets"}
-
-
-class _WaitKey(NamedTuple):
-    """A line that waits by one call."""
-
-    file: str
-    line: int
-    function: str
-    call: str
-    of: str
-    sure: bool
 
 
 class CallLog:
@@ -54,16 +43,12 @@ class CallLog:
 
     def ran(self, step: Step, *, count: int = 1, first: bool = False, on_default: bool = False) -> None:
         """Work was queued. `first`: inside a first use. `on_default`: on the legacy default stream."""
-        word = _WORDS.get(step.kind)
-        if word is None:
-            return
-        if first:
-            self._add((("first", word), count))
-        elif step.kind is StepKind.COPY:
+        default = (("default", count),) if on_default and not first else ()
+        if step.kind is StepKind.COPY and not first:
             key = ("copy", step.name, step.source or "unknown", step.memory or "unknown")
-            self._add((word, count), (key, count), (("bytes", *key), step.nbytes or 0), ("default", count * on_default))
-        else:
-            self._add((word, count), ("default", count * on_default))
+            self._add((key, count), (("bytes", *key), step.nbytes or 0), *default)
+        elif (word := _WORDS.get(step.kind)) is not None:
+            self._add((("first", word) if first else word, count), *default)
 
     def waited(self, call: str, of: str, seconds: float, *, sure: bool = True, first: bool = False, frame: FrameType | None = None) -> None:
         """The host waited, or may have waited, in a call that ends now. `first`: inside a first use. `frame`: where the line is looked for
@@ -71,7 +56,7 @@ class CallLog:
         if first:
             self.used_first("waits")
         elif self.windows:
-            key = _WaitKey(*_line(frame or sys._getframe(1)), call, of, sure)
+            key = ("wait", *_line(frame or sys._getframe(1)), call, of, sure)
             self._add((key, 1), (("seconds", key), seconds))
 
     def used_first(self, word: str) -> None:
@@ -96,7 +81,8 @@ class CallWindow:
     def __init__(self, log: CallLog) -> None:
         self._log = log
         self.sums: Counter[object] = Counter()
-        """Counts by `Step` kind, by kind of copy and by line; bytes by ("bytes", kind of copy); seconds by ("seconds", line)."""
+        """Counts by word, ("copy", kind and memory), ("wait", line and call), ("first", word) and ("missed", reason); bytes by ("bytes",
+        copy); seconds by ("seconds", wait)."""
 
     def close(self) -> None:
         """Count no further; a second call does nothing."""
@@ -111,22 +97,23 @@ class CallWindow:
         """
         with self._log.lock:
             found = Counter(self.sums)
-        copies = [key for key in found if isinstance(key, tuple) and key[0] == "copy"]
+
+        def of(kind: str) -> list[tuple[Any, ...]]:
+            return [key for key in found if isinstance(key, tuple) and key[0] == kind]
+
         return Calls(
             kernels=found["kernels"],
-            copies=tuple(CopyUse(key[1], key[2], key[3], found[key], found[("bytes", *key)], 0) for key in sorted(copies)),
+            copies=tuple(CopyUse(key[1], key[2], key[3], found[key], found[("bytes", *key)], 0) for key in sorted(of("copy"))),
             memsets=found["memsets"],
             default_stream=found["default"],
-            waiting=tuple(
-                _wait(key, count, found["seconds", key], root, allowed) for key, count in found.items() if isinstance(key, _WaitKey)
-            ),
+            waiting=tuple(_wait(key[1:], found[key], found["seconds", key], root, allowed) for key in of("wait")),
             strict=strict,
-            first_use={str(key[1]): count for key, count in found.items() if isinstance(key, tuple) and key[0] == "first"},
-            not_counted=next((str(key[1]) for key in found if isinstance(key, tuple) and key[0] == "missed"), None),
+            first_use={key[1]: found[key] for key in of("first")},
+            not_counted=next((key[1] for key in of("missed")), None),
         )
 
 
-def _wait(key: _WaitKey, count: int, seconds: float, root: Path, allowed: Sequence[str]) -> WaitLine:
+def _wait(key: tuple[Any, ...], count: int, seconds: float, root: Path, allowed: Sequence[str]) -> WaitLine:
     file, line, function, call, of, sure = key
     shown = shown_path(file, root)
     return WaitLine(shown, line, function, code_of(file, line), call, of, count, seconds, sure, is_named(shown, line, allowed))

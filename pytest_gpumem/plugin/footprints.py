@@ -304,9 +304,10 @@ class FootprintFeature(Feature):
     def tests(self, session: pytest.Session) -> Iterator[None]:
         """Open the device before the first test where every test is watched, so that the first one does not take longer."""
         gpu, config = self._session, session.config
-        if gpu.settings.footprint in ("on", "trace") and not config.option.collectonly and gpu.measures:
+        memory, counts = gpu.settings.footprint in ("on", "trace"), WATCH in gpu.settings.existing
+        if (memory or counts) and not config.option.collectonly and gpu.measures:
             with suppress(*TROUBLE):  # the first test finds it
-                self._start(gpu.settings, driver=True, libraries=True, counts=False)
+                self._start(gpu.settings, driver=memory, libraries=memory, counts=counts)
         yield
 
     def _start(self, settings: Settings, *, driver: bool, libraries: bool, counts: bool) -> None:

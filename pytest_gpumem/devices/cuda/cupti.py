@@ -139,7 +139,7 @@ _UNSUBSCRIBE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _ENABLE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32)
 
 _HELD = "the profiler of {} had CUPTI, which serves one tool at a time"
-_IDS = {"DRIVER_API": "driver_api_trace_cbid", "RUNTIME_API": "runtime_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
+_IDS = {"DRIVER_API": "driver_api_trace_cbid", "RESOURCE": "CallbackIdResource"}
 """By the name of a `CUpti_CallbackDomain`, the enumeration of its ids in cupti-python."""
 
 
@@ -196,14 +196,20 @@ class Callbacks:
         atexit.register(self.close)  # a callback after Python's end would crash
 
     def add(
-        self, domain: str, names: Sequence[str], receive: Receive, lost: Callable[[str], None] | None = None, *, begins: bool = True
+        self,
+        domain: str,
+        names: Sequence[str],
+        receive: Receive,
+        lost: Callable[[str], None] | None = None,
+        *,
+        begins: Receive | bool = True,
     ) -> Callable[[], None]:
         """Have `receive` called for these callbacks; gives the function that ends it.
-        `domain`: "DRIVER_API", "RUNTIME_API" or "RESOURCE".
+        `domain`: "DRIVER_API" or "RESOURCE".
         `names`: as in cupti-python; those that the installed version lacks are left out.
         `receive`: must be quick, and may ask the driver for attributes, but call nothing else of CUDA.
         `lost`: called with the reason once calls are missed, or `receive` has failed.
-        `begins`: False where only the ends of calls matter.
+        `begins`: what is called at the begins of calls in its place; False where only the ends matter.
         Raises `NotCounted`: cupti-python or CUPTI is missing, or another tool holds it.
         """
         cupti = imported()
@@ -215,24 +221,26 @@ class Callbacks:
         if self._lending is None:
             self._lending = Lending(self._lend, self._take_back)
             self._lending.open()
+        own = (receive, begins) if callable(begins) else (receive,)
         if lost is not None:
-            self._lost[receive] = lost
+            self._lost |= dict.fromkeys(own, lost)
         try:
             again = self._subscription is None
             if again:
                 self._subscription = _Subscription(cupti, self._function)
             for key in keys:
                 first = key not in self._receivers
-                for receivers in (self._receivers, self._at_begin) if begins else (self._receivers,):
-                    receivers[key] = (*receivers.get(key, ()), receive)
+                self._receivers[key] = (*self._receivers.get(key, ()), receive)
+                if begins:
+                    self._at_begin[key] = (*self._at_begin.get(key, ()), own[-1])
                 if first and not again:
                     self._enable(key)
             if again:
                 self._enable(*self._receivers)
         except errors as error:
-            self._remove(keys, receive)
+            self._remove(keys, own)
             raise NotCounted(f"CUPTI refuses callbacks: {str(error).partition(chr(10))[0]}") from error
-        return lambda: self._remove(keys, receive)
+        return lambda: self._remove(keys, own)
 
     def refuse_while_lent(self) -> None:
         """Raise `NotCounted` while a profiler has CUPTI."""
@@ -283,20 +291,21 @@ class Callbacks:
             _RaisedAgain.remove()
 
     def _miss(self, why: str) -> None:
-        for lost in tuple(self._lost.values()):
+        for lost in dict.fromkeys(self._lost.values()):
             lost(why)
 
-    def _remove(self, keys: Sequence[tuple[int, int]], receive: Receive) -> None:
+    def _remove(self, keys: Sequence[tuple[int, int]], own: Sequence[Receive]) -> None:
         for key in keys:
             for receivers in (self._receivers, self._at_begin):
-                left = tuple(one for one in receivers.pop(key, ()) if one is not receive)
+                left = tuple(one for one in receivers.pop(key, ()) if all(one is not mine for mine in own))
                 if left:
                     receivers[key] = left
             if key not in self._receivers and self._subscription is not None:
                 with suppress(self._cupti.cuptiError):  # after a lost context
                     self._subscription.enable(key, on=False)
-        if not any(receive in receivers for receivers in self._receivers.values()):
-            self._lost.pop(receive, None)
+        if not any(own[0] in receivers for receivers in self._receivers.values()):
+            for one in own:
+                self._lost.pop(one, None)
         if not self._receivers:
             self._unsubscribe()
             if self._lending is not None and self._holder is None:
@@ -307,8 +316,7 @@ class Callbacks:
         if type(sys.unraisablehook) is not _RaisedAgain:
             _RaisedAgain.install()  # pytest before 8.4 has its own in each test
         # The data of a resource begin with the address of its context, which has no site: its receivers take either.
-        receivers = self._receivers if _INT(address).value else self._at_begin
-        for receive in receivers.get((domain, number), ()):
+        for receive in (self._receivers if _INT(address).value else self._at_begin).get((domain, number), ()):
             try:
                 receive(number, address)
             except Exception as error:  # it would end in CUPTI's own code
@@ -356,9 +364,10 @@ CALLBACKS = Callbacks()  # the callbacks of this process
 
 def words(address: int, count: int) -> tuple[int, ...]:
     """Eight-byte words at an address: the first parameters of a call."""
-    return tuple(_words(count).from_address(address))
+    return tuple(words_type(count).from_address(address))
 
 
 @cache
-def _words(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
+def words_type(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
+    """The type of so many words."""
     return ctypes.c_uint64 * count

@@ -6,7 +6,6 @@ import ctypes
 import enum
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,15 +79,8 @@ NAMES = (
     ),
     *("cuMemcpyHtoD_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpy2D_v2", "cuMemcpy3DAsync_v2", "cuMemcpyAsync", "cuMemcpy3DBatchAsync"),
     *("cuMemcpyBatchAsync_v2", "cuMemsetD32_v2", "cuMemsetD8Async", "cuModuleLoadData", "cuStreamBeginCapture_v2", "cuStreamEndCapture"),
-    *("cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuMemcpyHtoA_v2", "cuEventQuery"),
+    *("cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuMemcpyHtoA_v2", "cuEventQuery", "cuMemAllocFromPoolAsync"),
     *("cuGraphExecUpdate_v2", "cuGraphNodeSetEnabled", "cuGraphExecMemcpyNodeSetParams", "cuGraphExecDestroy"),
-)
-RUNTIME = (
-    "cudaDeviceSynchronize_v3020",
-    "cudaMemcpy_v3020",
-    "cudaMemcpyAsync_v3020",
-    "cudaMemcpyAsync_ptsz_v7000",
-    "cudaLaunchKernel_v7000",
 )
 
 
@@ -98,10 +90,8 @@ class Callbacks:
     def __init__(self, calls: cuda.CudaCalls) -> None:
         self.calls = calls
         driver = enum.IntEnum("driver", {name: at for at, name in enumerate(NAMES)})  # type: ignore[misc]
-        runtime = enum.IntEnum("runtime", {name: at for at, name in enumerate(RUNTIME)})  # type: ignore[misc]
-        calls._number(SimpleNamespace(driver_api_trace_cbid=driver, runtime_api_trace_cbid=runtime))
+        calls._number(SimpleNamespace(driver_api_trace_cbid=driver))
         self.window = calls.log.open()
-        self.driver = partial(calls._followed, calls._calls)
 
     def _report(self, receive: Any, number: int, site: int, words: tuple[int, ...], result: int = 0) -> None:
         parameters = (ctypes.c_uint64 * max(1, len(words)))(*words)
@@ -111,22 +101,16 @@ class Callbacks:
 
     def begin(self, name: str, *words: int) -> None:
         if NAMES.index(name) not in self.calls._launches:  # of launches only the ends are received
-            self._report(self.driver, NAMES.index(name), 0, words)
+            self._report(self.calls._begun, NAMES.index(name), 0, words)
 
     def end(self, name: str, *words: int, result: int = 0) -> None:
         number = NAMES.index(name)
-        self._report(self.calls._launched if number in self.calls._launches else self.driver, number, 1, words, result)
+        receive = self.calls._launched if number in self.calls._launches else self.calls._followed
+        self._report(receive, number, 1, words, result)
 
     def __call__(self, name: str, *words: int, result: int = 0) -> None:
         self.begin(name, *words)
         self.end(name, *words, result=result)
-
-    def runtime(self, name: str, *words: int, inside: str | None = None) -> None:
-        number = RUNTIME.index(name)
-        self._report(partial(self.calls._followed, self.calls._of_runtime), number, 0, words)
-        if inside is not None:
-            self(inside, *words)
-        self._report(partial(self.calls._followed, self.calls._of_runtime), number, 1, words)
 
 
 @pytest.fixture
@@ -212,20 +196,33 @@ def test_waits_have_the_line_and_the_time(calls: Callbacks) -> None:
     assert read(calls).waits == 2
 
 
-def test_the_runtime_counts_where_the_driver_told_nothing(calls: Callbacks) -> None:
-    calls.runtime("cudaDeviceSynchronize_v3020", inside="cuCtxSynchronize")
-    assert [one.count for one in read(calls).waiting] == [1]
-    calls.runtime("cudaDeviceSynchronize_v3020")
-    assert [one.count for one in read(calls).waiting] == [2]
-    calls.runtime("cudaMemcpy_v3020", PAGEABLE, DEVICE, 12, 2)
-    assert [(one.kind, one.nbytes) for one in read(calls).copies] == [("D2H", 12)]
-    # Its stream stands behind the direction, here 1, which would be the handle of the legacy default stream.
-    default = read(calls).default_stream
-    calls.runtime("cudaMemcpyAsync_v3020", DEVICE, PINNED, 12, 1, 0x77)
-    calls.runtime("cudaMemcpyAsync_ptsz_v7000", DEVICE, PINNED, 12, 1, 0)
-    assert read(calls).default_stream == default
-    calls.runtime("cudaMemcpyAsync_v3020", DEVICE, PINNED, 12, 1, 0)
-    assert (read(calls).copied, read(calls).default_stream) == (4, default + 1)
+@pytest.mark.parametrize("event", ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemAllocFromPoolAsync", "restart", "window"])
+def test_the_kind_of_memory_is_asked_again_once_it_may_have_changed(calls: Callbacks, monkeypatch: pytest.MonkeyPatch, event: str) -> None:
+    kinds, asked = ["pageable"], list[int]()
+
+    def memory(address: int) -> str:
+        asked.append(address)
+        return kinds[0]
+
+    monkeypatch.setattr(cuda, "_memory", memory)
+    monkeypatch.setattr(cuda.CALLBACKS, "add", lambda *of, **more: lambda: None)
+    copy = ("cuMemcpyDtoHAsync_v2", PAGEABLE, DEVICE, 12, 0x77)
+    calls(*copy)
+    calls(*copy)
+    assert asked == [PAGEABLE]
+    kinds[0] = "pinned"
+    if event == "restart":
+        calls.calls.stop()
+        assert calls.calls.start() is None
+    elif event == "window":  # calls in between were not followed
+        calls.window.close()
+        calls.window = calls.calls.log.open()
+    else:
+        calls(event, 0)
+    before = len(waits(calls))
+    calls(*copy)
+    assert asked == 2 * [PAGEABLE]
+    assert len(waits(calls)) == before  # to pinned memory it does not wait
 
 
 def test_what_a_stop_or_a_profiler_hides_does_not_stay(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +297,8 @@ def test_the_native_stack_is_read_once_a_place_and_after_what_a_first_use_begins
         for name in names:
             for site in (0, 1):
                 data = ApiCall(site=site, parameters=address, result=ctypes.addressof(status))
-                calls.driver(NAMES.index(name), ctypes.addressof(data))
+                receive = (calls.calls._begun, calls.calls._followed)[site]
+                receive(NAMES.index(name), ctypes.addressof(data))
 
     for _ in range(4):
         library("cuStreamSynchronize")

@@ -24,17 +24,12 @@ from pytest_gpumem.devices.protocol import NotCounted
 
 class Domain(IntEnum):
     DRIVER_API = 1
-    RUNTIME_API = 2
     RESOURCE = 3
 
 
 class Driver(IntEnum):
     cuMemAlloc_v2 = 243  # noqa: N815 - the name in cupti-python
     cuMemAllocAsync = 600  # noqa: N815
-
-
-class Runtime(IntEnum):
-    cudaFree_v3020 = 22  # noqa: N815
 
 
 class Resource(IntEnum):
@@ -53,7 +48,6 @@ class Cupti:
     """Calls back what is enabled, and takes one subscriber. Its functions are C functions, as those of the library."""
 
     CallbackDomain, driver_api_trace_cbid, CallbackIdResource, cuptiError = Domain, Driver, Resource, CuptiError  # noqa: N815
-    runtime_api_trace_cbid = Runtime
 
     def __init__(self) -> None:
         self.callback: Any = None
@@ -125,6 +119,30 @@ def test_receivers_share_one_subscriber_until_the_last_has_ended(cupti: Cupti) -
     end_two()
     assert cupti.enabled == {(3, 8)}
     end_three()
+    assert cupti.callback is None
+
+
+def test_the_begins_of_calls_may_have_a_receiver_of_their_own(cupti: Cupti) -> None:
+    callbacks, seen, missed = Callbacks(), list[str](), list[str]()
+
+    def begun(cbid: int, data: Any) -> None:
+        seen.append("begun")
+        if seen.count("begun") == 2:
+            raise ValueError("broken")
+
+    end = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda *_: seen.append("ended"), missed.append, begins=begun)
+    other = callbacks.add("DRIVER_API", ["cuMemAlloc_v2"], lambda *_: None)
+    for _ in range(2):
+        cupti.call(Domain.DRIVER_API, 243)
+    assert seen == 2 * ["begun", "ended"]
+    assert missed == ["a call could not be read: broken"]
+    callbacks._miss("a profiler had CUPTI")
+    assert missed[1:] == ["a profiler had CUPTI"]  # once for both
+    end()
+    cupti.call(Domain.DRIVER_API, 243)
+    callbacks._miss("again")
+    assert (len(seen), len(missed)) == (4, 2)
+    other()
     assert cupti.callback is None
 
 
