@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from pytest_gpumem.devices.allocation_sites import PACKAGE, code_of, is_named, is_pytests, is_users, shown_path
 from pytest_gpumem.records.calls import Calls, WaitLine
-from pytest_gpumem.records.uses import CopyUse
+from pytest_gpumem.records.uses import CopyUse, copies_together
 from pytest_gpumem.records.what_ran import Step, StepKind
 
-_WORDS = {StepKind.KERNEL: "kernels", StepKind.COPY: "copies", StepKind.MEMSET: "memsets"}
+_WORDS = {StepKind.KERNEL: "kernels", StepKind.MEMSET: "memsets"}
 
 
 class CallLog:
@@ -43,12 +43,13 @@ class CallLog:
 
     def ran(self, step: Step, *, count: int = 1, first: bool = False, on_default: bool = False) -> None:
         """Work was queued. `first`: inside a first use. `on_default`: on the legacy default stream."""
-        default = (("default", count),) if on_default and not first else ()
-        if step.kind is StepKind.COPY and not first:
-            key = ("copy", step.name, step.source or "unknown", step.memory or "unknown")
-            self._add((key, count), (("bytes", *key), step.nbytes or 0), *default)
-        elif (word := _WORDS.get(step.kind)) is not None:
-            self._add((("first", word) if first else word, count), *default)
+        copy = step.kind is StepKind.COPY
+        word = "copies" if copy else _WORDS.get(step.kind)
+        if first and word is not None:
+            self._add((("first", word), count))
+        elif word is not None:
+            key = ("copy", step.name, step.source or "unknown", step.memory or "unknown", step.nbytes or 0) if copy else word
+            self._add((key, count), *((("default", count),) if on_default else ()))
 
     def waited(self, call: str, of: str, seconds: float, *, sure: bool = True, first: bool = False, frame: FrameType | None = None) -> None:
         """The host waited, or may have waited, in a call that ends now. `first`: inside a first use. `frame`: where the line is looked for
@@ -56,8 +57,12 @@ class CallLog:
         if first:
             self.used_first("waits")
         elif self.windows:
-            key = ("wait", *_line(frame or sys._getframe(1)), call, of, sure)
-            self._add((key, 1), (("seconds", key), seconds))
+            key = (*_line(frame or sys._getframe(1)), call, of, sure)
+            with self.lock:
+                for window in self.windows:
+                    known = window.waits.setdefault(key, [0, 0.0])
+                    known[0] += 1
+                    known[1] += seconds
 
     def used_first(self, word: str) -> None:
         """Something was used for the first time: "modules", or a call inside."""
@@ -81,8 +86,9 @@ class CallWindow:
     def __init__(self, log: CallLog) -> None:
         self._log = log
         self.sums: Counter[object] = Counter()
-        """Counts by word, ("copy", kind and memory), ("wait", line and call), ("first", word) and ("missed", reason); bytes by ("bytes",
-        copy); seconds by ("seconds", wait)."""
+        """Counts by word, by ("copy", kind, memory and bytes), by ("first", word) and by ("missed", reason)."""
+        self.waits: dict[tuple[Any, ...], list[Any]] = {}
+        """By line and call: how often, and the seconds together."""
 
     def close(self) -> None:
         """Count no further; a second call does nothing."""
@@ -96,20 +102,22 @@ class CallWindow:
         `strict`: calls that may wait are waits.
         """
         with self._log.lock:
-            found = Counter(self.sums)
+            found, waits = Counter(self.sums), [(key, *known) for key, known in self.waits.items()]
 
         def of(kind: str) -> list[tuple[Any, ...]]:
-            return [key for key in found if isinstance(key, tuple) and key[0] == kind]
+            return [(*key[1:], count) for key, count in found.items() if isinstance(key, tuple) and key[0] == kind]
 
         return Calls(
             kernels=found["kernels"],
-            copies=tuple(CopyUse(key[1], key[2], key[3], found[key], found[("bytes", *key)], 0) for key in sorted(of("copy"))),
+            copies=copies_together(
+                CopyUse(kind, source, to, count, count * nbytes, 0) for kind, source, to, nbytes, count in sorted(of("copy"))
+            ),
             memsets=found["memsets"],
             default_stream=found["default"],
-            waiting=tuple(_wait(key[1:], found[key], found["seconds", key], root, allowed) for key in of("wait")),
+            waiting=tuple(_wait(key, count, seconds, root, allowed) for key, count, seconds in waits),
             strict=strict,
-            first_use={key[1]: found[key] for key in of("first")},
-            not_counted=next((key[1] for key in of("missed")), None),
+            first_use=dict(of("first")),
+            not_counted=next((why for why, _ in of("missed")), None),
         )
 
 
@@ -120,8 +128,8 @@ def _wait(key: tuple[Any, ...], count: int, seconds: float, root: Path, allowed:
 
 
 def _line(frame: FrameType | None) -> tuple[str, int, str]:
-    """The user's innermost line from a frame on, as `users_frames` finds it; without the stack, for a wait is to cost little. A thread of C
-    code, such as PyTorch's for gradients, has frames of this package alone."""
+    """The user's innermost line from a frame on, as `users_frames` finds it in a stack. A thread of C code, such as PyTorch's autograd,
+    has frames of this package alone."""
     other: FrameType | None = None
     while frame is not None and not is_pytests(file := frame.f_code.co_filename):
         if is_users(file):

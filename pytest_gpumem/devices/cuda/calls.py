@@ -1,7 +1,7 @@
 """The calls of this process, from CUPTI's callbacks at their ends: kernels, copies, memsets, and the lines that wait.
 
-Records of activity would tell more, and cost 40 us each. Callbacks of the driver come for calls of the runtime too, which calls it: on an
-H100, for each of 31,439 copies and 11,381 waits of CuPy's own tests. What a call means, `devices.waits` says.
+Records of activity tell more, and cost 40 us each. The runtime calls the driver, which has a callback for each copy and wait: on an H100,
+42,820 of 42,820 in CuPy's tests. What a call means, `devices.waits` says.
 
 Sources: CUPTI, Callback API, CUpti_CallbackData and generated_cuda_meta.h for the order of the parameters; CUDA Driver API, CUDA_MEMCPY2D,
 CUDA_MEMCPY3D, CUlaunchConfig, Graph Management.
@@ -35,7 +35,7 @@ from pytest_gpumem.records.what_ran import Step, StepKind
 
 _KERNELS = {"cuLaunchKernel": 5, "cuLaunchCooperativeKernel": 5, "cuLaunchKernelEx": None}
 """Calls that launch a kernel: which parameter, of eight bytes each, holds the stream; None: it is in the structure of the first one."""
-_STREAM_OF_CONFIG = 4  # word of a CUlaunchConfig
+_STREAM_OF_CONFIG = 4
 _Words = ctypes.c_uint64 * 6  # the words up to a stream: those that a call lacks are not read
 _KINDS = {
     "capture": r"cuStreamBeginCapture\w*",
@@ -51,7 +51,7 @@ _KINDS = {
     # They do work that is not read: afterwards the counts are not known.
     "unread": r"cuMemcpy(?!HostTo)\w+|cuLaunch(Grid(Async)?|CooperativeKernelMultiDevice)?",
 }
-"""The names of the calls that are followed, by what counts them, as in `CudaCalls._by_kind`. Those of `devices.waits` come before."""
+"""The names of the calls that are followed, by kind. Those of `devices.waits` come before."""
 _SIDES = {"D": "device", "A": "array"}  # memory by its letter in the kind of a copy
 _Box = tuple[int, int, int, tuple[int, ...]]
 _BOX: dict[str, _Box] = {"2D": (16, 2, 9, (14, 15)), "3D": (25, 4, 15, (22, 23, 24))}
@@ -63,7 +63,7 @@ _CREATES = re.compile(
 )
 _POOLS = (b"/cupy/cuda/memory", b"libc10_cuda", b"librmm", b"/rmm/")
 """Parts of the names of files whose code asks the driver for memory of a pool."""
-_DEEPEST = 40  # native frames that are looked at, for each takes a microsecond
+_DEEPEST = 40  # native frames that are looked at: each takes a microsecond
 
 
 class _Call(NamedTuple):
@@ -71,7 +71,7 @@ class _Call(NamedTuple):
 
     name: str  # without its version
     version: str
-    kind: str  # "wait", or as in `_KINDS`
+    kind: str  # as in `_KINDS`, or "wait"
     asks: bool  # it loads a module, or asks for memory
     state: bool  # it is followed also while nobody counts
     maps: bool  # an address may have another kind of memory afterwards
@@ -81,16 +81,12 @@ class _Call(NamedTuple):
     detail: str  # of a copy its kind, of a memset "2D"
 
 
-_Place = tuple[int, int]
-"""The `id` of a call's innermost Python frame, and the instruction."""
-
-
 class _Thread(threading.local):
     """What a thread is doing."""
 
     def __init__(self) -> None:
         self.open: list[tuple[_Call, float]] = []  # calls that have begun, and the seconds of the clock then
-        self.asked: _Place | None = None
+        self.asked: tuple[int, int] | None = None
         """Where a module was loaded or memory was asked for last, as handles and plans do before they wait; None once a wait there was of
         none."""
 
@@ -121,13 +117,10 @@ class CudaCalls:
             "capture": self._capture_begun,
             "graph": self._graph_changed,
             "launch": self._graph_launched,
-            "first": self._loaded,
-            "pool": lambda *_: None,
             "copy": self._ended_copy,
             "memset": self._ended_memset,
-            "unread": self._unread,
         }
-        """What counts a call at its end."""
+        """What counts a call at its end; for the others, `_other`."""
 
     @property
     def running(self) -> bool:
@@ -176,7 +169,7 @@ class CudaCalls:
     # Callbacks, in the thread of the call
 
     def _launched(self, number: int, address: int) -> None:
-        """Count a kernel. Most calls are these."""
+        """Count a kernel."""
         call = ApiCall.from_address(address)
         result = call.result  # as `failed`
         if not self.log.windows or (result and ctypes.c_int.from_address(result).value):
@@ -198,54 +191,52 @@ class CudaCalls:
             thread = self._thread
             thread.open.append((known, time.perf_counter()))
             if known.asks:
-                thread.asked = _place(_caller())
+                thread.asked = _place(_caller(1))
 
     def _followed(self, number: int, address: int) -> None:
         """Count a call at its end."""
         known = self._calls[number]
         if not (self.log.windows or known.state):
             return
-        opened, begun = self._thread.open, None
-        while opened and begun is None:  # the end of another one was not followed
-            found, at = opened.pop()
+        now, opened, seconds = time.perf_counter(), self._thread.open, None
+        while opened and seconds is None:  # the end of another one was not followed
+            found, begun = opened.pop()
             if found is known:
-                begun = at
+                seconds = now - begun
         call = ApiCall.from_address(address)
         if known.maps:
             self._kinds.clear()
         if known.kind == "captured":  # also where it fails
             self._captures.pop(words(call.parameters, 1)[0], None)
         elif not call.failed:
-            self._by_kind[known.kind](known, call.parameters, time.perf_counter() if begun is None else begun)
+            self._by_kind.get(known.kind, self._other)(known, call.parameters, seconds or 0.0)
 
-    def _ended_wait(self, known: _Call, parameters: int, begun: float) -> None:
+    def _ended_wait(self, known: _Call, parameters: int, seconds: float) -> None:
         waits, of = known.waits
         if known.name != "cuMemFree" or words(parameters, 1)[0]:  # to free nothing does nothing
-            self._waited(known.name, of, waits, begun, parameters)
+            self._waited(known.name, of, waits, seconds, parameters)
 
-    def _ended_copy(self, known: _Call, parameters: int, begun: float) -> None:
+    def _ended_copy(self, known: _Call, parameters: int, seconds: float) -> None:
         for step, stream in _copies(known, parameters, self._memory):
             waits = copy_waits(step.source or "unknown", step.memory or "unknown", ordered=known.ordered)
-            self._worked(known, step, stream, waits, begun, parameters)
+            self._worked(known, step, stream, waits, seconds, parameters)
 
-    def _ended_memset(self, known: _Call, parameters: int, begun: float) -> None:
+    def _ended_memset(self, known: _Call, parameters: int, seconds: float) -> None:
         at = 5 if known.detail else 3
         values = words(parameters, at + known.ordered)
         waits = memset_waits("unknown" if known.ordered else self._memory(values[0]), ordered=known.ordered)
-        self._worked(known, Step(StepKind.MEMSET), values[at] if known.ordered else 0, waits, begun, parameters)
+        self._worked(known, Step(StepKind.MEMSET), values[at] if known.ordered else 0, waits, seconds, parameters)
 
-    def _loaded(self, known: _Call, _parameters: int, _begun: float) -> None:
-        if "Load" in known.name:
+    def _other(self, known: _Call, _parameters: int, _seconds: float) -> None:
+        if known.kind == "unread" and not self._captured(None):
+            self.log.missed(f"{known.name} is not read")
+        elif known.kind == "first" and "Load" in known.name:
             self.log.used_first("modules")
 
-    def _unread(self, known: _Call, _parameters: int, _begun: float) -> None:
-        if not self._captured(None):
-            self.log.missed(f"{known.name} is not read")
-
-    def _capture_begun(self, _known: _Call, parameters: int, _begun: float) -> None:
+    def _capture_begun(self, _known: _Call, parameters: int, _seconds: float) -> None:
         self._captures[words(parameters, 1)[0]] = threading.get_ident()
 
-    def _graph_launched(self, known: _Call, parameters: int, _begun: float) -> None:
+    def _graph_launched(self, known: _Call, parameters: int, _seconds: float) -> None:
         executable, stream = words(parameters, 2)
         if not self._captured(stream):
             if executable not in self._graphs:
@@ -253,7 +244,7 @@ class CudaCalls:
             for step, count in self._graphs.get(executable, {}).items():
                 self.log.ran(step, count=count, on_default=_on_legacy(stream, known))
 
-    def _graph_changed(self, known: _Call, parameters: int, _begun: float) -> None:
+    def _graph_changed(self, known: _Call, parameters: int, _seconds: float) -> None:
         """Read the nodes of an executable graph, or forget them."""
         (executable,) = words(parameters, 1)
         makes = known.name.startswith("cuGraphInstantiate")
@@ -282,16 +273,15 @@ class CudaCalls:
             kind = self._kinds[address] = _memory(address)
         return kind
 
-    def _worked(self, known: _Call, step: Step, stream: int | None, waits: Waits, begun: float, parameters: int) -> None:
+    def _worked(self, known: _Call, step: Step, stream: int | None, waits: Waits, seconds: float, parameters: int) -> None:
         """Count a copy or a memset, and its wait."""
         if not (self._captures and self._captured(stream)):
             self.log.ran(step, first=self._thread.loading, on_default=_on_legacy(stream, known))
             if waits != "does not":
-                self._waited(known.name, step.kind.value, waits, begun, parameters)
+                self._waited(known.name, step.kind.value, waits, seconds, parameters)
 
-    def _waited(self, name: str, of: str, waits: Waits, begun: float, parameters: int) -> None:
-        seconds = time.perf_counter() - begun
-        frame = _caller()
+    def _waited(self, name: str, of: str, waits: Waits, seconds: float, parameters: int) -> None:
+        frame = _caller(3)
         first = self._thread.loading or self._first_use(frame, name, parameters, allocates=of == "allocation")
         self.log.waited(name, of, seconds, sure=waits == "waits", first=first, frame=frame)
 
@@ -301,7 +291,8 @@ class CudaCalls:
         if allocates or frame is None:
             return _first_use(allocates=allocates)
         site: _WaitSite = id(frame.f_code), frame.f_lasti, name, parameters
-        asked = self._thread.asked == _place(frame)
+        thread = self._thread
+        asked = thread.asked is not None and thread.asked == _place(frame)
         if self._plain.get(site) is not None and not asked:
             return False
         if len(self._plain) >= _MOST_SITES:
@@ -310,7 +301,7 @@ class CudaCalls:
             self._plain[site] = None
             return True
         if asked:
-            self._thread.asked = None
+            thread.asked = None
         self._plain.setdefault(site, frame.f_code)
         return False
 
@@ -322,15 +313,16 @@ _CALLBACKS = (CudaCalls._followed.__code__.co_filename, type(CALLBACKS)._called.
 """The files of the frames of a callback."""
 
 
-def _caller() -> FrameType | None:
-    """The innermost Python frame that has led to a callback."""
-    frame: FrameType | None = sys._getframe(1)
+def _caller(depth: int) -> FrameType | None:
+    """The innermost Python frame that has led to a callback, which is beyond so many frames."""
+    frame: FrameType | None = sys._getframe(depth)
     while frame is not None and frame.f_code.co_filename in _CALLBACKS:
         frame = frame.f_back
     return frame
 
 
-def _place(frame: FrameType | None) -> _Place:
+def _place(frame: FrameType | None) -> tuple[int, int]:
+    """Of a call's innermost Python frame."""
     return (0, 0) if frame is None else (id(frame), frame.f_lasti)
 
 
@@ -446,8 +438,8 @@ _CREATING, _POOL = 1, 2  # what `meaning` tells of a native frame
 
 
 def _first_use(*, allocates: bool) -> bool:
-    """True in a call that a library makes to create a handle or a plan, or, if it `allocates`, to let its pool grow. The native frames of
-    this thread tell, by the names of their files and of the functions that these export."""
+    """True in a call that a library makes to create a handle or a plan, or, if it `allocates`, to let its pool grow. Names of native frames
+    tell."""
     wanted = _CREATING | _POOL if allocates else _CREATING
     return any(_of_address(address) & wanted for address in native_frames())
 
