@@ -9,8 +9,8 @@ FOLDER has the sources in folders with these names:
 
 Runs each suite three times, the smallest suite first: once to fill the caches of kernels, then without the plugin, then with it. Records
 how the tests end, the wall times, the benchmarks that were measured on the GPU and why others were not, and the lines that wait; the record
-is written after each suite. A test that ends otherwise is run again on both sides. Exits with 1 if it does so twice, if a suite has no row,
-or if it is stopped.
+is written after each suite. A test that ends otherwise is run again on both sides. Exits with 1 if it does so twice, if a suite has no test
+or no row, or if it is stopped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def suite(name: str, folder: Path, device: str, limit: float) -> dict[str, Any]:
         print(f"{name}: {what}: {len(found[0])} tests, {seconds[what]:.1f} s", flush=True)
         return found
 
-    run("to fill the caches", *PLAIN)
+    if not run("to fill the caches", *PLAIN)[0]:
+        sys.exit(f"foreign_gpu_suites: {name} has no test: is {source} whole?")
     with tempfile.TemporaryDirectory() as temporary:
         results = Path(temporary, "results.json")
         before, _ = run("without", *PLAIN)
