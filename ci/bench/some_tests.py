@@ -34,6 +34,7 @@ WATCHED = (
     ("devices.cuda.driver_memory", "DriverMemory", "figures"),
     ("devices.cuda.driver_memory", "DriverMemory", "_called"),
     ("devices.cuda.calls", "CudaCalls", "_launched"),
+    ("devices.cuda.calls", "CudaCalls", "_begun"),
     ("devices.cuda.calls", "CudaCalls", "_followed"),
     ("devices.cuda.guests.cupy_memory", "CupyMemory", "figures"),
     ("devices.cuda.guests.cupy_memory", "_Hook", "malloc_postprocess"),
@@ -101,8 +102,8 @@ def _timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             of = name
             if name.endswith("._called"):  # a call of the driver has a number of its own
                 of = f"{name} {arguments[1]}"
-            elif name.endswith("._followed"):
-                of = f"{name} {arguments[1][arguments[2]].version}"
+            elif name.endswith(("._begun", "._followed")):
+                of = f"{name} {arguments[0]._calls[arguments[1]].version}"
             cost = _costs.setdefault(of, [0, 0.0])
             cost[0] += 1
             cost[1] += time.perf_counter() - begun

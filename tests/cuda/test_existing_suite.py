@@ -54,6 +54,7 @@ SPELLINGS = (
     Spelling("numba_synchronize", NUMBA, "cuda.synchronize()"),
     Spelling("bindings_synchronize", BINDINGS, "runtime.cudaDeviceSynchronize()"),
     Spelling("bindings_memcpy", BINDINGS, "runtime.cudaMemcpy(host.ctypes.data, a.data.ptr, host.nbytes, kind)"),
+    Spelling("host_to_host", BINDINGS, "runtime.cudaMemcpy(host.ctypes.data, host.ctypes.data + 64, 64, on_host)"),
 )
 BEFORE = {
     CUPY: ("a, host = cupy.ones(1024), numpy.ones(1024)", "event = cupy.cuda.Event()", "event.record()"),
@@ -63,7 +64,7 @@ BEFORE = {
         "import cupy",
         "from cuda.bindings import runtime",
         "a, host = cupy.ones(1024), numpy.ones(1024)",
-        "kind = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost",
+        "kind, on_host = runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost, runtime.cudaMemcpyKind.cudaMemcpyHostToHost",
     ),
 }
 """By library: what comes before a line that uses it."""

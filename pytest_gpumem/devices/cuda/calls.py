@@ -39,13 +39,12 @@ _STREAM_OF_CONFIG = 4
 _Words = ctypes.c_uint64 * 6  # the words up to a stream: those that a call lacks are not read
 _KINDS = {
     "capture": r"cuStreamBeginCapture\w*",
-    "captured": "cuStreamEndCapture",
+    "captured": r"cuStreamEndCapture\w*",
     # They make executable graphs, change what these do, and destroy them.
     "graph": r"cuGraph(Instantiate\w*|NodeSetEnabled|Exec(Update|Destroy|(Memcpy|ChildGraph)?NodeSetParams))",
     "launch": "cuGraphLaunch",
     # They load a module, or a part of it.
     "first": r"cu(Module|Library)(Load|GetFunction)\w*|cuLibraryGet(Kernel|Module)|cuKernelGetFunction",
-    "pool": "cuMemAllocFromPoolAsync",
     "copy": r"cuMemcpy(HtoD|DtoH|DtoD|DtoA|AtoD|HtoA|AtoH|AtoA|2D|2DUnaligned|3D|Peer|3DPeer|Batch)?(Async)?",
     "memset": r"cuMemsetD(2D)?(8|16|32)(Async)?",
     # They do work that is not read: afterwards the counts are not known.
@@ -74,7 +73,6 @@ class _Call(NamedTuple):
     kind: str  # as in `_KINDS`, or "wait"
     asks: bool  # it loads a module, or asks for memory
     state: bool  # it is followed also while nobody counts
-    maps: bool  # an address may have another kind of memory afterwards
     waits: tuple[Waits, str]  # its row in `devices.waits`
     ordered: bool  # its work takes its turn on a stream
     legacy: bool  # its stream 0 is the legacy default stream
@@ -107,8 +105,6 @@ class CudaCalls:
         self._calls: dict[int, _Call] = {}  # by CUPTI's number, the other calls of the driver
         self._plain: dict[_WaitSite, CodeType | None] = {}
         """Waits of no first use, with their code, so that its `id` stays its own; None for those that were of one."""
-        self._kinds: dict[int, str] = {}  # by address, the kind of its memory, until a call that `maps`
-        self._kinds_for: object = None  # `CallLog.windows` then: without any, calls do not matter
         self._captures: dict[int, int] = {}  # by stream that is captured, the thread that began it
         self._graphs: dict[int, Counter[Step]] = {}  # by executable graph, its nodes
         self._ends: list[Callable[[], None]] = []
@@ -146,7 +142,7 @@ class CudaCalls:
 
     def _forget(self) -> None:
         """Calls were missed, which may have ended what was open, and changed graphs."""
-        self._thread, self._captures, self._graphs, self._kinds = _Thread(), {}, {}, {}
+        self._thread, self._captures, self._graphs = _Thread(), {}, {}
 
     def _missed(self, why: str) -> None:
         self._forget()
@@ -204,8 +200,6 @@ class CudaCalls:
             if found is known:
                 seconds = now - begun
         call = ApiCall.from_address(address)
-        if known.maps:
-            self._kinds.clear()
         if known.kind == "captured":  # also where it fails
             self._captures.pop(words(call.parameters, 1)[0], None)
         elif not call.failed:
@@ -264,14 +258,7 @@ class CudaCalls:
 
     def _memory(self, address: int) -> str:
         """The kind of memory at an address. While a stream is captured, the driver is not asked."""
-        if self._captures:
-            return "unknown"
-        if self._kinds_for is not (windows := self.log.windows):
-            self._kinds, self._kinds_for = {}, windows
-        kind = self._kinds.get(address)
-        if kind is None:
-            kind = self._kinds[address] = _memory(address)
-        return kind
+        return "unknown" if self._captures else _memory(address)
 
     def _worked(self, known: _Call, step: Step, stream: int | None, waits: Waits, seconds: float, parameters: int) -> None:
         """Count a copy or a memset, and its wait."""
@@ -341,7 +328,6 @@ def _call(base: str, version: str) -> _Call | None:
         kind,
         asks=kind == "first" or waits[1] == "allocation",
         state=kind in ("first", "capture", "captured", "graph"),
-        maps=kind == "pool" or waits[1] in ("allocation", "free"),
         waits=waits,
         ordered=base.endswith("Async"),
         legacy=_legacy(version),

@@ -79,7 +79,8 @@ NAMES = (
     ),
     *("cuMemcpyHtoD_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpy2D_v2", "cuMemcpy3DAsync_v2", "cuMemcpyAsync", "cuMemcpy3DBatchAsync"),
     *("cuMemcpyBatchAsync_v2", "cuMemsetD32_v2", "cuMemsetD8Async", "cuModuleLoadData", "cuStreamBeginCapture_v2", "cuStreamEndCapture"),
-    *("cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuMemcpyHtoA_v2", "cuEventQuery", "cuMemAllocFromPoolAsync"),
+    *("cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuMemcpyHtoA_v2", "cuEventQuery", "cuStreamEndCaptureToCig"),
+    *("cuMemcpyDtoHAsync_v2_ptsz", "cuMemsetD8Async_ptsz", "cuMemsetD2D8_v2", "cuMemsetD2D8Async", "cuMemcpyAtoA_v2", "cuMemcpyPeerAsync"),
     *("cuGraphExecUpdate_v2", "cuGraphNodeSetEnabled", "cuGraphExecMemcpyNodeSetParams", "cuGraphExecDestroy"),
 )
 
@@ -196,33 +197,61 @@ def test_waits_have_the_line_and_the_time(calls: Callbacks) -> None:
     assert read(calls).waits == 2
 
 
-@pytest.mark.parametrize("event", ["cuMemAlloc_v2", "cuMemFree_v2", "cuMemAllocFromPoolAsync", "restart", "window"])
-def test_the_kind_of_memory_is_asked_again_once_it_may_have_changed(calls: Callbacks, monkeypatch: pytest.MonkeyPatch, event: str) -> None:
-    kinds, asked = ["pageable"], list[int]()
+@pytest.mark.parametrize(("stream", "version", "expected"), [(0, "", 1), (1, "", 1), (0x77, "", 0), (0, "_ptsz", 0), (1, "_ptsz", 1)])
+def test_work_on_the_legacy_default_stream_is_told_apart(calls: Callbacks, stream: int, version: str, expected: int) -> None:
+    calls(f"cuMemcpyDtoHAsync_v2{version}", PINNED, DEVICE, 12, stream)
+    assert read(calls).default_stream == expected
+    calls(f"cuMemsetD8Async{version}", DEVICE, 0, 8, stream)
+    assert read(calls).default_stream == 2 * expected
 
-    def memory(address: int) -> str:
-        asked.append(address)
-        return kinds[0]
 
-    monkeypatch.setattr(cuda, "_memory", memory)
-    monkeypatch.setattr(cuda.CALLBACKS, "add", lambda *of, **more: lambda: None)
-    copy = ("cuMemcpyDtoHAsync_v2", PAGEABLE, DEVICE, 12, 0x77)
-    calls(*copy)
-    calls(*copy)
-    assert asked == [PAGEABLE]
-    kinds[0] = "pinned"
-    if event == "restart":
-        calls.calls.stop()
-        assert calls.calls.start() is None
-    elif event == "window":  # calls in between were not followed
-        calls.window.close()
-        calls.window = calls.calls.log.open()
-    else:
-        calls(event, 0)
-    before = len(waits(calls))
-    calls(*copy)
-    assert asked == 2 * [PAGEABLE]
-    assert len(waits(calls)) == before  # to pinned memory it does not wait
+def test_a_copy_without_a_stream_is_on_the_legacy_default_stream(calls: Callbacks) -> None:
+    calls("cuMemcpyHtoD_v2", DEVICE, PAGEABLE, 12)
+    assert read(calls).default_stream == 1
+
+
+def test_a_call_that_fails_counts_nothing(calls: Callbacks) -> None:
+    calls("cuStreamSynchronize", 5, result=1)
+    calls("cuMemcpyHtoD_v2", DEVICE, PAGEABLE, 12, result=1)
+    assert not read(calls).any
+
+
+def test_what_is_captured_and_loaded_is_known_where_it_began_before_anybody_counted(
+    calls: Callbacks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "_nodes", lambda graph: iter([KERNEL, KERNEL]))
+    calls.window.close()
+    executable = ctypes.c_uint64(0xE1)
+    calls("cuGraphInstantiateWithFlags", ctypes.addressof(executable), 0x51, 0)
+    calls("cuStreamBeginCapture_v2", 5, 0)
+    calls.begin("cuModuleLoadData", 0)
+    calls.window = calls.calls.log.open()
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
+    assert not read(calls).any
+    calls("cuStreamEndCaptureToCig", 5, 0)
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
+    assert (read(calls).kernels, read(calls).first_use) == (0, {"kernels": 1})
+    calls.end("cuModuleLoadData", 0)
+    calls("cuGraphLaunch", 0xE1, 5)
+    assert (read(calls).kernels, read(calls).not_counted) == (2, None)
+
+
+def test_begins_ends_and_misses_are_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of launches the ends alone; what a receiver misses makes the counts unknown."""
+    added = list[tuple[set[str], Any, Any, Any]]()
+
+    def add(domain: str, names: list[str], receive: Any, lost: Any, *, begins: Any) -> Any:
+        added.append((set(names), receive, lost, begins))
+        return lambda: None
+
+    monkeypatch.setattr(cuda.CALLBACKS, "add", add)
+    source = Callbacks(cuda.CudaCalls()).calls
+    assert source.start() is None
+    launches, others = {"cuLaunchKernel", "cuLaunchKernel_ptsz", "cuLaunchKernelEx"}, set(NAMES) - {"cuEventQuery"}
+    assert added == [
+        (launches, source._launched, source._missed, False),
+        (others - launches, source._followed, source._missed, source._begun),
+    ]
 
 
 def test_what_a_stop_or_a_profiler_hides_does_not_stay(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,10 +332,20 @@ def test_the_native_stack_is_read_once_a_place_and_after_what_a_first_use_begins
     for _ in range(4):
         library("cuStreamSynchronize")
     assert (looks, read(calls).waits) == (["plain"], 4)
+    library("cuMemAlloc_v2", "cuStreamSynchronize")  # a handle asks for memory too; the allocation is looked at itself
+    assert (looks, read(calls).waits) == (3 * ["plain"], 5)
     for stack[0] in ("plain", "creating", "plain", "plain"):
         library("cuModuleLoadData", "cuStreamSynchronize", "cuStreamSynchronize")
-    assert looks[1:] == ["plain"] + 2 * ["creating"] + 4 * ["plain"]
-    assert (read(calls).waits, read(calls).first_use["waits"]) == (4 + 6, 2)
+    assert looks[3:] == ["plain"] + 2 * ["creating"] + 4 * ["plain"]
+    assert (read(calls).waits, read(calls).first_use["waits"]) == (5 + 6, 2)
+
+
+def test_a_call_whose_end_was_missed_does_not_stay_open(calls: Callbacks) -> None:
+    calls.begin("cuModuleLoadData", 0)
+    calls.begin("cuStreamSynchronize", 5)
+    calls.end("cuModuleLoadData", 0)
+    calls("cuLaunchKernel", 1, 0, 0, 0, 0, 5)
+    assert (read(calls).kernels, read(calls).first_use) == (1, {"modules": 1})
 
 
 def test_a_capture_runs_nothing_and_a_graph_its_nodes(calls: Callbacks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +465,30 @@ def test_memsets(calls: Callbacks) -> None:
     assert waits(calls) == [("cuMemsetD32", "memset", True)]
 
 
+def test_the_parameters_of_rare_copies_and_memsets(calls: Callbacks) -> None:
+    calls("cuMemcpyAtoA_v2", 0xA, 0, 0xB, 0, 64)
+    calls("cuMemcpyPeerAsync", DEVICE, 1, DEVICE, 2, 32, 0x77)
+    assert {(one.kind, one.source, one.nbytes) for one in read(calls).copies} == {("A2A", "array", 64), ("P2P", "device", 32)}
+    before = read(calls).default_stream
+    calls("cuMemsetD2D8Async", DEVICE, 8, 0, 8, 8, 0x77)  # the pitch and two sizes come before the stream
+    assert (read(calls).memsets, read(calls).default_stream) == (1, before)
+    calls("cuMemsetD2D8Async", DEVICE, 8, 0, 8, 8, 0)
+    assert read(calls).default_stream == before + 1
+
+
 # Windows
+
+
+def test_a_window_adds_up_times_and_bytes() -> None:
+    log = CallLog()
+    window = log.open()
+    for nbytes in (8, 16):
+        log.ran(Step(StepKind.COPY, "D2D", source="device", memory="device", nbytes=nbytes), count=3)
+    for seconds in (0.5, 0.25):
+        log.waited("cuCtxSynchronize", "device", seconds)
+    found = window.read(Path("/"))
+    assert [(one.count, one.nbytes) for one in found.copies] == [(6, 72)]
+    assert [(one.count, one.seconds) for one in found.waiting] == [(2, 0.75)]
 
 
 def test_windows_have_what_came_while_they_were_open() -> None:
