@@ -493,6 +493,34 @@ def test_a_benchmark_runs_again_and_in_a_subtest(pytester: pytest.Pytester, gpum
 WATCH = "--gpumem-existing=watch"
 
 
+@pytest.mark.parametrize("options", [(WATCH,), (WATCH, "--gpumem-footprint=auto"), ("--gpumem-footprint=on",)], ids=" ".join)
+def test_the_watch_begins_before_the_first_test_whose_time_it_would_be(
+    pytester: pytest.Pytester, gpumem: Run, options: tuple[str, ...]
+) -> None:
+    pytester.makeconftest(
+        """
+        from pytest_gpumem.devices.footprints import SourceFootprints
+
+        began, start = [], SourceFootprints.start
+
+        def counted(self, **what):
+            began.append(what)
+            start(self, **what)
+
+        def pytest_configure():
+            SourceFootprints.start = counted
+
+        def pytest_unconfigure():
+            SourceFootprints.start = start
+
+        def pytest_runtest_logstart():
+            assert len(began) == 1
+        """
+    )
+    pytester.makepyfile(test_it="def test_one(): pass\ndef test_two(): pass")
+    gpumem(*options).assert_outcomes(passed=2)
+
+
 def test_the_calls_of_each_test_are_counted_with_the_lines_that_wait(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile(
         """
