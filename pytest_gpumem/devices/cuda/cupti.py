@@ -364,10 +364,9 @@ CALLBACKS = Callbacks()  # the callbacks of this process
 
 def words(address: int, count: int) -> tuple[int, ...]:
     """Eight-byte words at an address: the first parameters of a call."""
-    return tuple(words_type(count).from_address(address))
+    return tuple(_words(count).from_address(address))
 
 
 @cache
-def words_type(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
-    """The type of so many words."""
+def _words(count: int) -> type[ctypes.Array[ctypes.c_uint64]]:
     return ctypes.c_uint64 * count
