@@ -38,8 +38,6 @@ if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as `
     multiprocessing.util.get_temp_dir()
 HERE = str(Path(__file__).parent)
 """Where another process finds this module."""
-HIGH = 200
-"""A number above those of all descriptors."""
 
 COMMAND = "from pytest_gpumem.cli import main; main()"
 """The program of `gpumem`."""
@@ -83,7 +81,8 @@ def _forked(
 def _become(words: list[str], environment: dict[str, str], folder: str, descriptors: Sequence[tuple[int, int]]) -> None:
     gc.freeze()  # what is imported by now stays
     gc.set_threshold(20_000, 20, 20)
-    moved = [(fcntl.fcntl(one, fcntl.F_DUPFD, HIGH), number) for one, number in descriptors]
+    above = 1 + max(number for _, number in descriptors)  # so that no copy has the number of another descriptor
+    moved = [(fcntl.fcntl(one, fcntl.F_DUPFD, above), number) for one, number in descriptors]
     for source, number in moved:
         os.dup2(source, number)
         os.close(source)
