@@ -16,7 +16,7 @@ from pytest_gpumem.records.calls import Calls, WaitLine
 from pytest_gpumem.records.uses import CopyUse, copies_together
 from pytest_gpumem.records.what_ran import Step, StepKind
 
-_WORDS = {StepKind.KERNEL: "kernels", StepKind.MEMSET: "memsets"}
+_WORDS = {StepKind.KERNEL: "kernels", StepKind.COPY: "copies", StepKind.MEMSET: "memsets"}
 
 
 class CallLog:
@@ -43,13 +43,14 @@ class CallLog:
 
     def ran(self, step: Step, *, count: int = 1, first: bool = False, on_default: bool = False) -> None:
         """Work was queued. `first`: inside a first use. `on_default`: on the legacy default stream."""
-        copy = step.kind is StepKind.COPY
-        word = "copies" if copy else _WORDS.get(step.kind)
-        if first and word is not None:
+        word = _WORDS.get(step.kind)
+        if word is None:
+            return
+        if first:
             self._add((("first", word), count))
-        elif word is not None:
-            key = ("copy", step.name, step.source or "unknown", step.memory or "unknown", step.nbytes or 0) if copy else word
-            self._add((key, count), *((("default", count),) if on_default else ()))
+            return
+        copy = ("copy", step.name, step.source or "unknown", step.memory or "unknown", step.nbytes or 0)
+        self._add((copy if step.kind is StepKind.COPY else word, count), *((("default", count),) if on_default else ()))
 
     def waited(self, call: str, of: str, seconds: float, *, sure: bool = True, first: bool = False, frame: FrameType | None = None) -> None:
         """The host waited, or may have waited, in a call that ends now. `first`: inside a first use. `frame`: where the line is looked for

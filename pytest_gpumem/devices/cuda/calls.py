@@ -38,6 +38,7 @@ _KERNELS = {"cuLaunchKernel": 5, "cuLaunchCooperativeKernel": 5, "cuLaunchKernel
 _STREAM_OF_CONFIG = 4
 _Words = ctypes.c_uint64 * 6  # the words up to a stream: those that a call lacks are not read
 _KINDS = {
+    "wait": "|".join(WAITS),
     "capture": r"cuStreamBeginCapture\w*",
     "captured": r"cuStreamEndCapture\w*",
     # They make executable graphs, change what these do, and destroy them.
@@ -50,7 +51,7 @@ _KINDS = {
     # They do work that is not read: afterwards the counts are not known.
     "unread": r"cuMemcpy(?!HostTo)\w+|cuLaunch(Grid(Async)?|CooperativeKernelMultiDevice)?",
 }
-"""The names of the calls that are followed, by kind. Those of `devices.waits` come before."""
+"""The names of the calls that are followed, by kind: a call has the first that fits."""
 _SIDES = {"D": "device", "A": "array"}  # memory by its letter in the kind of a copy
 _Box = tuple[int, int, int, tuple[int, ...]]
 _BOX: dict[str, _Box] = {"2D": (16, 2, 9, (14, 15)), "3D": (25, 4, 15, (22, 23, 24))}
@@ -70,12 +71,12 @@ class _Call(NamedTuple):
 
     name: str  # without its version
     version: str
-    kind: str  # as in `_KINDS`, or "wait"
+    kind: str  # as in `_KINDS`
     asks: bool  # it loads a module, or asks for memory
     state: bool  # it is followed also while nobody counts
     waits: tuple[Waits, str]  # its row in `devices.waits`
     ordered: bool  # its work takes its turn on a stream
-    legacy: bool  # its stream 0 is the legacy default stream
+    default: tuple[int, ...]  # handles that mean the legacy default stream
     detail: str  # of a copy its kind, of a memset "2D"
 
 
@@ -91,7 +92,7 @@ class _Thread(threading.local):
     @property
     def loading(self) -> bool:
         """True inside a call that loads a module."""
-        return bool(self.open) and any(known.kind == "first" for known, _ in self.open)
+        return bool(self.open) and any(known.kind == "first" for known, _ in self.open)  # mostly none is open
 
 
 class CudaCalls:
@@ -100,8 +101,8 @@ class CudaCalls:
     def __init__(self) -> None:
         self.log = CallLog()
         self._thread = _Thread()
-        self._launches: dict[int, tuple[int | None, bool, str]] = {}
-        """By CUPTI's number of a call that launches a kernel: as in `_KERNELS`, as `_Call.legacy`, and its name."""
+        self._launches: dict[int, tuple[int | None, tuple[int, ...], str]] = {}
+        """By CUPTI's number of a call that launches a kernel: as in `_KERNELS`, as `_Call.default`, and its name."""
         self._calls: dict[int, _Call] = {}  # by CUPTI's number, the other calls of the driver
         self._plain: dict[_WaitSite, CodeType | None] = {}
         """Waits of no first use, with their code, so that its `id` stays its own; None for those that were of one."""
@@ -158,27 +159,27 @@ class CudaCalls:
         for name, number in cupti.driver_api_trace_cbid.__members__.items():
             base = base_name(name)
             if base in _KERNELS:
-                self._launches[int(number)] = _KERNELS[base], _legacy(name), name
+                self._launches[int(number)] = _KERNELS[base], _default(name), name
             elif (known := _call(base, name)) is not None:
                 self._calls[int(number)] = known
 
     # Callbacks, in the thread of the call
 
     def _launched(self, number: int, address: int) -> None:
-        """Count a kernel."""
+        """Count a kernel. Most calls are these."""
         call = ApiCall.from_address(address)
         result = call.result  # as `failed`
         if not self.log.windows or (result and ctypes.c_int.from_address(result).value):
             return
-        at, legacy, _ = self._launches[number]
+        at, default, _ = self._launches[number]
         block = _Words.from_address(call.parameters)
         stream = block[at] if at is not None else _Words.from_address(block[0])[_STREAM_OF_CONFIG]
         if self._captures and self._captured(stream):
             return
-        if self._thread.open and self._thread.loading:
+        if self._thread.loading:
             self.log.ran(Step(StepKind.KERNEL), first=True)
         else:
-            self.log.launched(on_default=stream == 1 or (stream == 0 and legacy))
+            self.log.launched(on_default=stream in default)
 
     def _begun(self, number: int, _address: int) -> None:
         """Note when a call begins."""
@@ -236,7 +237,7 @@ class CudaCalls:
             if executable not in self._graphs:
                 self.log.missed("a graph was launched whose nodes are not known")
             for step, count in self._graphs.get(executable, {}).items():
-                self.log.ran(step, count=count, on_default=_on_legacy(stream, known))
+                self.log.ran(step, count=count, on_default=stream in known.default)
 
     def _graph_changed(self, known: _Call, parameters: int, _seconds: float) -> None:
         """Read the nodes of an executable graph, or forget them."""
@@ -262,8 +263,8 @@ class CudaCalls:
 
     def _worked(self, known: _Call, step: Step, stream: int | None, waits: Waits, seconds: float, parameters: int) -> None:
         """Count a copy or a memset, and its wait."""
-        if not (self._captures and self._captured(stream)):
-            self.log.ran(step, first=self._thread.loading, on_default=_on_legacy(stream, known))
+        if not self._captured(stream):
+            self.log.ran(step, first=self._thread.loading, on_default=stream in known.default)
             if waits != "does not":
                 self._waited(known.name, step.kind.value, waits, seconds, parameters)
 
@@ -315,24 +316,21 @@ def _place(frame: FrameType | None) -> tuple[int, int]:
 
 def _call(base: str, version: str) -> _Call | None:
     """None for a call that is not followed."""
-    kind, match = "wait", re.match("()", base)
-    if base not in WAITS:
-        found = ((kind, re.fullmatch(names, base)) for kind, names in _KINDS.items())
-        kind, match = next((one for one in found if one[1]), ("", None))
-    if match is None:
-        return None
-    waits = WAITS.get(base, ("does not", ""))
-    return _Call(
-        base,
-        version,
-        kind,
-        asks=kind == "first" or waits[1] == "allocation",
-        state=kind in ("first", "capture", "captured", "graph"),
-        waits=waits,
-        ordered=base.endswith("Async"),
-        legacy=_legacy(version),
-        detail=str(match[1] or "") if kind in ("copy", "memset") else "",
-    )
+    for kind, names in _KINDS.items():
+        if (match := re.fullmatch(names, base)) is not None:
+            waits = WAITS.get(base, ("does not", ""))
+            return _Call(
+                base,
+                version,
+                kind,
+                asks=kind == "first" or waits[1] == "allocation",
+                state=kind in ("first", "capture", "captured", "graph"),
+                waits=waits,
+                ordered=base.endswith("Async"),
+                default=_default(version),
+                detail=str(match[1] or "") if kind in ("copy", "memset") else "",
+            )
+    return None
 
 
 @cache
@@ -345,14 +343,9 @@ def _way(kind: str) -> tuple[str | None, str | None, int] | None:
     return _SIDES.get(read), _SIDES.get(write), 2 + kind.count("A")  # an array has an offset behind it
 
 
-def _legacy(version: str) -> bool:
-    """True if stream 0 of a call is the legacy default stream: it is not of the per-thread kind."""
-    return "_pt" not in version
-
-
-def _on_legacy(stream: int | None, of: _Call) -> bool:
-    """True for the legacy default stream."""
-    return stream == 1 or (stream == 0 and of.legacy)
+def _default(version: str) -> tuple[int, ...]:
+    """The handles of the legacy default stream: 0 is one, unless the call is of the per-thread kind."""
+    return (1,) if "_pt" in version else (0, 1)
 
 
 def _copies(of: _Call, parameters: int, memory: Callable[[int], str]) -> Sequence[tuple[Step, int | None]]:

@@ -80,7 +80,7 @@ NAMES = (
     *("cuMemcpyHtoD_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpy2D_v2", "cuMemcpy3DAsync_v2", "cuMemcpyAsync", "cuMemcpy3DBatchAsync"),
     *("cuMemcpyBatchAsync_v2", "cuMemsetD32_v2", "cuMemsetD8Async", "cuModuleLoadData", "cuStreamBeginCapture_v2", "cuStreamEndCapture"),
     *("cuGraphInstantiateWithFlags", "cuGraphLaunch", "cuMemcpyHtoA_v2", "cuEventQuery", "cuStreamEndCaptureToCig"),
-    *("cuMemcpyDtoHAsync_v2_ptsz", "cuMemsetD8Async_ptsz", "cuMemsetD2D8_v2", "cuMemsetD2D8Async", "cuMemcpyAtoA_v2", "cuMemcpyPeerAsync"),
+    *("cuMemcpyDtoHAsync_v2_ptsz", "cuMemsetD8Async_ptsz", "cuMemsetD2D8Async", "cuMemcpyAtoA_v2", "cuMemcpyPeerAsync"),
     *("cuGraphExecUpdate_v2", "cuGraphNodeSetEnabled", "cuGraphExecMemcpyNodeSetParams", "cuGraphExecDestroy"),
 )
 
