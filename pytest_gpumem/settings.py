@@ -400,12 +400,6 @@ OPTIONS: tuple[Option, ...] = (
         _flag,
         "Run the tests in a worker of pytest-xdist, which is replaced if a test crashes it, hangs, or loses the CUDA context.",
     ),
-    Option(
-        "pack",
-        OptionRole.PROCESSES,
-        _flag,
-        "With -n: run as many tests at once on a GPU as its memory lasts for, by what each took in earlier sessions.",
-    ),
     Option("save", OptionRole.SAVING, _flag, "Accept this run's passing rows into the baseline."),
     Option(
         "baseline",
@@ -508,7 +502,6 @@ class Settings(NamedTuple):
     no_what_ran: bool = False
     processes: int | None = None  # None: one, and more for undecided rows
     isolate: bool = False
-    pack: bool = False
     save: bool = False
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
     baseline_offline: bool = False
@@ -594,7 +587,7 @@ def resolve(
         values[option.name], origins[option.name] = given
     _refuse_contradictions({name: values[name] for name in OF_FOOTPRINT}, origins)
     _refuse_unwatched(values, origins)
-    if ("watch" in values["existing"] or values["pack"]) and origins["footprint"] == "default":
+    if "watch" in values["existing"] and origins["footprint"] == "default":
         values["footprint"] = "on"
     if isinstance(budget := values["budget"], units.Budget):
         values |= {"budget": budget.each, "total_budget": budget.total}
@@ -610,11 +603,6 @@ def _refuse_unwatched(values: Mapping[str, Any], origins: Mapping[str, str]) -> 
     """Refuse what needs footprints, where they are off."""
     if values["footprint"] == "off" and (limited := next((name for name in OF_FOOTPRINT if values[name] is not None), None)):
         raise SettingsError(f"{origins[limited]}: {limited} {values[limited]} limits what {origins['footprint']} off does not watch")
-    if values["pack"] and origins["footprint"] != "default" and values["footprint"] not in ("on", "trace"):
-        where = f"{origins['footprint']} {values['footprint']}"
-        raise SettingsError(f"{origins['pack']} needs the memory of every test: {where} does not watch it; accepted are on and trace")
-    if values["pack"] and values["memory_limit"] is not None:
-        raise SettingsError(f"{origins['pack']} contradicts {origins['memory_limit']}: tests that share a GPU have no limit of their own")
     if "watch" in values["existing"] and values["footprint"] == "off":
         raise SettingsError(f"{origins['existing']}: watch contradicts {origins['footprint']} off; accepted are on, trace and auto")
 

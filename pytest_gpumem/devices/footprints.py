@@ -82,10 +82,6 @@ class Source(ABC):
         """
         return False
 
-    def empty(self) -> None:
-        """Give back to the driver what its pool holds unused."""
-        return
-
     def cached(self) -> int:
         """Page-locked blocks that it keeps for reuse, each of which is one allocation of the driver."""
         return 0
@@ -205,13 +201,6 @@ class SourceFootprints:
 
     def _figures(self) -> dict[Series, Figures]:
         return {series: figures for source in self._running.values() for series, figures in source.figures().items()}
-
-    def empty(self, least: int) -> bool:
-        if self._gone() or self._paused or sum(figures.unused for figures in self._figures().values()) < least:
-            return False
-        for source in self._running.values():
-            source.empty()
-        return True
 
     def counting(self) -> CallWindow | str:
         if not self._counts:

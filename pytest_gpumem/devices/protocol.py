@@ -540,9 +540,6 @@ class Footprints(Protocol):
     def resumed(self) -> AbstractContextManager[None]:
         """Inside `paused`, a block that is watched."""
 
-    def empty(self, least: int) -> bool:
-        """Give back to the driver what pools of libraries hold unused, if that is at least so many bytes; True if so."""
-
     def referrers(self) -> Callable[[AllocationEvent], tuple[str, ...]]:
         """Looks at the Python objects that live now; gives what tells the ways by which those over an allocation are reached."""
 

@@ -104,16 +104,6 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
     return (yield)
 
 
-@pytest.hookimpl(optionalhook=True, tryfirst=True)  # xdist has an answer of its own, and may be loaded later
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    settings = _settings(config)
-    if not (settings.enabled and settings.pack):
-        return None
-    from pytest_gpumem.plugin.packing import auto_workers
-
-    return auto_workers(config, settings)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"{MARKER}({', '.join(f'{name}=None' for name in MARKER_KEYWORDS)}): limits and plan of a test's GPU measurements."

@@ -106,7 +106,6 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     # The first feature enters each phase of a test before the others, and leaves it after them.
     features: list[Feature] = [
         whole,  # has the rows of a report before anyone looks at them
-        *(_packing(session, channel) if settings.pack else []),
         *([] if repeats is None else [repeats]),
         *(_guards(config, session, expectations, channel) if resumed is None else []),
         VerdictFeature(session),
@@ -182,19 +181,6 @@ def _repeats(session: GpuSession, entries: JUnit) -> DecideFeature | RepeatFeatu
 
         return DecideFeature(session, entries)
     return None
-
-
-def _packing(session: GpuSession, channel: Channel) -> list[Feature]:
-    """What packs tests into workers.
-    Raises `pytest.UsageError`: tests cannot be packed in this session.
-    """
-    if session.is_part:
-        from pytest_gpumem.plugin.packed import PackedFeature
-
-        return [PackedFeature(session)]
-    from pytest_gpumem.plugin.packing import PackFeature
-
-    return [PackFeature(session, channel)]
 
 
 def _channel(session: GpuSession, expectations: ExpectationFeature) -> Channel:

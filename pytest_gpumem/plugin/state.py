@@ -46,7 +46,7 @@ from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
 from pytest_gpumem.plugin.gpus import reserved
 from pytest_gpumem.plugin.guarding import Guardian
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, may_measure, uses
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
 from pytest_gpumem.plugin.result import Extra
@@ -344,9 +344,7 @@ class GpuSession:
         with ExitStack() as stack:
             try:
                 # All in one order: two tests that each hold a GPU of the other's would wait for ever.
-                # Where tests are packed, one that measures nothing has its share of the GPU already.
-                alone = not self.settings.pack or not self.is_part or may_measure(item)
-                for uuid in sorted(reserved(item, self.chosen)) if alone else ():
+                for uuid in sorted(reserved(item, self.chosen)):
                     stack.enter_context(self._exclusive(f"{item.nodeid} in {self.config.rootpath}", uuid))
             except GpuBusy:
                 self._waits = False

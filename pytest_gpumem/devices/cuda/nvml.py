@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts, Occupancy
+from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.settings import FURTHER_PROCESS, WORKERS_RUN
 
@@ -112,16 +112,6 @@ def bytes_of_this_process(facts: DeviceFacts) -> int | None:
     running = _running(handle(facts.pci_bus_id), facts) or ()
     used: int | None = next((one.usedGpuMemory for one in running if one.pid == os.getpid()), None)
     return used
-
-
-def occupancy(uuid: str) -> Occupancy | None:
-    """Who holds how much of a GPU, or of a MIG instance; None without NVML."""
-    gpu = asked(pynvml.nvmlDeviceGetHandleByUUID, uuid) if present() else None
-    memory = None if gpu is None else asked(pynvml.nvmlDeviceGetMemoryInfo, gpu)
-    if memory is None:
-        return None
-    listed = asked(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()
-    return Occupancy(int(memory.total), int(memory.used), {one.pid: one.usedGpuMemory for one in listed if one.usedGpuMemory is not None})
 
 
 def _parent(pid: int) -> int | None:
