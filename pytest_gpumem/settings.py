@@ -135,12 +135,6 @@ def _revision(value: object) -> str:
     raise refused(value, 'a branch, tag or commit such as "origin/main"', "is no revision")
 
 
-def _memory(value: Any) -> int:
-    if (nbytes := units.parse_bytes(value)) == 0:
-        raise refused(value, units.SIZES_ACCEPTED, "leaves no memory")
-    return nbytes
-
-
 def _path(kind: str, example: str) -> Callable[[Any], str]:
     def parse(value: object) -> str:
         if not (isinstance(value, str) and value.strip() and "\0" not in value):
@@ -424,13 +418,6 @@ OPTIONS: tuple[Option, ...] = (
         "N",
         ini_only=True,
     ),
-    Option(
-        "memory_limit",
-        OptionRole.STRICTNESS,
-        _memory,
-        'Run as on a card of so much memory, such as "16 GiB": the rest is held, and a test that asks for more fails. Default: none.',
-        "SIZE",
-    ),
     Option("strict", OptionRole.STRICTNESS, _flag, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
     Option(
         "allow_lost",
@@ -507,7 +494,6 @@ class Settings(NamedTuple):
     baseline_offline: bool = False
     baseline_of: str | None = None  # None: all processes are compared with
     baseline_window: int = 20
-    memory_limit: int | None = None  # bytes, the context included; None: the card's
     strict: bool = False
     allow_lost: tuple[str, ...] = ()
     report: str | None = None

@@ -303,19 +303,6 @@ class DeviceMemory(Protocol):
     def free_bytes(self, kind: MemoryKind) -> int:
         """Bytes that can still be allocated of a kind."""
 
-    def limit(self, nbytes: int) -> None:
-        """Leave this process `nbytes` of the device's memory, its context included, as a card of that size would, until `close`.
-
-        Allocations of any library fail above it; what other processes use does not count where the driver lists it.
-
-        Raises:
-            DeviceError: this process uses more already, or other processes leave less.
-        """
-
-    def in_use(self) -> int:
-        """Bytes of the device's memory that this process uses, its context included, without what `limit` holds. What other processes use
-        counts too where the driver does not list memory by process."""
-
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Device memory for several buffers, each at a random place of its own; `seed` decides where.
 

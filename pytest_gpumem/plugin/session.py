@@ -24,7 +24,7 @@ from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice, DriverAnswer, NoDevice, choose
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.plugin import fitting, replay
+from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.existing import ExistingFeature
 from pytest_gpumem.plugin.expecting import IN_BASE, BaseOfGate, ExpectationFeature, base_of_gate
@@ -112,7 +112,6 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
         *([] if settings.footprint == "off" else [FootprintFeature(session)]),
         leftovers,
         WorkFeature(session),  # has waited for the work when the others look at what a test leaves
-        *([] if settings.memory_limit is None else [fitting.FitFeature(session)]),
         expectations,
         *([] if resumed is None else [ResumeFeature(session, resumed, expectations)]),
         *(results or ()),
@@ -146,7 +145,6 @@ def _chosen(config: pytest.Config, settings: Settings, place: Storage, asked: Dr
             os.environ[VISIBLE] = own
             chosen = _choose(settings, place)
         check_worker(config, chosen.facts, place)
-        fitting.check(config, settings, chosen)
         if chosen.facts.uuid is not None:
             lock_file(chosen.facts.uuid)
     except (UserError, LockUnusable) as error:

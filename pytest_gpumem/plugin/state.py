@@ -295,15 +295,9 @@ class GpuSession:
 
     @property
     def device(self) -> Device:
-        """The open device. Raises `DeviceError` if it cannot be opened, or its memory not be limited."""
+        """The open device. Raises `DeviceError` if it cannot be opened."""
         if self._device is None:
             device = self.chosen.open()
-            if self.settings.memory_limit is not None:
-                try:
-                    device.memory.limit(self.settings.memory_limit)
-                except DeviceError as error:
-                    device.close()
-                    raise DeviceError(f"{self.settings.origins['memory_limit']}: {error}") from None
             self._device, self.watch = device, L2Watch(device)
         return self._device
 
@@ -314,13 +308,6 @@ class GpuSession:
         if self._device is not None and self.lost_in is None:
             with suppress(DeviceError):  # such as a capture that is still open; the next measurement tries again
                 self._device.memory.make_room(unless_free=unless_free)
-
-    def shed(self) -> None:
-        """Give back all device memory that the harness keeps between tests."""
-        if "conductor" in self.__dict__ and self.lost_in is None:
-            with suppress(DeviceError):
-                self.conductor.close()  # its next measurement allocates anew
-        self.make_room()
 
     @cached_property
     def kernels(self) -> Kernels:

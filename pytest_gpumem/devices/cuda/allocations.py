@@ -16,7 +16,7 @@ from cupy.cuda import runtime
 
 from pytest_gpumem.devices.checks import check_host_array, check_size, part_of
 from pytest_gpumem.devices.cuda import host, links
-from pytest_gpumem.devices.cuda.allocators import Ballast, allocator, check_pools
+from pytest_gpumem.devices.cuda.allocators import allocator, check_pools
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, is_sticky, translated
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.kinds import MemoryKind
@@ -68,8 +68,6 @@ class CudaMemory:
     def __init__(self, index: int, facts: DeviceFacts) -> None:
         self._index = index
         self._facts = facts
-        self._ballast = Ballast(facts)
-        self._total = facts.memory_bytes  # bytes of the device's memory, or the limit
         self._spare: _Region | None = None
         """A region that nothing lies in: giving it back would have the driver scrub it beside the next measurement."""
         self._scrubbed = 0.0  # when the driver will be done with what was freed, on the clock of `time.monotonic`
@@ -153,7 +151,7 @@ class CudaMemory:
             spare, self._spare = self._spare, None
             return spare
         self.make_room()
-        roomy = min(_LEAST_REGION, self._total // _LEAST_SHARE, self.free_bytes(MemoryKind.DEVICE) // 2)
+        roomy = min(_LEAST_REGION, self._facts.memory_bytes // _LEAST_SHARE, self.free_bytes(MemoryKind.DEVICE) // 2)
         size = max(nbytes, roomy // _LARGE_ALIGNMENT * _LARGE_ALIGNMENT)
         whole = self.allocate(size, MemoryKind.DEVICE)
         return _Region(whole.address, size, 0)
@@ -222,19 +220,6 @@ class CudaMemory:
         self._locked[allocation.host_address] = allocation
         return allocation
 
-    def limit(self, nbytes: int) -> None:
-        self._ballast.limit(nbytes)
-        self._total = nbytes
-
-    def in_use(self) -> int:
-        return self._ballast.in_use()
-
-    def close(self) -> None:
-        """Give the spare memory and the ballast back."""
-        self.make_room()
-        with translated("giving back the memory above the limit"):
-            self._ballast.close()
-
     part = staticmethod(part_of)
 
     def allocator(self, name: str) -> Allocator:
@@ -298,7 +283,7 @@ class CudaMemory:
         if region.parts:
             return
         spare = self._spare
-        if region.nbytes > self._total // _SPARE_SHARE or (spare is not None and spare.nbytes >= region.nbytes):
+        if region.nbytes > self._facts.memory_bytes // _SPARE_SHARE or (spare is not None and spare.nbytes >= region.nbytes):
             self._give_back(region.address, region.nbytes)
             return
         self._drop_spare()

@@ -150,7 +150,7 @@ class CudaDevice:
             self.streams.close()
             runtime.deviceSynchronize()
             self._beacon.close()
-            self.memory.close()
+            self.memory.make_room()
         except (*CUPY_ERRORS, ContextLost):
             pass  # a lost context: there is nothing left to free
 

@@ -107,13 +107,6 @@ class ConditionReader:
         return other_processes(pids, os.getpid())
 
 
-def bytes_of_this_process(facts: DeviceFacts) -> int | None:
-    """Device memory that this process uses, its context included; None where NVML does not list it: in a container or under MPS."""
-    running = _running(handle(facts.pci_bus_id), facts) or ()
-    used: int | None = next((one.usedGpuMemory for one in running if one.pid == os.getpid()), None)
-    return used
-
-
 def _parent(pid: int) -> int | None:
     """The parent of a process; None if the operating system does not report it."""
     try:
