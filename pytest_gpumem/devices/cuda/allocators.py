@@ -88,7 +88,7 @@ class _CupyPool:
         self._pool = cupy.cuda.MemoryPool()
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        with translated(f"allocating {nbytes} bytes from CuPy's pool", nbytes), cast(CudaStream, stream).cupy:
+        with translated(f"allocating {nbytes} bytes from CuPy's pool"), cast(CudaStream, stream).cupy:
             memory = self._pool.malloc(nbytes)
             del memory
 
