@@ -40,7 +40,6 @@ FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"
 """Set in the further processes of a run: `READS_CONTROLS` if the run compares or saves, else any other value."""
 READS_CONTROLS = "controls"
 EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_process`, which is in every process of an experiment
-WRITING = "_GPUMEM_WRITING"  # by a gate, for its screen: a descriptor that is open until the results are written, whatever ends the screen
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it runs: see `switch_off`
 DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"  # by a gate, for its screen: a duet decides what few processes leave undecided
 ACCEPTS = "_GPUMEM_ACCEPTS"  # by a gate, for its screen: the accepted changes count that the change adds
@@ -295,7 +294,7 @@ OPTIONS: tuple[Option, ...] = (
         "timeout",
         OptionRole.MEASURING,
         _timeout,
-        "Time that a measurement may take beyond its budget. Then the process is ended: its test fails, and all earlier results are kept. "
+        "Time that a measurement may take beyond its budget. Then its process ends; with --gpumem-isolate, its test alone fails. "
         "none: no limit. Default: 120 s.",
         "TIME",
         on_marker=True,

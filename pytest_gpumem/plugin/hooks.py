@@ -112,9 +112,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if settings.enabled:
         from pytest_gpumem.collector import uncollected
         from pytest_gpumem.devices.opening import asked
-        from pytest_gpumem.plugin.guardian import RESUMES
 
-        with uncollected(), asked("sim" if RESUMES in os.environ else settings.device) as answer:
+        with uncollected(), asked(settings.device) as answer:
             from pytest_gpumem.plugin.session import check_ini_file, start
             from pytest_gpumem.printable import printable
 

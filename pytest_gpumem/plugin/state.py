@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import re
 import sys
@@ -43,9 +42,9 @@ from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.l2_leftovers import L2Watch
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.plugin.deadline import Deadline
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
 from pytest_gpumem.plugin.gpus import reserved
-from pytest_gpumem.plugin.guarding import Guardian
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
@@ -64,7 +63,6 @@ from pytest_gpumem.settings import (
     EXPERIMENT,
     FURTHER_PROCESS,
     READS_CONTROLS,
-    WRITING,
     Settings,
     SettingsError,
     marker_keywords,
@@ -77,14 +75,6 @@ from pytest_gpumem.settings import (
 
 if TYPE_CHECKING:
     from pytest_gpumem.runs.processes import ProcessRecord
-
-
-def _writing() -> int | None:
-    """The descriptor of `WRITING`, which no child but the guardian inherits."""
-    if (number := os.environ.pop(WRITING, None)) is None:
-        return None
-    os.set_inheritable(int(number), False)
-    return int(number)
 
 
 class GpuSession:
@@ -140,10 +130,7 @@ class GpuSession:
         self.unrun: set[str] = set()  # node ids of the tests that it kept from running
         self._gone: list[object] = []
         """What holds handles of a context that a test has reset: to use or to destroy one of them may end the process."""
-        self.guardian: Guardian | None = None  # while tests run: ends this process if it hangs
-        self.writing = _writing()
-        """A descriptor that is open until the results are written, whatever ends this process."""
-        self.timeout = settings.timeout  # of the test that runs; 0: no limit
+        self.deadline = Deadline(config)
         self._device: Device | None = None
         self._announced: float | None = None  # when the last line about a wait was printed, on the monotonic clock
         self._waits = True  # False once a wait for the GPU reached its limit
@@ -327,7 +314,6 @@ class GpuSession:
         if self.lost_in is not None:
             self.unrun.add(item.nodeid)
             raise ContextLost(self.why_unrun)
-        self.rest()  # waiting for another process has a limit of its own
         with ExitStack() as stack:
             try:
                 # All in one order: two tests that each hold a GPU of the other's would wait for ever.
@@ -336,8 +322,6 @@ class GpuSession:
             except GpuBusy:
                 self._waits = False
                 raise
-            self.timeout = of_test(self.settings, marker_keywords(marks_of(item))).timeout
-            self.limit("the test's setup")
             test = GpuTest(item, self)
             if self.watch is not None:
                 self.watch.fresh()
@@ -365,7 +349,6 @@ class GpuSession:
         if self._device is None or self.lost_in is not None:
             return
         with suppress(HoldExpired):  # that of a measurement, which has discarded the sample
-            self.limit("waiting for the test's work", waits=True)
             try:
                 if self._device.was_reset():
                     self._gone.append(self.watch)
@@ -384,38 +367,6 @@ class GpuSession:
                 self.remark(f"{printable(item.nodeid)} left the capture of a stream open, which was ended: later tests would fail by it")
                 self._device.streams.synchronize()
                 raise DeviceError("the test left the capture of a stream open; it was ended, and its graph dropped") from None
-            finally:
-                self.rest()
-
-    def guard(self, guardian: Guardian) -> None:
-        """Have a guardian watch over this process."""
-        self.guardian = guardian
-        self.ranges.entered = guardian.enter
-
-    def unguard(self) -> None:
-        """End the guardian; a second call does nothing."""
-        guardian, self.guardian = self.guardian, None
-        if guardian is not None:
-            guardian.close()
-
-    def limit(self, what: str, more: float = 0.0, *, waits: bool = False) -> None:
-        """Have the guardian end this process unless it gets to the next call of this or of `rest` in time.
-        `what`: what it does until then, for the message.
-        `more`: seconds beyond the time-out.
-        `waits`: it waits for the device, and runs no code of others.
-        """
-        if self.guardian is not None:
-            self.guardian.limit(self.timeout + more if self.timeout else math.inf, what, waits=waits)
-
-    def rest(self) -> None:
-        """End the limit."""
-        if self.guardian is not None:
-            self.guardian.rest()
-
-    def between_tests(self) -> None:
-        """End the limit of a test that has ended, and its own time-out."""
-        self.rest()
-        self.timeout = self.settings.timeout
 
     def close(self) -> None:
         """Close the device; a second call does nothing. The next use opens it again."""
@@ -589,21 +540,23 @@ class GpuTest:
         return self.session.conductor
 
     @contextmanager
-    def spending(self, label: str, name: str) -> Iterator[Plan]:
-        """The plan of the measurement of `name` that is about to begin; charges its time to a total budget, and limits it."""
+    def spending(self, label: str) -> Iterator[Plan]:
+        """The plan of the measurement that is about to begin; charges its time to a total budget, and limits it."""
         begun, nodeid = self.device.now(), self.item.nodeid
         plan = self.session.plan(self.settings, nodeid, label)
-        self.session.limit(f"the measurement {f'{label!r} ' if label else ''}of {name}", plan.budget, waits=True)
+        timeout = self.settings.timeout
+        limit: AbstractContextManager[None] = nullcontext()
+        if timeout and not self.session.ranges.tool_attached():  # a profiler may take much longer
+            limit = self.session.deadline.limit(self.item, plan.budget + timeout)
         try:
-            yield plan
+            with limit:
+                yield plan
         finally:
-            self.session.limit("the test's body")
             if self.session.ledger is not None:
                 self.session.ledger.took(nodeid, label, self.device.now() - begun)
 
     def close(self) -> None:
         """Free everything, and close the persisting streams whose blocks were never left. What a lost context held went with it."""
-        self.session.limit("freeing the test's memory", waits=True)
         with self.exit, suppress(ContextLost), self.device.current():
             if self.device.was_reset():
                 return  # everything went with the context that was opened
@@ -618,7 +571,6 @@ class GpuTest:
                     self.works.close()
                 finally:
                     self.arena.close()
-                    self.session.limit("the test's teardown")
 
 
 SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()  # on `config.stash`; absent while the plugin is off

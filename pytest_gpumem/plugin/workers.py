@@ -47,13 +47,13 @@ def refuse_workers(config: pytest.Config, what: str) -> None:
         raise pytest.UsageError(f"gpumem: {what}, not under xdist; leave out -n")
 
 
-def prepare(config: pytest.Config, *, off: bool = False) -> None:
-    """With workers or `off`, switch pytest-benchmark off as its option does: left to itself it says that nothing is measured.
+def prepare(config: pytest.Config) -> None:
+    """With workers, switch pytest-benchmark off as its option does: left to itself it says that nothing is measured.
     `--dist` without workers distributes nothing, and pytest-benchmark is to know it."""
     option = config.option
     if hands_out(config) and not option.tx:
         option.dist = "no"
-    if off or in_parts(config):
+    if in_parts(config):
         option.benchmark_disable, option.benchmark_enable = True, False
 
 
