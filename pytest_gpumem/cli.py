@@ -15,7 +15,6 @@ import click
 
 from pytest_gpumem.commands.accept import accept
 from pytest_gpumem.commands.baseline import baseline
-from pytest_gpumem.commands.bisect import bisect
 from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.doctor import doctor
@@ -32,7 +31,7 @@ from pytest_gpumem.units import QuantityError
 
 TASKS: Mapping[str, tuple[click.Command, ...]] = {
     "Decide": (gate, duet, compare, code, accept, baseline),
-    "Find the cause": (bisect, explain, profile, l2_sweep),
+    "Find the cause": (explain, profile, l2_sweep),
     "Report": (report,),
     "Set up": (doctor,),
 }

@@ -98,10 +98,6 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.USAGE: "before the first test: an option, a marker, the device, a baseline or a folder to write cannot be used, or a test is "
         "collected twice",
     },
-    "bisect": {
-        Exit.FAILED: "BAD is not slower or larger than GOOD",
-        Exit.NO_VERDICT: "no single commit is proven; those that are left are listed",
-    },
     "code": {
         Exit.FAILED: "a kernel does not compile, or exceeds a limit",
         Exit.NO_VERDICT: "the compiler is not installed, or the other revision cannot be compiled",
