@@ -94,9 +94,7 @@ def test_it_is_taken(where: str, line: str, pytestconfig: pytest.Config) -> None
         assert program in TAKEN_AS_READ, f"{where}: {program} is not known here"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["no-such-command"], ["doctor", "--no-such-option"], ["gate"], ["profile", "gdb"], ["l2-sweep"]], ids=" ".join
-)
+@pytest.mark.parametrize("arguments", [["no-such-command"], ["doctor", "--no-such-option"], ["gate"], ["profile", "gdb"]], ids=" ".join)
 def test_a_wrong_line_is_seen(arguments: list[str]) -> None:
     with pytest.raises(click.UsageError):
         parse_gpumem(arguments)
