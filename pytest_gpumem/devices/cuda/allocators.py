@@ -72,7 +72,7 @@ class _Pool:
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         handle = stream.handle
-        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, handle), f"allocating {nbytes} bytes from a pool", nbytes)
+        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, handle), f"allocating {nbytes} bytes from a pool")
         check(R.cudaFreeAsync(address, handle), "freeing memory of a pool")
 
     def close(self) -> None:
