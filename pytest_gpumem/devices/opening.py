@@ -16,7 +16,7 @@ from pytest_gpumem.records.measurement import Conditions
 if TYPE_CHECKING:
     from pytest_gpumem.devices.cuda import facts
 
-DriverAnswer = Optional["facts.FactsSource"]  # the driver's answer, or the process that asks for it, where there is one
+DriverAnswer = Optional["facts.FactsProcess"]  # the process that asks the driver, where there is one
 
 DEFAULT_DATASHEET = "h100"
 
@@ -49,7 +49,7 @@ class DeviceChoice:
 
 
 def asked(choice: str) -> AbstractContextManager[DriverAnswer]:
-    """Have another process ask the driver about a device, for `choose`, unless the answer is kept. The block imports meanwhile."""
+    """Have another process ask the driver about a device, for `choose`. The block imports meanwhile."""
     kind, _, which = choice.partition(":")
     if kind == "sim":
         return nullcontext()

@@ -43,11 +43,6 @@ class Unsupported(DeviceError):
 class OutOfMemory(DeviceError):
     """The device has not enough free memory. Nothing was allocated."""
 
-    def __init__(self, message: str, asked: int | None = None) -> None:
-        super().__init__(message)
-        self.asked = asked
-        """Bytes of device memory that were asked for; None if it was other memory, or not one allocation."""
-
 
 class NotCounted(DeviceError):
     """Page faults or activity cannot be counted here. The message is the reason; reports print it after "not counted:"."""

@@ -94,9 +94,8 @@ class CudaMemory:
             self.make_room()
             free = self.free_bytes(kind)
         if nbytes > free:
-            asked = None if kind.beyond_link else nbytes
-            raise OutOfMemory(f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free", asked)
-        with translated(f"allocating {nbytes} bytes of {kind.value} memory", None if kind.beyond_link else nbytes):
+            raise OutOfMemory(f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free")
+        with translated(f"allocating {nbytes} bytes of {kind.value} memory"):
             made = self._make(nbytes, kind, mapped, write_combined, portable)
         if (made.address or made.host_address) % ALIGNMENT:
             self.free(made)

@@ -72,7 +72,7 @@ class _Pool:
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         handle = stream.handle
-        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, handle), f"allocating {nbytes} bytes from a pool", nbytes)
+        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, handle), f"allocating {nbytes} bytes from a pool")
         check(R.cudaFreeAsync(address, handle), "freeing memory of a pool")
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class _CupyPool:
         self._pool = cupy.cuda.MemoryPool()
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        with translated(f"allocating {nbytes} bytes from CuPy's pool", nbytes), cast(CudaStream, stream).cupy:
+        with translated(f"allocating {nbytes} bytes from CuPy's pool"), cast(CudaStream, stream).cupy:
             memory = self._pool.malloc(nbytes)
             del memory
 

@@ -29,7 +29,6 @@ from pytest_gpumem.devices.cuda.guests.cupy_memory import CupyMemory
 from pytest_gpumem.devices.cuda.guests.others import JaxMemory, NumbaMemory, RmmMemory
 from pytest_gpumem.devices.cuda.guests.torch_memory import TorchMemory
 from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.cuda.kept_facts import forget
 from pytest_gpumem.devices.cuda.l2 import CudaL2
 from pytest_gpumem.devices.cuda.launches import CudaKernels
 from pytest_gpumem.devices.cuda.managed import Beacon, CudaManaged
@@ -167,7 +166,6 @@ def _check_same(index: int, facts: DeviceFacts) -> None:
     except CudaUnavailable as reason:
         raise DeviceError(f"opening device {index}: {reason}") from None
     if facts.uuid is not None and now != facts.uuid:
-        forget()
         raise DeviceError(
             f"device {index} is {now}, and was {facts.uuid} at the session's start: CUDA_VISIBLE_DEVICES has changed, or CUDA was "
             "initialised before it was set"

@@ -42,12 +42,11 @@ CUPY_ERRORS = (cupy_runtime.CUDARuntimeError, cupy_driver.CUDADriverError)
 _NO_MEMORY = int(R.cudaError_t.cudaErrorMemoryAllocation)
 
 
-def failure(code: int, text: str, doing: str, asked: int | None = None) -> DeviceError:
-    """The error for the user, in one line; `text` is "name: description" as CUDA gives it, and `asked` the bytes of device memory that were
-    asked for."""
+def failure(code: int, text: str, doing: str) -> DeviceError:
+    """The error for the user, in one line; `text` is "name: description" as CUDA gives it."""
     if code in STICKY:
         return ContextLost(f"{doing}: {text}. The CUDA context is lost: every later CUDA call of this process fails.")
-    return OutOfMemory(f"{doing}: {text}.", asked) if code == _NO_MEMORY else DeviceError(f"{doing}: {text}.")
+    return OutOfMemory(f"{doing}: {text}.") if code == _NO_MEMORY else DeviceError(f"{doing}: {text}.")
 
 
 def is_sticky(error: Exception) -> bool:
@@ -55,7 +54,7 @@ def is_sticky(error: Exception) -> bool:
     return getattr(error, "status", None) in STICKY
 
 
-def check(result: Any, doing: str, asked: int | None = None) -> Any:
+def check(result: Any, doing: str) -> Any:
     """Give the values of a call of cuda-bindings, runtime or driver, which returns (error, value, ...) and never raises.
     Raises `DeviceError`: the call failed; the runtime's last error is cleared.
     """
@@ -64,20 +63,18 @@ def check(result: Any, doing: str, asked: int | None = None) -> Any:
         R.cudaGetLastError()
         of_driver = isinstance(error, D.CUresult)
         name, text = (D.cuGetErrorName, D.cuGetErrorString) if of_driver else (R.cudaGetErrorName, R.cudaGetErrorString)
-        raise failure(int(error), f"{name(error)[1].decode()}: {text(error)[1].decode()}", doing, asked)
+        raise failure(int(error), f"{name(error)[1].decode()}: {text(error)[1].decode()}", doing)
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
 
 
 @contextmanager
-def translated(doing: str, asked: int | None = None) -> Iterator[None]:
-    """Turn CuPy's errors inside the block into a `DeviceError` that names the operation. CuPy has cleared the last error by then.
-    `asked`: bytes of device memory that are asked for.
-    """
+def translated(doing: str) -> Iterator[None]:
+    """Turn CuPy's errors inside the block into a `DeviceError` that names the operation. CuPy has cleared the last error by then."""
     try:
         yield
     except OutOfMemoryError as error:  # of a pool
-        raise OutOfMemory(f"{doing}: {error}", asked) from error
+        raise OutOfMemory(f"{doing}: {error}") from error
     except CUPY_ERRORS as error:
-        raise failure(error.status, str(error), doing, asked) from error
+        raise failure(error.status, str(error), doing) from error

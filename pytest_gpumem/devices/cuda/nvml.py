@@ -38,21 +38,6 @@ def present() -> bool:
     return True
 
 
-def identities() -> list[str] | None:
-    """The driver's version, and what identifies each card that it manages; None without NVML, and where a card is divided by MIG."""
-    if not present():
-        return None
-    found = [str(asked(pynvml.nvmlSystemGetDriverVersion))]
-    for index in range(asked(pynvml.nvmlDeviceGetCount) or 0):
-        gpu = asked(pynvml.nvmlDeviceGetHandleByIndex, index)
-        if gpu is None or any(asked(pynvml.nvmlDeviceGetMigMode, gpu) or ()):
-            return None
-        memory = asked(pynvml.nvmlDeviceGetMemoryInfo, gpu)
-        queries = (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName, pynvml.nvmlDeviceGetEccMode)
-        found.append(" ".join([*(str(asked(query, gpu)) for query in queries), str(memory and memory.total)]))
-    return found
-
-
 def handle(pci_bus_id: str | None) -> Any | None:
     """Handle of the GPU at a PCI bus id, or None without NVML.
     NVML numbers devices by PCI order and does not know CUDA_VISIBLE_DEVICES. A MIG instance has its GPU's bus id.

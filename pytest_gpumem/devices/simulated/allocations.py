@@ -205,15 +205,14 @@ class SimulatedMemory(Facet):
         free = self.free_bytes(kind)
         if nbytes > free:
             raise OutOfMemory(
-                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free on the simulated device",
-                asked=None if kind.beyond_link else nbytes,
+                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free on the simulated device"
             )
         self._used[kind] += nbytes
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         needed, free = sum(sizes), self.free_bytes(MemoryKind.DEVICE)
         if needed > free:
-            raise OutOfMemory(f"{needed / 2**30:.3g} GiB asked for, {free / 2**30:.3g} GiB are free on the simulated device", asked=needed)
+            raise OutOfMemory(f"{needed / 2**30:.3g} GiB asked for, {free / 2**30:.3g} GiB are free on the simulated device")
         made: dict[int, Allocation] = {}
         for which in np.random.default_rng(seed).permutation(len(sizes)):
             made[int(which)] = self.allocate(sizes[which], MemoryKind.DEVICE)
