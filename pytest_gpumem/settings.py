@@ -41,7 +41,6 @@ FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"
 READS_CONTROLS = "controls"
 EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_process`, which is in every process of an experiment
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it runs: see `switch_off`
-DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"  # by a gate, for its screen: a duet decides what few processes leave undecided
 ACCEPTS = "_GPUMEM_ACCEPTS"  # by a gate, for its screen: the accepted changes count that the change adds
 SELECTION = "_GPUMEM_SELECTION"  # by a gate: the file into which a session writes the tests that it selects
 BASE_SELECTION = "_GPUMEM_BASE_SELECTION"  # by a gate, for its screen: the file of the tests that BASE selects
@@ -110,11 +109,11 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return tuple(several)
 
 
-def _count(value: object, accepted: str = "a whole number from 1 on") -> int:
+def _count(value: object) -> int:
     count = int(value) if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value) else value
     if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
         return count
-    raise refused(value, accepted)
+    raise refused(value, "a whole number from 1 on")
 
 
 def _timeout(value: Any) -> float:
@@ -122,10 +121,6 @@ def _timeout(value: Any) -> float:
         return 0.0 if value == "none" else units.parse_time(value)
     except units.QuantityError:
         raise refused(value, f"{units.TIMES_ACCEPTED}, or none", "is no time-out") from None
-
-
-def _processes(value: object) -> int | None:
-    return None if value == "auto" else _count(value, "auto or a whole number from 1 on")
 
 
 def _revision(value: object) -> str:
@@ -382,9 +377,8 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "processes",
         OptionRole.PROCESSES,
-        _processes,
-        "Fresh processes to measure in, one after another; comparisons are over all of them. auto: one, and more for the rows that "
-        "max_regression leaves undecided. Default: auto.",
+        _count,
+        "Fresh processes to measure in, one after another; comparisons are over all of them. Default: 1.",
         "M",
     ),
     Option(
@@ -486,7 +480,7 @@ class Settings(NamedTuple):
     strict_waits: bool = False
     allow_kept: tuple[str, ...] = ()  # "file:line" or "file:*"
     no_what_ran: bool = False
-    processes: int | None = None  # None: one, and more for undecided rows
+    processes: int = 1
     isolate: bool = False
     save: bool = False
     baseline: str | None = None  # as written; None: pytest-benchmark's storage

@@ -1,9 +1,9 @@
 """SIMULATED: how often the gate errs, on processes drawn at random with the spreads that H200 cards showed.
 
 No GPU takes part. A process's latency is drawn from a model: the shares of its session, itself and its placements, and its launch overhead.
-The shipped judge gives every verdict, again with 3 and 12 processes of the run while more of them can decide, as
-`--gpumem-processes auto` does. Modelled rows draw what the judge assumes. The other rows draw what it does not assume. The simulation does
-not show that a GPU is like the model.
+The shipped judge gives every verdict, again with 3 and 12 processes of the run while more of them can decide: as for somebody who then
+passes `--gpumem-processes`. Modelled rows draw what the judge assumes. The other rows draw what it does not assume. The simulation does not
+show that a GPU is like the model.
 
     python ci/bench/gate_simulation.py --verdicts 4000 --json ci/records/no-gpu/gate_simulation.json
 
@@ -37,12 +37,13 @@ from record_file import write_record
 from pytest_gpumem.baselines.acceptance import refusal
 from pytest_gpumem.baselines.history import Baseline, SavedProcess, SavedRow
 from pytest_gpumem.devices.opening import choose
-from pytest_gpumem.judging.judge import judge, repeatable
-from pytest_gpumem.judging.screen import ALONE, ALPHA, LOOKS, Family
+from pytest_gpumem.judging.judge import SETTLED, judge
+from pytest_gpumem.judging.screen import ALONE, ALPHA, LOWER, UPPER, Family, allowed, below, compared, judge_change
+from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
-from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, MovedBytes, Provenance, Repeat
-from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.row import ENOUGH, Row, Verdict
 from pytest_gpumem.records.what_ran import WhatRan
 
 FACTS = choose("sim:h200").facts
@@ -54,6 +55,8 @@ DOUBT = 0.005
 """Error of each bound on a share."""
 SUITE, SLOW_ROWS, SLOW = 300, 15, 0.02
 """Rows of a suite; those of them with a slow mode; by what share a process in that mode is slower."""
+LOOKS = (1, ENOUGH, 12)
+"""Processes of a run after which it is judged."""
 NOTHING = "0.001%"
 """A limit so small that unchanged code lies at it."""
 PLACEMENTS = 8
@@ -236,6 +239,25 @@ class Source:
         )
 
 
+def decidable(measurement: Measurement, limits: Limits, verdict: Verdict, history: Sequence[Measurement]) -> bool:
+    """Return True if the processes of the last look decide an undecided row, should its change stay the same."""
+    processes = 1 + len(measurement.further)
+    if verdict.outcome is not Outcome.UNDECIDED or verdict.code is Code.CONDITIONS or processes >= LOOKS[-1]:
+        return False
+    found, delta = difference(measurement, history), allowed(limits.max_regression, history)
+    change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression or "")
+    since_first = verdict.comparison is not None and verdict.comparison.since_first is not None
+    if (change.code is Code.LOOKS_SLOWER or since_first) and processes < ENOUGH:
+        return True
+    last, limit = replace(found, measured=LOOKS[-1]), math.log1p(delta)
+    same_code = verdict.comparison is not None and verdict.comparison.same_code
+    if change.code in SETTLED and same_code and below(last, delta):
+        return True
+    known = found.has_prior or found.runs >= ENOUGH
+    variance = last.variance()
+    return known and not found.log - variance.reach(LOWER) <= limit <= found.log + variance.reach(UPPER)
+
+
 def judged(
     case: Case, run: Measurement, history: Sequence[Measurement], family: Family = ALONE, first: Sequence[Measurement] = ()
 ) -> tuple[Verdict, Measurement]:
@@ -245,7 +267,7 @@ def judged(
         found = judge(seen, case.held_to, FACTS, history, family=family, first=first)
         row = Row("", case.held_to, OPEN, seen)
         verdict = with_verdict(row, found.findings, comparison=found.comparison, simulated=FACTS.simulated).verdict
-        if not repeatable(seen, case.held_to, verdict, history):
+        if not decidable(seen, case.held_to, verdict, history):
             break
     return verdict, seen
 

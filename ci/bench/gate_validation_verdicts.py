@@ -20,14 +20,15 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gate_simulation import LOOKS, decidable
 from gate_validation_collect import UNIT, unpacked, unpacked_stats
 from gate_validation_rows import BY_NAME, ROWS, SIZES, SLOPES, Asked, work_of
 from msgspec import structs
 from pytest_benchmark.utils import parse_compare_fail
 
-from pytest_gpumem.judging.judge import judge, repeatable
+from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.judging.paired import Paired, judge_pairs
-from pytest_gpumem.judging.screen import LOOKS, Family
+from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.judging.spread import corrected_latencies, readings
 from pytest_gpumem.judging.verdict import OPEN as OPEN_ROW
 from pytest_gpumem.judging.verdict import with_verdict
@@ -214,7 +215,7 @@ def screened(
         found = judge(now, limits, facts, history, family=family)
         row = Row("", limits, OPEN_ROW, now)
         verdict = with_verdict(row, found.findings, comparison=found.comparison, simulated=facts.simulated).verdict
-        if not repeatable(now, limits, verdict, history):
+        if not decidable(now, limits, verdict, history):
             break
     return verdict
 

@@ -37,9 +37,9 @@ from record_file import write_record
 from pytest_gpumem.baselines.acceptance import improvement, refusal
 from pytest_gpumem.baselines.history import Baseline, SavedProcess, SavedRow
 from pytest_gpumem.judging.finding import Judgement
-from pytest_gpumem.judging.judge import judge, repeatable
+from pytest_gpumem.judging.judge import judge
 from pytest_gpumem.judging.paired import MODE, judge_pairs
-from pytest_gpumem.judging.screen import ALONE, LOOKS, Family
+from pytest_gpumem.judging.screen import ALONE, Family
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Limits, Measurement, Provenance, Repeat
@@ -117,13 +117,15 @@ def given(found: Judgement, measurement: Measurement) -> Verdict:
     return with_verdict(Row("", HELD, OPEN, measurement), found.findings, comparison=found.comparison, simulated=True).verdict
 
 
-def screened(run: Measurement, rows: list[SavedRow], looks: tuple[int, ...] = LOOKS, family: Family = ALONE) -> tuple[Verdict, Measurement]:
+def screened(
+    run: Measurement, rows: list[SavedRow], looks: tuple[int, ...] = gate.LOOKS, family: Family = ALONE
+) -> tuple[Verdict, Measurement]:
     """The verdict on a run, and what of it was measured. `looks`: numbers of processes."""
     known = Baseline({"": tuple(rows)}).history("", lambda _: True)
     for look in looks:
         seen = structs.replace(run, further=run.further[: look - 1])
         verdict = given(judge(seen, HELD, gate.FACTS, known.measurements, first=known.first_measurements, family=family), seen)
-        if not repeatable(seen, HELD, verdict, known.measurements):
+        if not gate.decidable(seen, HELD, verdict, known.measurements):
             break
     return verdict, seen
 
@@ -194,7 +196,7 @@ def unchanged(count: int) -> Iterator[Answer]:
 def step(count: int) -> Iterator[Answer]:
     """A step on main after twenty nights: nights of the ten that follow until it is named. And how often it passes later."""
     for mib, change, target in ((256, 0.015, 0.95), (32, 0.015, 0.95), (2, 0.03, 0.95), (32, 0.012, None), (2, 0.02, None)):
-        for looks in ((1, *LOOKS[1:]), (3,)):
+        for looks in (gate.LOOKS, (3,)):
             named, passes, nights = 0, 0, 0
             for index in range(10 * count):
                 source, main = Source(mib, "step", change, index), Main(looks)

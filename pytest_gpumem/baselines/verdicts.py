@@ -7,7 +7,7 @@ from functools import partial
 
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.judging.finding import Finding, Judgement
-from pytest_gpumem.judging.footprint import AT_THE_END, RULES, PastFootprint, decidable, judge_footprint
+from pytest_gpumem.judging.footprint import AT_THE_END, RULES, PastFootprint, judge_footprint
 from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.judging.verdict import with_verdict
@@ -64,11 +64,6 @@ def memory_findings(row: Row, baseline: Baseline, names: Sequence[str], *, simul
     past = _footprints(row, baseline)
     why = baseline.accepted(row.key) or baseline.note
     return list(judge_footprint(row.footprint, row.limits, past, names, None if past else why, fixtures_alone=simulated and not row.label))
-
-
-def peak_is_open(row: Row, baseline: Baseline, most: int) -> bool:
-    """True if further processes of this run may decide a growth of a row's peak. `most`: processes of this run at most."""
-    return row.footprint is not None and decidable(row.footprint, row.limits, row.verdict, _footprints(row, baseline), most)
 
 
 def _footprints(row: Row, baseline: Baseline) -> list[PastFootprint]:

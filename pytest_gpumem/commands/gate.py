@@ -36,7 +36,7 @@ from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
-from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, DUET_FOLLOWS, SELECTION, OptionRole, of_role
+from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, SELECTION, OptionRole, of_role
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.history import Baseline
@@ -127,7 +127,7 @@ def gate(
         of_base = _base(base, merge_base, measuring, stack)
         selecting = stack.enter_context(of_base.selecting()) if of_base is not None else _nothing()
         _say(f"step 2 of {steps}: measure the tests, and compare them with the history shared with {base}", err=True)
-        screened = _screen(output, base, measuring, duet_follows=not screen_only, selecting=selecting, accepts=accept_from_change)
+        screened = _screen(output, base, measuring, selecting=selecting, accepts=accept_from_change)
         # The change's own mistake comes first.
         selection = Selection({}) if screened.code == Exit.USAGE else selecting.result()
         changes = list(loosened(screened.selection, selection)) if screened.selection is not None else []
@@ -458,9 +458,7 @@ class ScreenResult:
     selection: Selection | None = None  # the tests that it selects; None if it did not come to its end
 
 
-def _screen(
-    output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool, selecting: Future[Selection], accepts: bool
-) -> ScreenResult:
+def _screen(output: Path, base: str, arguments: Sequence[str], *, selecting: Future[Selection], accepts: bool) -> ScreenResult:
     """`selecting`: finds the tests that base selects; no test runs before. `accepts`: what the change accepts counts."""
     from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
 
@@ -477,7 +475,8 @@ def _screen(
         of_base, of_head = Path(folder, "base.json"), Path(folder, "head.json")
         selecting.add_done_callback(partial(_write_selection, of_base))
         variables = {BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
-        variables |= {name: "1" for name, given in ((DUET_FOLLOWS, duet_follows), (ACCEPTS, accepts)) if given}
+        if accepts:
+            variables[ACCEPTS] = "1"
         code = run_here(command, for_a_run(os.environ) | variables)
         selected = from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection) if of_head.exists() else None
     try:

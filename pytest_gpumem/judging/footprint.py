@@ -20,7 +20,7 @@ from pytest_gpumem.limits import OF_CALLS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ENOUGH, Row, Verdict
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_bytes, sizes
 
 
@@ -133,30 +133,7 @@ def by_chance(high: int, processes: int, own: int) -> float:
 
 
 MISTAKEN = 1 - UPPER
-"""Highest `by_chance` with a FAIL. By simulation (`ci/bench/peak_simulation.py`), at most 0.3 % of the nights of unchanged code fail, at
-any share of higher peaks: runs that fail are not saved, so that a baseline has too few of them."""
-
-
-def decidable(footprint: Footprint, limits: Limits, verdict: Verdict, past: Sequence[PastFootprint], most: int) -> bool:
-    """True if further processes of this run may decide a growth of the peak.
-    `verdict`: on its row.
-    `past`: as of `judge_footprint`.
-    `most`: processes of this run at most.
-    """
-    written, processes = limits.max_peak_regression, 1 + len(footprint.further)
-    open_ = [one for one in verdict.limits if one.outcome is not Outcome.PASS]
-    if written is None or processes >= most or not any(one.limit == "max_peak_regression" for one in open_):
-        return False
-    if any(one.outcome is Outcome.FAIL and one.limit != "max_peak_regression" for one in open_):
-        return False  # it fails anyway
-    (found,) = judge_footprint(footprint, limits, past, ("max_peak_regression",))
-    if found.outcome is not Outcome.FAIL and found.code is not Code.NOISY:
-        return False
-    alike = [one for one in past if comparable(footprint, one.footprint)]
-    high, all_ = variation(alike, parse_growth(written).most(min(peak for one in alike for peak in peaks_of(one.footprint))))
-    if found.outcome is Outcome.FAIL:
-        return processes < ENOUGH or by_chance(high, all_, processes) > MISTAKEN
-    return by_chance(high, all_, most) <= MISTAKEN
+"""Highest `by_chance` with a FAIL."""
 
 
 def _calls(name: str) -> Callable[[_FootprintCheck], Finding]:

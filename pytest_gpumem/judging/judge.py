@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from pytest_gpumem.judging import drift, screen, spread
 from pytest_gpumem.judging.change import Evidence, decide_change
 from pytest_gpumem.judging.finding import Finding, Judgement, against, basis, counted, find, of_limit, window_text
-from pytest_gpumem.judging.limits import STEPS, absolute, physical, uncounted
-from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, allowed, compared, decidable, judge_change
+from pytest_gpumem.judging.limits import STEPS, absolute, physical
+from pytest_gpumem.judging.screen import ALONE, Family, allowed, compared, judge_change
 from pytest_gpumem.judging.spread import Difference, difference
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
@@ -191,60 +191,6 @@ def _same_clocks(measurement: Measurement, past: Measurement) -> bool:
         if own is None or then is None or not drift.clocks_agree(own, then):
             return False
     return True
-
-
-def repeatable(
-    measurement: Measurement,
-    limits: Limits,
-    verdict: Verdict,
-    history: Sequence[Measurement],
-    *,
-    most: int = LOOKS[-1],
-    duet_follows: bool = False,
-) -> bool:
-    """True if further processes of this run may decide an undecided row.
-    `most`: processes of this run at most.
-    `duet_follows`: a duet decides what few processes leave undecided, except rows of the same machine code.
-    """
-    if verdict.outcome is not Outcome.UNDECIDED or limits.max_regression is None or verdict.code is Code.NOT_READ:
-        return False
-    few = 1 + len(measurement.further) < ENOUGH
-    if verdict.code is Code.CONDITIONS:
-        # A disturbance passes; a changed device stays as it is, and so does a missing count of pages.
-        return not measurement.profiled and few and not uncounted(measurement, limits)
-    alike = [past for past in history if comparable(measurement, past)]
-    if not alike or verdict.code is Code.MEASURED_DIFFERENTLY:
-        # An accident can leave one process to the host's clock; another process of this run may use the device's.
-        return few and not alike and any(_other_clock(measurement, past) for past in history)
-    return _decidable(measurement, limits, verdict, alike, most, duet_follows=duet_follows)
-
-
-def _decidable(
-    measurement: Measurement,
-    limits: Limits,
-    verdict: Verdict,
-    alike: Sequence[Measurement],
-    most: int,
-    *,
-    duet_follows: bool,
-) -> bool:
-    """True if further processes of this run may decide its change; arguments as for `repeatable`."""
-    found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
-    change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression or "")
-    if verdict.code is Code.NOISY and change.outcome is Outcome.PASS:
-        return False  # another limit is too close to call, which this process alone decides
-    slower = change.code is Code.LOOKS_SLOWER or (verdict.comparison is not None and verdict.comparison.since_first is not None)
-    if slower and 1 + len(measurement.further) < ENOUGH:
-        return True  # a duet takes many more processes, and most rows that look slower by one process are not
-    settles = change.code in SETTLED and verdict.comparison is not None and verdict.comparison.same_code
-    most = min(most, ENOUGH) if duet_follows and not settles else most
-    return 1 + len(measurement.further) < most and decidable(found, delta, most, settles=settles)
-
-
-def _other_clock(measurement: Measurement, past: Measurement) -> bool:
-    """True if the host's clock timed one of the two alone."""
-    same = (measurement.mode, measurement.target) == (past.mode, past.target) and drift.same_variant(measurement, past)
-    return same and (measurement.sampler == "host") != (past.sampler == "host")
 
 
 def how(measurement: Measurement) -> tuple[str, str]:

@@ -360,15 +360,6 @@ def absolute(
                 yield of_limit(name, finding)
 
 
-def uncounted(measurement: Measurement, limits: Limits) -> bool:
-    """True if a limit on pages or steps is set and nothing was counted."""
-    pages = limits.max_gpu_page_faults is not None or limits.max_migrated is not None
-    ran = measurement.what_ran
-    return (pages and (measurement.migrations is None or measurement.migrations.launch is None)) or (
-        counts_steps(limits) and (ran is None or not ran.order)
-    )
-
-
 def physical(measurement: Measurement, facts: DeviceFacts) -> Iterator[Finding]:
     """A bandwidth above the DRAM peak, where L2 cannot explain it: fewer bytes moved than declared."""
     traffic, bandwidth = measurement.moved_bytes, measurement.bandwidth

@@ -153,9 +153,9 @@ class Difference:
     measured: int  # processes of the run
     has_prior: bool  # True if the prior of device-timed kernels applies, so that few runs suffice
 
-    def variance(self, measured: int | None = None, *, seen: bool = False) -> Variance:
-        """Variance of `log` for unchanged code and a run of this many processes; default: as many as it has. `seen`: without `unseen`."""
-        value = self.day + self.process / (measured or self.measured) + self.base
+    def variance(self, *, seen: bool = False) -> Variance:
+        """Variance of `log` for unchanged code. `seen`: without `unseen`."""
+        value = self.day + self.process / self.measured + self.base
         return Variance(value if seen else value + self.unseen, self.freedom)
 
 

@@ -13,10 +13,8 @@ from contextlib import contextmanager
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.history import changes
-from pytest_gpumem.judging.judge import is_failure, merged, repeatable
-from pytest_gpumem.judging.screen import LOOKS
+from pytest_gpumem.judging.judge import is_failure, merged
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
@@ -29,7 +27,7 @@ from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession, GpuTest
 from pytest_gpumem.plugin.tracing import memory_texts, with_lines
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ENOUGH, LimitResult, Row, key_of
+from pytest_gpumem.records.row import LimitResult, Row, key_of
 from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.reporting.columns import wrapped
 from pytest_gpumem.reporting.exports import PROPERTY, figures
@@ -75,7 +73,7 @@ def explained(row: Row, session: GpuSession) -> Row:
         SideFigures(newest.measurement, session.facts), SideFigures(measurement, session.facts), slow_down(measurements, measurement)
     )
     # A gate takes the causes from its base, once a duet has confirmed the slow-down.
-    return replace(row, why=reasons(row, found, None if session.duet_follows else base_of(row, session)))
+    return replace(row, why=reasons(row, found, None if session.in_gate else base_of(row, session)))
 
 
 def base_of(row: Row, session: GpuSession) -> str:
@@ -120,7 +118,7 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
         rows = [replace(unmeasured(item.nodeid, test.range_name, session, error), test_source=source_of(item))]
     item.stash[ROWS] = rows
     if test.replay is not None:
-        _replay(item.nodeid, rows, test.replay, session)
+        _replay(rows, test.replay, session)
     return [row for row in rows if fails(row, session)] if error is None else []
 
 
@@ -139,45 +137,16 @@ def _judged(item: pytest.Item, test: GpuTest, session: GpuSession, error: BaseEx
     return [session.judged(row, siblings) for row in with_footprints(item, rows, test.range_name, session)]
 
 
-def _replay(nodeid: str, rows: Iterable[Row], replay: Replay, session: GpuSession) -> None:
+def _replay(rows: Iterable[Row], replay: Replay, session: GpuSession) -> None:
     """Hand the samples of a test's rows to pytest-benchmark."""
-    if session.decides:
-        session.replays[nodeid] = replay
     for row in rows:
         if row.measurement is not None:
             replay.feed(row.label, row.measurement.samples, figures(row, session.facts), failed=row.failed)
 
 
 def fails(row: Row, session: GpuSession) -> bool:
-    """True if a row's verdict fails its test. A row that is measured again at the session's end does not yet."""
-    return is_failure(row.verdict, session.settings.strict) and not (session.decides and undecided(row, session))
-
-
-def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
-    """True if measuring a row in further processes may decide it, or begins its baseline well.
-    `most`: processes of this run at most.
-    """
-    if verdicts.peak_is_open(row, session.baseline, most):
-        return True
-    if row.measurement is None:
-        return False
-    history = session.history(row)
-    return begins_baseline(row, session) or repeatable(
-        row.measurement,
-        row.limits,
-        row.verdict,
-        history.measurements,
-        most=most,
-        duet_follows=session.duet_follows,
-    )
-
-
-def begins_baseline(row: Row, session: GpuSession) -> bool:
-    """True if one of a row's first saves has fewer processes than tell how they differ: later runs are compared with these for creep."""
-    measurement = row.measurement
-    if measurement is None or not session.settings.save or len(session.history(row).accepted) >= ENOUGH:
-        return False
-    return 1 + len(measurement.further) < ENOUGH and not is_failure(row.verdict, session.settings.strict)
+    """True if a row's verdict fails its test."""
+    return is_failure(row.verdict, session.settings.strict)
 
 
 def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:

@@ -102,7 +102,7 @@ class OutputFeature(Feature):
             past={row.key: gpu.baseline.past(row) for row in gpu.rows},
             footprints=gpu.baseline.newest_footprints,
             places=self.places(),
-            duet_follows=gpu.duet_follows or gpu.in_gate,
+            duet_follows=gpu.in_gate,
             remarks=missing_lines(gpu.missing),
         )
 

@@ -33,7 +33,6 @@ from pytest_gpumem.plugin.footprints import FootprintFeature
 from pytest_gpumem.plugin.gpus import VISIBLE
 from pytest_gpumem.plugin.isolation import IsolationFeature, ReplacementFeature
 from pytest_gpumem.plugin.judging import VerdictFeature
-from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.leftovers import LeftoverFeature, WorkFeature
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.reported import COMPLETE, ROWS_ATTRIBUTE, exit_code
@@ -59,7 +58,7 @@ from pytest_gpumem.units import comparison_text, did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.outputs import OutputFeature
-    from pytest_gpumem.plugin.repeating import DecideFeature, RepeatFeature
+    from pytest_gpumem.plugin.repeating import RepeatFeature
     from pytest_gpumem.plugin.terminal import TerminalFeature
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
@@ -87,13 +86,13 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     of_base = base_of_gate(config)
     session = _session(config, settings, place, chosen, of_base)
     config.stash[SESSION] = session
-    expectations, leftovers, entries = ExpectationFeature(session), LeftoverFeature(session), JUnit(config)
-    repeats = _repeats(session, entries)
+    expectations, leftovers = ExpectationFeature(session), LeftoverFeature(session)
+    repeats = _repeats(session)
     channel = _channel(session, expectations)
     if of_base is not None:
         channel.give(IN_BASE, of_base.given)
     results = None if session.is_part else _results(session, Controller(settings, chosen, place, channel), channel)
-    whole = Session(session, expectations, leftovers, entries, repeats, results, channel)
+    whole = Session(session, expectations, leftovers, repeats, results, channel)
     # The first feature enters each phase of a test before the others, and leaves it after them.
     features: list[Feature] = [
         whole,  # has the rows of a report before anyone looks at them
@@ -158,17 +157,13 @@ def _session(config: pytest.Config, settings: Settings, place: Storage, chosen: 
     return GpuSession(config, settings, chosen, store, baseline, accepted, added, None if of_base is None else of_base.selection)
 
 
-def _repeats(session: GpuSession, entries: JUnit) -> DecideFeature | RepeatFeature | None:
+def _repeats(session: GpuSession) -> RepeatFeature | None:
     """What measures in further processes; None if nothing does."""
-    if (session.settings.processes or 1) > 1:
-        from pytest_gpumem.plugin.repeating import RepeatFeature
+    if session.settings.processes == 1:
+        return None
+    from pytest_gpumem.plugin.repeating import RepeatFeature
 
-        return RepeatFeature(session)
-    if session.decides and not session.is_part:
-        from pytest_gpumem.plugin.repeating import DecideFeature
-
-        return DecideFeature(session, entries)
-    return None
+    return RepeatFeature(session)
 
 
 def _channel(session: GpuSession, expectations: ExpectationFeature) -> Channel:
@@ -315,16 +310,14 @@ class Session(Feature):
         session: GpuSession,
         expectations: ExpectationFeature,
         leftovers: LeftoverFeature,
-        entries: JUnit,
-        repeats: DecideFeature | RepeatFeature | None,
+        repeats: RepeatFeature | None,
         results: tuple[OutputFeature, TerminalFeature] | None,
         channel: Channel,
     ) -> None:
-        """`repeats`: None if nothing is measured again. `results`: None in a worker, whose rows another process has."""
+        """`repeats`: None with one process. `results`: None in a worker, whose rows another process has."""
         self._session = session
         self._expectations = expectations
         self._leftovers = leftovers
-        self._entries = entries
         self._repeats = repeats
         self._results = results
         self._channel = channel
@@ -355,11 +348,7 @@ class Session(Feature):
         self._session.rows.report(report)
         if report.when in ("call", "teardown"):  # JUnit takes the properties of the last report
             own = self._properties(report.nodeid)
-            waits = self._repeats is not None and self._repeats.waits(report.nodeid)
-            written = () if waits else own.items()
-            report.user_properties = [*(one for one in report.user_properties if one[0] not in own), *written]
-            if waits and report.when == "teardown":
-                self._entries.wait(report)
+            report.user_properties = [*(one for one in report.user_properties if one[0] not in own), *own.items()]
         yield
 
     def _properties(self, nodeid: str) -> dict[str, object]:
@@ -381,7 +370,7 @@ class Session(Feature):
         with _stoppable(session):
             self._leftovers.end(session)
             if self._repeats is not None:
-                failed = self._repeats.measure_again(session)
+                failed = self._repeats.failed_elsewhere()
             if session.exitstatus in COMPLETE and not gpu.is_further:  # the main process has a further one's rows
                 gpu.check_controls()
         if self._results is None:
@@ -390,7 +379,6 @@ class Session(Feature):
         complete = session.exitstatus in COMPLETE
         outputs, terminal = self._results
         terminal.end_progress()
-        self._entries.complete(self._properties)
         self._expectations.write_selection()
         if not session.config.option.collectonly and not gpu.ranges.tool_attached():  # under a profiler nothing is judged
             gpu.lacks(self._expectations.discharged(complete=complete))

@@ -58,7 +58,6 @@ from pytest_gpumem.records.row import DID_NOT_RUN, Comparison, LimitResult, Omis
 from pytest_gpumem.settings import (
     CAUSES,
     DEFAULT_BUDGET,
-    DUET_FOLLOWS,
     EVIDENCE,
     EXPERIMENT,
     FURTHER_PROCESS,
@@ -112,8 +111,6 @@ class GpuSession:
         self.names = Names()
         self.tests: frozenset[str] = frozenset()  # `key_of` of each collected test, without a label
         self.rows = Rows()
-        self.replays: dict[str, Replay] = {}
-        """By node id, the access to pytest-benchmark's results of tests that may be judged again."""
         self.ledger: Ledger | None = None
         """The total budget, set after collection; None if each measurement has its own."""
         self.family = Family(size=max(1, sum(map(bool, baseline.rows.values()))))
@@ -168,17 +165,6 @@ class GpuSession:
     def reports_elsewhere(self) -> bool:
         """True in a worker and in a forked child: another process has the rows, and only reports reach it."""
         return self.is_part or os.getpid() != self._pid
-
-    @property
-    def decides(self) -> bool:
-        """True if the session measures undecided rows again at its end: until then none of them fails."""
-        decided_elsewhere = self.settings.processes is not None or "processes" in switched_off(os.environ)
-        return not decided_elsewhere and not self.ranges.tool_attached()
-
-    @property
-    def duet_follows(self) -> bool:
-        """True in the screen of a gate, whose duet decides what the screen leaves undecided."""
-        return DUET_FOLLOWS in os.environ
 
     @property
     def evidence(self) -> bool:
@@ -498,7 +484,7 @@ class GpuSession:
             measured = known.get(item.nodeid, {})
             expected[item.nodeid] = {label: need(measurement, self.facts, most) for label, measurement in measured.items()}
         # Each process of the run has its part.
-        self.ledger = Ledger(total / (self.settings.processes or 1), expected)
+        self.ledger = Ledger(total / self.settings.processes, expected)
 
 
 class GpuTest:

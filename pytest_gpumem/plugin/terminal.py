@@ -106,7 +106,7 @@ class TerminalFeature(Feature):
         if baseline.note is not None:
             # Baselines of other devices, and processes that do not count, are a reason that a person must see.
             return f"{baseline.note}; --gpumem-save makes one" if place.devices() else baseline_line(0, None, shown)
-        least = catches(baseline, self._session.settings.limits.get("max_regression"), self._session.settings.processes or 1)
+        least = catches(baseline, self._session.settings.limits.get("max_regression"), self._session.settings.processes)
         line = baseline_line(baseline.processes, least, shown)
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
@@ -124,7 +124,7 @@ class TerminalFeature(Feature):
     @property
     def _of_process(self) -> str:
         """For whom a budget is: each process of a run has a part of the total one."""
-        processes = self._session.settings.processes or 1
+        processes = self._session.settings.processes
         return f" for each of {processes} processes" if processes > 1 else ""
 
     def _budget(self) -> str | None:
@@ -235,7 +235,7 @@ class TerminalFeature(Feature):
 
         session, width, colour = self._session, writer._tw.fullwidth, writer._tw.hasmarkup
         measured = [row for row in rows if row.measured_something]
-        how: dict[str, Any] = {"width": width, "colour": colour, "saved": session.settings.save or session.duet_follows}
+        how: dict[str, Any] = {"width": width, "colour": colour, "saved": session.settings.save or session.in_gate}
         how["memory"] = session.settings.footprint in ("on", "trace")
         if writer.verbosity == 0:
             drawn = [summary(rows, session.facts, in_session=True, **how)]

@@ -55,17 +55,10 @@ def without_allowed(footprint: Footprint, watch: MemoryWatch, patterns: Sequence
     return replace(footprint, uses=tuple(uses))
 
 
-WATCH = ("--gpumem-footprint=trace",)
-
-
-def by_memory(row: Row) -> bool:
-    """True if a row fails by its memory."""
-    return row.footprint is not None and any(one.limit in OF_FOOTPRINT and one.outcome is Outcome.FAIL for one in row.verdict.limits)
-
-
 def with_lines(row: Row, session: GpuSession) -> Row:
     """A row that fails by its memory, with the lines that took it; unchanged unless allocations were traced."""
-    if row.footprint is None or not by_memory(row):
+    fails = any(one.limit in OF_FOOTPRINT and one.outcome is Outcome.FAIL for one in row.verdict.limits)
+    if row.footprint is None or not fails:
         return row
     past = session.baseline.past_footprints(row.key)
     lines = memory_reasons(past[-1].footprint if past else None, row.footprint)

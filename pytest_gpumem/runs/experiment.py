@@ -178,10 +178,6 @@ class Experiment:
         """The turns that are left."""
         return tuple(self._coming)
 
-    def get_ready(self, most: int, tests: Sequence[str] | None) -> None:
-        """Start processes ahead of their turn. `tests`: as for `Processes.get_ready`."""
-        self.processes.get_ready(self.coming[:most], tests)
-
     def measure(
         self,
         tests: Sequence[str] | None = None,

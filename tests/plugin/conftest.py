@@ -82,5 +82,5 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Calla
 
 @pytest.fixture
 def gpumem(session: Callable[..., pytest.RunResult]) -> Callable[..., pytest.RunResult]:
-    """As `session`, with `--gpumem` on the simulated device; undecided rows are not measured again."""
-    return functools.partial(session, *SIMULATED, "--gpumem-processes", "1")
+    """As `session`, with `--gpumem` on the simulated device."""
+    return functools.partial(session, *SIMULATED)

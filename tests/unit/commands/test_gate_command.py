@@ -64,8 +64,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def invoke(*arguments: str, rows: tuple[Row, ...], duet: dict[str, str | None] | None = None, code: int | None = None) -> Result:
         failures = sum(one.failed for one in rows)
 
-        def screen(output: Path, base: str, given: tuple[str, ...], *, duet_follows: bool, **_: object) -> gate.ScreenResult:
-            assert duet_follows == ("--screen-only" not in arguments)
+        def screen(output: Path, base: str, given: tuple[str, ...], **_: object) -> gate.ScreenResult:
             assert not any((output / name).exists() for name in gate.FILES)
             (output / gate.OUTPUT_FILES["code_quality"]).write_text(code_quality(rows, {one.nodeid: Place("sub/t.py", 7) for one in rows}))
             (output / gate.OUTPUT_FILES["markdown"]).write_text("the screen's")
@@ -205,7 +204,6 @@ def test_nothing_measured():
         Path("out"),
         "HEAD",
         ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"],
-        duet_follows=True,
         selecting=selected(Selection({})),
         accepts=False,
     )

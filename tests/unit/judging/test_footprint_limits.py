@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.footprint import MISTAKEN, RULES, PastFootprint, by_chance, decidable, judge_footprint
+from pytest_gpumem.judging.footprint import MISTAKEN, RULES, PastFootprint, by_chance, judge_footprint
 from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, FootprintRepeat, MemoryUse
@@ -124,23 +124,6 @@ def test_an_absolute_limit_is_on_the_process_that_takes_most(limit: str) -> None
     assert outcome is Outcome.FAIL
     assert "in another process of the run" in sentence
     assert judged(replace(several, further=(FootprintRepeat(2, 2, 2, 2),)), **{limit: written})[0][0] is Outcome.PASS
-
-
-def test_a_growth_is_measured_in_two_more_processes_or_as_many_as_may_tell_it_from_chance() -> None:
-    def open_(now: Footprint, saved: list[PastFootprint], most: int = 12, **limits: Any) -> bool:
-        given = Limits(max_peak_regression="0 B", **limits)
-        names = ("max_peak_regression", *limits)
-        row = with_verdict(Row("t.py::test_a", given, UNLIMITED), judge_footprint(now, given, saved, names))
-        found: bool = decidable(now, given, row.verdict, saved, most)
-        return found
-
-    steady, few, third = past(*[100] * 9), past(100), [PastFootprint(run(100, 100, 140), "a")]
-    assert [open_(run(*[140] * count), steady) for count in (1, 2, 3)] == [True, True, False]
-    assert [open_(run(*[140] * count), few) for count in (1, 7, 8)] == [True, True, False]
-    assert [open_(run(*[140] * count), third) for count in (1, 7, 8)] == [True, True, False]
-    assert [open_(run(140), third, most) for most in (1, 7, 8)] == [False, False, True]
-    assert [open_(run(140), steady, 1), open_(run(100), steady), open_(run(140), [])] == [False] * 3
-    assert not open_(run(140), steady, max_peak="120 B")  # it fails anyway
 
 
 def test_without_history_it_is_new_and_with_another_watch_measured_differently() -> None:

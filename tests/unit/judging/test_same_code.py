@@ -9,7 +9,6 @@ from measurements import controlled
 from msgspec.structs import replace
 from verdicts_alone import judge
 
-from pytest_gpumem.judging.judge import repeatable
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
@@ -33,25 +32,9 @@ def test_a_noisy_row_that_runs_the_same_code_passes(bench: Any, endless: DeviceF
     now, past = noisy(bench)
     verdict = judge(now, LIMITS, endless, past, strict=False)
     assert (verdict.outcome, verdict.code) == (Outcome.PASS, Code.SAME_CODE)
-    assert not repeatable(now, LIMITS, verdict, past)
     assert verdict.comparison is not None
     doubtful = judge(now, LIMITS, endless, past, strict=False, evidence=False)
     assert (doubtful.outcome, doubtful.code) == (Outcome.UNDECIDED, Code.NOISY)
-
-
-def test_before_a_duet_few_processes_are_measured_unless_the_code_is_the_same(bench: Any, endless: DeviceFacts) -> None:
-    """A row that looks slower by one process is measured in three: its duet would take more."""
-
-    def again(latency: float, processes: int, *, evidence: bool = True, noise: float = 1.0) -> bool:
-        now, past = noisy(bench, latency, noise)
-        now = replace(now, further=(now.repeat,) * (processes - 1))
-        verdict = judge(now, LIMITS, endless, past, strict=False, evidence=evidence)
-        assert verdict.outcome is Outcome.UNDECIDED
-        return repeatable(now, LIMITS, verdict, past, duet_follows=True)
-
-    assert [again(268e-6 * 1.065, count, noise=4.0) for count in (1, 2, 3)] == [True, True, False]
-    assert again(268e-6 * 1.0042, 1)
-    assert not again(268e-6 * 1.0042, 1, evidence=False)
 
 
 def test_too_few_runs_of_the_same_code_are_enough(bench: Any, endless: DeviceFacts) -> None:

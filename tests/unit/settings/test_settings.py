@@ -399,7 +399,7 @@ def test_variables_of_the_command_are_no_mistakes_and_no_settings() -> None:
 def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
     environment = switch_off(switch_off({"GPUMEM_SAVE": "1", "GPUMEM_PROCESSES": "3"}, ["save"]), ["processes", "report"])
     settings = settled({"gpumem_save": True, "gpumem_report": "x.html"}, environment, {"gpumem_save": "true", "gpumem_strict": "true"})
-    assert (settings.save, settings.processes, settings.report, settings.strict) == (False, None, None, True)
+    assert (settings.save, settings.processes, settings.report, settings.strict) == (False, 1, None, True)
 
 
 def test_roles_decide_what_a_command_switches_off_and_what_a_gate_writes() -> None:
