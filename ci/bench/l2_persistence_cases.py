@@ -210,7 +210,8 @@ def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any
     """Off, the smallest set-aside that holds the table, and one and two granules more, on common placements."""
     facts = gpu_device.facts
     timed, window = experiment(placements_case)
-    step, named = facts.l2_step_bytes, {"off": {"set_aside": "off"}}
+    step = facts.l2_step_bytes
+    named: dict[str, dict[str, Any]] = {"off": {"set_aside": "off"}}
     if asked := placements_case.get("set_aside"):
         named["ratio 1"] = {"set_aside": asked, "hit_ratio": 1.0}
         named["fitted"] = {"set_aside": asked, "hit_ratio": fit_hit_ratio(asked, window.nbytes)}
