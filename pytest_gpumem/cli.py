@@ -15,7 +15,6 @@ import click
 
 from pytest_gpumem.commands.accept import accept
 from pytest_gpumem.commands.baseline import baseline
-from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.doctor import doctor
 from pytest_gpumem.commands.duet import duet
@@ -29,7 +28,7 @@ from pytest_gpumem.revisions import RevisionError
 from pytest_gpumem.units import QuantityError
 
 TASKS: Mapping[str, tuple[click.Command, ...]] = {
-    "Decide": (gate, duet, compare, code, accept, baseline),
+    "Decide": (gate, duet, compare, accept, baseline),
     "Find the cause": (explain, profile),
     "Report": (report,),
     "Set up": (doctor,),

@@ -98,10 +98,6 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.USAGE: "before the first test: an option, a marker, the device, a baseline or a folder to write cannot be used, or a test is "
         "collected twice",
     },
-    "code": {
-        Exit.FAILED: "a kernel does not compile, or exceeds a limit",
-        Exit.NO_VERDICT: "the compiler is not installed, or the other revision cannot be compiled",
-    },
     "compare": {
         Exit.FAILED: "a row fails, its test failed, or a row of BASE is lost",
         Exit.NO_VERDICT: "no row is on both sides, no row has a limit, a limit was judged by nothing, or --force was needed; with "

@@ -145,10 +145,10 @@ def _open_cuda(index: int, facts: DeviceFacts) -> Device:
     from pytest_gpumem.devices.cuda.own_kernels import compiled_meanwhile
     from pytest_gpumem.devices.cuda.primary import made_meanwhile
 
-    with uncollected(), made_meanwhile(index), compiled_meanwhile(facts) as cache:
+    with uncollected(), made_meanwhile(index), compiled_meanwhile(facts) as nvrtc:
         from pytest_gpumem.devices.cuda.device import CudaDevice  # imports CuPy, which need not be installed to find no GPU
 
-        return CudaDevice(index, facts, cache)
+        return CudaDevice(index, facts, nvrtc)
 
 
 def _simulated(name: str, seed: int, fallback_reason: str | None) -> DeviceChoice:

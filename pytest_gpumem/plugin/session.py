@@ -447,18 +447,9 @@ class Session(Feature):
 
 
 def check_ini_file(config: pytest.Config) -> None:
-    """That the ini file in use is that of the tests, and no option stands in `[tool.gpumem]`, which pytest does not read.
-    Raises `pytest.UsageError`: a value of an option led pytest away from the ini file, or a key of `[tool.gpumem]` cannot be used.
-    """
+    """That the ini file in use is that of the tests. Raises `pytest.UsageError`: a value of an option led pytest away from it."""
     if is_part(config):  # its controller has checked
         return
-    if (config.rootpath / "pyproject.toml").exists():
-        from pytest_gpumem.kernels.declared import BadDeclaration, project  # here: it imports the reader of TOML
-
-        try:
-            project(config.rootpath)
-        except BadDeclaration as error:
-            raise pytest.UsageError(f"gpumem: {error}") from None
     if config.option.inifilename is not None:
         return
     tests = [str(given) for given in config.option.file_or_dir]

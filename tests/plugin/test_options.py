@@ -290,14 +290,6 @@ def test_a_misspelt_option_names_the_one_that_is_meant(pytester: pytest.Pytester
     assert pytester.runpytest("--gpumem", "--gpumem-max-regresion=5%").ret == pytest.ExitCode.NO_TESTS_COLLECTED  # it is the project's
 
 
-def test_an_option_in_a_table_of_its_own_stops_the_session_that_measures(pytester: pytest.Pytester, session: Run, gpumem: Run) -> None:
-    """pytest does not read that table: a limit there would hold for nothing."""
-    pytester.makepyfile("def test_it(): pass")
-    pytester.makepyprojecttoml('[tool.gpumem]\nmax_latency = "1 ns"')
-    assert "'max_latency'; options stand in [tool.pytest.ini_options], as gpumem_max_latency" in only_line(gpumem())
-    assert session().ret == pytest.ExitCode.OK
-
-
 def test_help_shows_the_options(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest("--help")
     assert result.ret == 0

@@ -10,10 +10,9 @@ from cuda.bindings import driver as D  # noqa: N812
 from cupy.cuda import driver
 from cupy.cuda.function import Module
 
-from pytest_gpumem.devices.cuda.code_cache import CachedCode, CodeCache
 from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, failure, translated
 from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.cuda.nvrtc import CompilerMissing, DoesNotCompile
+from pytest_gpumem.devices.cuda.nvrtc import DoesNotCompile, KernelCompiler
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
@@ -63,10 +62,10 @@ class KernelCall:
 
 
 class Compiler:
-    """Compiled functions of one device, by source and instantiated entry. `cache`: has their machine code."""
+    """Compiled functions of one device, by source and instantiated entry."""
 
-    def __init__(self, cache: CodeCache) -> None:
-        self._cache = cache
+    def __init__(self, nvrtc: KernelCompiler) -> None:
+        self._nvrtc = nvrtc
         self._functions: dict[tuple[str, str], Any] = {}
         self._largest_shared: dict[tuple[str, str], int] = {}
 
@@ -97,19 +96,12 @@ class Compiler:
     def _load(self, source: str, entry: str, what: str) -> Any:
         with translated(f"loading {what}"):
             try:
-                try:
-                    return _function(self._cache.get(source, entry))
-                except CUPY_ERRORS:  # such as kept code that this driver refuses
-                    return _function(self._cache.get(source, entry, fresh=True))
-            except (CompilerMissing, DoesNotCompile) as error:
+                kernel = self._nvrtc.get(source, entry)
+            except DoesNotCompile as error:
                 raise DeviceError(f"{what}: {error}") from None
-
-
-def _function(code: CachedCode) -> Any:
-    """A function that can be launched; it keeps its module."""
-    module = Module()
-    module.load(code.code)
-    return module.get_function(code.symbol)
+            module = Module()
+            module.load(kernel.code)
+            return module.get_function(kernel.symbol)  # which keeps its module
 
 
 def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:

@@ -17,7 +17,6 @@ from cupy.cuda import runtime
 from pytest_gpumem.devices.cuda import links
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.calls import CALLS
-from pytest_gpumem.devices.cuda.code_cache import CodeCache
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
 from pytest_gpumem.devices.cuda.counters import CudaCounters
@@ -33,6 +32,7 @@ from pytest_gpumem.devices.cuda.l2 import CudaL2
 from pytest_gpumem.devices.cuda.launches import CudaKernels
 from pytest_gpumem.devices.cuda.managed import Beacon, CudaManaged
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
+from pytest_gpumem.devices.cuda.nvrtc import KernelCompiler
 from pytest_gpumem.devices.cuda.primary import identity
 from pytest_gpumem.devices.cuda.streams import CudaStreams
 from pytest_gpumem.devices.footprints import SourceFootprints
@@ -90,7 +90,7 @@ def _chosen() -> int | None:
 class CudaDevice:
     """One GPU through CuPy and cuda-bindings. Opening it creates (or joins) the primary context and makes the device current."""
 
-    def __init__(self, index: int, facts: DeviceFacts, cache: CodeCache) -> None:
+    def __init__(self, index: int, facts: DeviceFacts, nvrtc: KernelCompiler) -> None:
         self._index = index
         self.facts = facts
         _check_same(index, facts)
@@ -103,7 +103,7 @@ class CudaDevice:
         check(R.cudaSetDevice(index), f"opening device {index}")
         self._context = identity(index)
         self._dangling: list[object] = []
-        compiler = Compiler(cache)
+        compiler = Compiler(nvrtc)
         self.memory = CudaMemory(index, facts)
         self.content = CudaContent(compiler, facts, self.memory)
         self.graphs = CudaGraphs(facts)
