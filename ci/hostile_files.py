@@ -239,7 +239,6 @@ def read_results(path: Path, seeds: Path, rng: random.Random) -> None:
     commands = (
         ("compare", good, str(path)),
         ("compare", str(path), good, "--max-regression", "1%"),
-        ("explain", str(path), good),
         ("report", str(path), "-o", str(page)),
         ("report", good, "-o", str(page), "--base", str(path)),
     )

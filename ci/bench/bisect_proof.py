@@ -256,7 +256,6 @@ def search(
         "duets": document["duets"],
         "processes": document["processes"],
         "resumed": document["resumed"],
-        "explained": document["explanation"] is not None,
         "left_behind": trees + len([*folder.glob("gpumem-duet-*")]),
     }
 

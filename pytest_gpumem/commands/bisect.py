@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_gpumem.commands import examples, json_option, log, margin, pytest_arguments, rounds_option, terminal, write_json
+from pytest_gpumem.commands import examples, json_option, log, margin, pytest_arguments, rounds_option, write_json
 from pytest_gpumem.commands.duet import default_journal, ended_by_signals, measured_under, progress
-from pytest_gpumem.commands.explain import explanations, grown
 from pytest_gpumem.judging.finding import between, change, counted
-from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
+from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.revisions import Commit, RevisionError, line_between
 from pytest_gpumem.units import sizes
@@ -36,7 +35,6 @@ OF_MEMORY = ("peak", "kept", "reserved", "allocations")  # figures of `Footprint
 OF_LAUNCH = ("kernels", "copies", "copied_bytes", "waits", "registers", "spill")  # figures of `WhatRan`,
 IN_BYTES = ("peak", "kept", "reserved", "copied_bytes", "spill")
 LISTED = 20  # commits that are listed at most
-EXPLAINED = 3  # pairs of processes behind an explanation
 
 
 @click.command(
@@ -62,9 +60,6 @@ EXPLAINED = 3  # pairs of processes behind an explanation
 @rounds_option
 @click.option(
     "--journal", type=click.Path(file_okay=False, path_type=Path), help="Folder to resume from. Default: one in the temporary folder."
-)
-@click.option(
-    "--explain/--no-explain", "explained", default=True, help="Measure why the commit is slower, as gpumem explain. Default: yes."
 )
 @json_option("Write the search as JSON.")
 @click.argument("test", metavar="TEST")
@@ -100,7 +95,6 @@ class Request:
     max_regression: str | None
     figure: str | None  # None: times
     rounds_max: int
-    explained: bool
     journal: Path | None
     pytest_arguments: tuple[str, ...]
 
@@ -124,7 +118,6 @@ def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
         stack.callback(commits.close)
         try:
             found, key, first = _found(line, request, commits)
-            explanation = _explanation(found, key, commits, request) if found.commit is not None and request.explained else None
         except KeyboardInterrupt:
             if asked.journal.exists():
                 _tell(f"stopped; the folder {asked.journal} has what was measured, and the same command goes on from there")
@@ -137,12 +130,10 @@ def _search(line: Sequence[Commit], request: Request, file: Path | None) -> int:
     code = Exit.FAILED if found.nothing else Exit.NO_VERDICT if found.commit is None else Exit.FINE
     for text in _text(found, line, request, key, simulated=first.simulated):
         click.echo(printable(text))
-    if explanation is not None:
-        click.echo("\n" + explanation["text"])
     timed = f"{counted(commits.duets, 'duet')}, " if request.figure is None else ""
     resumed = f", {commits.resumed} of them from the journal" if commits.resumed else ""
     click.echo(f"{timed}{counted(commits.processes, 'process')} in {seconds:.0f} s{resumed}")
-    write_json(file, _document(found, line, request, key, first, explanation, commits, seconds, code))
+    write_json(file, _document(found, line, request, key, first, commits, seconds, code))
     if request.journal is None and code is not Exit.NO_VERDICT:
         shutil.rmtree(asked.journal, ignore_errors=True)
     return code
@@ -315,34 +306,6 @@ def _seen(paired: Paired) -> str:
     return f"{change(paired.change)}, {ends}, over {counted(paired.pairs, 'pair')}"
 
 
-def _explanation(found: Conclusion, key: str, commits: Commits, request: Request) -> dict[str, Any] | None:
-    """What `gpumem explain` says of the commit, as text and as plain values; None if it cannot."""
-    from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
-    from pytest_gpumem.explain.text import text, to_json
-    from pytest_gpumem.runs.bisect import rows_of_test
-    from pytest_gpumem.runs.processes import BASE, HEAD
-
-    tests = tuple(row.nodeid for row in rows_of_test(commits.look(found.high), key).values())
-    asked = ExplainRequest(tests, request.pytest_arguments, EXPLAINED, counters=False, traces=False, tree=commits.tree)
-    _tell("why: three pairs of processes")
-    try:
-        sides = {BASE: commits.side(found.low), HEAD: commits.side(found.high)}
-        measured = measure_sides(sides, asked, os.environ, lambda _line: None)
-        every, memory = explanations(measured[BASE], measured[HEAD]), grown(measured[BASE], measured[HEAD])
-    except (UserError, NoAnswer) as error:
-        _tell(f"no explanation: {error}")
-        return None
-    shown = [text(name, one, width=terminal()[0]) for name, one in every.items() if name == key]
-    shown += ["\n  ".join(printable([name, *lines])) for name, lines in memory.items()]
-    if not shown:
-        return None
-    return {
-        "text": "\n".join(shown),
-        "explanations": [to_json(name, one) for name, one in every.items() if name == key],
-        "memory": [{"key": name, "changes": lines} for name, lines in memory.items()],
-    }
-
-
 def _text(found: Conclusion, line: Sequence[Commit], request: Request, key: str, *, simulated: bool) -> Iterator[str]:
     """The result, line by line."""
     note = " (simulated)" if simulated else ""
@@ -404,7 +367,7 @@ def _own(found: Conclusion, request: Request) -> str:
 
 
 def _share(found: Conclusion) -> float:
-    """Part of the whole change that the found commit explains; of times by logarithms."""
+    """Part of the whole change that the found commit accounts for; of times by logarithms."""
     if found.start is not None and found.proof is not None:
         return math.log1p(found.proof.change) / math.log1p(found.start.change)
     whole = found.values[max(found.values)] - found.values[0]
@@ -442,7 +405,6 @@ def _document(
     request: Request,
     key: str,
     first: ProcessRecord,
-    explanation: Mapping[str, Any] | None,
     commits: Commits,
     seconds: float,
     code: int,
@@ -499,7 +461,6 @@ def _document(
             }
             for step in found.steps
         ],
-        "explanation": None if explanation is None else {name: explanation[name] for name in ("explanations", "memory")},
         "duets": commits.duets,
         "processes": commits.processes,
         "resumed": commits.resumed,

@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from pytest_gpumem.judging.differences import fails_by_memory
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import with_further
 from pytest_gpumem.judging.judge import is_failure, merged
 from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.plugin.gpus import VISIBLE, beginning_with
-from pytest_gpumem.plugin.judging import begins_baseline, explained, undecided, why_text
+from pytest_gpumem.plugin.judging import begins_baseline, undecided, why_text, with_differences
 from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, may_measure, uses
 from pytest_gpumem.plugin.reported import BY_LIMITS_ATTRIBUTE, COMPLETE, PASSED, ROWS_ATTRIBUTE, failure_texts
 from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.terminal import EVERY, on_a_terminal
-from pytest_gpumem.plugin.tracing import WATCH, by_memory, memory_texts, with_lines
+from pytest_gpumem.plugin.tracing import WATCH, memory_texts, with_lines
 from pytest_gpumem.plugin.workers import refuse_workers
 from pytest_gpumem.records.row import ENOUGH, Row
 from pytest_gpumem.reporting.progress import of_processes
@@ -246,7 +247,7 @@ class DecideFeature(Feature):
         from pytest_gpumem.reporting.concerns import CAUSE_SECONDS, EXPLAINED, worst_first
 
         gpu, begun = self._session, time.monotonic()
-        rows = [row for row in worst_first(gpu.rows) if by_memory(row) and row.test_error is not True][:EXPLAINED]
+        rows = [row for row in worst_first(gpu.rows) if fails_by_memory(row) and row.test_error is not True][:EXPLAINED]
         if not rows or gpu.settings.footprint == "trace" or gpu.duet_follows or gpu.lost_in is not None:
             return
 
@@ -267,8 +268,8 @@ class DecideFeature(Feature):
         for row in rows:
             again = traced.get(row.key)
             if again is not None and again.footprint is not None and again.footprint.sites:
-                lines = with_lines(replace(row, footprint=again.footprint), gpu).why
-                gpu.rows.update(replace(row, why=lines))
+                lines = with_lines(replace(row, footprint=again.footprint), gpu).differences
+                gpu.rows.update(replace(row, differences=lines))
 
     def _repetitions(self, card: str | None) -> Experiment:
         return repetitions(self._session, LOOKS[-1], card, environment=self._environment)
@@ -332,7 +333,7 @@ class DecideFeature(Feature):
         for row in rows:
             by_test.setdefault(row.nodeid, []).append(row)
         for nodeid, failing in by_test.items():
-            found = [explained(row, gpu) for row in failing]
+            found = [with_differences(row, gpu) for row in failing]
             for row in found:
                 gpu.rows.update(with_lines(row, gpu))
             texts = [*failure_texts(found, gpu.facts), *memory_texts(found, gpu), *filter(None, map(why_text, found))]
