@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from pytest_gpumem.records.record import Bytes, Count, Launches, Nanoseconds, Record
 
 COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H", "H2A", "A2H", "A2A", "A2D", "D2A", "other")
-"""Direction of a copy: host, device, array, or one device to another ("P2P"). Migrations of managed memory are not among them; they are in
-`TestProfile.migrations`."""
+"""Direction of a copy: host, device, array, or one device to another ("P2P"). Migrations of managed memory are not among them."""
 
 MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "unknown")
 """Kind of memory on one side of a copy (CUPTI, `CUpti_ActivityMemoryKind`)."""

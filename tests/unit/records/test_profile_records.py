@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.records.measurement import Window
 from pytest_gpumem.records.profile import TestProfile
-from pytest_gpumem.records.uses import CopyUse, KernelUse
+from pytest_gpumem.records.uses import KernelUse
 
 SMALL = KernelUse("small", (1, 1, 1), (32, 1, 1), launches=5, nanoseconds=1000)
 LARGE = KernelUse(
@@ -30,20 +30,17 @@ LARGE = KernelUse(
     sm_clock_hz=1.98e9,
     memory_clock_hz=3.2e9,
 )
-COPY = CopyUse("H2D", "pinned", "device", count=5, nbytes=5000, nanoseconds=100)
 PROFILE = TestProfile(
     "test_large",
     "tests/test_a.py::test_large",
     "fitted",
     5,
     (LARGE, SMALL),
-    (COPY, CopyUse("H2D", "pageable", "device", 5, 70, 10)),
-    (CopyUse("memset", "", "device", 1, 64, 8),),
     sm_clock_hz=1.98e9,
     set_aside=1 << 20,
     window=Window(1 << 20, 1.0, 1 << 20),
     process=7,
-    tool="nsys",
+    tool="ncu",
     tool_version="2025.3",
 )
 
