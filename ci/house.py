@@ -45,7 +45,6 @@ ADDITIONS = {
     "limit": (f"{PACKAGE}/limits.py", re.compile(r'^\+\s+"\w+": Limit\(|^\+\s+Limit\($|^\+\s+Limit\("', re.MULTILINE)),
     "output": (f"{PACKAGE}/reporting/outputs.py", re.compile(r"^\+\s+Output\(|^\+\s+\"\w+\": ", re.MULTILINE)),
     "command": (f"{PACKAGE}/commands/*.py", None),
-    "cause": (f"{PACKAGE}/explain/rules_*.py", re.compile(r"^\+\s+Rule\(", re.MULTILINE)),
 }
 """By what is added: the files that show it, and the added line; None: a new file."""
 NOT_PROSE = re.compile(r"^<!-- generated: .*?^<!-- end of generated -->$|^```.*?^```$", re.DOTALL | re.MULTILINE)

@@ -164,18 +164,22 @@ OF_A_COMPARISON = {"delta": "change", "low": "change_low", "high": "change_high"
 """Keys of older records, and what they are called now."""
 
 
+ENDED = ("activity", "why")  # keys of older records that no record has any more
+
+
 def of_today(value: Any, names: Mapping[str, str] = NAMES) -> Any:
-    """The values of a record with the keys of today."""
+    """Return the values of a record with the keys of today."""
     if isinstance(value, list):
         return [of_today(one) for one in value]
     if not isinstance(value, dict):
         return value
-    return {
-        names.get(key, key): [{"peak": peak} for peak in one]
-        if key == "further_peaks"
-        else of_today(one, OF_A_COMPARISON if key == "comparison" else NAMES)
-        for key, one in value.items()
-    }
+    found = {}
+    for key, one in value.items():
+        if key == "further_peaks":
+            found[names.get(key, key)] = [{"peak": peak} for peak in one]
+        elif key not in ENDED:
+            found[names.get(key, key)] = of_today(one, OF_A_COMPARISON if key == "comparison" else NAMES)
+    return found
 
 
 def _without_limits(row: Row) -> Row:

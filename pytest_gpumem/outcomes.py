@@ -111,7 +111,6 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.FAILED: "a test is slower, or fails in head only",
         Exit.NO_VERDICT: "nothing could be judged; with --strict: a row is not a PASS of a real GPU",
     },
-    "explain": {Exit.NO_VERDICT: "a side measured nothing"},
     "gate": {
         Exit.FAILED: "a test fails, is slower, or takes more bytes, counts or other kernels; a measurement of the baseline, or a test that "
         "BASE selects, is lost",

@@ -44,7 +44,6 @@ SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it ru
 ACCEPTS = "_GPUMEM_ACCEPTS"  # by a gate, for its screen: the accepted changes count that the change adds
 SELECTION = "_GPUMEM_SELECTION"  # by a gate: the file into which a session writes the tests that it selects
 BASE_SELECTION = "_GPUMEM_BASE_SELECTION"  # by a gate, for its screen: the file of the tests that BASE selects
-CAUSES = "_GPUMEM_CAUSES"  # by `gpumem explain`: every measurement takes the passes from which causes follow
 WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
@@ -372,7 +371,8 @@ OPTIONS: tuple[Option, ...] = (
         "no_what_ran",
         OptionRole.MEASURING,
         _flag,
-        "Do not record what a launch runs. A noisy row then never passes by the same machine code, and a failure names no causes.",
+        "Do not record what a launch runs. A noisy row then never passes by the same machine code, and a failure does not say what ran "
+        "differently.",
     ),
     Option(
         "processes",

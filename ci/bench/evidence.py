@@ -94,9 +94,10 @@ def disagreeing(sessions: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
 
 def changes(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """By key, each row of a test that has a base: whether its digest is the base's, and the differences in words."""
-    from pytest_gpumem.explain.what_ran import compared
+    from pytest_gpumem.judging.differences import ran_differently
     from pytest_gpumem.records.schema import from_plain
     from pytest_gpumem.records.what_ran import WhatRan
+    from pytest_gpumem.reporting.differences import describe
 
     found = {}
     for key, one in rows.items():
@@ -104,11 +105,11 @@ def changes(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if base is None or one is base or not one["what_ran"] or not base["what_ran"]:
             continue
         was, now = (from_plain(each["what_ran"], WhatRan) for each in (base, one))
-        ran = compared(was, now)
+        known = was.order and now.order
         found[key] = {
             "same": was.digest is not None and was.digest == now.digest,
             "wanted_same": one["label"].endswith(SAME),
-            "differences": None if ran is None else [difference.text for difference in ran],
+            "differences": [describe(difference) for difference in ran_differently(was, now)] if known else None,
         }
     return found
 

@@ -48,7 +48,6 @@ REST: tuple[tuple[Any, str, str], ...] = (
     (Sampling, "_move", "waiting for the copies"),
     (KernelLaunches, "_leave", "leaving the places"),
     (conductor, "find_what_ran", "what a launch runs"),
-    (conductor, "watch_launch", "times of a launch, to explain"),
     (conductor.Conductor, "_measure", "conditions, record"),
     (conductor.Conductor, "target", "describing the kernel"),
     (Replay, "feed", "pytest-benchmark"),
@@ -58,7 +57,7 @@ REST: tuple[tuple[Any, str, str], ...] = (
     (GpuSession, "make_room", "giving back the spare memory"),
 )
 """Parts of the rest: owner and name of what is watched, name of the part."""
-PAGES = "page faults, to explain"
+PAGES = "page faults"
 """The part of a row of managed memory."""
 
 TESTS = """

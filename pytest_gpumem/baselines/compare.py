@@ -103,7 +103,7 @@ def compare_sides(base: SideResults, head: SideResults, max_regression: str | No
     pairs = []
     for key, taken in rows.items():
         failed, limits = head.left_out.get(key) == FAILED, _limits(taken, max_regression)
-        row = replace(taken, limits=limits, failed=failed, why=(), changed=())
+        row = replace(taken, limits=limits, failed=failed, differences=(), changed=())
         if failed:
             in_itself = LimitResult("", Outcome.FAIL, None, f"{FAILED} in {head.name}")
             row = with_verdict(row, [in_itself], comparison=None, simulated=facts.simulated)

@@ -8,7 +8,7 @@ import re
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, replace
@@ -24,14 +24,13 @@ from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, acceptance
 from pytest_gpumem.commands import examples, margin, pytest_arguments, rounds_option, say, terminal
 from pytest_gpumem.commands.baseline import FOLDER as STORAGE
 from pytest_gpumem.commands.duet import compare, ended_by_signals
-from pytest_gpumem.commands.explain import explanations
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.limits import OF_FOOTPRINT
-from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
+from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import SIMULATED, DeviceFacts
+from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
@@ -99,9 +98,9 @@ def gate(
     Collects the tests of the merge base of BASE and HEAD: what these tests measure must be judged, by limits that are not looser. Runs
     pytest with --gpumem against the saved processes of BASE's history. One process of the merge base gives the exact figures of rows
     whose bytes, counts or kernels grew or have no baseline; a duet of the merge base and the working tree decides the rows that look
-    slower, are undecided or have no baseline. The causes of the worst five failures come from the baseline, or from further processes, in
-    60 s at most. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the
-    job's summary and annotations.
+    slower, are undecided or have no baseline. What differs in the worst five failures is known from the baseline, or from further
+    processes in 60 s at most. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub
+    Actions the job's summary and annotations.
     """
     from pytest_gpumem.reporting.columns import fitted
     from pytest_gpumem.reporting.concerns import ending
@@ -152,7 +151,7 @@ def gate(
     if decision.code == Exit.FAILED and screened.document is not None:
         errors = {one.nodeid: one.message for one in screened.failures if not one.unrun}
         counts = f"{counts_text(decision.rows)}; {rounded_duration(time.monotonic() - begun)} on {screened.document.device.name_and_driver}"
-        last = [*ending(decision.rows, gated.again, base, errors), *meant, counts, f"report: {output / OUTPUT_FILES['report']}"]
+        last = [*ending(decision.rows, gated.again, errors), *meant, counts, f"report: {output / OUTPUT_FILES['report']}"]
         for part in (part for line in printable(last) for part in fitted(line, terminal()[0])):
             click.echo(part)
     return decision.code
@@ -263,39 +262,63 @@ class GateRun:
             *remarks, result = decision.remarks
             end, _, why_so = result.partition(": ")
             decision = replace(decision, remarks=(*remarks, f"{end} (simulated): {why_so}"))
-        why = self.causes(decision.rows, duet or {})
-        return replace(decision, rows=tuple(structs.replace(row, why=why.get(row.key, row.why)) for row in decision.rows))
+        return replace(decision, rows=self.with_differences(decision.rows, duet or {}))
 
-    def causes(
-        self, rows: Sequence[Row], duet: Mapping[str, DuetVerdict], clock: Callable[[], float] = time.monotonic
-    ) -> dict[str, tuple[str, ...]]:
-        """The causes of what fails, as `Row.why` by row key: of the worst rows that the screen did not explain, while there is time.
+    def with_differences(self, rows: Sequence[Row], duet: Mapping[str, DuetVerdict]) -> tuple[Row, ...]:
+        """The rows; the worst that fail have their differences from base, of the duet or of one more process of each side.
         `duet`: its verdicts, by row key.
         """
-        from pytest_gpumem.reporting.concerns import CAUSE_SECONDS, EXPLAINED, worst_first
-        from pytest_gpumem.reporting.row_facts import causes
+        from pytest_gpumem.judging.differences import fails_by_memory
+        from pytest_gpumem.reporting.concerns import EXPLAINED, worst_first
 
-        def explained(row: Row) -> bool:
-            of_time = any(one.limit == "max_regression" for one in row.verdict.limits)
-            return bool(row.why and _watched(row) if of_time else causes(row))
+        known = []
+        for row in rows:
+            of_duet = duet[row.key].differences if row.key in duet else ()
+            known.append(structs.replace(row, differences=row.differences or of_duet))
+        unknown, failing = [], 0
+        for row in worst_first(known):
+            by_figures = row.verdict.outcome is Outcome.FAIL and row.measured_something and row.test_error is not True
+            if not by_figures or self.selection.lacks(row.nodeid) or failing == EXPLAINED:
+                continue
+            failing += 1
+            lines = [difference for difference in row.differences if difference.site is not None]
+            if not (lines if fails_by_memory(row) else row.differences):
+                unknown.append(row)
+        found = {row.key: row for row in self._looked_at_again(unknown)}
+        return tuple(found.get(row.key, row) for row in known)
 
-        failing = [row for row in worst_first(rows) if row.verdict.outcome is Outcome.FAIL and row.measured_something]
-        failing = [row for row in failing if row.test_error is not True and not self.selection.lacks(row.nodeid)][:EXPLAINED]
-        unknown, until, found = [row for row in failing if not explained(row)], clock() + CAUSE_SECONDS, dict[str, tuple[str, ...]]()
-        for batch in (unknown[:1], unknown[1:]):  # whatever the others take, the worst one is explained
-            if batch and self.of_base is not None and (left := until - clock()) > 0:
-                found |= _causes(self.base, self.of_base, batch, duet, self.arguments, left)
+    def _looked_at_again(self, rows: Sequence[Row]) -> list[Row]:
+        """Failing rows with their differences between one more process of base and of the change."""
+        from pytest_gpumem.judging.differences import fails_by_memory, memory_differences, row_differences
+        from pytest_gpumem.reporting.concerns import CAUSE_SECONDS
+        from pytest_gpumem.runs import RunError
+
+        if not rows or self.of_base is None:
+            return []
+        _say(f"causes of {counted(len(rows), 'failing row')}: one more pair of processes, {CAUSE_SECONDS:.0f} s at most", err=True)
+        try:
+            base, head = self.of_base.traced(sorted({row.nodeid for row in rows}), CAUSE_SECONDS)
+        except RunError as error:
+            _say(f"no causes: {error}", err=True)
+            return []
+        found = []
+        for row in rows:
+            was, now = base.by_key.get(row.key), head.by_key.get(row.key)
+            if was is None or now is None:
+                continue
+            now = structs.replace(now, verdict=row.verdict)
+            lines: tuple[Difference, ...] = ()
+            if fails_by_memory(row) and now.footprint is not None:
+                lines = memory_differences(was.footprint, now.footprint)
+            if was.measurement is not None and now.measurement is not None:
+                lines += row_differences(now, was.measurement)
+            found.append(structs.replace(row, differences=lines or row.differences))
         return found
 
     def again(self, row: Row) -> list[str]:
         """The command that measures a failing row again."""
-        from pytest_gpumem.judging.limits import relative
-
-        failing = {one.limit for one in row.verdict.limits if one.outcome is Outcome.FAIL}
-        if "max_regression" in failing:
+        if any(one.limit == "max_regression" and one.outcome is Outcome.FAIL for one in row.verdict.limits):
             return ["gpumem", "duet", self.base, "--test", row.nodeid]
-        if failing & {*relative(row.limits)}:
-            return ["gpumem", "explain", "--base", self.base, row.nodeid]
         words = [word for word in self.arguments if word.startswith("-") or not Path(word.partition("::")[0]).exists()]
         return ["pytest", "--gpumem", *words, row.nodeid]
 
@@ -519,51 +542,6 @@ def _failures(junit: Path, selected: Selection | None) -> list[Failure]:
             message = _OF_PYTEST.sub(r"\1", lines[0]) if lines else "failed"
             found.append(Failure(named.get(name, "::".join(filter(None, name))), message))
     return found
-
-
-def _watched(row: Row) -> bool:
-    """True if the row was measured with the pass from which causes follow, which it is if its baseline has one."""
-    return row.measurement is not None and row.measurement.activity is not None
-
-
-def _causes(
-    base: str, of_base: Base, rows: Sequence[Row], duet: Mapping[str, DuetVerdict], arguments: Sequence[str], seconds: float
-) -> dict[str, tuple[str, ...]]:
-    """Measure the causes of failures in one more process of each side, and print those of slow-downs; by row key, as `Row.why`.
-    `rows`: those that are explained.
-    `duet`: its verdicts, by row key.
-    `seconds`: which the processes may take.
-    """
-    from pytest_gpumem.explain.causes import slow_down_of
-    from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
-    from pytest_gpumem.explain.text import reasons, text
-    from pytest_gpumem.reporting.footprints import memory_reasons
-    from pytest_gpumem.runs.processes import BASE, HEAD
-
-    asked = ExplainRequest(
-        tuple(dict.fromkeys(row.nodeid for row in rows)), tuple(arguments), 1, counters=False, traces=False, seconds=seconds
-    )
-    _say(f"causes of {counted(len(rows), 'failing row')}: one more pair of processes, {seconds:.0f} s at most", err=True)
-    known = {}
-    for key, one in duet.items():
-        if one.paired is not None and one.base_latency and (change := slow_down_of(one.base_latency, one.paired)) is not None:
-            known[key] = change
-    try:
-        measured = measure_sides({BASE: of_base.side, HEAD: of_base.tree}, asked, os.environ, lambda _line: None)
-        found = explanations(measured[BASE], measured[HEAD], known=known)
-    except (UserError, NoAnswer) as error:
-        _say(f"no causes: {error}", err=True)
-        return {}
-    why = dict[str, tuple[str, ...]]()
-    for row in rows:
-        if (explanation := found.get(row.key)) is not None:
-            why[row.key] = reasons(row, explanation, base)
-            if explanation.causes:
-                click.echo(text(row.key, explanation, width=terminal()[0], skipped=False))
-        of_memory = any(result.limit in OF_FOOTPRINT for result in row.verdict.limits)
-        if of_memory and (now := measured[HEAD].footprints.get(row.key)) is not None:
-            why[row.key] = (*why.get(row.key, ()), *memory_reasons(measured[BASE].footprints.get(row.key), now))
-    return why
 
 
 def _tell(output: Path, base: str, document: Document, decision: Decision) -> None:

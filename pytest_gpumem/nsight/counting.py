@@ -17,7 +17,7 @@ from pytest_gpumem.nsight.ncu import L2_HIT_RATE, SECTORS_PER_LOAD, read_csv
 from pytest_gpumem.nsight.profile import gpu, named_device, results_of, under_tool
 from pytest_gpumem.nsight.reading import by_row
 from pytest_gpumem.nsight.recording import BadReport
-from pytest_gpumem.nsight.tools import NCU, NO_KERNEL, counting_command, find, lacks_metric, ncu_trouble
+from pytest_gpumem.nsight.tools import NCU, NO_KERNEL, counting_command, find, ncu_trouble
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import DramBytes
@@ -45,31 +45,21 @@ def under_ncu(
     run: Callable[[Sequence[str]], child.CommandResult],
     *,
     metrics: Sequence[str],
-    optional: Sequence[str] = (),
-    hot: bool = False,
 ) -> CountedRun:
     """Run pytest under Nsight Compute and count the launches of each measurement.
     `pytest_command`: gives the command that writes its results into a file.
     `environment`: finds Nsight Compute.
     `run`: runs a command.
     `metrics`: beside `tools.TRAFFIC_METRICS`.
-    `optional`: further metrics, which are left out if ncu refuses one because this GPU does not have it.
-    `hot`: leave the caches alone. Otherwise ncu empties them before every kernel.
     Raises `ToolMissing`: Nsight Compute is not installed.
     Raises `NoAnswer`: it ran and counted nothing.
     """
     program = find(NCU, environment)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         results, log = Path(folder, "results.json"), Path(folder, "ncu.log")
-
-        def attempt(more: Sequence[str]) -> tuple[tuple[str, ...], child.CommandResult, str]:
-            command = counting_command(program, pytest_command(results), log, hot=hot, more=more)
-            finished = run(command)
-            return tuple(command), finished, log.read_text(errors="replace") if log.exists() else ""
-
-        command, finished, page = attempt((*metrics, *optional))
-        if optional and (lacks_metric(page) or lacks_metric(finished.output)):
-            command, finished, page = attempt(metrics)
+        command = counting_command(program, pytest_command(results), log, more=metrics)
+        finished = run(command)
+        page = log.read_text(errors="replace") if log.exists() else ""
         problem = ncu_trouble(page) or ncu_trouble(finished.output)
         document = results_of(results, finished, problem=problem, under=NCU.program)
     if document.device.simulated:
@@ -82,7 +72,7 @@ def under_ncu(
         raise NoAnswer(problem or str(error)) from None
     if not profiles:
         raise NoAnswer(problem or NO_KERNEL)
-    return CountedRun(document.device, document.rows, profiles, command)
+    return CountedRun(document.device, document.rows, profiles, tuple(command))
 
 
 def count(

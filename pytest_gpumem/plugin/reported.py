@@ -83,7 +83,7 @@ class Attempts:
             first, *further = known(before)
             findings = [replace(first, reason=f"{which}: {first.reason}"), *further]
             row = with_verdict(now, findings, comparison=before.verdict.comparison)
-            found[key] = replace(row, failed=True, why=before.why)
+            found[key] = replace(row, failed=True, differences=before.differences)
             by_earlier.append(found[key])
         failed = bool(by_earlier)
         return [replace(row, failed=row.failed or failed) for row in found.values()], by_earlier

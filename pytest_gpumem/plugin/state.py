@@ -56,7 +56,6 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
 from pytest_gpumem.records.row import DID_NOT_RUN, Comparison, LimitResult, Omission, Row, key_of
 from pytest_gpumem.settings import (
-    CAUSES,
     DEFAULT_BUDGET,
     EVIDENCE,
     EXPERIMENT,
@@ -175,11 +174,6 @@ class GpuSession:
     def watches_streams(self) -> bool:
         """True if each row of foreign code is watched for work on streams of its own, in further processes too."""
         return not self.settings.no_what_ran and not self.ranges.tool_attached()
-
-    @property
-    def explains(self) -> bool:
-        """True in a process of `gpumem explain`: every measurement takes the passes from which causes follow."""
-        return CAUSES in os.environ
 
     def history(self, row: Row) -> History:
         """The baseline of a measured row."""

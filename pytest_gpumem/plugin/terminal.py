@@ -23,7 +23,6 @@ from pytest_gpumem.judging.screen import allowed, compared
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.outcomes import Code
 from pytest_gpumem.plugin import replay
-from pytest_gpumem.plugin.judging import base_of
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import exit_code
 from pytest_gpumem.plugin.running import RUNNING_PLUGIN, Feature
@@ -293,7 +292,7 @@ class TerminalFeature(Feature):
         from pytest_gpumem.reporting.concerns import ending, worst_first
 
         failing = worst_first(failing)
-        lines = ending(failing, self._again, base_of(failing[0], gpu))
+        lines = ending(failing, self._again)
         if meant := [row for row in failing if row.test_error is not True and any(changes_of(row))]:
             which = f" (the worst of {len(meant)})" if len(meant) > 1 else ""
             lines += printable([f"if it is meant, commit the file that this writes{which}: {command(meant[0])}"])

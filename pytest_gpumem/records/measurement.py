@@ -27,7 +27,6 @@ from pytest_gpumem.records.record import (
     Sectors,
     Share,
 )
-from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.records.what_ran import WhatRan
 
 REPEATED = 3  # Requested over compulsory bytes from which on the compulsory bytes are no measure of the traffic of caches and memory
@@ -216,10 +215,7 @@ class Measurement(Record, frozen=True, dict=True):
     overlap: Overlap | None = None
     """The parts of work that overlaps, each measured alone (`gpu_work.together`, `staged_copy`)."""
     migrations: Migrations | None = None
-    """Page faults and migrations of managed memory in an untimed pass (`--gpumem-count-pages`)."""
-    activity: Activity | None = None
-    """Kernels, copies and memsets of one launch in an untimed pass: of a run that is saved, and of a row that takes longer than its
-    baseline."""
+    """Page faults and migrations of managed memory in an untimed pass (`--gpumem-count-pages`, or where `what_ran` is recorded)."""
     what_ran: WhatRan | None = None
     """Kernels with their machine code, copies, allocations and waits of one launch in an untimed pass; None without such a pass."""
     sectors_per_request: Sectors | None = None

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from msgspec import UNSET, UnsetType, field
 
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
@@ -79,8 +80,8 @@ class Row(Record, frozen=True):
     footprint: Footprint | None = None
     """Memory that the test took; of a labelled row, memory that the part with this label took. None where it was not watched."""
 
-    why: tuple[str, ...] = ()
-    """For a row that fails: the differences from what the baseline ran, the causes of a slow-down, and a command for more, one a line."""
+    differences: tuple[Difference, ...] = ()
+    """For a row that fails: its differences from what it is compared with, the first that users read first."""
 
     @property
     def measured_something(self) -> bool:
@@ -119,10 +120,6 @@ NOT_REACHED: Final = "not reached"  # `Omission.reason` of what the session did 
 ITS_TEST_FAILED: Final = "its test failed"  # `Omission.reason` of what a test did not measure, because it failed or crashed before
 DID_NOT_RUN: Final = "did not run: "
 """Begins the error of a test that an earlier one kept from running, and the reason in `Omission.reason`; which one and how follows."""
-
-
-UP_TO: Final = "up to this: "  # begins a cause in `Row.why` that may have cost less
-UNEXPLAINED: Final = "unexplained"  # name of the part of a slow-down without a cause, in `Row.why`
 
 
 class Omission(Record, frozen=True):

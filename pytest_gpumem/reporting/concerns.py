@@ -19,9 +19,10 @@ from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Row, did_not_run
+from pytest_gpumem.reporting.differences import place_of, why_lines
 from pytest_gpumem.reporting.exports import exact_figures
 from pytest_gpumem.reporting.groups import FAILING, attention
-from pytest_gpumem.reporting.row_facts import causes, place_of_cause, verdict_text
+from pytest_gpumem.reporting.row_facts import verdict_text
 from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.units import QuantityError, Share, parse_growth, parse_margin, parse_rate, parse_time
 
@@ -91,20 +92,20 @@ def in_words(row: Row) -> str:
 
 _BASIS = re.compile(r", \d+ samples? on \d+ placements?(?=:|$)")
 WORDS = 25  # of a reason in few words
-EXPLAINED = 5  # rows whose causes are looked for, and that the end of a gate or a session names
+EXPLAINED = 5  # rows whose differences are looked for, and that the end of a gate or a session names
 CAUSE_SECONDS = 60.0  # that looking for them may take
 OWN_ERROR = "its test failed by an assertion or an error of its own"
 
 
 def in_brief(row: Row, error: str | None = None) -> list[str]:
-    """A row that fails in two lines at most: its first reason, and its first cause. The results have all.
+    """A row that fails in two lines at most: its first reason, and its first difference. The results have all.
     `error`: the first line of the error of its test, if that is known.
     """
     by_limits = row.verdict.outcome is Outcome.FAIL or row.test_error is not True
     worst = row.verdict.limits[0].reason if row.verdict.limits else row.verdict.reason
     name = verdict_text(row) if by_limits else Outcome.FAIL.value
     lines = [f"{name} {row.key}: {few(worst) if by_limits else few(error or OWN_ERROR)}"]
-    return [*lines, *(f"  why: {few(why)}" for why in causes(row)[:1])]
+    return [*lines, *(f"  why: {few(why)}" for why in why_lines(row)[:1])]
 
 
 def few(reason: str) -> str:
@@ -127,12 +128,9 @@ def _words(text: str) -> int:
     return sum(any(letter.isalnum() for letter in word) for word in text.split())
 
 
-def ending(
-    rows: Iterable[Row], repeat: Callable[[Row], Sequence[str]], base: str, errors: Mapping[str, str] = MappingProxyType({})
-) -> list[str]:
+def ending(rows: Iterable[Row], repeat: Callable[[Row], Sequence[str]], errors: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """The last lines of a gate or a session that fails: each row that fails, why, and how to repeat it. `fitted` makes them fit.
     `repeat`: the words of the command that measures a row again.
-    `base`: the revision that causes are looked for in.
     `errors`: the first line of the error of tests that failed, by node id; tests without a row are among them.
     """
     rows = printable(list(rows))
@@ -147,8 +145,7 @@ def ending(
         if words := repeat(row):
             lines.append(f"  repeat: {shlex.join(words)}")
     if (left := len(failing) - EXPLAINED) > 0:
-        fail = "fails" if left == 1 else "fail"
-        lines.append(f"{left} more {fail}; for the causes of one: {shlex.join(['gpumem', 'explain', '--base', base])} TEST")
+        lines.append(f"{left} more {'fails' if left == 1 else 'fail'}")
     otherwise = [(nodeid, error) for nodeid, error in errors.items() if nodeid not in of_rows]
     lines += [f"{Outcome.FAIL.value} {nodeid}: {few(error)}" for nodeid, error in printable(otherwise[:EXPLAINED])]
     if (left := len(otherwise) - EXPLAINED) > 0:
@@ -174,11 +171,11 @@ def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[
 
 
 def _place(row: Row, test: Place | None) -> Place | None:
-    """Where a row's annotation stands: on the line of its cause, or on its test. `test`: where that is; None if it is unknown."""
+    """Where a row's annotation stands: on the line of its first difference, or on its test, which is at `test` if that is known."""
     own = row.nodeid.partition("::")[0]
-    if test is None or not fails(row) or (cause := place_of_cause(row)) is None or not test.file.endswith(own):
+    if test is None or not fails(row) or (line := place_of(row)) is None or not test.file.endswith(own):
         return test
-    return Place(f"{test.file.removesuffix(own)}{cause[0]}", cause[1])  # both are relative to the same folder
+    return Place(f"{test.file.removesuffix(own)}{line[0]}", line[1])  # both are relative to the same folder
 
 
 def _message(text: str) -> str:

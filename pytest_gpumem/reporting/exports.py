@@ -18,7 +18,7 @@ from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
-from pytest_gpumem.reporting.row_facts import causes, place_of_cause
+from pytest_gpumem.reporting.differences import place_of, why_lines
 
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.run import Run
@@ -142,7 +142,7 @@ def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
     `facts`: of the session's device.
     """
     suffix, found = f"[{row.label}]" if row.label else "", figures(row, facts)
-    why, place = causes(row)[:1], place_of_cause(row)
+    why, place = why_lines(row)[:1], place_of(row)
     own = {"why": why[0] if why else None, "why_line": f"{place[0]}:{place[1]}" if place is not None else None}
     return [
         (f"{PROPERTY}{suffix}", json.dumps(found)),

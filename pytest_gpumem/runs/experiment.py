@@ -1,8 +1,7 @@
 """The engine of runs: an experiment measures its sides in fresh processes, one at a time on the GPU.
 
 An experiment has sides, a schedule that is its budget, and a judge. Who asks for the next process says which tests are still open, and
-stops where none is. Repetitions (`--gpumem-processes`) have one side, this environment. A duet and `gpumem explain` have base and head
-in pairs.
+stops where none is. Repetitions (`--gpumem-processes`) have one side, this environment. A duet has base and head in pairs.
 
 One rule for failed runs: a process that is in trouble, such as by a crash, runs again, up to the attempts of its experiment. The last
 attempt counts as it is.

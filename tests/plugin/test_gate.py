@@ -155,7 +155,7 @@ def test_a_session_ends_with_what_fails_why_and_what_to_do(pytester: pytest.Pyte
     text = " ".join(line.strip().removesuffix(" \\") for line in result.outlines[begins:-1])
     assert re.fullmatch(
         rf"FAIL \(simulated\) {test}: \+\S+ % against 3 saved runs, .*: slower than max_regression 2% \(call\) allows "
-        rf"why: \+\S+ % bytes to move: .* repeat: pytest .* --gpumem .* {test} if it is meant, commit the file that this writes: "
+        rf"why: declared bytes \S+ MiB → \S+ MiB repeat: pytest .* --gpumem .* {test} if it is meant, commit the file that this writes: "
         rf"gpumem accept {test} --scope time --size \S+% --reason '...'",
         text,
     ), text

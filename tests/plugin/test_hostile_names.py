@@ -67,7 +67,6 @@ def test_nothing_is_taken_over(pytester: pytest.Pytester, gpumem: Run, monkeypat
         (["compare", "out.json", "again.json"], 1),  # a test of it fails by its limit
         (["compare", "none\n::add-mask::x", "again.json"], 4),
         (["report", "out.json", "-o", "a\n::add-mask::x.html", "--base", str(folder)], 0),
-        (["explain", "out.json", "again.json"], 0),
         (["accept", row["nodeid"], "--scope", "time", "--size", "5%", "--reason", "because\n::add-mask::x\x1b[2J"], 0),
     ):
         done = CliRunner().invoke(main, arguments)

@@ -151,7 +151,7 @@ class SimulatedCounters(Facet):
             else:
                 copies.append(CopyUse(ran.name, ran.source or "", ran.memory or "", 1, ran.nbytes or 0, nanoseconds))
         together = kernels_together(kernels), copies_together(copies)
-        return Activity(kernels=together[0], copies=together[1], at_once=round(at_once(times)), source="the model")
+        return Activity(kernels=together[0], copies=together[1], at_once=round(at_once(times)))
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
         return [Span(ran.name, math.prod(ran.grid or (0,)), start, start + seconds) for ran, start, seconds in self._watched(work)]

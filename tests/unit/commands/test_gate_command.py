@@ -23,6 +23,8 @@ from pytest_gpumem.cli import main
 from pytest_gpumem.commands import gate
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.difference import Difference
+from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document, document
 from pytest_gpumem.reporting.concerns import code_quality
@@ -90,7 +92,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(gate, "ancestry", lambda of, stored, folder: Ancestry("0" * 40, frozenset({"ours"}), frozenset()))
         monkeypatch.setattr(gate, "_base", lambda *_: BASE)
         monkeypatch.setattr(gate, "compare", play)
-        monkeypatch.setattr(gate, "_causes", lambda *_: {})
+        monkeypatch.setattr(gate.GateRun, "_looked_at_again", lambda *_: [])
         return CliRunner().invoke(main, ["gate", "main", *arguments], prog_name="gpumem")
 
     return invoke
@@ -260,31 +262,28 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
     assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever its verdict" in beside.stderr
 
 
-def test_causes_are_looked_for_of_the_worst_rows_and_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that fail by their figures, that the screen did not explain and that base has; the worst one first, and alone."""
-    now, asked, takes = 0.0, list[tuple[list[str], float]](), 10.0
+def test_differences_are_looked_for_of_the_worst_rows_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the worst five that fail by their figures and that base has: those of the duet, else of further processes."""
+    asked, grid = list[str](), Difference("kernel", (1, 1, 1), (2, 1, 1), "copy", "grid")
 
-    def causes(
-        _base: str, _of_base: object, rows: list[Row], _duet: object, _arguments: object, seconds: float
-    ) -> dict[str, tuple[str, ...]]:
-        nonlocal now
-        now += takes
-        asked.append(([one.nodeid[-1] for one in rows], seconds))
-        return {one.key: ("why",) for one in rows}
+    def looked_at_again(_gate: object, rows: list[Row]) -> list[Row]:
+        asked.extend(one.nodeid[-1] for one in rows)
+        return [structs.replace(one, differences=(grid,)) for one in rows]
 
-    monkeypatch.setattr(gate, "_causes", causes)
+    monkeypatch.setattr(gate.GateRun, "_looked_at_again", looked_at_again)
     slow = [row(Code.SLOWER, name, delta=delta / 100) for delta, name in enumerate("abcdefg", 3)]
     errs = structs.replace(row(Code.SLOWER, "e", delta=9.0), test_error=True)
-    known = structs.replace(row(Code.TOO_MUCH_MEMORY, "m", delta=8.0), why=("  +16 MiB  t.py:3 in f: g()  (new)",))
+    lines = (Difference("peak memory", 0, 16 << 20, site=Site("t.py", 3, "f", "g()", "CuPy", "device")),)
+    known = structs.replace(row(Code.TOO_MUCH_MEMORY, "m", delta=8.0), differences=lines)
     gone = structs.replace(row(Code.SLOWER, "z", delta=7.0), nodeid="u.py::z")
     base = Selection({}, (*(one.nodeid for one in slow), known.nodeid))
     gated = gate.GateRun(Path(), "main", BASE, base, (), 1, Acceptances(()), (), screen_only=False, strict=False)  # type: ignore[arg-type]
-    found = gated.causes([row(name="x"), *slow, errs, known, gone], {}, lambda: now)
-    assert (asked, list(found)) == ([(["g"], 60.0), (["f", "e", "d"], 50.0)], [f"t.py::{name}" for name in "gfed"])
-    asked.clear()
-    takes = 60.0
-    assert list(gated.causes(slow, {}, lambda: now)) == ["t.py::g"]
-    assert asked == [(["g"], 60.0)]
+    played = {"t.py::f": DuetVerdict("t.py::f", Outcome.FAIL, "slower", differences=(grid,))}
+    rows = [row(name="x"), *slow, errs, known, gone]
+    found = gated.with_differences(rows, played)
+    assert [one.nodeid for one in found] == [one.nodeid for one in rows]
+    assert asked == ["g", "e", "d"]
+    assert {one.key for one in found if one.differences == (grid,)} == {f"t.py::{name}" for name in "gfed"}
 
 
 def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> None:

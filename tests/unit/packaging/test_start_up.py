@@ -76,7 +76,7 @@ def test_installed_a_session_that_measures_nothing_is_cheap_and_an_uninstall_rem
     assert report(python, tmp_path) == (site / "pytest_gpumem" / "kernels" / "cu", expected())
     names = modules_of_a_session(python, tmp_path, "--gpumem")
     assert "pytest_gpumem.plugin.session" in names
-    assert not names & {"scipy", "jinja2", "rich", "cupy", "cuda", "numba", "torch", "pytest_gpumem.explain.causes"}
+    assert not names & {"scipy", "jinja2", "rich", "cupy", "cuda", "numba", "torch"}
     # The package's modules are compiled once, by pip.
     assert not list((site / "pytest_gpumem").rglob("*-pytest-*.pyc"))
 
@@ -105,7 +105,7 @@ def test_it(gpu_benchmark, gpu_kernels, device_buffer, monkeypatch):
 
 LATER = {
     *("scipy", "jinja2", "rich", "matplotlib", "fsspec", "click", "concurrent.futures.thread", "asyncio", "unittest.mock"),
-    *(f"pytest_gpumem.{room}" for room in ("cli", "commands", "doctor", "explain", "nsight")),
+    *(f"pytest_gpumem.{room}" for room in ("cli", "commands", "doctor", "nsight")),
     "pytest_gpumem.reporting.html",
 }
 """What no first sample needs: all of it together takes longer to import than everything else, and much longer to compile."""
