@@ -7,6 +7,7 @@ enumerations, no META_DATA_EXPORT).
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -160,6 +161,17 @@ class Export:
             start=start, end=end, bytes=nbytes, correlationId=correlation, globalPid=gpid(PID), memKind=kind, value=0, deviceId=0,
             streamId=7,
         )  # fmt: skip
+
+
+def from_text(path: Path, text: str) -> Path:
+    """The file of an export whose tables are kept as JSON: each a list of its columns, and of its rows."""
+    db = sqlite3.connect(path)
+    for table, (columns, *rows) in json.loads(text).items():
+        db.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
+        db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", rows)
+    db.commit()
+    db.close()
+    return path
 
 
 def gpid(pid: int) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nsys_sqlite import from_text
 
 from pytest_gpumem.nsight import ncu
 from pytest_gpumem.nsight.nsys import read_sqlite
@@ -42,10 +43,10 @@ def summary(one: TestProfile) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in DATA.glob("*.sqlite")))
-def test_nsys(name: str) -> None:
+@pytest.mark.parametrize("name", ["test_copies", "test_several_kernels"])
+def test_nsys(name: str, tmp_path: Path) -> None:
     expected = json.loads((DATA / f"{name}.expected.json").read_text())
-    with Tables(DATA / f"{name}.sqlite") as tables:
+    with Tables(from_text(tmp_path / "report.sqlite", (DATA / f"{name}.json").read_text())) as tables:
         found = read_sqlite(tables)
     assert json.loads(json.dumps([summary(one) for one in found])) == [one for one in expected["profiles"] if one["launches"] is not None]
     stats = expected["stats"]
