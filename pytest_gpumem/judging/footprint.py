@@ -133,7 +133,7 @@ def by_chance(high: int, processes: int, own: int) -> float:
 
 
 MISTAKEN = 1 - UPPER
-"""Highest `by_chance` with a FAIL. By simulation (`ci/bench/peak_simulation.py`), at most 0.3 % of the nights of unchanged code fail, at
+"""Highest `by_chance` with a FAIL. By simulation, at most 0.3 % of the nights of unchanged code fail, at
 any share of higher peaks: runs that fail are not saved, so that a baseline has too few of them."""
 
 
