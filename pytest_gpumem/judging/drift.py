@@ -24,7 +24,7 @@ from pytest_gpumem.units import format_share, format_time
 BOUND = 0.5  # least share of the peak of a row that DRAM bounds; a hot row of no more than this share of L2 is bound by L2; choice
 LIMITS = {"dram": 0.02, "l2": 0.04, "latency": 0.015}
 """Largest change of a control with which rows that follow it are judged. Cards whose latencies of DRAM differ by more are variants of a
-card; recorded: L2 of an unchanged H100 up to 3.4 % apart (ci/records/nvidia-h100/control_noise.json), H200 variants 3.7 % apart."""
+card; recorded 2026-11-22: L2 of an unchanged H100 up to 3.4 % apart, H200 variants 3.7 % apart."""
 KINDS = {"dram": "a read of DRAM", "l2": "a read of L2", "latency": "an access to DRAM"}
 CLOCK = "clock"  # a drift that no control shows: that of the SM clock
 CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree; choice: one step of 15 MHz is less

@@ -16,8 +16,8 @@ from pytest_gpumem.records.record import Record
 
 ENOUGH = 3  # Days, runs or processes whose own spread counts; choice: the fewest with a middle one
 GROSS = 0.1
-"""Slow-down beyond the limit that fewer processes prove; recorded: 5 of 2475 single processes of unchanged code were 2 to 3 % slow, for no
-visible reason (ci/records/nvidia-h200/gate_validation_short.json)."""
+"""Slow-down beyond the limit that fewer processes prove; recorded on H200s, 2026-11-21: 5 of 2475 single processes of unchanged
+code were 2 to 3 % slow, for no visible reason."""
 
 
 class Comparison(Record, frozen=True):

@@ -1,4 +1,4 @@
-"""Rows for `evidence.py`: each is measured twice in one test, as `base` and with a change, or several times without one.
+"""Rows for `test_what_ran_in_processes.py`: each is measured twice in one test, as `base` and with a change, or several times without one.
 
 Run by pytest in processes of their own. A test's name says what it changes; its measurements are labelled. Where the record of what ran
 must not change, the labels end in "same".
@@ -155,7 +155,7 @@ def test_torch(gpu_benchmark: GpuBenchmark) -> None:
 
 def test_triton(gpu_benchmark: GpuBenchmark) -> None:
     torch, triton = pytest.importorskip("torch"), pytest.importorskip("triton")
-    from evidence_triton import scale
+    from what_ran_triton import scale
 
     x = torch.ones(N, device="cuda")
     y = torch.empty_like(x)
@@ -194,7 +194,7 @@ def scalar_raw_module(elements: int, name: str = "scaled_module") -> Any:
 def scalar_triton(elements: int) -> Any:
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
-    from evidence_triton import scale
+    from what_ran_triton import scale
 
     x, y = torch.ones(MORE, device="cuda"), torch.empty(MORE, device="cuda")
     return lambda: scale[(MORE // 1024,)](x, y, elements, BLOCK=1024)
