@@ -111,10 +111,6 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.NO_VERDICT: "no row is on both sides, no row has a limit, a limit was judged by nothing, or --force was needed; with "
         "--strict: a row has no limit, or is not a PASS of a real GPU",
     },
-    "doctor": {
-        Exit.FAILED: "with --measure: the GPU is slow or throttled",
-        Exit.NO_VERDICT: "with --measure: nothing could be measured, such as without a GPU",
-    },
     "duet": {
         Exit.FAILED: "a test is slower, or fails in head only",
         Exit.NO_VERDICT: "nothing could be judged; with --strict: a row is not a PASS of a real GPU",
