@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from pytest_gpumem.commands.accept import accept
-from pytest_gpumem.commands.baseline import baseline
 from pytest_gpumem.commands.bisect import bisect
 from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
@@ -31,7 +30,7 @@ from pytest_gpumem.revisions import RevisionError
 from pytest_gpumem.units import QuantityError
 
 TASKS: Mapping[str, tuple[click.Command, ...]] = {
-    "Decide": (gate, duet, compare, code, accept, baseline),
+    "Decide": (gate, duet, compare, code, accept),
     "Find the cause": (bisect, explain, profile, l2_sweep),
     "Report": (report,),
     "Set up": (doctor,),

@@ -11,12 +11,11 @@ import json
 import os
 import re
 import select
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -98,14 +97,6 @@ class Storage:
         """Write files, by name. Raises `BaselineError`: not all of them could be written."""
         _written(self.at(key), files)
 
-    def remove(self, key: str, names: Sequence[str]) -> None:
-        """Remove files. Raises `BaselineError`: not all of them could be removed."""
-        try:
-            for name in names:
-                (self.at(key) / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise BaselineError(f"{self.at(key)}: cannot remove {error.filename}: {error.strerror or error}") from None
-
 
 class RemoteStorage(Storage):
     """Runs behind a URL. `folder` is the copy, in the user's cache folder."""
@@ -171,16 +162,11 @@ class RemoteStorage(Storage):
         try:
             self._ask("send", key, files=[str(path) for path in kept])
         except BaselineError as error:
-            command = shlex.join(["gpumem", "baseline", "push", str(unsent), str(self)])
-            raise BaselineError(f"{error}; it is kept on this machine: {command}") from None
+            raise BaselineError(f"{error}; it is kept on this machine: copy {unsent} into the store") from None
         with suppress(OSError):  # the store has them
             for path in kept:
                 self.at(key).mkdir(parents=True, exist_ok=True)
                 path.replace(self.at(key) / path.name)
-
-    def remove(self, key: str, names: Sequence[str]) -> None:
-        self._ask("remove", key, names=list(names))
-        super().remove(key, names)
 
     def _stamp(self, key: str) -> Path:
         return self.folder / key / f"{SUBFOLDER}.updated"
@@ -199,16 +185,14 @@ class RemoteStorage(Storage):
         raise AssertionError("the last line has devices or an error")
 
 
-def storage(written: str | Path | Storage, base: Path | None = None, *, offline: bool = False) -> Storage:
+def storage(written: str, base: Path | None = None, *, offline: bool = False) -> Storage:
     """The place that an option names.
-    `written`: a folder, which may begin with "~", or a URL; a storage is given back.
+    `written`: a folder, which may begin with "~", or a URL.
     `base`: a relative folder is below it; None: the working directory.
     `offline`: as of `RemoteStorage`; a folder is always there.
     Raises `QuantityError`: it is no place.
     """
-    if isinstance(written, Storage):
-        return written
-    text = place(str(written))
+    text = place(written)
     if _URL.match(text) and not text.startswith("file://"):
         return RemoteStorage(text, offline=offline)
     return Storage((base or Path()) / Path(text.removeprefix("file://")).expanduser())

@@ -22,7 +22,6 @@ from msgspec import structs
 from pytest_gpumem.baselines.accepted import FOLDER as ACCEPTED
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, acceptances
 from pytest_gpumem.commands import examples, margin, pytest_arguments, rounds_option, say, terminal
-from pytest_gpumem.commands.baseline import FOLDER as STORAGE
 from pytest_gpumem.commands.duet import compare, ended_by_signals
 from pytest_gpumem.commands.explain import explanations
 from pytest_gpumem.files import write_whole
@@ -401,7 +400,7 @@ def _place(document: Document) -> Storage:
     """The place of the baseline. The screen has brought the copy of a URL up to date."""
     from pytest_gpumem.baselines.storage import storage
 
-    return storage(str(document.settings.get("baseline") or STORAGE), offline=True)
+    return storage(str(document.settings.get("baseline") or ".benchmarks"), offline=True)
 
 
 def _saved(base: str, document: Document) -> Baseline:

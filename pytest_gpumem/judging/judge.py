@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
@@ -250,14 +250,6 @@ def _other_clock(measurement: Measurement, past: Measurement) -> bool:
 def how(measurement: Measurement) -> tuple[str, str]:
     """The target and the sampler: only rows that agree in both are compared."""
     return measurement.target, measurement.sampler
-
-
-def way_of(measurement: Measurement) -> Hashable:
-    """What decides which runs a measurement is compared with; a variant of the card by its latency of DRAM, rounded."""
-    controls = measurement.controls
-    if controls is None or controls.latency is None:
-        return measurement.mode, how(measurement), None
-    return measurement.mode, how(measurement), (controls.source, round(math.log(controls.latency) / drift.LIMITS["latency"]))
 
 
 def comparable(measurement: Measurement, past: Measurement) -> bool:
