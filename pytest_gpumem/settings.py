@@ -44,6 +44,7 @@ WRITING = "_GPUMEM_WRITING"  # by a gate, for its screen: a descriptor that is o
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it runs: see `switch_off`
 DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"  # by a gate, for its screen: a duet decides what few processes leave undecided
 ACCEPTS = "_GPUMEM_ACCEPTS"  # by a gate, for its screen: the accepted changes count that the change adds
+BASELINE_OF = "_GPUMEM_BASELINE_OF"  # by a gate, for its screen: see `Settings.baseline_of`
 SELECTION = "_GPUMEM_SELECTION"  # by a gate: the file into which a session writes the tests that it selects
 BASE_SELECTION = "_GPUMEM_BASE_SELECTION"  # by a gate, for its screen: the file of the tests that BASE selects
 CAUSES = "_GPUMEM_CAUSES"  # by `gpumem explain`: every measurement takes the passes from which causes follow
@@ -127,12 +128,6 @@ def _timeout(value: Any) -> float:
 
 def _processes(value: object) -> int | None:
     return None if value == "auto" else _count(value, "auto or a whole number from 1 on")
-
-
-def _revision(value: object) -> str:
-    if isinstance(value, str) and value.strip() and not value.startswith("-") and "\0" not in value:
-        return value.strip()
-    raise refused(value, 'a branch, tag or commit such as "origin/main"', "is no revision")
 
 
 def _memory(value: Any) -> int:
@@ -414,14 +409,6 @@ OPTIONS: tuple[Option, ...] = (
         "Folder of the baselines, or URL of fsspec such as s3://bucket/baselines. Default: pytest-benchmark's storage.",
         "PLACE",
     ),
-    Option("baseline_offline", OptionRole.JUDGING, _flag, "Do not ask the store of --gpumem-baseline: compare with this machine's copy."),
-    Option(
-        "baseline_of",
-        OptionRole.JUDGING,
-        _revision,
-        "Compare only with processes of the history that HEAD shares with this branch or commit, such as origin/main. Default: with all.",
-        "REVISION",
-    ),
     Option(
         "baseline_window",
         OptionRole.JUDGING,
@@ -511,8 +498,7 @@ class Settings(NamedTuple):
     pack: bool = False
     save: bool = False
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
-    baseline_offline: bool = False
-    baseline_of: str | None = None  # None: all processes are compared with
+    baseline_of: str | None = None  # in a gate, its BASE: only runs of the history that HEAD shares with it count
     baseline_window: int = 20
     memory_limit: int | None = None  # bytes, the context included; None: the card's
     strict: bool = False

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,7 @@ class RemoteStorage(Storage):
     """Runs behind a URL. `folder` is the copy, in the user's cache folder."""
 
     def __init__(self, url: str, *, offline: bool = False) -> None:
-        """`url`: as fsspec reads it. `offline`: read the copy as it is."""
+        """`url`: as fsspec reads it. `offline`: read the copy as it is: another process has brought it up to date."""
         self.url = url.rstrip("/")
         self.offline = offline
         # Without credentials: a gate knows the store by its results, which have none.
@@ -125,20 +124,8 @@ class RemoteStorage(Storage):
         return self._devices
 
     def update(self, key: str) -> None:
-        stamp = self._stamp(key)
-        if self.offline:
-            if not stamp.exists():
-                raise BaselineError(
-                    f"{self}: this machine has no copy of the baseline of {key}; only a run that reaches the store makes one"
-                )
-            return
-        self._devices = self._ask("fetch", key, folder=str(self.at(key)))
-        with suppress(OSError):
-            write_whole(stamp, "")
-
-    def copied(self, key: str) -> datetime:
-        """When the copy was last brought up to date."""
-        return datetime.fromtimestamp(self._stamp(key).stat().st_mtime, timezone.utc)
+        if not self.offline:
+            self._devices = self._ask("fetch", key, folder=str(self.at(key)))
 
     def shown(self, path: Path) -> str:
         return f"{self}/{path.relative_to(self.folder).as_posix()}"
@@ -153,9 +140,6 @@ class RemoteStorage(Storage):
         self.update(path.parent.parent.name)
         return True
 
-    def unwritable(self, key: str) -> str | None:
-        return f"nothing can be stored in {self} offline" if self.offline else None
-
     def write(self, key: str, files: Mapping[str, str | bytes]) -> None:
         unsent = Storage(self._own / UNSENT)
         kept = _written(unsent.at(key), files)
@@ -167,9 +151,6 @@ class RemoteStorage(Storage):
             for path in kept:
                 self.at(key).mkdir(parents=True, exist_ok=True)
                 path.replace(self.at(key) / path.name)
-
-    def _stamp(self, key: str) -> Path:
-        return self.folder / key / f"{SUBFOLDER}.updated"
 
     def _ask(self, do: str, key: str, **more: object) -> list[str]:
         """Have a process do one request of `transfer`.

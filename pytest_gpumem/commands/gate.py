@@ -35,7 +35,7 @@ from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
 from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, files_at
-from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, DUET_FOLLOWS, SELECTION, OptionRole, of_role
+from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, DUET_FOLLOWS, SELECTION, OptionRole, of_role
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.history import Baseline
@@ -479,11 +479,11 @@ def _screen(
     ]
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
-    command = pytest_command([*arguments, *own], options=["--no-header", f"--gpumem-baseline-of={base}"], results=output / RESULTS)
+    command = pytest_command([*arguments, *own], options=["--no-header"], results=output / RESULTS)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         of_base, of_head = Path(folder, "base.json"), Path(folder, "head.json")
         selecting.add_done_callback(partial(_write_selection, of_base))
-        variables = {BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
+        variables = {BASELINE_OF: base, BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
         variables |= {name: "1" for name, given in ((DUET_FOLLOWS, duet_follows), (ACCEPTS, accepts)) if given}
         code = run_here(command, for_a_run(os.environ) | variables)
         selected = from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection) if of_head.exists() else None

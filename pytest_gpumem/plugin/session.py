@@ -51,6 +51,7 @@ from pytest_gpumem.plugin.workers import (
     is_part,
     own_in_turn,
     prepare,
+    settings_of_session,
 )
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
@@ -85,6 +86,7 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     """
     prepare(config, off=RESUMES in os.environ)
     _check_plugins(config)
+    settings = settings_of_session(config, settings)
     resumed = None
     if (journal := os.environ.pop(RESUMES, None)) is not None:
         from pytest_gpumem.plugin.resuming import ResumeFeature, SessionRemains
@@ -162,10 +164,8 @@ def _session(config: pytest.Config, settings: Settings, place: Storage, chosen: 
     shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
     try:
         baseline, accepted, added = _with_accepted(store.load(shared, settings.baseline_window), config, settings)
-    except UserError as error:
+    except (UserError, RevisionError) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
-    except RevisionError as error:
-        raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
     if settings.save and not config.option.collectonly and not is_part(config) and (why := store.unwritable()) is not None:
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
     return GpuSession(config, settings, chosen, store, baseline, accepted, added, None if of_base is None else of_base.selection)
@@ -310,11 +310,7 @@ def _baseline_place(config: pytest.Config, settings: Settings, *, resumes: bool 
         # A folder is relative to the ini file that names it, else to where pytest was called.
         from_ini = config.inipath if settings.origins["baseline"].startswith("gpumem_") else None
         base = config.invocation_params.dir if from_ini is None else from_ini.parent
-        place = storage(settings.baseline, base, offline=resumes or settings.baseline_offline)
-    if settings.baseline_offline and not isinstance(place, RemoteStorage):
-        raise pytest.UsageError(
-            f"gpumem: {settings.origins['baseline_offline']}: the baseline {place} is a folder, which has no copy; accepted is a URL"
-        )
+        place = storage(settings.baseline, base, offline=resumes)
     named = settings.baseline is not None and not isinstance(place, RemoteStorage)
     if named and not place.folder.exists() and not (resumes or _may_be_new(config, settings)):
         near = did_you_mean(place.folder.name, [one.name for one in place.folder.parent.glob("*/")])

@@ -99,9 +99,7 @@ class TerminalFeature(Feature):
         baseline = self._session.baseline
         place, here = self._session.store.storage, self._session.config.invocation_params.dir
         shown = str(place)
-        if isinstance(place, RemoteStorage):
-            shown += f" (offline: the copy of {place.copied(self._session.facts.key):%Y-%m-%d %H:%M} UTC)" if place.offline else ""
-        elif place.folder.is_relative_to(here):
+        if not isinstance(place, RemoteStorage) and place.folder.is_relative_to(here):
             shown = str(place.folder.relative_to(here))
         if baseline.note is not None:
             # Baselines of other devices, and processes that do not count, are a reason that a person must see.

@@ -342,7 +342,6 @@ def test_a_home_folder_of_nobody(pytester: pytest.Pytester, gpumem: Run, name: s
     [
         ("--gpumem-baseline=s3://", "--gpumem-baseline: 's3://' is a URL without a place"),
         ("--gpumem-baseline=file://", "--gpumem-baseline: 'file://' is a URL without a place"),
-        ("--gpumem-baseline-offline", "is a folder, which has no copy; accepted is a URL"),
         ("--gpumem-memory-limit=1KiB", "a limit of 1 KiB: the context of this process alone takes "),
     ],
 )

@@ -19,16 +19,12 @@ def server(s3_store: Server, pytester: pytest.Pytester, monkeypatch: pytest.Monk
     return s3_store
 
 
-def test_save_compare_and_work_offline(server: Server, pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_save_and_compare(server: Server, pytester: pytest.Pytester, gpumem: Run) -> None:
     url = f"{URL}/{pytester.path.name}"
     result = gpumem("--gpumem-save")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines([f"*baseline: none in {url}*", f"--gpumem-save: 1 of 1 row stored in {url}"])
     gpumem().stdout.fnmatch_lines([f"*baseline: 1 process in {url};*"])
-    server.fail("status", status=403)
-    result = gpumem("--gpumem-baseline-offline")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines([f"*baseline: 1 process in {url} (offline: the copy of *"])
 
 
 def test_workers_read_the_copy_of_the_controller(server: Server, gpumem: Run) -> None:
@@ -43,8 +39,6 @@ def test_workers_read_the_copy_of_the_controller(server: Server, gpumem: Run) ->
     ("arguments", "words"),
     [
         ((), "s3://*: permission denied*"),
-        (("--gpumem-baseline-offline",), "s3://*: this machine has no copy of the baseline of *"),
-        (("--gpumem-baseline-offline", "--gpumem-baseline=.benchmarks"), "--gpumem-baseline-offline: the baseline * is a folder*"),
         (("--gpumem-baseline=ftpx://host/path",), "ftpx://host/path: *ftpx*"),
     ],
 )
@@ -58,13 +52,6 @@ def test_one_error_before_anything_is_measured(
     (line,) = [line for line in result.stderr.lines if line.strip()]
     result.stderr.fnmatch_lines([f"ERROR: gpumem: {words}"])
     assert "collected" not in line
-
-
-def test_offline_saves_nothing(server: Server, gpumem: Run) -> None:
-    gpumem().assert_outcomes(passed=1)  # makes the copy
-    result = gpumem("--gpumem-baseline-offline", "--gpumem-save")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: gpumem: --gpumem-save: nothing can be stored in s3://* offline"])
 
 
 def test_a_run_that_cannot_be_sent_fails_the_session_and_is_kept(server: Server, gpumem: Run) -> None:
