@@ -36,9 +36,7 @@ WORKERS_RUN = "PYTEST_XDIST_TESTRUNUID"
 
 # Variables that a command or a run sets for its own processes. Their names start with _GPUMEM: another version of the plugin, which base
 # of a duet may have, refuses unknown variables that start with GPUMEM.
-FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"
-"""Set in the further processes of a run: `READS_CONTROLS` if the run compares or saves, else any other value."""
-READS_CONTROLS = "controls"
+FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"  # set in the further processes of a run
 EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_process`, which is in every process of an experiment
 WRITING = "_GPUMEM_WRITING"  # by a gate, for its screen: a descriptor that is open until the results are written, whatever ends the screen
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it runs: see `switch_off`

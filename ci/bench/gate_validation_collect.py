@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from fresh_processes import one_after_another
-from gate_simulation import CONTROL, CONTROL_SPREAD, LARGE, MIDDLE, OVERHEAD, OVERHEAD_SPREAD, SMALL
+from gate_simulation import LARGE, MIDDLE, OVERHEAD, OVERHEAD_SPREAD, SMALL
 from gate_validation_rows import ARRAYS, ROWS, SLOW_MODE, Row, work_of
 from record_file import taken_at
 
@@ -151,9 +151,6 @@ def _parameters(nodeid: str) -> str:
 def _read(path: Path, about: dict[str, Any]) -> tuple[Process, dict[str, Any]]:
     process, card = reduced(json.loads(path.read_text()), about)
     path.unlink()
-    if not any(path.with_suffix("").rglob("*.json")):
-        # `--gpumem-save` stores nothing where the controls have changed from the start to the end: such rows are no verdict's.
-        process |= {"rows": {}, "spoilt": dict.fromkeys(process["rows"], "the session stored nothing: the device changed meanwhile")}
     return process, card
 
 
@@ -187,10 +184,6 @@ def reduced(results: dict[str, Any], about: dict[str, Any]) -> tuple[Process, di
         if seen["overhead"] is not None:
             process["overhead"] = units(seen["overhead"])
         process["floor"] = units(seen["floor"])
-        if (controls := (seen["taken"] or {}).get("controls")) is not None:
-            process["controls"] = [controls["dram"] and units(controls["dram"]), controls["l2"] and units(controls["l2"])]
-            process["controls"] += [controls["launch"] and units(controls["launch"]), controls["source"]]
-            process["controls"] += [controls["latency"] and units(controls["latency"])]
     return process, {"device": document["device"], "rows": kinds}
 
 
@@ -240,8 +233,6 @@ def simulated(device: dict[str, Any], seed: int, processes: int, rows: Sequence[
             "overhead": units(overhead),
             "floor": units(1.3e-6),
         }
-        control = CONTROL * math.exp(CONTROL_SPREAD * float(random.normal()))
-        process["controls"] = [units(control), units(control), units(overhead), "model"]
         for row in rows:
             process["rows"][row.name] = _drawn(row, card["slopes"], row.name in about["slow"], overhead, random, worse)
         card["processes"].append(process)

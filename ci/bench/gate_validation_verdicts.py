@@ -33,7 +33,7 @@ from pytest_gpumem.judging.verdict import OPEN as OPEN_ROW
 from pytest_gpumem.judging.verdict import with_verdict
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Conditions, Controls, Limits, Measurement, MovedBytes, Provenance
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, MovedBytes, Provenance
 from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.records.schema import device_from_json
 from pytest_gpumem.units import parse_share
@@ -105,7 +105,7 @@ class Data:
         """`baseline`: processes of each of its runs."""
         self.device: DeviceFacts = device_from_json(card["device"])
         self.kinds: Mapping[str, Mapping[str, Any]] = card["rows"]
-        # A session whose device changed meanwhile stores nothing: it is no process of a baseline, and nobody judges it.
+        # A process that measured nothing is none of a baseline, and nobody judges it.
         self.processes: Mapping[int, Mapping[str, Any]] = {one["number"]: one for one in card["processes"] if one["rows"]}
         numbers = sorted(self.processes)
         ends = [*itertools.accumulate(baseline, initial=0)]
@@ -139,12 +139,6 @@ class Data:
         seen, kind = process["rows"].get(row), self.kinds.get(of)
         if seen is None or kind is None:
             return None
-        controls = process.get("controls")
-        read = None
-        if controls is not None:
-            # Seconds, or None where a control was not read; older records end with the source.
-            dram, l2, launch, latency = (one and one * UNIT for one in (*controls[:3], *(controls[4:] or [None])))
-            read = Controls(dram, l2, launch, latency, source=controls[3])
         return Measurement(
             label="",
             target=kind["target"],
@@ -158,7 +152,7 @@ class Data:
             floor=process["floor"] * UNIT,
             conditions=(Conditions(), Conditions()),
             overhead=process["overhead"] * UNIT if "sampler" not in seen else None,
-            provenance=Provenance(process["utc"], self.device.uuid, read),
+            provenance=Provenance(process["utc"], self.device.uuid),
         )
 
 

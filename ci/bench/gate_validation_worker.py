@@ -112,12 +112,12 @@ class _Leaving:
 
 
 def arguments() -> list[str]:
-    """Those of pytest. `--gpumem-save` has the plugin read its controls, into a baseline that nobody looks at."""
+    """Those of pytest."""
     results, folder = Path(JOB["results"]), Path(__file__).resolve().parent
     return [
         *("-q", "-c", str(results.parent / "pytest.ini"), f"--rootdir={folder}"),
         *("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:xdist"),
-        *("--gpumem", f"--gpumem-device={JOB['device']}", "--gpumem-save", f"--gpumem-baseline={results.with_suffix('')}"),
+        *("--gpumem", f"--gpumem-device={JOB['device']}"),
         f"--benchmark-json={results}",
         __file__,
     ]

@@ -31,7 +31,6 @@ from msgspec import structs
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
 import gate_simulation as gate
-from gate_validation_verdicts import Data, baseline_of, joined
 from record_file import write_record
 
 from pytest_gpumem.baselines.acceptance import improvement, refusal
@@ -97,7 +96,7 @@ class Source:
             self._template,
             placements=tuple(zip(first.medians, strict=True)),
             overhead=first.overhead,
-            provenance=Provenance(begun, card, None),
+            provenance=Provenance(begun, card),
             further=tuple(further),
             what_ran=self._ran,
         )
@@ -300,51 +299,8 @@ def gains(count: int) -> Iterator[Answer]:
         yield Answer("a gain of 5 %, lost again: named within 10 nights", f"{mib} MiB", named / count, ">= 0.95")
 
 
-def variants(_count: int) -> Iterator[Answer]:
-    """The committed record of two H100s: the row that waits for DRAM, made slower, on one card against the baseline of the other."""
-    record = json.loads((Path(__file__).resolve().parents[2] / H100).read_text())
-    cards = [Data(card, baseline_of(record)) for card in record["cards"]]
-    for head, base in ((0, 1), (1, 0)):
-        for change in (0.0, 0.01, 0.015, 0.02):
-            found: Counter[str] = Counter()
-            runs = cards[head].runs(3)
-            for run in runs:
-                taken = [cards[head].measurement(number, "chase", "chase") for number in run]
-                whole = joined([_slower(one, change) for one in taken if one is not None])
-                verdict = given(judge(whole, HELD, cards[head].device, cards[base].history("chase")), whole)
-                found[verdict.outcome.value] += 1
-            of = f"card {head} against card {base}, {change:+.1%}, {len(runs)} runs"
-            yield Answer(
-                "card variants: PASS of the row that waits for DRAM",
-                of,
-                found["PASS"] / len(runs),
-                "<= 0.01" if change >= 0.01 else "",
-                str(dict(found)),
-            )
-
-
 def _slower(one: Measurement, change: float) -> Measurement:
     return structs.replace(one, placements=tuple(tuple(value * (1 + change) for value in each) for each in one.placements))
-
-
-def clocks(count: int) -> Iterator[Answer]:
-    """A row that no bandwidth bounds, at an SM clock of 1905 MHz against a baseline of 1980: it takes 3.9 % longer."""
-    usual, lower = 1.98e9, 1.905e9
-
-    def at(one: Measurement, clock: float) -> Measurement:
-        return structs.replace(one, moved_bytes=None, conditions=(structs.replace(one.conditions[0], sm_clock_hz=clock),) * 2)
-
-    for mib in (256, 32, 2):
-        for change, clock, target in ((0.0, lower, "<= 0"), (0.05, lower, ""), (0.05, usual, "")):
-            failed = 0
-            for index in range(5 * count):
-                source = Source(mib, "clocks", change, clock, index)
-                rows = [saved(at(one, usual), day) for day, one in enumerate(source.baseline(*BASELINES["20x1"]))]
-                verdict, _ = screened(at(source.run((1 + change) * usual / clock - 1, 12, 30), clock), rows)
-                failed += verdict.outcome is Outcome.FAIL
-            code = f"code {change:+.1%}" if change else "unchanged code"
-            of = f"{code}, {mib} MiB, {clock / 1e6:.0f} MHz"
-            yield Answer("a row that follows the SM clock, of 1980 MHz before: FAIL", of, failed / (5 * count), target)
 
 
 def duet(count: int) -> Iterator[Answer]:
@@ -407,8 +363,6 @@ QUESTIONS: dict[str, Callable[[int], Iterator[Answer]]] = {
     "looks_slower": looks_slower,
     "ratchet": ratchet,
     "gains": gains,
-    "variants": variants,
-    "clocks": clocks,
     "duet": duet,
 }
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
-from pytest_gpumem.judging.drift import clocks_agree
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.judge import clocks_agree
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement

@@ -156,13 +156,12 @@ def judge_gain(found: Difference, comparison: Comparison, written: str, origin: 
     return find(Outcome.FAIL, "faster", Code.FASTER, limit=limit, seen=against(comparison))
 
 
-def below(found: Difference, delta: float, measured: int | None = None, *, shift: float = 0.0) -> bool:
+def below(found: Difference, delta: float, measured: int | None = None) -> bool:
     """True if the upper bound that the same machine code asks for is below the limit.
     `delta`: allowed slow-down, as a share.
     `measured`: processes of this run; default: as many as it has.
-    `shift`: added to the difference.
     """
-    return found.log + shift + found.variance(measured, seen=True).reach(SETTLES) < math.log1p(delta)
+    return found.log + found.variance(measured, seen=True).reach(SETTLES) < math.log1p(delta)
 
 
 def decidable(found: Difference, delta: float, most: int = LOOKS[-1], *, settles: bool = False) -> bool:

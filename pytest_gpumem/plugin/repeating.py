@@ -29,7 +29,7 @@ from pytest_gpumem.plugin.workers import refuse_workers
 from pytest_gpumem.records.row import ENOUGH, Row
 from pytest_gpumem.reporting.progress import of_processes
 from pytest_gpumem.runs import RunError
-from pytest_gpumem.settings import FURTHER_PROCESS, READS_CONTROLS
+from pytest_gpumem.settings import FURTHER_PROCESS
 from pytest_gpumem.units import format_time
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def repetitions(
     from pytest_gpumem.runs.worktree import in_this_environment
 
     config = session.config
-    environment = {**environment, FURTHER_PROCESS: READS_CONTROLS if session.reads_controls else "1"}
+    environment = {**environment, FURTHER_PROCESS: "1"}
     if (order := beginning_with(gpu, session.chosen)) is not None:
         environment[VISIBLE] = order
     started = Processes(
@@ -219,7 +219,6 @@ class DecideFeature(Feature):
 
     def _measure_again(self) -> None:
         gpu, now = self._session, time.monotonic()
-        gpu.check_controls()
         gpu.close()  # its memory is for the other processes
         took = now - self._begun
         self._until = now + (BEFORE_A_DUET * took if gpu.duet_follows else max(LEAST_SECONDS, took))
@@ -256,7 +255,6 @@ class DecideFeature(Feature):
 
         tests = sorted({row.nodeid for row in rows})
         announce(gpu, f"gpumem: {counted(len(tests), 'test')} above a limit on memory, run once more for the lines that allocate it")
-        gpu.check_controls()
         gpu.close()  # its memory is for the other process
         try:
             with repetitions(gpu, 2, arguments=WATCH, environment=self._environment) as experiment:

@@ -1,4 +1,4 @@
-"""The begin and the end of a session with `--gpumem`: device, baseline, hooks; controls that changed, measurements that are lost."""
+"""The begin and the end of a session with `--gpumem`: device, baseline, hooks; measurements that are lost."""
 
 from __future__ import annotations
 
@@ -201,7 +201,6 @@ def _channel(session: GpuSession, expectations: ExpectationFeature) -> Channel:
     """What the processes of a session tell each other."""
     channel = Channel(session.config)
     channel.carry("collected", lambda: expectations.seen, expectations.take)
-    channel.carry("drifts", lambda: session.drifts, session.drifted_elsewhere)
     channel.collect(expectations.select)
     return channel
 
@@ -419,8 +418,6 @@ class Session(Feature):
             gpu.rest()
             if self._repeats is not None:
                 failed = self._repeats.measure_again(session)
-            if session.exitstatus in COMPLETE and not gpu.is_further:  # the main process has a further one's rows
-                gpu.check_controls()
         ignore_termination()
         if self._results is None:
             self._channel.send()
@@ -432,7 +429,7 @@ class Session(Feature):
         self._expectations.write_selection()
         if not session.config.option.collectonly and not gpu.ranges.tool_attached():  # under a profiler nothing is judged
             gpu.lacks(self._expectations.discharged(complete=complete))
-        open_ = gpu.drifted or open_under_strict(gpu.missing)
+        open_ = open_under_strict(gpu.missing)
         saved = terminal.save(complete=complete)
         written = session.config.option.collectonly or outputs.write()
         session.exitstatus = exit_code(session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written)

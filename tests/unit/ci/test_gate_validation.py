@@ -89,14 +89,10 @@ def test_a_process_on_a_device_measures_every_row(tmp_path: Path) -> None:
     (process,) = card["processes"]
     assert process["rows"].keys() == {*names}
     assert process["spoilt"] == {}
-    assert None not in process["controls"]
     assert card["device"]["simulated"]
     data = verdicts.Data(card)
     base, more = (data.measurement(0, name, "copy-2") for name in names)
     assert base is not None
-    assert base.provenance is not None
-    assert base.provenance.controls is not None
-    assert base.provenance.controls.latency == pytest.approx(process["controls"][4] * collect.UNIT)
     assert more is not None
     assert base.moved_bytes == more.moved_bytes  # of the twin nobody is told that it moves more
     assert len(base.medians) == 32
