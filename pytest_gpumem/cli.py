@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 from pytest_gpumem.commands.accept import accept
-from pytest_gpumem.commands.baseline import baseline
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.doctor import doctor
 from pytest_gpumem.commands.duet import duet
@@ -27,7 +26,7 @@ from pytest_gpumem.revisions import RevisionError
 from pytest_gpumem.units import QuantityError
 
 TASKS: Mapping[str, tuple[click.Command, ...]] = {
-    "Decide": (gate, duet, compare, accept, baseline),
+    "Decide": (gate, duet, compare, accept),
     "Find the cause": (profile,),
     "Report": (report,),
     "Set up": (doctor,),

@@ -57,11 +57,10 @@ class Code(str, Enum):
     TOO_MUCH_MEMORY = "too much memory"  # FAIL: above a limit on the memory of a test
     NOISY = "noisy"  # UNDECIDED: the interval of the change holds the limit
     LOOKS_SLOWER = "looks slower"  # UNDECIDED: measured above the limit, not beyond doubt
-    CONDITIONS = "conditions"  # UNDECIDED: throttling, another process, a profiler or a changed device forbids a judgement
+    CONDITIONS = "conditions"  # UNDECIDED: throttling, another process or a profiler forbids a judgement
     MEASURED_DIFFERENTLY = "measured differently"
     """UNDECIDED: the baseline measured another kernel, in another mode, by another sampler or another window, or moved more bytes."""
     TOO_FEW_RUNS = "too few runs"  # UNDECIDED: the baseline has too few runs to know how they differ
-    OTHER_CARD_VARIANT = "other card variant"  # UNDECIDED: all of the baseline is of another variant of this card
     NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row, which `gpumem report --base` shows
     NOT_READ = "not read"
     """UNDECIDED: the memory that a limit is about could not be read, or a simulated device does not show it."""
@@ -94,7 +93,7 @@ class Exit(IntEnum):
 
 EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     "pytest --gpumem": {
-        Exit.FAILED: "a test fails, a requested file cannot be written, --gpumem-save fails, or the device changed under --gpumem-strict",
+        Exit.FAILED: "a test fails, a requested file cannot be written, or --gpumem-save fails",
         Exit.USAGE: "before the first test: an option, a marker, the device, a baseline or a folder to write cannot be used, or a test is "
         "collected twice",
     },
@@ -102,10 +101,6 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.FAILED: "a row fails, its test failed, or a row of BASE is lost",
         Exit.NO_VERDICT: "no row is on both sides, no row has a limit, a limit was judged by nothing, or --force was needed; with "
         "--strict: a row has no limit, or is not a PASS of a real GPU",
-    },
-    "doctor": {
-        Exit.FAILED: "with --measure: the GPU is slow or throttled",
-        Exit.NO_VERDICT: "with --measure: nothing could be measured, such as without a GPU",
     },
     "duet": {
         Exit.FAILED: "a test is slower, or fails in head only",

@@ -36,12 +36,11 @@ WORKERS_RUN = "PYTEST_XDIST_TESTRUNUID"
 
 # Variables that a command or a run sets for its own processes. Their names start with _GPUMEM: another version of the plugin, which base
 # of a duet may have, refuses unknown variables that start with GPUMEM.
-FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"
-"""Set in the further processes of a run: `READS_CONTROLS` if the run compares or saves, else any other value."""
-READS_CONTROLS = "controls"
+FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"  # set in the further processes of a run
 EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_process`, which is in every process of an experiment
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it runs: see `switch_off`
 ACCEPTS = "_GPUMEM_ACCEPTS"  # by a gate, for its screen: the accepted changes count that the change adds
+BASELINE_OF = "_GPUMEM_BASELINE_OF"  # by a gate, for its screen: see `Settings.baseline_of`
 SELECTION = "_GPUMEM_SELECTION"  # by a gate: the file into which a session writes the tests that it selects
 BASE_SELECTION = "_GPUMEM_BASE_SELECTION"  # by a gate, for its screen: the file of the tests that BASE selects
 WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
@@ -120,12 +119,6 @@ def _timeout(value: Any) -> float:
         return 0.0 if value == "none" else units.parse_time(value)
     except units.QuantityError:
         raise refused(value, f"{units.TIMES_ACCEPTED}, or none", "is no time-out") from None
-
-
-def _revision(value: object) -> str:
-    if isinstance(value, str) and value.strip() and not value.startswith("-") and "\0" not in value:
-        return value.strip()
-    raise refused(value, 'a branch, tag or commit such as "origin/main"', "is no revision")
 
 
 def _path(kind: str, example: str) -> Callable[[Any], str]:
@@ -395,14 +388,6 @@ OPTIONS: tuple[Option, ...] = (
         "Folder of the baselines, or URL of fsspec such as s3://bucket/baselines. Default: pytest-benchmark's storage.",
         "PLACE",
     ),
-    Option("baseline_offline", OptionRole.JUDGING, _flag, "Do not ask the store of --gpumem-baseline: compare with this machine's copy."),
-    Option(
-        "baseline_of",
-        OptionRole.JUDGING,
-        _revision,
-        "Compare only with processes of the history that HEAD shares with this branch or commit, such as origin/main. Default: with all.",
-        "REVISION",
-    ),
     Option(
         "baseline_window",
         OptionRole.JUDGING,
@@ -484,8 +469,7 @@ class Settings(NamedTuple):
     isolate: bool = False
     save: bool = False
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
-    baseline_offline: bool = False
-    baseline_of: str | None = None  # None: all processes are compared with
+    baseline_of: str | None = None  # in a gate, its BASE: only runs of the history that HEAD shares with it count
     baseline_window: int = 20
     strict: bool = False
     allow_lost: tuple[str, ...] = ()

@@ -169,10 +169,7 @@ def _notes(base: SideResults, head: SideResults, pairs: Sequence[Pair]) -> list[
     there = {key: sum(one.processes for one in rows) for key, rows in head.rows.items()}
     taken = ((pair.row.key, pair.row.measurement) for pair in pairs)
     if apart := sum(own is not None and 1 + len(own.further) < there.get(key, 0) for key, own in taken):
-        notes.append(
-            f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the newest, or on another variant of the "
-            "card, are left out"
-        )
+        notes.append(f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the newest are left out")
     return notes
 
 

@@ -24,7 +24,6 @@ def judged(
     *,
     siblings: Mapping[str, Measurement],
     strict: bool,
-    changes: Callable[[], Mapping[str, float]] = dict,
     evidence: bool = True,
     left: Callable[[Row, list[Finding], Comparison | None], Iterable[Finding | LimitResult]] = lambda row, findings, comparison: findings,
 ) -> tuple[Row, Family]:
@@ -44,7 +43,6 @@ def judged(
             no_history=history.reason,
             siblings=siblings,
             first=history.first_measurements,
-            changes=changes,
             evidence=evidence,
             family=family,
         )

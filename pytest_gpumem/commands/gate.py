@@ -22,7 +22,6 @@ from msgspec import structs
 from pytest_gpumem.baselines.accepted import FOLDER as ACCEPTED
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, acceptances
 from pytest_gpumem.commands import examples, margin, pytest_arguments, rounds_option, say, terminal
-from pytest_gpumem.commands.baseline import FOLDER as STORAGE
 from pytest_gpumem.commands.duet import compare, ended_by_signals
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened
@@ -35,7 +34,7 @@ from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
-from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, SELECTION, OptionRole, of_role
+from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTION, OptionRole, of_role
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.history import Baseline
@@ -423,7 +422,7 @@ def _place(document: Document) -> Storage:
     """The place of the baseline. The screen has brought the copy of a URL up to date."""
     from pytest_gpumem.baselines.storage import storage
 
-    return storage(str(document.settings.get("baseline") or STORAGE), offline=True)
+    return storage(str(document.settings.get("baseline") or ".benchmarks"), offline=True)
 
 
 def _saved(base: str, document: Document) -> Baseline:
@@ -493,11 +492,11 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, selecting: Fut
     ]
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
-    command = pytest_command([*arguments, *own], options=["--no-header", f"--gpumem-baseline-of={base}"], results=output / RESULTS)
+    command = pytest_command([*arguments, *own], options=["--no-header"], results=output / RESULTS)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         of_base, of_head = Path(folder, "base.json"), Path(folder, "head.json")
         selecting.add_done_callback(partial(_write_selection, of_base))
-        variables = {BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
+        variables = {BASELINE_OF: base, BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
         if accepts:
             variables[ACCEPTS] = "1"
         code = run_here(command, for_a_run(os.environ) | variables)

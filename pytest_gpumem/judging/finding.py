@@ -47,17 +47,12 @@ SENTENCES: Mapping[str, str] = {
     "no limit, compared": "{seen}, no limit set, catches {catches}",
     # Nothing to compare with.
     "no history": "{limit} has nothing to compare with: {why}",
-    "other variant": "{limit} cannot be judged: the baseline is of another variant of this card, or of another clock: DRAM answers in "
-    "{own} here and in {theirs} there, and unchanged code takes another time; accept runs of this variant (--gpumem-save), or let gpumem "
-    "duet decide",
     "measured differently": "{limit} cannot be judged, the measurement itself has changed: {changed}; gpumem duet compares them",
     "other work": "{finding}; a launch does other work, {changed}",
     "not the same work": "{seen}, but a launch does other work, {changed}: no limit was judged; gpumem duet compares them",
     # The device and its conditions.
     "unreliable": "{doubts}: no limit was judged",
     "too wide": "the 95 % interval is ± {noise} of the latency, {basis}: too wide to pass; measure more placements",
-    "device changed": "{finding}; the device has changed since the baseline: {control} takes {share}{whose}",
-    "device changes": "{finding}; {change}",
 }
 
 

@@ -154,12 +154,11 @@ def judge_gain(found: Difference, comparison: Comparison, written: str, origin: 
     return find(Outcome.FAIL, "faster", Code.FASTER, limit=limit, seen=against(comparison))
 
 
-def below(found: Difference, delta: float, *, shift: float = 0.0) -> bool:
+def below(found: Difference, delta: float) -> bool:
     """True if the upper bound that the same machine code asks for is below the limit.
     `delta`: allowed slow-down, as a share.
-    `shift`: added to the difference.
     """
-    return found.log + shift + found.variance(seen=True).reach(SETTLES) < math.log1p(delta)
+    return found.log + found.variance(seen=True).reach(SETTLES) < math.log1p(delta)
 
 
 def limit_name(written: str, origin: str, delta: float) -> str:

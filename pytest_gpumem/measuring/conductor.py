@@ -272,10 +272,6 @@ class Conductor:
                     return str(reason)
         return None
 
-    def ready(self) -> None:
-        """Raise the clocks, as the first `measure` would."""
-        self._harness.wake()
-
     def floors(self) -> Floors:
         """What readings contain besides the timed work."""
         return self._harness.floors()

@@ -200,7 +200,6 @@ class GpuBenchmark:
         session, settings = test.session, test.session.settings
         # What a launch runs is recorded for the baseline, or for a limit.
         ran = session.evidence or counts_steps(limits)
-        provenance = test.session.provenance  # the control readings come before the first measurement
         # A profiler tells the measurements of one test apart by it.
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
         with labelled_range, test.spending(label) as plan:
@@ -228,7 +227,7 @@ class GpuBenchmark:
         measurement = structs.replace(
             measurement,
             notes=(*measurement.notes, *loosened(limits, settings)),
-            provenance=provenance,
+            provenance=session.provenance,
         )
         if (note := waits_for_counts(measurement, limits)) is not None:
             measurement = structs.replace(measurement, notes=(*measurement.notes, note))

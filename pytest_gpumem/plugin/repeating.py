@@ -19,7 +19,7 @@ from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.experiment import Experiment, Processes
 from pytest_gpumem.runs.processes import HEAD, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import in_this_environment
-from pytest_gpumem.settings import FURTHER_PROCESS, READS_CONTROLS
+from pytest_gpumem.settings import FURTHER_PROCESS
 
 AHEAD = max(0, min(2, (os.cpu_count() or 1) - 1))  # processes that get ready while another one measures
 

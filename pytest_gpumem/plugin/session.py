@@ -1,4 +1,4 @@
-"""The begin and the end of a session with `--gpumem`: device, baseline, hooks; controls that changed, measurements that are lost."""
+"""The begin and the end of a session with `--gpumem`: device, baseline, hooks; measurements that are lost."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ from pytest_gpumem.plugin.workers import (
     is_part,
     own_in_turn,
     prepare,
+    settings_of_session,
 )
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
@@ -81,6 +82,7 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     """
     prepare(config)
     _check_plugins(config)
+    settings = settings_of_session(config, settings)
     place = _baseline_place(config, settings)
     chosen = _chosen(config, settings, place, asked)
     of_base = base_of_gate(config)
@@ -148,10 +150,8 @@ def _session(config: pytest.Config, settings: Settings, place: Storage, chosen: 
     shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
     try:
         baseline, accepted, added = _with_accepted(store.load(shared, settings.baseline_window), config, settings)
-    except UserError as error:
+    except (UserError, RevisionError) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
-    except RevisionError as error:
-        raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
     if settings.save and not config.option.collectonly and not is_part(config) and (why := store.unwritable()) is not None:
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
     return GpuSession(config, settings, chosen, store, baseline, accepted, added, None if of_base is None else of_base.selection)
@@ -170,7 +170,6 @@ def _channel(session: GpuSession, expectations: ExpectationFeature) -> Channel:
     """What the processes of a session tell each other."""
     channel = Channel(session.config)
     channel.carry("collected", lambda: expectations.seen, expectations.take)
-    channel.carry("drifts", lambda: session.drifts, session.drifted_elsewhere)
     channel.collect(expectations.select)
     return channel
 
@@ -270,11 +269,7 @@ def _baseline_place(config: pytest.Config, settings: Settings) -> Storage:
         # A folder is relative to the ini file that names it, else to where pytest was called.
         from_ini = config.inipath if settings.origins["baseline"].startswith("gpumem_") else None
         base = config.invocation_params.dir if from_ini is None else from_ini.parent
-        place = storage(settings.baseline, base, offline=settings.baseline_offline)
-    if settings.baseline_offline and not isinstance(place, RemoteStorage):
-        raise pytest.UsageError(
-            f"gpumem: {settings.origins['baseline_offline']}: the baseline {place} is a folder, which has no copy; accepted is a URL"
-        )
+        place = storage(settings.baseline, base)
     named = settings.baseline is not None and not isinstance(place, RemoteStorage)
     if named and not place.folder.exists() and not _may_be_new(config, settings):
         near = did_you_mean(place.folder.name, [one.name for one in place.folder.parent.glob("*/")])
@@ -371,8 +366,6 @@ class Session(Feature):
             self._leftovers.end(session)
             if self._repeats is not None:
                 failed = self._repeats.failed_elsewhere()
-            if session.exitstatus in COMPLETE and not gpu.is_further:  # the main process has a further one's rows
-                gpu.check_controls()
         if self._results is None:
             self._channel.send()
             return
@@ -382,7 +375,7 @@ class Session(Feature):
         self._expectations.write_selection()
         if not session.config.option.collectonly and not gpu.ranges.tool_attached():  # under a profiler nothing is judged
             gpu.lacks(self._expectations.discharged(complete=complete))
-        open_ = gpu.drifted or open_under_strict(gpu.missing)
+        open_ = open_under_strict(gpu.missing)
         saved = terminal.save(complete=complete)
         written = session.config.option.collectonly or outputs.write()
         session.exitstatus = exit_code(session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written)

@@ -98,9 +98,7 @@ class TerminalFeature(Feature):
         baseline = self._session.baseline
         place, here = self._session.store.storage, self._session.config.invocation_params.dir
         shown = str(place)
-        if isinstance(place, RemoteStorage):
-            shown += f" (offline: the copy of {place.copied(self._session.facts.key):%Y-%m-%d %H:%M} UTC)" if place.offline else ""
-        elif place.folder.is_relative_to(here):
+        if not isinstance(place, RemoteStorage) and place.folder.is_relative_to(here):
             shown = str(place.folder.relative_to(here))
         if baseline.note is not None:
             # Baselines of other devices, and processes that do not count, are a reason that a person must see.
@@ -155,7 +153,7 @@ class TerminalFeature(Feature):
         gpu, saved = self._session, True
         if gpu.baseline.dated_ahead is not None:
             self._notes.append(f"baseline: {gpu.baseline.dated_ahead}")
-        self._notes += [*gpu.drifted, *missing_lines(gpu.missing), *gpu.remarks]
+        self._notes += [*missing_lines(gpu.missing), *gpu.remarks]
         if len(gpu.rows) or gpu.missing:
             path, saved = self._tried(partial(replay.write_json, gpu.config))
             if path is not None:
@@ -183,35 +181,28 @@ class TerminalFeature(Feature):
 
     def _save(self, *, complete: bool) -> Iterator[str]:
         """Store the saved rows; lines about stored and refused rows."""
-        gpu = self._session
         if not complete:
             yield "the session was interrupted, nothing is stored"
             return
         if not (rows := self._measured()):
             yield "nothing was measured, nothing is stored"
             return
-        settled = gpu.settled(rows)
-        if not settled:
-            yield "the device changed while it was measured, nothing is stored"
-            return
-        if len(settled) < len(rows):
-            yield f"the device changed while it was measured, not stored: {counted(len(rows) - len(settled), 'later row')}"
         if (fork := untrusted(os.environ)) is not None:
             yield f"nothing is stored of code that is not ours: {fork}"
             return
-        yield from self._store(settled, len(rows))
+        yield from self._store(rows)
 
     def _measured(self) -> list[Row]:
         """Without tests that failed before they measured anything, of which pytest reports the failure."""
         return [row for row in self._session.rows if row.measured_something]
 
-    def _store(self, rows: Sequence[Row], measured: int) -> Iterator[str]:
-        """Store the saved rows of so many measured ones, as `_save`."""
+    def _store(self, rows: Sequence[Row]) -> Iterator[str]:
+        """Store the saved rows, as `_save`."""
         gpu = self._session
         removed = [one.key for one in gpu.missing if one.status == ACCEPTED]
         saved = gpu.store.save(rows, replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline, gpu.accepted, removed)
         if saved.path is not None:
-            yield f"{len(saved.accepted)} of {counted(measured, 'row')} stored in {gpu.store.storage}"
+            yield f"{len(saved.accepted)} of {counted(len(rows), 'row')} stored in {gpu.store.storage}"
         else:
             yield "no row was accepted, nothing is stored"
         for key in saved.rejected:

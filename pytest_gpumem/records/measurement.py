@@ -18,7 +18,6 @@ from pytest_gpumem.records.record import (
     Bytes,
     Count,
     Launches,
-    LaunchTime,
     LaunchTimes,
     NotNegative,
     Placements,
@@ -127,23 +126,11 @@ class Window(Record, frozen=True):
     offset: Bytes = 0  # Bytes of the buffer before the window
 
 
-class Controls(Record, frozen=True):
-    """Readings of the control kernels, which run no code of the project under test: a drift between two readings is the device's."""
-
-    dram: LaunchTime | None = None  # Seconds of a read from DRAM; None where it was not measured
-    l2: LaunchTime | None = None  # Seconds of a read from L2; None where it was not measured
-    launch: LaunchTime | None = None  # Seconds between two events with an idle launch between them; None where it was not measured
-    latency: LaunchTime | None = None
-    """Seconds of one of many dependent accesses to DRAM: cards of one model come with different memory; None where it was not measured."""
-    source: str = ""  # Digest of the control kernels' source and of the arrays that they read; readings of different sources do not compare
-
-
 class Provenance(Record, frozen=True):
     """When and where a process measured: processes of one session agree better than those of another hour or another card."""
 
     utc: str  # Start of the process's session, ISO 8601
     card: str | None = None  # UUID of the GPU; None where it has none
-    controls: Controls | None = None  # Readings of the control kernels at the session's start; None where they did not run
 
 
 class Repeat(Record, frozen=True):
@@ -151,7 +138,6 @@ class Repeat(Record, frozen=True):
 
     medians: LaunchTimes  # Seconds: median of each buffer placement
     overhead: Seconds | None = None  # Seconds of launch overhead in that process, as `Measurement.overhead`
-    controls: Controls | None = None  # Readings of the control kernels in that process; None where they did not run
 
 
 class NoShare(str, Enum):
@@ -251,14 +237,9 @@ class Measurement(Record, frozen=True, dict=True):
     """Seconds of each phase of this measurement: "check", "warm-up", "placements", "samples", "passes"."""
 
     @property
-    def controls(self) -> Controls | None:
-        """Readings of the control kernels in its process; None where they did not run."""
-        return self.provenance.controls if self.provenance is not None else None
-
-    @property
     def repeat(self) -> Repeat:
         """The part of this measurement that `further` of another process's measurement keeps."""
-        return Repeat(self.medians, self.overhead, self.controls)
+        return Repeat(self.medians, self.overhead)
 
     @property
     def samples(self) -> tuple[float, ...]:

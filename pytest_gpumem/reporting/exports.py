@@ -88,7 +88,6 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
             "sampler": measurement.sampler,
             "profiled": measurement.profiled,
         }
-        known["card_variant_dram_latency_s"] = None if measurement.controls is None else measurement.controls.latency
         known["share_of_peak"] = measurement.share_of_peak(facts)
     if row.extra:
         found["extra"] = row.extra

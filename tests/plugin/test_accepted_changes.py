@@ -15,6 +15,7 @@ from sessions import Run, row_in, stored_in
 from pytest_gpumem.baselines.accepted import FOLDER, Acceptance, AcceptedChange, Scope, write
 from pytest_gpumem.judging.limits import kernels_text
 from pytest_gpumem.records.schema import row_from_json
+from pytest_gpumem.settings import BASELINE_OF
 
 TEST = "test_it.py::test_copy"
 COPY = """
@@ -126,8 +127,12 @@ def test_a_change_of_the_merge_base_has_no_history_and_one_of_the_change_no_effe
         git(pytester.path, "add", ".")
         git(pytester.path, "commit", "-qm", name)
 
+    def against_main(*arguments: str) -> pytest.RunResult:
+        monkeypatch.setenv(BASELINE_OF, "main")
+        return gpumem(*arguments)
+
     def verdict() -> tuple[str, str]:
-        gpumem("--benchmark-json=out.json", "--gpumem-baseline-of=main")
+        against_main("--benchmark-json=out.json")
         found = row_in(pytester.path)["verdict"]
         return found["outcome"], found["reason"]
 
@@ -150,11 +155,11 @@ def test_a_change_of_the_merge_base_has_no_history_and_one_of_the_change_no_effe
     assert outcome == "NEW"
     assert "a change of it was accepted (ada: checks bounds), and no run was saved since" in reason
     # A saved run takes it over: compared as usual.
-    assert gpumem("--gpumem-save", "--gpumem-baseline-of=main").ret == 0
+    assert against_main("--gpumem-save").ret == 0
     assert verdict()[0] in ("PASS", "UNDECIDED")
     # Under another name an old one would count anew.
     path.rename(path.with_name("renamed.json"))
-    refused = gpumem("--gpumem-baseline-of=main")
+    refused = against_main()
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = filter(None, refused.stderr.lines)
     assert line.startswith(f"ERROR: gpumem: {FOLDER / 'renamed.json'}: its name does not fit its content; ")

@@ -204,13 +204,8 @@ class SimulatedDevice:
         return seed
 
     def conditions(self) -> Conditions:
-        card = self.machine.sheet.card()
-        return Conditions(
-            sm_clock_hz=card.sm_clock_hz,
-            memory_clock_hz=card.memory_clock_hz,
-            throttle_reasons=card.throttle_reasons or (),
-            other_processes=len(card.processes or ()),
-        )
+        sheet = self.machine.sheet
+        return Conditions(sm_clock_hz=sheet.sm_clock, memory_clock_hz=sheet.memory_clock, throttle_reasons=(), other_processes=0)
 
     def current(self) -> AbstractContextManager[None]:
         return nullcontext()

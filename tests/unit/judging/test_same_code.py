@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from measurements import controlled
 from msgspec.structs import replace
 from verdicts_alone import judge
 
@@ -114,25 +113,6 @@ def test_a_row_by_the_hosts_clock_is_never_settled(sampler: str, bench: Any, end
     now, past = noisy(bench, sampler=sampler)
     past = [replace(one, sampler=sampler) for one in past]
     assert judge(now, LIMITS, endless, past, strict=False).outcome is Outcome.UNDECIDED
-
-
-@pytest.mark.parametrize(("control", "code"), [(-0.007, Code.SAME_CODE), (-0.015, Code.CONDITIONS)])
-def test_what_the_devices_drift_puts_in_doubt_is_settled_if_it_holds_for_a_row_that_follows(
-    control: float, code: Code, bench: Any, h100: DeviceFacts
-) -> None:
-    """A control that is faster may hide a slow-down of a row that follows it."""
-    quiet = {**NOISY, "spread": 0.0005}
-    past = [controlled(bench.run(268e-6, day=day, **quiet), 60e-6) for day in range(4)]
-    now = controlled(bench.run(268e-6 * 1.001, day=9, **quiet), 60e-6 * (1 + control))
-    assert judge(now, LIMITS, h100, past, strict=False).code is code
-    assert judge(now, LIMITS, h100, past, strict=False, evidence=False).code is Code.CONDITIONS
-
-
-@pytest.mark.parametrize(("control", "code"), [(0.0, Code.SAME_CODE), (0.009, Code.SAME_CODE), (-0.009, Code.NOISY)])
-def test_a_noisy_row_is_settled_if_it_holds_for_a_row_that_follows(control: float, code: Code, bench: Any, h100: DeviceFacts) -> None:
-    now, past = noisy(bench)
-    past = [controlled(one, 60e-6) for one in past]
-    assert judge(controlled(now, 60e-6 * (1 + control)), LIMITS, h100, past, strict=False).code is code
 
 
 def test_bad_conditions_and_other_limits_are_judged_as_ever(bench: Any, endless: DeviceFacts) -> None:

@@ -124,7 +124,7 @@ def test_what_the_screen_flags_is_what_a_duet_can_decide() -> None:
     assert flagged([replace(one, limits=Limits()) for one in rows]) == []
 
 
-@pytest.mark.parametrize("code", [Code.MEASURED_DIFFERENTLY, Code.OTHER_CARD_VARIANT, Code.CONDITIONS, Code.NO_BASELINE])
+@pytest.mark.parametrize("code", [Code.MEASURED_DIFFERENTLY, Code.CONDITIONS, Code.NO_BASELINE])
 def test_what_the_screen_compared_with_nothing_is_for_the_duet_to_decide(code: Code) -> None:
     """It may be slower by any factor."""
     alone = row(code, delta=None)

@@ -132,8 +132,6 @@ def test_a_switch_can_be_turned_off_again() -> None:
         ("sampler", "grap", "'grap' is not one of auto, blocked, graph, batched, host"),
         ("placements", "0", "whole number from 1 on"),
         ("placements", "2.5", "whole number from 1 on"),
-        ("baseline_of", "--all", '"origin/main"'),
-        ("baseline_of", " ", '"origin/main"'),
         ("baseline_window", "0", "whole number from 1 on"),
         ("precision", "0.1", '"0.1%"'),
         ("precision", "0%", "above 0"),
