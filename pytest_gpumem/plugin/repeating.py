@@ -63,7 +63,7 @@ class RepeatFeature(Feature):
             {HEAD: in_this_environment(config.invocation_params.dir)},
             arguments,
             (),
-            {**os.environ, FURTHER_PROCESS: READS_CONTROLS if gpu.reads_controls else "1"},
+            {**os.environ, FURTHER_PROCESS: "1"},
             ahead=AHEAD,
             evidence=gpu.evidence,  # bytes of arguments that differ between processes are told apart by it
             everything=True,
