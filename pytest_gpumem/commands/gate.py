@@ -97,9 +97,9 @@ def gate(
     Collects the tests of the merge base of BASE and HEAD: what these tests measure must be judged, by limits that are not looser. Runs
     pytest with --gpumem against the saved processes of BASE's history. One process of the merge base gives the exact figures of rows
     whose bytes, counts or kernels grew or have no baseline; a duet of the merge base and the working tree decides the rows that look
-    slower, are undecided or have no baseline. What differs in the worst five failures is known from the baseline, or from further
-    processes in 60 s at most. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub
-    Actions the job's summary and annotations.
+    slower, are undecided or have no baseline. What differs in the worst five failures is known from the baseline or the duet, else
+    from further processes in 60 s at most. Writes results, a report, a Markdown summary and a code-quality report into a folder, and
+    under GitHub Actions the job's summary and annotations.
     """
     from pytest_gpumem.reporting.columns import fitted
     from pytest_gpumem.reporting.concerns import ending
