@@ -312,7 +312,7 @@ OPTIONS: tuple[Option, ...] = (
             OptionRole.JUDGING,
             limit.parse,
             f"{limit.help} Default: none.",
-            limit.metavar or None,
+            limit.metavar,
             on_marker=True,
             ini_only=limit.ini_only,
         )
@@ -731,10 +731,9 @@ def loosened(limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASU
         # A test may adjust the default of the ini file; a limit for this run is meant for every test.
         if default is None or here == default or not asked.startswith(("-", "GPUMEM")):
             continue
-        looser = LIMITS[name].looser
         if here is None:
             sentences.append(f"{name} {default} ({asked}) is lifted ({origin})")
-        elif looser is not None and looser(here, default):
+        elif LIMITS[name].looser(here, default):
             sentences.append(f"{name} {here} ({origin}) is looser than {default} ({asked})")
     return sentences
 

@@ -22,7 +22,7 @@ from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat
 from pytest_gpumem.records.row import ENOUGH, Comparison, LimitResult, Row, Verdict
-from pytest_gpumem.units import format_share, format_time, parse_share, short_bytes
+from pytest_gpumem.units import format_share, format_time, short_bytes
 
 
 def judge(
@@ -58,10 +58,9 @@ def judge(
         findings.insert(0, find(Outcome.UNDECIDED, "too wide", Code.NOISY, noise=format_share(noise), basis=basis(measurement)))
     alike = [past for past in history if comparable(measurement, past)]
     if not alike:
-        compares = [name for name in ("max_regression", "fail_if_faster") if getattr(limits, name) is not None]
-        if compares:
-            written = f"{compares[0]} {getattr(limits, compares[0])} ({limits.origin.get(compares[0], 'limit')})"
-            findings.append(of_limit(compares[0], _not_compared(measurement, history, written, no_history)))
+        if limits.max_regression is not None:
+            written = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
+            findings.append(of_limit("max_regression", _not_compared(measurement, history, written, no_history)))
         return Judgement(findings)
     moved = drift.drift_of(measurement, alike, facts)
     if moved is not None and moved.too_large:
@@ -75,8 +74,6 @@ def judge(
     if limits.max_regression is not None:
         finding, comparison = against_runs.regression(comparison, delta, since)
         findings.append(finding)
-    if limits.fail_if_faster is not None:
-        findings.append(against_runs.gain(limits.fail_if_faster))
     return Judgement(findings, comparison)
 
 
@@ -115,7 +112,8 @@ class _Against:
         if in_doubt and self._only_noise(comparison, delta):
             words = {"limit": name, "seen": against(comparison), "but": _left_out(self.alike)}
             finding = find(Outcome.PASS, "same code", Code.SAME_CODE, **words, catches=format_share(comparison.catches))
-        return self._final("max_regression", finding, beyond, 1), comparison
+        finding = _of_this_device(finding, self.measurement, self.facts, self.changes, beyond)
+        return of_limit("max_regression", _same_work(self.measurement, self.alike[-1], finding)), comparison
 
     def _crept(self, first: Sequence[Measurement], delta: float) -> Difference | None:
         """This run and the two before it less the first ones; None unless both it and their mean are above the limit."""
@@ -129,23 +127,6 @@ class _Against:
         low = self.found.log - self.found.variance(seen=True).reach(screen.LOWER)
         nearly = low <= 0 and screen.below(self.found, delta, shift=shift)
         return decide_change(Evidence(slower=False, within=False, same_code=comparison.same_code and nearly)) is Outcome.PASS
-
-    def gain(self, written: str) -> Finding:
-        """The finding about `fail_if_faster`."""
-        origin = self.limits.origin.get("fail_if_faster", "limit")
-        gain = screen.judge_gain(self.found, compared(self.found, 0.0), written, origin, self.family)
-        if gain.outcome is Outcome.PASS:
-            return gain
-        beyond = screen.least_gain(self.found) - parse_share(written)
-        if explains := [one for one in self.drifts if -one.share >= beyond]:
-            gain = explains[0].doubt(gain.sentence)
-        return self._final("fail_if_faster", gain, beyond, -1)
-
-    def _final(self, limit: str, finding: Finding, beyond: float, sign: int) -> Finding:
-        """The finding about a limit, once the device and the work of a launch are known to be as before. Arguments as for
-        `_of_this_device`."""
-        finding = _of_this_device(finding, self.measurement, self.facts, self.changes, beyond, sign)
-        return of_limit(limit, _same_work(self.measurement, self.alike[-1], finding))
 
 
 BUSY = 0.25  # share of the looks at which other work may keep the device busy; choice: medians of samples do not notice as much
@@ -346,19 +327,18 @@ def _whatever_followed(drifts: Sequence[drift.Drift], found: Finding, comparison
 
 
 def _of_this_device(
-    found: Finding, measurement: Measurement, facts: DeviceFacts, changes: Callable[[], Mapping[str, float]], beyond: float, sign: int
+    found: Finding, measurement: Measurement, facts: DeviceFacts, changes: Callable[[], Mapping[str, float]], beyond: float
 ) -> Finding:
     """The finding, or UNDECIDED instead of a FAIL that a change of the device since the session's start can explain.
     `found`: about a change against the baseline.
     `beyond`: share by which the bound of the row's change lies beyond its limit.
-    `sign`: 1 for a slow-down, -1 for a gain.
     """
     if found.outcome is not Outcome.FAIL:
         return found
     # A row that follows no control may follow any part of the device; the read of DRAM stands for it.
     kind = drift.control_of(measurement, facts) or "dram"
     log = changes().get(kind, 0.0)
-    change = drift.since_start(kind, log) if sign * math.expm1(log) >= beyond else None
+    change = drift.since_start(kind, log) if math.expm1(log) >= beyond else None
     return found if change is None else find(Outcome.UNDECIDED, "device changes", Code.CONDITIONS, change=change, finding=found.sentence)
 
 

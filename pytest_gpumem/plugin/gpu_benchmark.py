@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 from msgspec import structs
 
 from pytest_gpumem.devices.protocol import Stream
-from pytest_gpumem.judging.limits import counts_steps, waits_for_counts
+from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.judging.verdict import OPEN
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
@@ -235,8 +235,6 @@ class GpuBenchmark:
             notes=(*measurement.notes, *loosened(limits, settings)),
             provenance=provenance,
         )
-        if (note := waits_for_counts(measurement, limits)) is not None:
-            measurement = structs.replace(measurement, notes=(*measurement.notes, note))
         test.measurements.append((measurement, limits))
         extra = test.extra[label] = Extra()
         return Result(measurement, test.device.facts, extra, self._claim)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from pytest_gpumem.files import append_whole
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.screen import base_latency
-from pytest_gpumem.limits import LIMITS, count_of, over_baseline
+from pytest_gpumem.limits import BASE, LIMITS, count_of
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
@@ -71,7 +71,7 @@ def _beyond(row: Row, before: Footprint | None) -> float:
         for name in LIMITS:
             stem, written = name.removeprefix("max_"), getattr(limits, name)
             count = exact.get(stem, exact.get(f"{stem}_bytes"))
-            if written is not None and count is not None and over_baseline(written) is None:
+            if written is not None and count is not None and written != BASE:
                 most = count_of(written)
                 found.append((count - most) / (most or 1))
     except QuantityError:  # in a file that somebody else wrote

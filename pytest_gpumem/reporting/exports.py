@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _EXACT = (
     *("peak_bytes", "kept_bytes", "reserved_bytes", "allocations", "kernels", "copies", "copied_bytes", "waits", "registers"),
-    *("spill_bytes", "moved_bytes", "dram_bytes", "gpu_page_faults", "cpu_page_faults", "migrated_bytes"),
+    *("spill_bytes", "moved_bytes", "gpu_page_faults", "cpu_page_faults", "migrated_bytes"),
 )
 """Figures of bytes and counts. Of each, less is better."""
 _HEADINGS = (
@@ -103,7 +103,6 @@ def exact_figures(row: Row) -> dict[str, int]:
     found: dict[str, int] = {}
     if (measurement := row.measurement) is not None:
         found |= {} if measurement.moved_bytes is None else {"moved_bytes": measurement.moved_bytes.total}
-        found |= {} if measurement.dram_bytes is None else {"dram_bytes": measurement.dram_bytes.total}
         if measurement.what_ran is not None and measurement.what_ran.order:
             found |= _counts(measurement.what_ran)
         if measurement.migrations is not None and (counts := measurement.migrations.launch) is not None:

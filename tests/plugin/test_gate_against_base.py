@@ -62,11 +62,11 @@ from kern import NBYTES
 def test_peak(device_buffer):
     device_buffer(NBYTES)
 
-@pytest.mark.gpumem(same_kernels=True)
-def test_kernels(gpu_benchmark, device_buffer, gpu_kernels):
-    {COPY}
+@pytest.mark.gpumem(max_copied_bytes="base")
+def test_copied(gpu_benchmark, device_buffer, gpu_kernels):
+    {COPY.replace("gpu_kernels.copy", "gpu_kernels.memcpy")}
 
-@pytest.mark.gpumem(max_copied_bytes="baseline", max_kernels="baseline + 1")
+@pytest.mark.gpumem(max_copied_bytes="base", max_kernels="base")
 def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
     {COPY}
 """
@@ -224,11 +224,11 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate, options:
     assert gate_result(text) == "gpumem gate: red (simulated): 2 of 3 rows fail"
     summary = Path("gpumem-results", "code-quality.json").read_text()
     assert "a peak of 80 MiB against 64 MiB of origin/exact (+16 MiB, +25.0 %), above max_peak_regression 0 B" in summary
-    assert "does not hold against origin/exact: no longer copy" in summary
+    assert "80 MiB copied in one launch, 64 MiB copied in one launch in origin/exact, above max_copied_bytes base" in summary
     # The causes: one more pair of processes, with the lines that allocate and with what a launch runs.
     shown = " ".join(text[text.index("gpumem gate: red") :].split())
     assert "why: +16 MiB at test_it.py:7 in test_peak: device_buffer(NBYTES) (64 MiB before)" in shown
-    assert "why: kernel copy: grid 16384 → 20480" in shown
+    assert "80 MiB copied in one launch, 64 MiB copied in one launch in origin/exact, above" in shown
     assert "why: +16 MiB at test_it.py:7 in test_peak" in Path("gpumem-results", "summary.md").read_text()
 
 
@@ -262,7 +262,7 @@ def test_what_base_has_grown_by_is_not_this_changes_fault(gate: Gate, exact: Pro
     assert "gpumem gate: origin/grown has it too: test_it.py::test_peak: a peak of 80 MiB against 64 MiB of 1 saved run (+16 MiB" in text
     since = f"; since when: gpumem bisect --good {saved} --bad origin/grown --figure peak test_it.py::test_peak"
     assert since in " ".join(text.split())
-    assert "gpumem gate: origin/grown has it too: test_it.py::test_kernels: same_kernels true (marker) does not hold: " in text
+    assert "gpumem gate: origin/grown has it too: test_it.py::test_copied: 80 MiB copied in one launch, " in text
     # It grows further.
     code, text = gate({"kern.py": "NBYTES = 96 << 20\n"}, "origin/grown")
     assert code == 1, text
@@ -365,7 +365,7 @@ def test_part(gpu_memory, device_buffer):
         device_buffer(NBYTES)
 
 def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
-    {MEASURE.format("NBYTES", ", same_kernels=True")}
+    {MEASURE.format("NBYTES", ", max_copied_bytes='base'").replace("gpu_kernels.copy", "gpu_kernels.memcpy")}
 """
 
 
@@ -383,7 +383,7 @@ def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
         ('"45 us"', '"1 s"', "test_latency[x]: max_latency 45 us -> 1 s in this change (45 us holds)", "--screen-only", 1),
         ("max_latency=LONGEST, ", "", "test_latency[x]: max_latency 45 us -> none in this change (45 us holds)", "--screen-only", 1),
         ('"70 MiB"', '"1 GiB"', "test_part[decode]: max_peak 70 MiB -> 1 GiB in this change (70 MiB holds)", "--screen-only", 1),
-        (", same_kernels=True", "", "test_counts: same_kernels true -> none in this change (true holds)", "--screen-only", 1),
+        (", max_copied_bytes='base'", "", "test_counts: max_copied_bytes base -> none in this change (base holds)", "--screen-only", 1),
         ("from kern", "# words\nfrom kern", None, "--screen-only", 1),
     ],
     ids=["time", "lifted", "latency", "latency removed", "memory", "kernels", "words alone"],

@@ -25,7 +25,7 @@ def judged(bench: Any, facts: DeviceFacts, *, row: float, control: float, source
     wobble = 1 + 2e-4 * np.sin(np.arange(8))
     history = [controlled(run, 60e-6 * w) for run, w in zip(bench.baseline(8), wobble, strict=True)]
     now = controlled(bench.run(268e-6 * (1 + row), 1, 1, day=20), 60e-6 * (1 + control), source)
-    return judge(now, Limits(max_regression="1%", fail_if_faster="4%"), facts, history, strict=False)
+    return judge(now, Limits(max_regression="1%"), facts, history, strict=False)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,6 @@ def judged(bench: Any, facts: DeviceFacts, *, row: float, control: float, source
         (0.5, 0.03, Outcome.UNDECIDED, Code.CONDITIONS),  # beyond 2 % nothing is judged
         (0.5, -0.03, Outcome.UNDECIDED, Code.CONDITIONS),
         (-0.08, 0.03, Outcome.UNDECIDED, Code.CONDITIONS),
-        # A gain is the code's only where it is one whatever the device did.
-        (-0.08, 0.0, Outcome.FAIL, Code.FASTER),
-        (-0.08, -0.015, Outcome.FAIL, Code.FASTER),
-        (-0.05, -0.015, Outcome.UNDECIDED, Code.CONDITIONS),
-        (-0.0567, -0.015, Outcome.UNDECIDED, Code.CONDITIONS),  # its bound of 99.5 % alone lies beyond what the device may explain
     ],
 )
 def test_on_a_changed_device_only_what_the_device_cannot_explain_fails(
@@ -76,8 +71,6 @@ def test_on_a_changed_device_only_what_the_device_cannot_explain_fails(
         (0.04, 0.038, Outcome.FAIL, Code.SLOWER),
         (0.0, -0.038, Outcome.PASS, None),
         (0.0, 0.038, Outcome.UNDECIDED, Code.CONDITIONS),  # a faster clock may hide a slow-down
-        (-0.08, 0.0, Outcome.FAIL, Code.FASTER),
-        (-0.06, 0.038, Outcome.UNDECIDED, Code.CONDITIONS),
         (0.5, -0.038, Outcome.FAIL, Code.SLOWER),
         (0.5, -1.0, Outcome.UNDECIDED, Code.CONDITIONS),  # of a file: 5e-324 Hz
     ],
@@ -93,7 +86,7 @@ def test_another_sm_clock_decides_no_row_that_it_explains(
 
     history = [at(run, 1.98e9) for run in bench.baseline(8)]
     now = at(bench.run(268e-6 * (1 + row), 1, 1, day=20), max(1.98e9 * (1 + clock), 5e-324))
-    limits = Limits(max_regression="1%", fail_if_faster="4%")
+    limits = Limits(max_regression="1%")
     verdict = judge(now, limits, endless, history, strict=False)
     assert (verdict.outcome, verdict.code) == (outcome, code)
     assert ("SM clock" in verdict.reason) == (code is Code.CONDITIONS)

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
-from pytest_gpumem.records.measurement import DramBytes
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
 from pytest_gpumem.reporting.exports import as_bmf, as_csv, as_json, figures, properties
@@ -73,7 +72,6 @@ FIGURES = {
     "registers": 24,
     "spill_bytes": 16,
     "moved_bytes": 768 << 20,
-    "dram_bytes": 800 << 20,
 }
 """Of a triad over 768 MiB with `FOOTPRINT` and `RAN`."""
 
@@ -82,10 +80,7 @@ FIGURES = {
 def run(make_row: MakeRow, facts: DeviceFacts) -> Run:
     """A row of everything, one of memory alone, one of a test that failed by itself, and one under a profiler."""
     comparison = Comparison(0.02, 0.01, 0.03, 0.01, 3)
-    counted = DramBytes(500 << 20, 300 << 20, None, None, 4, "ncu")
-    whole = replace(
-        make_row(what_ran=RAN, dram_bytes=counted, label="warm", comparison=comparison), footprint=FOOTPRINT, extra={"elements/s": 7.5}
-    )
+    whole = replace(make_row(what_ran=RAN, label="warm", comparison=comparison), footprint=FOOTPRINT, extra={"elements/s": 7.5})
     memory = replace(make_row("t.py::test_memory", measured=False), footprint=FOOTPRINT)
     broken = replace(make_row("t.py::test_broken"), failed=True, test_error=True)
     return Run([whole, memory, broken, make_row("t.py::test_profiled", profiled=True)], facts, {}, "2026-11-20T18:00:00+00:00", "0c0de00")
