@@ -212,7 +212,6 @@ class Option(NamedTuple):
     repeats: bool = False  # may be given several times; an ini file and the environment give a value a line
     ini_only: bool = False  # no option of the command line and no variable: `-o gpumem_placements=4` sets it for one run
     bare: str | None = None  # the value that the option has on the command line if none follows it; None: it needs one
-    gate_file: str | None = None  # of an output: the file's name in the folder that `gpumem gate` writes
 
     @property
     def default(self) -> Any:
@@ -446,19 +445,7 @@ OPTIONS: tuple[Option, ...] = (
         "TEST",
         repeats=True,
     ),
-    *(
-        Option(name, OptionRole.OUTPUT, _path("file", example), f"{what} Default: none.", "FILE", gate_file=gate_file)
-        for name, example, gate_file, what in (
-            ("report", "gpumem.html", "report.html", "Write the results as one HTML file."),
-            ("markdown", "gpumem.md", "summary.md", "Write a summary for a pull request as Markdown."),
-            (
-                "code_quality",
-                "gl-code-quality.json",
-                "code-quality.json",
-                "Write failed and undecided rows as a code-quality report for GitLab.",
-            ),
-        )
-    ),
+    Option("report", OptionRole.OUTPUT, _path("file", "gpumem.html"), "Write the results as one HTML file. Default: none.", "FILE"),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -518,8 +505,6 @@ class Settings(NamedTuple):
     strict: bool = False
     allow_lost: tuple[str, ...] = ()
     report: str | None = None
-    markdown: str | None = None
-    code_quality: str | None = None
     origins: Mapping[str, str] = MappingProxyType({})
     """Where each option came from: "--gpumem-mode", "-o gpumem_mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""
 

@@ -162,14 +162,6 @@ class GpuSession:
         """Add lines to the summary."""
         self.remarks.extend(lines)
 
-    def output(self, name: str) -> Path | None:
-        """The file that an option names, relative to where pytest was called; None if the option is not set.
-        Raises `pytest.UsageError`: it cannot be written.
-        """
-        if (written := getattr(self.settings, name)) is None:
-            return None
-        return self.writable(self.settings.origins[name], Path(written).expanduser())
-
     def writable(self, flag: str, written: Path) -> Path:
         """A file relative to where pytest was called. Raises `pytest.UsageError`: it cannot be written."""
         path = Path(self.config.invocation_params.dir, written)

@@ -222,7 +222,7 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate, options:
     code, text = gate(GROWN, f"{options}origin/exact")
     assert code == 1, text
     assert gate_result(text) == "gpumem gate: red (simulated): 2 of 3 rows fail"
-    summary = Path("gpumem-results", "code-quality.json").read_text()
+    summary = Path("gpumem-results", "results.json").read_text()
     assert "a peak of 80 MiB against 64 MiB of origin/exact (+16 MiB, +25.0 %), above max_peak_regression 0 B" in summary
     assert "80 MiB copied in one launch, 64 MiB copied in one launch in origin/exact, above max_copied_bytes base" in summary
     # The causes: one more pair of processes, with the lines that allocate and with what a launch runs.

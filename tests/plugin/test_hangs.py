@@ -166,7 +166,6 @@ CHOSEN = TABLE if os.environ.get("HANGS") == "all" else {name: TABLE[name] for n
 OUTPUTS = {
     "--benchmark-json": "out.json",
     "--junitxml": "out.xml",
-    "--gpumem-markdown": "out.md",
     "--gpumem-report": "out.html",
 }
 

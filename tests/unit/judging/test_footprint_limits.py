@@ -114,11 +114,11 @@ def test_processes_of_one_run_show_that_a_count_varies() -> None:
 
 @pytest.mark.parametrize("limit", ["max_peak", "max_kept"])
 def test_an_absolute_limit_is_on_the_process_that_takes_most(limit: str) -> None:
-    several = footprint(1, further=(FootprintRepeat(1), FootprintRepeat(3, 3, 3, 3)))
+    several = footprint(1, further=(FootprintRepeat(1), FootprintRepeat(3, 3)))
     outcome, _, sentence = judged(several, **{limit: "2 B"})[0]
     assert outcome is Outcome.FAIL
     assert "in another process of the run" in sentence
-    assert judged(replace(several, further=(FootprintRepeat(2, 2, 2, 2),)), **{limit: "2 B"})[0][0] is Outcome.PASS
+    assert judged(replace(several, further=(FootprintRepeat(2, 2),)), **{limit: "2 B"})[0][0] is Outcome.PASS
 
 
 def test_a_growth_is_measured_in_two_more_processes_or_as_many_as_may_tell_it_from_chance() -> None:

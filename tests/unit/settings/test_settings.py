@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.reporting.outputs import OUTPUTS
 from pytest_gpumem.settings import (
     MARKER_KEYWORDS,
     OPTIONS,
-    OptionRole,
     Settings,
     SettingsError,
     loosened,
@@ -23,7 +21,6 @@ from pytest_gpumem.settings import (
     marker_limits,
     merge_limits,
     of_marker,
-    of_role,
     of_test,
     resolve,
     switch_off,
@@ -395,19 +392,13 @@ def test_what_a_command_switches_off_is_off_wherever_it_is_asked_for() -> None:
     assert (settings.save, settings.processes, settings.report, settings.strict) == (False, None, None, True)
 
 
-def test_roles_decide_what_a_command_switches_off_and_what_a_gate_writes() -> None:
+def test_roles_decide_what_a_command_switches_off() -> None:
     of_a_run = {option.name for option in OPTIONS if option.role.of_a_run}
-    outputs = {"report", "markdown", "code_quality"}
-    assert of_a_run == {"save", "strict", "memory_limit", "processes", "isolate", "pack", *outputs}
+    assert of_a_run == {"save", "strict", "memory_limit", "processes", "isolate", "pack", "report"}
     limits = {option.name for option in OPTIONS if option.name in LIMITS}
     measured = of_a_run - {"processes", "isolate", "pack"}
     assert {option.name for option in OPTIONS if option.needs_results} == limits | {"existing"} | measured
     assert not any(option.on_marker for option in OPTIONS if option.role.of_a_run)
-    # A gate gives each output a file of its own.
-    files = [option.gate_file for option in of_role(OptionRole.OUTPUT)]
-    assert None not in files
-    assert len(set(files)) == len(files)
-    assert {option.role for option in OPTIONS if option.gate_file is not None} == {OptionRole.OUTPUT}
 
 
 # Limits of a test that are looser than the run's
@@ -437,7 +428,3 @@ def test_a_looser_limit_is_reported(here: dict[str, Any], default: dict[str, Any
     assert len(loosened(limits, asked._replace(origins={name: f"-o gpumem_{name}" for name in default}))) == len(found)
     # An ini file's default is there to be adjusted.
     assert loosened(limits, asked._replace(origins={name: f"gpumem_{name} in pytest.ini" for name in default})) == []
-
-
-def test_every_output_has_a_format() -> None:
-    assert {option.name for option in of_role(OptionRole.OUTPUT)} == set(OUTPUTS)
