@@ -176,13 +176,6 @@ def _lines_of_code(value: Any) -> tuple[str, ...]:
     return found
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    lines = value.splitlines() if isinstance(value, str) else value
-    if not (found := tuple(name.strip() for name in lines if name.strip())):
-        raise refused(value, 'a node id such as "tests/test_a.py::test_triad", one a line', "names no test")
-    return found
-
-
 class OptionRole(Enum):
     """The purpose of an option. Commands derive from it which options they refuse, switch off or set."""
 
@@ -209,7 +202,7 @@ class Option(NamedTuple):
     help: str  # for `pytest --help` and the documentation
     metavar: str | None = None  # the placeholder of the value in the help; None for a flag
     on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem`
-    repeats: bool = False  # may be given several times; an ini file and the environment give a value a line
+    repeats: bool = False  # an ini file gives a value a line
     ini_only: bool = False  # no option of the command line and no variable: `-o gpumem_placements=4` sets it for one run
     bare: str | None = None  # the value that the option has on the command line if none follows it; None: it needs one
 
@@ -437,14 +430,6 @@ OPTIONS: tuple[Option, ...] = (
         "SIZE",
     ),
     Option("strict", OptionRole.STRICTNESS, _flag, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
-    Option(
-        "allow_lost",
-        OptionRole.JUDGING,
-        _names,
-        "A test, or TEST[label], whose measurements the baseline holds and this run may lose; may be repeated. Default: none.",
-        "TEST",
-        repeats=True,
-    ),
     Option("report", OptionRole.OUTPUT, _path("file", "gpumem.html"), "Write the results as one HTML file. Default: none.", "FILE"),
 )
 
@@ -503,7 +488,6 @@ class Settings(NamedTuple):
     baseline_window: int = 20
     memory_limit: int | None = None  # bytes, the context included; None: the card's
     strict: bool = False
-    allow_lost: tuple[str, ...] = ()
     report: str | None = None
     origins: Mapping[str, str] = MappingProxyType({})
     """Where each option came from: "--gpumem-mode", "-o gpumem_mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""

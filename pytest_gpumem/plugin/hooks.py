@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for option in OPTIONS:
         text = option.help.replace("%%", "%")
         if not option.ini_only:
-            action = "store_true" if option.is_flag else "append" if option.repeats else "store"
+            action = "store_true" if option.is_flag else "store"
             more: dict[str, Any] = {} if option.is_flag else {"metavar": option.metavar}
             if option.bare is not None:
                 more |= {"nargs": "?", "const": option.bare}

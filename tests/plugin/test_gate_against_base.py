@@ -138,16 +138,10 @@ def test_nothing_changed_is_green_else_the_others_would_show_nothing(gate: Gate)
         (replaced("import pytest", 'import pytest\npytest.importorskip("no_such_library")'), "copy", "test_it.py skipped"),
         (replaced("def test_memory", '@pytest.mark.skip(reason="not today")\ndef test_memory'), "memory", "its test skipped (not today)"),
         (replaced("def test_memory", "@pytest.mark.xfail\ndef test_memory"), "memory", "its test xpassed"),
-        # What the change allows itself is not allowed.
-        (
-            {"pytest.ini": INI + "gpumem_allow_lost = test_it.py::test_copy\n", **replaced("def test_copy", "def test_renamed")},
-            "copy",
-            "its test is no longer collected",
-        ),
     ],
     ids=[
         "renamed", "deleted", "parametrised away", "marked otherwise", "testpaths", "addopts", "python_functions", "collect_ignore",
-        "import", "skipped", "xfail", "allow_lost",
+        "import", "skipped", "xfail",
     ],
 )  # fmt: skip
 def test_what_base_selects_and_the_change_does_not_run_is_lost(gate: Gate, change: Change, lost: str, why: str) -> None:
@@ -162,11 +156,10 @@ def test_what_base_selects_and_the_change_does_not_run_is_lost(gate: Gate, chang
     [
         (replaced("@pytest.mark.gpu\ndef test_cpu():\n    pass\n", ""), GPU),
         (replaced("def test_copy", "def test_renamed"), "--screen-only origin/main -- -k memory"),
-        (replaced("def test_copy", "def test_renamed"), f"{GPU} --gpumem-allow-lost=test_it.py::test_copy"),
         ({}, f"{GPU} --splits 2 --group 1"),
         ({}, "--screen-only origin/main -- {folder}/test_it.py --rootdir={folder}"),
     ],
-    ids=["nobody relies on it", "left out by the words", "allowed by the words", "of another runner", "whole paths"],
+    ids=["nobody relies on it", "left out by the words", "of another runner", "whole paths"],
 )
 def test_what_the_words_leave_out_or_allow_is_not_lost(gate: Gate, change: Change, words: str) -> None:
     code, text = gate(change, words)

@@ -420,12 +420,12 @@ def test_a_lock_that_cannot_be_used_stops_the_session(
 @pytest.mark.skipif(int(pytest.__version__.partition(".")[0]) < 9, reason="native TOML is of pytest 9")
 def test_native_toml_has_values_of_their_own_types(pytester: pytest.Pytester, session: Run) -> None:
     pytester.makepyfile(TRIAD)
-    lines = ["gpumem = true", 'gpumem_device = "sim"', "gpumem_placements = 4", "gpumem_budget = 0.02", 'gpumem_allow_lost = ["a", "b"]']
+    lines = ["gpumem = true", 'gpumem_device = "sim"', "gpumem_placements = 4", "gpumem_budget = 0.02", 'gpumem_allow_kept = ["a.py:*"]']
     (pytester.path / "pyproject.toml").write_text("\n".join(["[tool.pytest]", *lines]))
     result = session("--benchmark-json=out.json")
     result.assert_outcomes(passed=1)
     settings = results_in(pytester.path)["settings"]
-    assert (settings["placements"], settings["budget"], settings["allow_lost"]) == (4, 0.02, ["a", "b"])
+    assert (settings["placements"], settings["budget"], settings["allow_kept"]) == (4, 0.02, ["a.py:*"])
     (pytester.path / "pyproject.toml").write_text("[tool.pytest]\ngpumem = true\ngpumem_max_regression = 3")
     line = only_line(session())
     assert "gpumem_max_regression in pyproject.toml: 3 " in line

@@ -166,7 +166,7 @@ def test_rows_of_one_side_are_named(folder: Folder, compare: Compare) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "by_words", "code"), [("lost", False, 1), ("allowed", False, 0), ("not run", True, 0), ("not run", False, 1)]
+    ("status", "by_words", "code"), [("lost", False, 1), ("accepted", False, 0), ("not run", True, 0), ("not run", False, 1)]
 )
 def test_what_the_run_itself_said_of_a_missing_row_holds(
     folder: Folder, compare: Compare, status: Status, by_words: bool, code: int

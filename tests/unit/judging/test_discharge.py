@@ -31,7 +31,7 @@ from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ALLOWED, LOST, NOT_RUN, ROW, UNJUDGED, Omission, Row, Verdict
+from pytest_gpumem.records.row import ACCEPTED, LOST, NOT_RUN, ROW, UNJUDGED, Omission, Row, Verdict
 from pytest_gpumem.records.row import TEST as EXPECTED_TEST
 
 TEST = "test_a.py::test_a"
@@ -201,5 +201,5 @@ def test_what_a_test_keeps_is_judged_at_its_end_alone() -> None:
     assert judged(replace(row, footprint=None)) == set()
 
 
-def test_what_is_allowed_fails_nothing() -> None:
-    assert open_under_strict([Omission(TEST, "", ALLOWED, "why"), Omission(TEST, "", NOT_RUN, "why", by_words=True)]) == []
+def test_what_is_accepted_fails_nothing() -> None:
+    assert open_under_strict([Omission(TEST, "", ACCEPTED, "why"), Omission(TEST, "", NOT_RUN, "why", by_words=True)]) == []

@@ -102,7 +102,7 @@ def test_a_row_has_one_standing_from_which_the_exit_code_follows(
         ("lost", False, Standing.LOST),
         ("not run", False, Standing.LOST),
         ("not run", True, Standing.LEFT_OUT),
-        ("allowed", False, Standing.LEFT_OUT),
+        ("accepted", False, Standing.LEFT_OUT),
         ("undecided", False, Standing.UNJUDGED),
     ],
 )
@@ -502,14 +502,14 @@ def test_a_green_gate_that_accepts_something_never_ends_with_green() -> None:
 
 def test_a_lost_measurement_is_red_whatever_the_rows_say() -> None:
     lost = Omission("t.py::b", "y", "lost", "its test passed without it")
-    allowed, not_run = replace(lost, status="allowed"), replace(lost, status="not run", reason="deselected by -k", by_words=True)
+    accepted, not_run = replace(lost, status="accepted"), replace(lost, status="not run", reason="deselected by -k", by_words=True)
     left_out = replace(not_run, reason="deselected by conftest.py", by_words=False)
     unjudged = replace(lost, status="undecided", what="max_latency", reason="the test passed and measured nothing")
     green = decide(0, 0, [row()], H100, None, strict=False)
     nothing = decide(5, 0, (), None, None, strict=False)
     for decision in (green, nothing):
         assert with_missing(decision, [lost]).code == Exit.FAILED
-        assert with_missing(decision, [allowed, not_run]).code == decision.code
+        assert with_missing(decision, [accepted, not_run]).code == decision.code
         assert with_missing(decision, [left_out]).code == Exit.FAILED
         assert with_missing(decision, [unjudged]).code == Exit.NO_VERDICT
     assert "t.py::b[y]" in with_missing(green, [lost]).remarks[0]
