@@ -216,14 +216,6 @@ class Option(NamedTuple):
         """True if a session that measures nothing cannot do it, such as hold a limit: without `--gpumem` it is a usage error."""
         return self.name in LIMITS or self.name == "existing" or self.role in (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
 
-    def accepts(self, value: str) -> bool:
-        """True if a text is a value of the option."""
-        try:
-            self.parse(value)
-        except units.QuantityError:
-            return False
-        return True
-
     @property
     def is_flag(self) -> bool:
         """True if the command line gives it without a value."""
@@ -310,14 +302,6 @@ OPTIONS: tuple[Option, ...] = (
         )
         for limit in LIMITS.values()
         if limit.metavar is not None
-    ),
-    Option(
-        "pinned_share",
-        OptionRole.MEASURING,
-        lambda value: units.parse_part(value, "is no share of the host's RAM"),
-        "Most of the host's RAM that buffers may page-lock, all together. Default: 50%.",
-        "SHARE",
-        ini_only=True,
     ),
     Option(
         "count_pages",
@@ -470,7 +454,6 @@ class Settings(NamedTuple):
     total_budget: float | None = None  # seconds for all measurements together; None where the budget is for each
     timeout: float = DEFAULT_TIMEOUT  # seconds; 0: no limit
     limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
-    pinned_share: float = 0.5  # share of the host's RAM
     count_pages: bool = False
     footprint: str = "auto"
     existing: tuple[str, ...] = ()  # words of `EXISTING`
@@ -516,11 +499,11 @@ def flag_of(name: str) -> str:
     return _BY_NAME["budget" if name == "total_budget" else name].flag
 
 
-def _refuse_variables(environment: Mapping[str, str], *, enabled: bool) -> None:
-    """Refuse variables that are no setting. Arguments as of `resolve`."""
+def _refuse_variables(environment: Mapping[str, str]) -> None:
+    """Refuse variables that are no setting. `environment`: as of `resolve`."""
     names = (name for name in environment if re.match(r"(?i)GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES)
     _refuse_unknown(
-        (name for name in names if enabled or did_you_mean(name, [_BY_NAME["enabled"].variable], 0.6)),
+        names,
         [option.variable for option in OPTIONS if not option.ini_only],
         "{} is set in the environment, but there is no such setting",
     )
@@ -535,24 +518,23 @@ def resolve(
 ) -> Settings:
     """The settings of a session.
 
-    While the switch is off, only the command line is read besides it, and of variables only a misspelt switch is refused: other names may
-    be somebody else's.
+    While the switch is off, only the command line is read besides it: other names may be somebody else's.
     `command_line`: by `Option.key` ("gpumem_mode"); None where the command line says nothing.
     `environment`: variables that start with `GPUMEM` are read. An empty one counts as not set.
-    `ini`: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem`, or that differ from an
-    option by a letter or two, are refused.
+    `ini`: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem` are refused.
     `ini_file`: how messages name the ini file, such as "pytest.ini".
     `overrides`: keys of `ini` whose value comes from pytest's `-o`.
     Raises `SettingsError`: one line with the origin, the value and the accepted values.
     """
     off = switched_off(environment)
     enabled = _resolve_one(_BY_NAME["enabled"], command_line, environment, ini, f"gpumem in {ini_file}")[0]
-    _refuse_variables(environment, enabled=bool(enabled))
-    if not enabled:
+    if enabled:
+        _refuse_variables(environment)
+    else:
         environment, ini = {}, {}
     keys = [option.key for option in OPTIONS]
     for name in sorted(ini):
-        if re.match(r"(?i)gpumem(_|$)", name) or did_you_mean(name, keys, 0.9):
+        if re.match(r"(?i)gpumem(_|$)", name):
             where = "-o {}: there is no such setting" if name in overrides else f"{{}} is set in {ini_file}, but there is no such setting"
             _refuse_unknown([name], keys, where)
     values: dict[str, Any] = {}

@@ -48,13 +48,12 @@ class QuantityError(ValueError):
     """A text that is no such quantity; the message shows the value and what is accepted."""
 
 
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known name that a wrong one is nearest to, for the end of an error; empty if none is as near as `cutoff` (of `difflib`)."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The known name that a wrong one is nearest to, for the end of an error; empty if none is near."""
     import difflib  # here: few sessions need it
 
-    by_case = {one.casefold(): one for one in known}
-    match = difflib.get_close_matches(name.casefold(), by_case, n=1, cutoff=cutoff)
-    return f" (did you mean {by_case[match[0]]}?)" if match else ""
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {match[0]}?)" if match else ""
 
 
 def refused(value: object, accepted: str, why: str = "is not understood") -> QuantityError:

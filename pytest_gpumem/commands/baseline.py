@@ -108,7 +108,7 @@ def _of_tests(place: Storage, tests: Sequence[str], stored: Sequence[tuple[str, 
             at(key, content, reset.key, reset.key, accepted_by=reset.who, reason=reset.reason)
     if unknown := next((test for test in tests if test not in used), None):
         names = [name for _, content in stored for pair in content.nodeids.items() for name in pair]
-        raise UserError(f"--test: {unknown}: no row in {place} belongs to it{did_you_mean(unknown, names, cutoff=0.5)}")
+        raise UserError(f"--test: {unknown}: no row in {place} belongs to it{did_you_mean(unknown, names)}")
     for key in dict.fromkeys(key for key, _ in stored):
         of_gpu = sorted((line for line in lines.values() if line["gpu"] == key), key=lambda line: str(line["row"]))
         _table(key, "row", ("time, UTC", "revision", "latency", "peak"), [_shown(line) for line in of_gpu])

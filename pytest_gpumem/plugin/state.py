@@ -41,7 +41,6 @@ from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.l2_leftovers import L2Watch
-from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
 from pytest_gpumem.plugin.gpus import reserved
@@ -573,9 +572,7 @@ class GpuTest:
         self.varying_arguments: tuple[int, ...] = of_marker(keywords, "varying_arguments") or ()
         """Numbers of the kernels' arguments that vary on purpose."""
         oversubscribes = bool(of_marker(keywords, "oversubscribe"))
-        settings = session.settings
-        cap = PinnedCap(settings.pinned_share, settings.origins.get("pinned_share", "default"))
-        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), cap, oversubscribes=oversubscribes)
+        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), oversubscribes=oversubscribes)
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.measurements: list[tuple[Measurement, Limits]] = []

@@ -314,7 +314,7 @@ def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_bef
     ("words", "named"),
     [
         ("--no-such-option", "unrecognized arguments: --no-such-option"),
-        ("--gpumem-mod hot", "there is no option --gpumem-mod (did you mean --gpumem-mode?)"),
+        ("--gpumem-mod hot", "unrecognized arguments: --gpumem-mod"),
         ("--gpumem-mode hott", "--gpumem-mode: 'hott' is not one of"),
     ],
 )
