@@ -186,7 +186,7 @@ _LIMITS = (
         None,
         lambda one, other: units.parse_share(one) < units.parse_share(other),
     ),
-    Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch.", "NUMBER", _looser_exact),
+    Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch.", "NUMBER", _looser_exact, ini_only=True),
     Limit(
         "max_migrated",
         _exact(_size),
@@ -207,10 +207,19 @@ _LIMITS = (
         _wider(units.parse_growth),
         of_footprint=True,
     ),
-    Limit("max_kernels", _exact(_number), "Most kernels in one launch.", "NUMBER", _looser_exact),
-    Limit("max_copies", _exact(_number), "Most copies in one launch.", "NUMBER", _looser_exact),
-    Limit("max_copied_bytes", _exact(_size), 'Most bytes that copies move in one launch, such as "64 MiB".', "BYTES", _looser_exact),
-    Limit("max_waits", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact),
+    Limit("max_kernels", _exact(_number), "Most kernels in one launch.", "NUMBER", _looser_exact, ini_only=True),
+    Limit("max_copies", _exact(_number), "Most copies in one launch.", "NUMBER", _looser_exact, ini_only=True),
+    Limit(
+        "max_copied_bytes",
+        _exact(_size),
+        'Most bytes that copies move in one launch, such as "64 MiB".',
+        "BYTES",
+        _looser_exact,
+        ini_only=True,
+    ),
+    Limit(
+        "max_waits", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact, ini_only=True
+    ),
     Limit(
         "max_spill", _exact(_size), "Most local memory of a thread of any kernel: spills and stack.", "BYTES", _looser_exact, ini_only=True
     ),

@@ -124,8 +124,8 @@ def test_limits_on_counts_are_judged_even_without_evidence(
 
 
 def test_limits_on_counts_are_options_too(pytester: pytest.Pytester, run: Run) -> None:
-    assert run("--gpumem-max-kernels=0").ret == pytest.ExitCode.TESTS_FAILED
+    assert run("-o", "gpumem_max_kernels=0").ret == pytest.ExitCode.TESTS_FAILED
     assert rows(pytester.path)["test_copy"]["verdict"]["outcome"] == "FAIL"
-    result = run("--gpumem-max-waits=few")
+    result = run("-o", "gpumem_max_waits=few")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--gpumem-max-waits: 'few' is no number; accepted is a whole number from 0 on, or*"])
+    result.stderr.fnmatch_lines(["*-o gpumem_max_waits: 'few' is no number; accepted is a whole number from 0 on, or*"])

@@ -77,7 +77,8 @@ def test_rare_options_are_ini_keys_alone() -> None:
     rare = {option.name for option in OPTIONS if option.ini_only}
     assert rare == {
         *("baseline_window", "placements", "precision", "sampler"),
-        *("max_migrated", "max_spill", "allow_waits", "strict_waits", "allow_kept"),
+        *("max_gpu_page_faults", "max_migrated", "max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill"),
+        *("allow_waits", "strict_waits", "allow_kept"),
     }
     assert settled({"gpumem_placements": 3}).placements == 8
     with pytest.raises(SettingsError, match="GPUMEM_PLACEMENTS is set in the environment, but there is no such setting"):
