@@ -36,7 +36,7 @@ FAIL_OPENS = [
     # A status
     (CORE, 'return LOST, "its test passed without it"', 'return NOT_RUN, "its test passed without it"'),
     (CORE, 'return LOST, f"{its} test is no longer collected"', 'return NOT_RUN, f"{its} test is no longer collected"'),
-    (CORE, 'return UNJUDGED, f"the test {ended.how} and {measured}"', 'return ALLOWED, f"the test {ended.how} and {measured}"'),
+    (CORE, 'return UNJUDGED, f"the test {ended.how} and {measured}"', 'return "accepted", f"the test {ended.how} and {measured}"'),
     (CORE, "return ended._replace(by_words=False, in_base=True)", "return ended"),
     (CORE, "if ended.plugin and ended.plugin in base.dividing:", "if ended.plugin:"),
     (CORE, "    if doubtful:\n        return ended\n", ""),

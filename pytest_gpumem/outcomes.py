@@ -53,7 +53,6 @@ class Code(str, Enum):
 
     SLOWER = "slower"  # FAIL: above `max_regression`, beyond doubt
     CREPT = "crept"  # FAIL: above `max_regression` against the first saved runs, by steps that each passed
-    FASTER = "faster"  # FAIL: beyond `fail_if_faster`, beyond doubt
     TOO_MUCH_MEMORY = "too much memory"  # FAIL: above a limit on the memory of a test
     NOISY = "noisy"  # UNDECIDED: the interval of the change holds the limit
     LOOKS_SLOWER = "looks slower"  # UNDECIDED: measured above the limit, not beyond doubt
@@ -107,7 +106,7 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.NO_VERDICT: "nothing could be judged; with --strict: a row is not a PASS of a real GPU",
     },
     "gate": {
-        Exit.FAILED: "a test fails, is slower, or takes more bytes, counts or other kernels; a measurement of the baseline, or a test that "
+        Exit.FAILED: "a test fails, is slower, or takes more bytes or counts; a measurement of the baseline, or a test that "
         "BASE selects, is lost",
         Exit.USAGE: "the run could not start: pytest did not accept its arguments, or there is no GPU in CI",
         Exit.NO_VERDICT: "nothing was measured, no row has a limit, or one with a limit was not judged: compared with nothing, not "
@@ -115,8 +114,8 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         "the tests of BASE cannot be collected; with --strict: a row with a limit is not a PASS of a real GPU",
     },
     "profile": {
-        Exit.FAILED: "tests failed; the report is complete; with --traffic: a declaration is too large, or a count is beyond its limit",
-        Exit.NO_VERDICT: "no report was written; with --traffic: nothing could be counted",
+        Exit.FAILED: "tests failed; the report is complete",
+        Exit.NO_VERDICT: "no report was written",
     },
 }
 """By command, the codes that mean something particular. All commands: 0 is fine, 3 an internal error, 4 wrong arguments or files."""

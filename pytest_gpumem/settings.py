@@ -156,13 +156,6 @@ def _lines_of_code(value: Any) -> tuple[str, ...]:
     return found
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    lines = value.splitlines() if isinstance(value, str) else value
-    if not (found := tuple(name.strip() for name in lines if name.strip())):
-        raise refused(value, 'a node id such as "tests/test_a.py::test_triad", one a line', "names no test")
-    return found
-
-
 class OptionRole(Enum):
     """The purpose of an option. Commands derive from it which options they refuse, switch off or set."""
 
@@ -189,10 +182,9 @@ class Option(NamedTuple):
     help: str  # for `pytest --help` and the documentation
     metavar: str | None = None  # the placeholder of the value in the help; None for a flag
     on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem`
-    repeats: bool = False  # may be given several times; an ini file and the environment give a value a line
+    repeats: bool = False  # an ini file gives a value a line
     ini_only: bool = False  # no option of the command line and no variable: `-o gpumem_placements=4` sets it for one run
     bare: str | None = None  # the value that the option has on the command line if none follows it; None: it needs one
-    gate_file: str | None = None  # of an output: the file's name in the folder that `gpumem gate` writes
 
     @property
     def default(self) -> Any:
@@ -203,14 +195,6 @@ class Option(NamedTuple):
     def needs_results(self) -> bool:
         """True if a session that measures nothing cannot do it, such as hold a limit: without `--gpumem` it is a usage error."""
         return self.name in LIMITS or self.name == "existing" or self.role in (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
-
-    def accepts(self, value: str) -> bool:
-        """True if a text is a value of the option."""
-        try:
-            self.parse(value)
-        except units.QuantityError:
-            return False
-        return True
 
     @property
     def is_flag(self) -> bool:
@@ -292,20 +276,12 @@ OPTIONS: tuple[Option, ...] = (
             OptionRole.JUDGING,
             limit.parse,
             f"{limit.help} Default: none.",
-            limit.metavar or None,
+            limit.metavar,
             on_marker=True,
             ini_only=limit.ini_only,
         )
         for limit in LIMITS.values()
         if limit.metavar is not None
-    ),
-    Option(
-        "pinned_share",
-        OptionRole.MEASURING,
-        lambda value: units.parse_part(value, "is no share of the host's RAM"),
-        "Most of the host's RAM that buffers may page-lock, all together. Default: 50%.",
-        "SHARE",
-        ini_only=True,
     ),
     Option(
         "count_pages",
@@ -397,27 +373,7 @@ OPTIONS: tuple[Option, ...] = (
         ini_only=True,
     ),
     Option("strict", OptionRole.STRICTNESS, _flag, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
-    Option(
-        "allow_lost",
-        OptionRole.JUDGING,
-        _names,
-        "A test, or TEST[label], whose measurements the baseline holds and this run may lose; may be repeated. Default: none.",
-        "TEST",
-        repeats=True,
-    ),
-    *(
-        Option(name, OptionRole.OUTPUT, _path("file", example), f"{what} Default: none.", "FILE", gate_file=gate_file)
-        for name, example, gate_file, what in (
-            ("report", "gpumem.html", "report.html", "Write the results as one HTML file."),
-            ("markdown", "gpumem.md", "summary.md", "Write a summary for a pull request as Markdown."),
-            (
-                "code_quality",
-                "gl-code-quality.json",
-                "code-quality.json",
-                "Write failed and undecided rows as a code-quality report for GitLab.",
-            ),
-        )
-    ),
+    Option("report", OptionRole.OUTPUT, _path("file", "gpumem.html"), "Write the results as one HTML file. Default: none.", "FILE"),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -457,7 +413,6 @@ class Settings(NamedTuple):
     total_budget: float | None = None  # seconds for all measurements together; None where the budget is for each
     timeout: float = DEFAULT_TIMEOUT  # seconds; 0: no limit
     limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
-    pinned_share: float = 0.5  # share of the host's RAM
     count_pages: bool = False
     footprint: str = "auto"
     existing: tuple[str, ...] = ()  # words of `EXISTING`
@@ -472,10 +427,7 @@ class Settings(NamedTuple):
     baseline_of: str | None = None  # in a gate, its BASE: only runs of the history that HEAD shares with it count
     baseline_window: int = 20
     strict: bool = False
-    allow_lost: tuple[str, ...] = ()
     report: str | None = None
-    markdown: str | None = None
-    code_quality: str | None = None
     origins: Mapping[str, str] = MappingProxyType({})
     """Where each option came from: "--gpumem-mode", "-o gpumem_mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""
 
@@ -503,11 +455,11 @@ def flag_of(name: str) -> str:
     return _BY_NAME["budget" if name == "total_budget" else name].flag
 
 
-def _refuse_variables(environment: Mapping[str, str], *, enabled: bool) -> None:
-    """Refuse variables that are no setting. Arguments as of `resolve`."""
+def _refuse_variables(environment: Mapping[str, str]) -> None:
+    """Refuse variables that are no setting. `environment`: as of `resolve`."""
     names = (name for name in environment if re.match(r"(?i)GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES)
     _refuse_unknown(
-        (name for name in names if enabled or did_you_mean(name, [_BY_NAME["enabled"].variable], 0.6)),
+        names,
         [option.variable for option in OPTIONS if not option.ini_only],
         "{} is set in the environment, but there is no such setting",
     )
@@ -522,24 +474,23 @@ def resolve(
 ) -> Settings:
     """The settings of a session.
 
-    While the switch is off, only the command line is read besides it, and of variables only a misspelt switch is refused: other names may
-    be somebody else's.
+    While the switch is off, only the command line is read besides it: other names may be somebody else's.
     `command_line`: by `Option.key` ("gpumem_mode"); None where the command line says nothing.
     `environment`: variables that start with `GPUMEM` are read. An empty one counts as not set.
-    `ini`: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem`, or that differ from an
-    option by a letter or two, are refused.
+    `ini`: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem` are refused.
     `ini_file`: how messages name the ini file, such as "pytest.ini".
     `overrides`: keys of `ini` whose value comes from pytest's `-o`.
     Raises `SettingsError`: one line with the origin, the value and the accepted values.
     """
     off = switched_off(environment)
     enabled = _resolve_one(_BY_NAME["enabled"], command_line, environment, ini, f"gpumem in {ini_file}")[0]
-    _refuse_variables(environment, enabled=bool(enabled))
-    if not enabled:
+    if enabled:
+        _refuse_variables(environment)
+    else:
         environment, ini = {}, {}
     keys = [option.key for option in OPTIONS]
     for name in sorted(ini):
-        if re.match(r"(?i)gpumem(_|$)", name) or did_you_mean(name, keys, 0.9):
+        if re.match(r"(?i)gpumem(_|$)", name):
             where = "-o {}: there is no such setting" if name in overrides else f"{{}} is set in {ini_file}, but there is no such setting"
             _refuse_unknown([name], keys, where)
     values: dict[str, Any] = {}
@@ -682,10 +633,9 @@ def loosened(limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASU
         # A test may adjust the default of the ini file; a limit for this run is meant for every test.
         if default is None or here == default or not asked.startswith(("-", "GPUMEM")):
             continue
-        looser = LIMITS[name].looser
         if here is None:
             sentences.append(f"{name} {default} ({asked}) is lifted ({origin})")
-        elif looser is not None and looser(here, default):
+        elif LIMITS[name].looser(here, default):
             sentences.append(f"{name} {here} ({origin}) is looser than {default} ({asked})")
     return sentences
 

@@ -46,7 +46,7 @@ def judged(
             evidence=evidence,
             family=family,
         )
-        if row.limits.max_regression is not None or row.limits.fail_if_faster is not None:
+        if row.limits.max_regression is not None:
             family = family.after(found)
     findings, comparison = found
     if row.footprint is not None:

@@ -157,7 +157,7 @@ def _of_test(test: str, last: Results) -> tuple[list[Row], list[Omission]]:
     if not rows and not missing:
         every = [*((row.key, row.nodeid) for row in document.rows), *((one.key, one.nodeid) for one in document.missing)]
         names = [name for pair in every for name in pair]
-        raise UserError(f"{test}: no row of {last.path} belongs to it{did_you_mean(test, names, cutoff=0.5)}")
+        raise UserError(f"{test}: no row of {last.path} belongs to it{did_you_mean(test, names)}")
     return rows, missing
 
 

@@ -11,10 +11,10 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from msgspec import structs
@@ -39,7 +39,7 @@ from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTI
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.history import Baseline
     from pytest_gpumem.baselines.storage import Storage
-    from pytest_gpumem.reporting.run import Place, Run
+    from pytest_gpumem.reporting.run import Place
     from pytest_gpumem.runs.base import Base
     from pytest_gpumem.runs.decision import Decision, OfBase
     from pytest_gpumem.runs.processes import ProcessRecord
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path("gpumem-results")  # default of --output
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
-OUTPUT_FILES = {option.name: str(option.gate_file) for option in of_role(OptionRole.OUTPUT)}  # by the name of an output
-FILES = (RESULTS, JUNIT, DUET, *OUTPUT_FILES.values())  # the files of the folder
+REPORT, SUMMARY = "report.html", "summary.md"
+FILES = (RESULTS, JUNIT, DUET, REPORT, SUMMARY)  # the files of the folder
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 """File in the folder, and its text: it marks a folder that a gate made, and hides its files from git."""
 
@@ -96,9 +96,9 @@ def gate(
 
     Collects the tests of the merge base of BASE and HEAD: what these tests measure must be judged, by limits that are not looser. Runs
     pytest with --gpumem against the saved processes of BASE's history. One process of the merge base gives the exact figures of rows
-    whose bytes, counts or kernels grew or have no baseline; a duet of the merge base and the working tree decides the rows that look
+    whose bytes or counts grew or have no baseline; a duet of the merge base and the working tree decides the rows that look
     slower, are undecided or have no baseline. What differs in the worst five failures is known from the baseline or the duet, else
-    from further processes in 60 s at most. Writes results, a report, a Markdown summary and a code-quality report into a folder, and
+    from further processes in 60 s at most. Writes results, a report and a Markdown summary into a folder, and
     under GitHub Actions the job's summary and annotations.
     """
     from pytest_gpumem.reporting.columns import fitted
@@ -142,7 +142,9 @@ def gate(
     decision = replace(decision, remarks=lines)
     meant = if_meant(decision)
     if screened.document is not None:
-        _tell(output, base, screened.document, replace(decision, remarks=(*lines, *meant)))
+        _tell(output, base, screened.document, replace(decision, remarks=(*lines, *meant)), screened.places)
+    else:
+        _write(output / SUMMARY, "".join(f"{line}\n" for line in printable(list(lines))))
     if written := [name for name in FILES if (output / name).exists()]:
         _say(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}", err=True)
     for remark in decision.remarks:
@@ -150,7 +152,7 @@ def gate(
     if decision.code == Exit.FAILED and screened.document is not None:
         errors = {one.nodeid: one.message for one in screened.failures if not one.unrun}
         counts = f"{counts_text(decision.rows)}; {rounded_duration(time.monotonic() - begun)} on {screened.document.device.name_and_driver}"
-        last = [*ending(decision.rows, gated.again, errors), *meant, counts, f"report: {output / OUTPUT_FILES['report']}"]
+        last = [*ending(decision.rows, gated.again, errors), *meant, counts, f"report: {output / REPORT}"]
         for part in (part for line in printable(last) for part in fitted(line, terminal()[0])):
             click.echo(part)
     return decision.code
@@ -451,7 +453,7 @@ def _flags(found: int, wanted: int) -> str:
 def _check_arguments(arguments: Sequence[str], output: Path) -> None:
     """Refuse options that a gate sets itself. Raises `click.UsageError`: names the option and why."""
     why = f"the gate writes into {output}; see --output"
-    refused = dict.fromkeys(("--benchmark-json", "--junitxml", "--junit-xml", *(option.flag for option in of_role(OptionRole.OUTPUT))), why)
+    refused = dict.fromkeys(("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report"), why)
     refused |= {option.flag: "a gate saves nothing into a baseline" for option in of_role(OptionRole.SAVING)}
     for argument in arguments:
         if (name := argument.partition("=")[0]) in refused:
@@ -478,6 +480,7 @@ class ScreenResult:
     failures: Sequence[Failure]  # failures and errors that it counted
     document: Document | None  # its results; None if it wrote none
     selection: Selection | None = None  # the tests that it selects; None if it did not come to its end
+    places: Mapping[str, Place] = field(default_factory=dict)  # where its tests are defined, by node id
 
 
 def _screen(output: Path, base: str, arguments: Sequence[str], *, selecting: Future[Selection], accepts: bool) -> ScreenResult:
@@ -486,10 +489,8 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, selecting: Fut
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
-    own = [
-        f"--junitxml={output / JUNIT}",
-        *(f"{option.flag}={output / OUTPUT_FILES[option.name]}" for option in of_role(OptionRole.OUTPUT)),
-    ]
+    # In this family JUnit's file says where each test is defined.
+    own = [f"--junitxml={output / JUNIT}", "--override-ini=junit_family=xunit1", f"--gpumem-report={output / REPORT}"]
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
     command = pytest_command([*arguments, *own], options=["--no-header"], results=output / RESULTS)
@@ -505,10 +506,10 @@ def _screen(output: Path, base: str, arguments: Sequence[str], *, selecting: Fut
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
             return ScreenResult(code, (), None, selected)
         document = load(output / RESULTS)
-        failures = _failures(output / JUNIT, selected)
+        failures, places = _read_junit(output / JUNIT, selected)
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise UserError(f"the screen's results in {output} cannot be read: {error}") from None
-    return ScreenResult(code, failures, document, selected)
+    return ScreenResult(code, failures, document, selected, places)
 
 
 def _write_selection(file: Path, selecting: Future[Selection]) -> None:
@@ -529,22 +530,34 @@ def _in_junit(nodeid: str) -> tuple[str, str]:
 _OF_PYTEST = re.compile(r'^(?:failed on (?:setup|teardown) with ")?(?:Failed: )?(.*?)"?$')  # what it adds to a message
 
 
-def _failures(junit: Path, selected: Selection | None) -> list[Failure]:
-    """Those of a JUnit file, in its order. `selected`: tests whose node ids are known; of others the names in the file stand."""
+def _read_junit(junit: Path, selected: Selection | None) -> tuple[list[Failure], dict[str, Place]]:
+    """The failures of a JUnit file, in its order, and where its tests are defined, by node id.
+    `selected`: tests whose node ids are known; of others the names in the file stand.
+    """
+    from pytest_gpumem.reporting.concerns import place_of
+
     ids = () if selected is None else (*selected.tests, *selected.others)
     named = {_in_junit(nodeid): nodeid for nodeid in ids}
-    found = []
+    found: list[Failure] = []
+    places: dict[str, Place] = {}
+    here = Path.cwd()
     for case in ElementTree.parse(junit).getroot().iter("testcase"):
         name = case.get("classname", ""), case.get("name", "")
+        file, line = case.get("file"), case.get("line")
+        if name in named and file is not None and line is not None:
+            # pytest's root folder, which paths are relative to, is this one or above.
+            root = next((folder for folder in (here, *here.parents) if (folder / file).exists()), here)
+            places[named[name]] = place_of(root, file, int(line) + 1)
         for failed in (*case.findall("failure"), *case.findall("error")):
             lines = (failed.get("message") or failed.text or "").strip().splitlines()
             message = _OF_PYTEST.sub(r"\1", lines[0]) if lines else "failed"
             found.append(Failure(named.get(name, "::".join(filter(None, name))), message))
-    return found
+    return found, places
 
 
-def _tell(output: Path, base: str, document: Document, decision: Decision) -> None:
-    """Write the outputs anew, with the gate's verdicts; under GitHub Actions the job's summary and annotations too."""
+def _tell(output: Path, base: str, document: Document, decision: Decision, places: Mapping[str, Place]) -> None:
+    """Write results, report and summary, with the gate's verdicts; under GitHub Actions the job's summary and annotations too."""
+    from pytest_gpumem.reporting import html, markdown
     from pytest_gpumem.reporting.run import Run
 
     _write_results(output / RESULTS, document, decision)
@@ -552,26 +565,12 @@ def _tell(output: Path, base: str, document: Document, decision: Decision) -> No
     run = Run(decision.rows, document.device, document.settings, shown.utc, shown.revision, remarks=decision.remarks)
     saved = _saved(base, document)
     past = {row.key: saved.past(row) for row in run.rows}
-    run = replace(run, places=_places(output, document), past=past, footprints=saved.newest_footprints)
-    _write_outputs(output, run)
-    _announce(run)
-
-
-def _places(output: Path, document: Document) -> dict[str, Place]:
-    """The places of tests in the screen's own code-quality report."""
-    from pytest_gpumem.reporting.concerns import fingerprint
-    from pytest_gpumem.reporting.run import Place
-
-    try:
-        findings: list[dict[str, Any]] = json.loads((output / OUTPUT_FILES["code_quality"]).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    by_fingerprint = {one["fingerprint"]: one["location"] for one in findings}
-    found = {}
-    for row in document.rows:
-        if (location := by_fingerprint.get(fingerprint(row))) is not None:
-            found[row.nodeid] = Place(location["path"], location["lines"]["begin"])
-    return found
+    run = replace(run, past=past, footprints=saved.newest_footprints)
+    summary = markdown.page(run)
+    _write(output / SUMMARY, summary)
+    if run.rows:
+        _write(output / REPORT, html.page(run))
+    _announce(run.rows, summary, places)
 
 
 # The folder of results
@@ -611,30 +610,25 @@ def _write_results(path: Path, screen: Document, decision: Decision) -> None:
         for one in value.get("benchmarks", ()):
             if (fed := one.get("extra_info", {}).get("gpumem")) is not None:
                 one["extra_info"]["gpumem"] = found.get((fed["range"], fed.get("label", "")), fed)
-        write_whole(path, json.dumps(value, allow_nan=False, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"--output: cannot read {path}: {error.strerror or error}") from None
+    _write(path, json.dumps(value, allow_nan=False, indent=1) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file of the folder. Raises `UserError`: it cannot be written."""
+    try:
+        write_whole(path, text)
     except OSError as error:
         raise UserError(f"--output: cannot write {path}: {error.strerror or error}") from None
 
 
-def _write_outputs(output: Path, run: Run) -> None:
-    """Write the outputs of a run into the folder. Raises `UserError`: a file cannot be written."""
-    from pytest_gpumem.reporting.outputs import OUTPUTS
-
-    try:
-        for name, file in OUTPUT_FILES.items():
-            if (text := OUTPUTS[name](run)) is not None:
-                write_whole(output / file, text)
-    except OSError as error:
-        raise UserError(f"--output: cannot write {error.filename}: {error.strerror or error}") from None
-
-
-def _announce(run: Run) -> None:
+def _announce(rows: Sequence[Row], summary: str, places: Mapping[str, Place]) -> None:
     """Under GitHub Actions, add a run to the job's summary, and print its annotations."""
     from pytest_gpumem.reporting.concerns import summarise, workflow_commands
-    from pytest_gpumem.reporting.outputs import OUTPUTS
 
-    if (note := summarise(str(OUTPUTS["markdown"](run)), os.environ)) is not None:
+    if (note := summarise(summary, os.environ)) is not None:
         click.echo(printable(note), err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in workflow_commands(run.rows, run.places):
+        for line in workflow_commands(rows, places):
             click.echo(line)

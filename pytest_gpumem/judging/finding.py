@@ -24,8 +24,6 @@ SENTENCES: Mapping[str, str] = {
     "not read": "{limit} cannot be judged: {why}",
     "counted": "{figure}, {side} {limit}",
     "varies": "{figure}, above {limit}; it varies with unchanged code, {low} to {high}: too few runs to judge it exactly",
-    "same kernels": "the kernels are those of {past}: {limit} holds",
-    "other kernels": "{limit} does not hold{past}: {changed}",
     "beats": "{times}: {limit} holds",
     "does not beat": "{times}: {limit} does not hold",
     "may not beat": "{times}: {limit} is not beyond doubt",
@@ -41,8 +39,6 @@ SENTENCES: Mapping[str, str] = {
     "same code": "{seen}: passes {limit}, as the same machine code ran in the same way{but}; would miss up to {catches}",
     "crept": "{seen}: crept beyond {limit}; gpumem compare shows the runs between",
     "looks crept": "{seen}: looks crept beyond {limit}; {doubt}",
-    "faster": "{seen}: faster than {limit}; the baseline is stale, and a slow-down back to it would pass: accept the gain into it",
-    "no gain": "no gain beyond {limit}",
     "no limit": "no limit set",
     "no limit, compared": "{seen}, no limit set, catches {catches}",
     # Nothing to compare with.

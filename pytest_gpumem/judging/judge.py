@@ -55,10 +55,9 @@ def judge(
         findings.insert(0, find(Outcome.UNDECIDED, "too wide", Code.NOISY, noise=format_share(noise), basis=basis(measurement)))
     alike = [past for past in history if comparable(measurement, past)]
     if not alike:
-        compares = [name for name in ("max_regression", "fail_if_faster") if getattr(limits, name) is not None]
-        if compares:
-            written = f"{compares[0]} {getattr(limits, compares[0])} ({limits.origin.get(compares[0], 'limit')})"
-            findings.append(of_limit(compares[0], _not_compared(measurement, history, written, no_history)))
+        if limits.max_regression is not None:
+            written = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
+            findings.append(of_limit("max_regression", _not_compared(measurement, history, written, no_history)))
         return Judgement(findings)
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
     since = [past for past in first if comparable(measurement, past)]
@@ -68,8 +67,6 @@ def judge(
     if limits.max_regression is not None:
         finding, comparison = against_runs.regression(comparison, delta, since)
         findings.append(finding)
-    if limits.fail_if_faster is not None:
-        findings.append(against_runs.gain(limits.fail_if_faster))
     return Judgement(findings, comparison)
 
 
@@ -102,7 +99,7 @@ class _Against:
         if in_doubt and self._only_noise(comparison, delta):
             words = {"limit": name, "seen": against(comparison), "but": _left_out(self.alike)}
             finding = find(Outcome.PASS, "same code", Code.SAME_CODE, **words, catches=format_share(comparison.catches))
-        return self._of_same_work("max_regression", finding), comparison
+        return of_limit("max_regression", _same_work(self.measurement, self.alike[-1], finding)), comparison
 
     def _crept(self, first: Sequence[Measurement], delta: float) -> Difference | None:
         """This run and the two before it less the first ones; None unless both it and their mean are above the limit."""
@@ -115,16 +112,6 @@ class _Against:
         low = self.found.log - self.found.variance(seen=True).reach(screen.LOWER)
         nearly = low <= 0 and screen.below(self.found, delta)
         return decide_change(Evidence(slower=False, within=False, same_code=comparison.same_code and nearly)) is Outcome.PASS
-
-    def gain(self, written: str) -> Finding:
-        """The finding about `fail_if_faster`."""
-        origin = self.limits.origin.get("fail_if_faster", "limit")
-        gain = screen.judge_gain(self.found, compared(self.found, 0.0), written, origin, self.family)
-        return gain if gain.outcome is Outcome.PASS else self._of_same_work("fail_if_faster", gain)
-
-    def _of_same_work(self, limit: str, finding: Finding) -> Finding:
-        """The finding about a limit, once the work of a launch is known to be as before."""
-        return of_limit(limit, _same_work(self.measurement, self.alike[-1], finding))
 
 
 BUSY = 0.25  # share of the looks at which other work may keep the device busy; choice: medians of samples do not notice as much

@@ -29,7 +29,7 @@ from pytest_gpumem.judging.spread import Difference, corrected_logs, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import ENOUGH, GROSS, Comparison, Verdict
-from pytest_gpumem.units import format_share, parse_margin, parse_share
+from pytest_gpumem.units import format_share, parse_margin
 
 ALPHA = 0.05  # largest share of suites of unchanged tests with a false alarm; choice
 
@@ -137,21 +137,6 @@ def judge_creep(
     if (outcome := decide_change(Evidence(slower=doubt is None, within=False))) is Outcome.FAIL:
         return find(outcome, "crept", Code.CREPT, limit=limit, seen=seen)
     return find(outcome, "looks crept", Code.LOOKS_SLOWER if comparison.low > 0 else Code.NOISY, limit=limit, seen=seen, doubt=doubt or "")
-
-
-def least_gain(found: Difference) -> float:
-    """The gain that a run shows at least (99.9 %), as a share of the baseline; what a FAIL by `fail_if_faster` rests on."""
-    return -math.expm1(found.log + found.variance().reach(LOWER))
-
-
-def judge_gain(found: Difference, comparison: Comparison, written: str, origin: str, family: Family = ALONE) -> Finding:
-    """The finding about a gain that makes the baseline stale: a FAIL if there is one beyond doubt.
-    Raises `QuantityError`: a limit that cannot be read.
-    """
-    gain, limit = parse_share(written), f"fail_if_faster {written} ({origin})"
-    if not _known(found) or least_gain(found) <= gain or found.variance().chance(math.log1p(-gain) - found.log) > family.threshold:
-        return find(Outcome.PASS, "no gain", limit=limit)
-    return find(Outcome.FAIL, "faster", Code.FASTER, limit=limit, seen=against(comparison))
 
 
 def below(found: Difference, delta: float) -> bool:

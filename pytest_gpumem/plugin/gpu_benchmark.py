@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from msgspec import structs
 
 from pytest_gpumem.devices.protocol import Stream
-from pytest_gpumem.judging.limits import counts_steps, waits_for_counts
+from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.conductor import Passes, with_overlap
@@ -229,8 +229,6 @@ class GpuBenchmark:
             notes=(*measurement.notes, *loosened(limits, settings)),
             provenance=session.provenance,
         )
-        if (note := waits_for_counts(measurement, limits)) is not None:
-            measurement = structs.replace(measurement, notes=(*measurement.notes, note))
         test.measurements.append((measurement, limits))
         extra = test.extra[label] = Extra()
         return Result(measurement, test.device.facts, extra, self._claim)

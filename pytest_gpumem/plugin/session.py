@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
-import shlex
 import sys
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -64,15 +62,6 @@ if TYPE_CHECKING:
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
 """Facts that go into pytest-benchmark's `machine_info`."""
-
-_SECTIONS = {
-    **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), re.compile("")),
-    "pyproject.toml": re.compile(r"^\s*\[tool\.pytest\b", re.MULTILINE),
-    "tox.ini": re.compile(r"^\[pytest\]", re.MULTILINE),
-    "setup.cfg": re.compile(r"^\[tool:pytest\]", re.MULTILINE),
-}
-"""By the name of an ini file, in pytest's order, the section that it must have
-(https://docs.pytest.org/en/stable/reference/customize.html#finding-the-rootdir)."""
 
 
 def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> None:
@@ -437,49 +426,3 @@ class Session(Feature):
             if (fed := one.get("extra_info", {}).get("gpumem")) is not None:  # since then the row may have been judged again
                 one["extra_info"]["gpumem"] = found.get((fed["range"], fed.get("label", "")), fed)
         output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json(), session.missing)
-
-
-def check_ini_file(config: pytest.Config) -> None:
-    """That the ini file in use is that of the tests. Raises `pytest.UsageError`: a value of an option led pytest away from it."""
-    if is_part(config):  # its controller has checked
-        return
-    if config.option.inifilename is not None:
-        return
-    tests = [str(given) for given in config.option.file_or_dir]
-    given = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
-    away = astray(tests, given, config.invocation_params.dir, config.inipath)
-    if away is not None:
-        raise pytest.UsageError(f"gpumem: {away}")
-
-
-def astray(tests: Sequence[str], arguments: Sequence[str], folder: Path, used: Path | None) -> str | None:
-    """A sentence, if pytest uses another ini file than that of the tests because it took values of options for tests.
-    `used`: the ini file in use; None if there is none.
-    """
-    values = [one for one in arguments if not one.startswith("-") and one not in tests and (folder / one).exists()]
-    wanted = _ini_file(list(_folders(tests, folder)) or [folder])
-    if not values or wanted is None or wanted == used:
-        return None
-    instead = f"{used} is used" if used is not None else "none is used"
-    which = "it" if len(values) == 1 else "them"
-    return (
-        f"the settings in {wanted} are lost, {instead}: pytest takes {' and '.join(values)} for tests, and looks for an ini file there; "
-        f"write {which} as --option=VALUE, with an equals sign, or name the file with -c"
-    )
-
-
-def _folders(tests: Iterable[str], folder: Path) -> Iterator[Path]:
-    for one in tests:
-        path = Path(os.path.abspath(folder / one.split("::")[0]))
-        if path.exists():
-            yield path if path.is_dir() else path.parent
-
-
-def _ini_file(folders: Sequence[Path]) -> Path | None:
-    """The file that pytest would find: from the common folder upwards, then from each folder."""
-    for start in (Path(os.path.commonpath(folders)), *folders):
-        for folder in (start, *start.parents):
-            for name, section in _SECTIONS.items():
-                if (path := folder / name).is_file() and section.search(path.read_text(errors="replace")):
-                    return path
-    return None

@@ -38,7 +38,6 @@ from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.l2_leftovers import L2Watch
-from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.deadline import Deadline
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, exclusive
@@ -139,14 +138,6 @@ class GpuSession:
     def remark(self, *lines: str) -> None:
         """Add lines to the summary."""
         self.remarks.extend(lines)
-
-    def output(self, name: str) -> Path | None:
-        """The file that an option names, relative to where pytest was called; None if the option is not set.
-        Raises `pytest.UsageError`: it cannot be written.
-        """
-        if (written := getattr(self.settings, name)) is None:
-            return None
-        return self.writable(self.settings.origins[name], Path(written).expanduser())
 
     def writable(self, flag: str, written: Path) -> Path:
         """A file relative to where pytest was called. Raises `pytest.UsageError`: it cannot be written."""
@@ -430,9 +421,7 @@ class GpuTest:
         self.varying_arguments: tuple[int, ...] = of_marker(keywords, "varying_arguments") or ()
         """Numbers of the kernels' arguments that vary on purpose."""
         oversubscribes = bool(of_marker(keywords, "oversubscribe"))
-        settings = session.settings
-        cap = PinnedCap(settings.pinned_share, settings.origins.get("pinned_share", "default"))
-        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), cap, oversubscribes=oversubscribes)
+        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), oversubscribes=oversubscribes)
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.measurements: list[tuple[Measurement, Limits]] = []

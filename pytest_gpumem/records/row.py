@@ -110,9 +110,8 @@ class Past(Record, frozen=True):
 
 ROW: Final = "row"  # `Omission.what` of a measurement of the baseline
 TEST: Final = "test"  # `Omission.what` of a test that BASE runs
-Status = Literal["lost", "allowed", "accepted", "not run", "undecided"]
+Status = Literal["lost", "accepted", "not run", "undecided"]
 LOST: Final = "lost"
-ALLOWED: Final = "allowed"
 ACCEPTED: Final = "accepted"
 NOT_RUN: Final = "not run"
 UNJUDGED: Final = "undecided"
@@ -128,8 +127,8 @@ class Omission(Record, frozen=True):
     nodeid: str  # pytest's id of the test
     label: str  # Label of the measurement inside its test
     status: Status
-    """`lost`; `allowed`, if --gpumem-allow-lost names it; `accepted`, if somebody accepted its removal; `not run`, if its test was left out
-    or the session ended first; or `undecided`, if its test ran and nothing that the limit is about was measured."""
+    """`lost`; `accepted`, if somebody accepted its removal; `not run`, if its test was left out or the session ended first; or
+    `undecided`, if its test ran and nothing that the limit is about was measured."""
     reason: str  # Why it was not judged
     what: str = ROW  # "row" for a measurement of the baseline, "test" for a test that BASE runs in a gate, else the name of the limit
     by_words: bool = False  # Words of the command line left its test out: somebody meant it
@@ -139,7 +138,7 @@ class Omission(Record, frozen=True):
     @property
     def accounted(self) -> bool:
         """True if it leaves the exit code of a strict session as it is."""
-        return self.status in (ALLOWED, ACCEPTED) or self.by_words or self.base_too
+        return self.status == ACCEPTED or self.by_words or self.base_too
 
     @property
     def may_be_meant(self) -> bool:
@@ -150,10 +149,6 @@ class Omission(Record, frozen=True):
     def key(self) -> str:
         """As `Row.key`."""
         return key_of(self.nodeid, self.label)
-
-    def named(self, name: str) -> bool:
-        """True if a name is this measurement's key, or a node id that selects its test."""
-        return name == self.key or selects(name, self.nodeid)
 
 
 def selects(name: str, nodeid: str) -> bool:

@@ -1,10 +1,9 @@
-"""Rows that need a look: the end of a gate, annotations and job summary of GitHub, code quality of GitLab."""
+"""Rows that need a look: the end of a gate, annotations and job summary of GitHub."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,8 +13,8 @@ from types import MappingProxyType
 from pytest_gpumem.files import append_whole
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.screen import base_latency
-from pytest_gpumem.limits import LIMITS, count_of, over_baseline
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.limits import BASE, LIMITS, count_of
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Row, did_not_run
@@ -28,6 +27,7 @@ from pytest_gpumem.units import QuantityError, Share, parse_growth, parse_margin
 
 MOST = 10  # annotations of each level that GitHub shows of one step; it drops further ones silently
 VARIABLE = "GITHUB_STEP_SUMMARY"  # environment variable that names the file of GitHub's job summary
+CHECKOUT = "GITHUB_WORKSPACE"  # environment variable with the folder of the repository, to which paths of annotations are relative
 LIMIT = 1 << 20  # bytes of that file; GitHub shows nothing of a larger one ("Workflow commands", step isolation and limits)
 
 
@@ -36,9 +36,9 @@ def fails(row: Row) -> bool:
     return attention(row) == FAILING
 
 
-def concerns(rows: Iterable[Row], *, new: bool = False) -> list[Row]:
-    """Failures, then UNDECIDED and ACCEPTED rows; within each, the largest slow-down first. A NEW row needs no look, unless `new`."""
-    doubtful = (Outcome.UNDECIDED, Outcome.ACCEPTED, *([Outcome.NEW] if new else []))
+def concerns(rows: Iterable[Row]) -> list[Row]:
+    """Failures, then UNDECIDED and ACCEPTED rows; within each, the largest slow-down first. A NEW row needs no look."""
+    doubtful = (Outcome.UNDECIDED, Outcome.ACCEPTED)
     found = [row for row in rows if fails(row) or row.verdict.outcome in doubtful]
     return sorted(worst_first(found), key=lambda row: not fails(row))
 
@@ -72,7 +72,7 @@ def _beyond(row: Row, before: Footprint | None) -> float:
         for name in LIMITS:
             stem, written = name.removeprefix("max_"), getattr(limits, name)
             count = exact.get(stem, exact.get(f"{stem}_bytes"))
-            if written is not None and count is not None and over_baseline(written) is None:
+            if written is not None and count is not None and written != BASE:
                 most = count_of(written)
                 found.append((count - most) / (most or 1))
     except QuantityError:  # in a file that somebody else wrote
@@ -170,6 +170,17 @@ def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[
     return lines
 
 
+def place_of(root: Path, file: str, line: int) -> Place:
+    """The place of a test within the repository, if GitHub says which folder that is.
+    `file`: relative to `root`.
+    `line`: from 1 on.
+    """
+    whole, checkout = Path(os.path.normpath(root / file)), os.environ.get(CHECKOUT)
+    if checkout and whole.is_relative_to(checkout):
+        return Place(whole.relative_to(checkout).as_posix(), line)
+    return Place(Path(file).as_posix(), line)
+
+
 def _place(row: Row, test: Place | None) -> Place | None:
     """Where a row's annotation stands: on the line of its first difference, or on its test, which is at `test` if that is known."""
     own = row.nodeid.partition("::")[0]
@@ -185,34 +196,6 @@ def _message(text: str) -> str:
 
 def _property(text: str) -> str:
     return _message(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def code_quality(rows: Iterable[Row], places: Mapping[str, Place], *, new: bool = False) -> str:
-    """GitLab's code-quality report as JSON. Without concerns it is an empty array, by which GitLab knows what was resolved.
-    A test without a place, by node id, is on line 1 of its file. `new`: as for `concerns`.
-    """
-    return json.dumps([_finding(row, places.get(row.nodeid)) for row in concerns(rows, new=new)], indent=1) + "\n"
-
-
-def _finding(row: Row, place: Place | None) -> dict[str, object]:
-    place = place if place is not None else Place(row.nodeid.partition("::")[0], 1)
-    undecided = "minor" if row.verdict.code is Code.LOOKS_SLOWER else "info"
-    return {
-        "description": sentence(row),
-        "check_name": _check(row),
-        "fingerprint": fingerprint(row),
-        "severity": "major" if fails(row) else undecided,
-        "location": {"path": place.file, "lines": {"begin": place.line}},
-    }
-
-
-def fingerprint(row: Row) -> str:
-    """The same for one row and verdict in different runs: without figures, which always differ."""
-    return hashlib.sha256(f"{_check(row)}\0{row.key}".encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _check(row: Row) -> str:
-    return f"gpumem {row.verdict.outcome.value}"
 
 
 def summarise(text: str, environment: Mapping[str, str]) -> str | None:

@@ -284,7 +284,8 @@ def test_every_run_of_a_passing_test_enters_whatever_its_figure(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("code", "rejected"), [(Code.SLOWER, True), (Code.CREPT, True), (Code.FASTER, False), (Code.LOOKS_SLOWER, False), (None, False)]
+    ("code", "rejected"),
+    [(Code.SLOWER, True), (Code.CREPT, True), (Code.TOO_MUCH_MEMORY, False), (Code.LOOKS_SLOWER, False), (None, False)],
 )
 def test_only_a_proven_slow_down_takes_a_revision_out(code: Code | None, rejected: bool) -> None:
     outcome = Outcome.UNDECIDED if code is Code.LOOKS_SLOWER else Outcome.FAIL

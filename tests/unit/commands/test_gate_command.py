@@ -27,7 +27,6 @@ from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document, document
-from pytest_gpumem.reporting.concerns import code_quality
 from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.revisions import Ancestry
 from pytest_gpumem.runs import rounds as duet_rounds
@@ -68,13 +67,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
         def screen(output: Path, base: str, given: tuple[str, ...], **_: object) -> gate.ScreenResult:
             assert not any((output / name).exists() for name in gate.FILES)
-            (output / gate.OUTPUT_FILES["code_quality"]).write_text(code_quality(rows, {one.nodeid: Place("sub/t.py", 7) for one in rows}))
-            (output / gate.OUTPUT_FILES["markdown"]).write_text("the screen's")
-            (output / gate.OUTPUT_FILES["report"]).write_text("the screen's")
+            (output / gate.REPORT).write_text("the screen's")
             (output / gate.RESULTS).write_text(json.dumps({"gpumem": document(H100, list(rows), {"mode": "clean-cold"}, [])}))
             found = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
             failed = [gate.Failure(one.nodeid, "an error") for one in rows if one.failed]
-            return gate.ScreenResult((1 if failures else 0) if code is None else code, failed, found)
+            places = {one.nodeid: Place("sub/t.py", 7) for one in rows}
+            return gate.ScreenResult((1 if failures else 0) if code is None else code, failed, found, places=places)
 
         def play(
             base: str, wanted: RowFilter, pytest_arguments: list[str], *, base_side: object, file: Path, **given: Any
@@ -110,7 +108,6 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
     summary = (tmp_path / "gpumem-results" / "summary.md").read_text()
     assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
     assert "**2 rows: 2 PASS**" in summary
-    assert (tmp_path / "gpumem-results" / "code-quality.json").read_text() == "[]\n"
     report = (tmp_path / "gpumem-results" / "report.html").read_text()
     assert "<li>cleared by the duet: t.py::a</li><li>green: 2 rows</li>" in report
     assert '<span class="chip pass">2 PASS</span>' in report
@@ -149,8 +146,6 @@ def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, mo
     assert result.exit_code == 1
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("::"))
     assert line.startswith("::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: so the duet")
-    (finding,) = json.loads((tmp_path / "out" / "code-quality.json").read_text())
-    assert (finding["severity"], finding["location"]) == ("major", {"path": "sub/t.py", "lines": {"begin": 7}})
     assert (tmp_path / "steps.md").read_text() == (tmp_path / "out" / "summary.md").read_text() + "\n"
 
 
@@ -214,6 +209,7 @@ def test_nothing_measured():
     errors = {row.nodeid for row in screened.document.rows if row.test_error is True}
     assert (screened.code, errors, len(screened.document.rows)) == (1, wrong, 4)
     assert {one.nodeid for one in screened.failures} == {*wrong, "test_them.py::test_slow"}
+    assert screened.places["test_them.py::test_wrong"] == Place("test_them.py", 8)
     assert not list(tmp_path.rglob("*/gpumem/*.json"))
 
 
@@ -294,13 +290,12 @@ def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> N
     assert run(rows=()).exit_code == 6
     assert sorted(path.name for path in folder.iterdir()) == [
         ".gitignore",
-        "code-quality.json",
         "mine.txt",
         "report.html",
         "results.json",
         "summary.md",
     ]
-    assert "old" not in (folder / "summary.md").read_text()
+    assert "nothing was measured" in (folder / "summary.md").read_text()
     assert (folder / ".gitignore").read_text().splitlines()[-1] == "*"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from string import Formatter
@@ -12,12 +11,12 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import SENTENCES
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import Comparison, LimitResult, Row
 from pytest_gpumem.reporting.columns import fitted
-from pytest_gpumem.reporting.concerns import MOST, code_quality, concerns, ending, fails, few, in_brief, sentence, workflow_commands
+from pytest_gpumem.reporting.concerns import MOST, concerns, ending, fails, few, in_brief, sentence, workflow_commands
 from pytest_gpumem.reporting.exports import properties
 from pytest_gpumem.reporting.run import Place
 
@@ -49,7 +48,6 @@ def test_what_a_change_accepts_is_shown_as_no_failure(make_row: Make) -> None:
     assert (concerns([accepted]), fails(accepted)) == ([accepted], False)
     (line,) = workflow_commands([accepted], {})
     assert line == "::warning title=gpumem%3A ACCEPTED::ACCEPTED t.py::t: max_regression accepted (ada: checks bounds); +8 %25"
-    assert [one["severity"] for one in json.loads(code_quality([accepted], {"t.py::t": Place("t.py", 1)}))] == ["info"]
 
 
 def test_a_sentence_says_what_else_failed_and_what_is_simulated(make_row: Make) -> None:
@@ -199,44 +197,3 @@ def test_no_more_than_github_shows(make_row: Make) -> None:
     lines = workflow_commands(rows, {})
     assert [line.startswith("::error") for line in lines] == [True] * MOST + [False]
     assert lines[MOST - 1] == "::error title=gpumem::2 more in the summary of the run"
-
-
-# GitLab's code-quality report
-
-
-def test_each_finding_has_what_gitlab_asks_for(make_row: Make) -> None:
-    rows = [
-        make_row("t.py::t", Outcome.FAIL, reason="slower"),
-        make_row("t.py::u", Outcome.UNDECIDED, code=Code.LOOKS_SLOWER),
-        make_row("t.py::v", Outcome.UNDECIDED, code=Code.CONDITIONS),
-    ]
-    found = json.loads(code_quality(rows, {"t.py::t": Place("sub/t.py", 12)}))
-    fingerprint = found[0].pop("fingerprint")
-    assert len(fingerprint) == 64
-    assert found[0] == {
-        "description": "FAIL t.py::t: slower",
-        "check_name": "gpumem FAIL",
-        "severity": "major",
-        "location": {"path": "sub/t.py", "lines": {"begin": 12}},
-    }
-    assert [one["severity"] for one in found] == ["major", "minor", "info"]
-    assert found[1]["location"] == {"path": "t.py", "lines": {"begin": 1}}
-
-
-def test_a_fingerprint_is_of_the_row_and_not_of_its_figures(make_row: Make) -> None:
-    def fingerprint(*arguments: object, **keywords: object) -> str:
-        (one,) = json.loads(code_quality([make_row(*arguments, **keywords)], {}))
-        return str(one["fingerprint"])
-
-    slow = fingerprint("t.py::t", Outcome.FAIL, reason="slower: +3 %")
-    assert slow == fingerprint("t.py::t", Outcome.FAIL, reason="slower: +4 %")
-    others = {
-        fingerprint("t.py::t", Outcome.UNDECIDED),
-        fingerprint("t.py::t", Outcome.FAIL, label="b"),
-        fingerprint("t.py::u", Outcome.FAIL),
-    }
-    assert len(others - {slow}) == 3
-
-
-def test_nothing_to_report_is_an_empty_report(make_row: Make) -> None:
-    assert code_quality([make_row()], {}) == "[]\n"
