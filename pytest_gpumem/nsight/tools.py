@@ -178,19 +178,6 @@ def ncu_command(program: Path, child: Sequence[str], report: Path, *, names: Seq
     return [str(program), *options, *included(names), "--export", str(report), "--force-overwrite", *child]
 
 
-def counting_command(program: Path, child: Sequence[str], log: Path, *, more: Sequence[str] = ()) -> list[str]:
-    """The command that counts the measured launches of a child into a CSV log. Clocks are left alone.
-
-    By default ncu empties the caches before every kernel. So each one is counted cold, whatever the measurement's mode, and several kernels
-    of one launch share nothing through L2.
-    `more`: metrics beside `TRAFFIC_METRICS`.
-    """
-    command = [str(program), "--clock-control", "none", "--cache-control", "all", "--target-processes", "all"]
-    command += included(())
-    command += ["--metrics", ",".join((*TRAFFIC_METRICS, *more)), "--csv", "--page", "raw", "--print-units", "base"]
-    return [*command, "--log-file", str(log), *child]
-
-
 def opening(program: Path, report: Path, name: str | None) -> list[str]:
     """How to open a report of Nsight Systems or Nsight Compute, in lines."""
     tool, file = str(program), str(report)

@@ -351,7 +351,7 @@ class GpuSession:
             finally:
                 device.close()
 
-    def _exclusive(self, test: str | None, uuid: str | None = None) -> AbstractContextManager[None]:
+    def _exclusive(self, test: str, uuid: str | None) -> AbstractContextManager[None]:
         """A GPU for this process alone: that of the session, or another one."""
         facts = self.facts if uuid is None else replace(self.facts, uuid=uuid)
         return exclusive(facts, self._announce, test=test, limit=None if self._waits else 0.0)

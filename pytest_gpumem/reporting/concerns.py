@@ -18,7 +18,8 @@ from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Row, did_not_run
-from pytest_gpumem.reporting.differences import place_of, why_lines
+from pytest_gpumem.reporting.differences import place_of as line_of
+from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.exports import exact_figures
 from pytest_gpumem.reporting.groups import FAILING, attention
 from pytest_gpumem.reporting.row_facts import verdict_text
@@ -184,7 +185,7 @@ def place_of(root: Path, file: str, line: int) -> Place:
 def _place(row: Row, test: Place | None) -> Place | None:
     """Where a row's annotation stands: on the line of its first difference, or on its test, which is at `test` if that is known."""
     own = row.nodeid.partition("::")[0]
-    if test is None or not fails(row) or (line := place_of(row)) is None or not test.file.endswith(own):
+    if test is None or not fails(row) or (line := line_of(row)) is None or not test.file.endswith(own):
         return test
     return Place(f"{test.file.removesuffix(own)}{line[0]}", line[1])  # both are relative to the same folder
 
