@@ -34,7 +34,8 @@ FAIL_OPENS = [
     ),
     (
         CORE,
-        'if ran and (ended.how == "failed" or not one.unmeasured or any(row.measured_something for row in rows)):',
+        'if ran and (\n            ended.how == "failed"\n            or not one.unmeasured\n'
+        "            or any(row.measured_something for row in rows)\n        ):",
         "if ran:",
     ),
     (CORE, 'if ended.how == "failed" or any(one.what in judged(row) for row in rows):', "if ran:"),
@@ -89,11 +90,11 @@ FAIL_OPENS = [
     (GATE, "Standing.LOST: Effect(Exit.FAILED,", "Standing.LOST: Effect(Exit.FINE,"),
     (GATE, "elif causes := _causes(found, rows, after, failures, unrun):", "elif causes := ():"),
     # An origin of expectations
-    (COLLECTED, "for row in gpu.baseline.expected(gpu.settings.mode).values()]", "for row in ()]"),
+    (COLLECTED, "for row in gpu.baseline.expected(gpu.settings.mode).values()", "for row in ()"),
     (
         COLLECTED,
-        "for name in LIMITS if getattr(limits, name) is not None]\n        return expected",
-        "for name in ()]\n        return expected",
+        "for name in LIMITS if getattr(limits, name) is not None\n            ]\n        return",
+        "for name in ()\n            ]\n        return",
     ),
     (
         COLLECTED,
