@@ -177,9 +177,8 @@ def commands() -> str:
 
     parts = []
     for path, command in _walk(main, "gpumem"):
-        command._help_option = (
-            None  # click keeps it, with the names of the context that first needed it
-        )
+        # click keeps it, with the names of the context that first needed it
+        command._help_option = None
         with click.Context(
             command,
             info_name=path,
@@ -351,9 +350,8 @@ def judging_constants() -> list[tuple[str, str, str, int]]:
                 for part in parts
                 if isinstance(part, ast.Constant) and type(part.value) in (int, float)
             ]
-            numbers = (
-                [] if any(isinstance(part, ast.Lambda) for part in parts) else numbers
-            )  # a table of functions
+            # a table of functions
+            numbers = [] if any(isinstance(part, ast.Lambda) for part in parts) else numbers
             count = sum(not (follows and number in (0, 1, 2)) for number in numbers)
             if (
                 not count
@@ -373,9 +371,9 @@ def judging_constants() -> list[tuple[str, str, str, int]]:
                 and isinstance(after.value, ast.Constant)
             ):
                 comment = " ".join(str(after.value.value).split())
-            found.append(
-                (f"{module}.{name}", ast.get_source_segment(text, one.value) or "", comment, count)
-            )
+            value = " ".join((ast.get_source_segment(text, one.value) or "").split())
+            value = re.sub(r",? ([)\]}])", r"\1", re.sub(r"([(\[{]) ", r"\1", value))
+            found.append((f"{module}.{name}", value, comment, count))
     return found
 
 

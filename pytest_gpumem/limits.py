@@ -62,9 +62,8 @@ class Limit(NamedTuple):
     looser: Callable[
         [str, str], bool
     ]  # True if the first text demands less than the second, at least of some measurements
-    of_footprint: bool = (
-        False  # it limits the memory of a test or of a part of it, and no measurement
-    )
+    of_footprint: bool = False
+    """It limits the memory of a test or of a part of it, and no measurement."""
     ini_only: bool = False  # no option of the command line and no variable
 
 

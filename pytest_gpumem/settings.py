@@ -42,16 +42,13 @@ WORKERS_RUN = "PYTEST_XDIST_TESTRUNUID"
 FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"  # set in the further processes of a run
 EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_process`, which is in every process of an experiment
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it runs: see `switch_off`
-ACCEPTS = (
-    "_GPUMEM_ACCEPTS"  # by a gate, for its screen: the accepted changes count that the change adds
-)
+ACCEPTS = "_GPUMEM_ACCEPTS"
+"""By a gate, for its screen: the accepted changes count that the change adds."""
 BASELINE_OF = "_GPUMEM_BASELINE_OF"  # by a gate, for its screen: see `Settings.baseline_of`
-SELECTION = (
-    "_GPUMEM_SELECTION"  # by a gate: the file into which a session writes the tests that it selects
-)
-BASE_SELECTION = (
-    "_GPUMEM_BASE_SELECTION"  # by a gate, for its screen: the file of the tests that BASE selects
-)
+SELECTION = "_GPUMEM_SELECTION"
+"""By a gate: the file into which a session writes the tests that it selects."""
+BASE_SELECTION = "_GPUMEM_BASE_SELECTION"
+"""By a gate, for its screen: the file of the tests that BASE selects."""
 WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
@@ -227,9 +224,8 @@ class Option(NamedTuple):
     on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem`
     repeats: bool = False  # an ini file gives a value a line
     ini_only: bool = False  # no option of the command line and no variable: `-o gpumem_placements=4` sets it for one run
-    bare: str | None = (
-        None  # the value that the option has on the command line if none follows it; None: it needs one
-    )
+    bare: str | None = None
+    """The value that the option has on the command line if none follows it; None: it needs one."""
 
     @property
     def default(self) -> Any:
@@ -490,12 +486,10 @@ class Settings(NamedTuple):
     sampler: str = "auto"
     placements: int = 8
     precision: float = 0.001  # share of the latency
-    budget: float | None = (
-        DEFAULT_BUDGET  # seconds for each measurement; None where the budget is for the whole run
-    )
-    total_budget: float | None = (
-        None  # seconds for all measurements together; None where the budget is for each
-    )
+    budget: float | None = DEFAULT_BUDGET
+    """Seconds for each measurement; None where the budget is for the whole run."""
+    total_budget: float | None = None
+    """Seconds for all measurements together; None where the budget is for each."""
     timeout: float = DEFAULT_TIMEOUT  # seconds; 0: no limit
     limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
     count_pages: bool = False
@@ -509,9 +503,8 @@ class Settings(NamedTuple):
     isolate: bool = False
     save: bool = False
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
-    baseline_of: str | None = (
-        None  # in a gate, its BASE: only runs of the history that HEAD shares with it count
-    )
+    baseline_of: str | None = None
+    """In a gate, its BASE: only runs of the history that HEAD shares with it count."""
     baseline_window: int = 20
     strict: bool = False
     report: str | None = None

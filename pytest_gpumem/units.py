@@ -63,9 +63,8 @@ _QUANTITY = rf"({_NUMBER})\s*([^\s0-9.+-][^\s0-9]*)"
 _SHARE_OF_PEAK = rf"({_NUMBER})\s*%\s+of\s+peak"
 _CLAIM = rf"(?:({_NUMBER})\s*x\s+)?(\S(?s:.*))"
 _BUDGET = r"(?s:(.*?))(?:\s+(total|each))?"
-_PLUS = (
-    r"(?<![0-9.][eE])\+"  # of a sum: the sign of an exponent ("1e+2 us") follows an e behind digits
-)
+_PLUS = r"(?<![0-9.][eE])\+"
+"""Of a sum: the sign of an exponent ("1e+2 us") follows an e behind digits."""
 
 
 class QuantityError(ValueError):

@@ -386,9 +386,8 @@ def imports(peer: str) -> None:
     if peer == "nvbench":
         import cuda.bench
 
-        _ = (
-            cuda.bench.run_all_benchmarks
-        )  # loads the extension, which is otherwise loaded on first use
+        # loads the extension, which is otherwise loaded on first use
+        _ = cuda.bench.run_all_benchmarks
     elif peer == "triton":
         import torch
         import triton.testing  # noqa: F401

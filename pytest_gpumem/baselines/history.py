@@ -47,9 +47,8 @@ class SavedRow:
     nodeid: str  # pytest's id of the test
     measurement: Measurement  # reduced: each placement holds its median only
     process: SavedProcess
-    reset: str | None = (
-        None  # `Reset.id` of the reset that the row was accepted after; None before the first one
-    )
+    reset: str | None = None
+    """`Reset.id` of the reset that the row was accepted after; None before the first one."""
     test_source: str | None = None  # as `Row.test_source`
 
     @property
@@ -183,9 +182,8 @@ class Baseline:
     dated_ahead: str | None = None  # which files are dated ahead of this machine's clock
     footprints: Mapping[str, tuple[SavedFootprint, ...]] = field(default_factory=dict)
     """By row key: the footprints of the runs since the row's reset, oldest first."""
-    taken_over: frozenset[tuple[str, str]] = (
-        frozenset()
-    )  # accepted changes that a saved run took over: digest and row key
+    taken_over: frozenset[tuple[str, str]] = frozenset()
+    """Accepted changes that a saved run took over: digest and row key."""
 
     def history(self, row_key: str, comparable: Callable[[Measurement], bool]) -> History:
         """The newest runs of a row since its reset. Where none is `comparable`, the window holds the others."""

@@ -43,9 +43,8 @@ from pytest_gpumem.records.schema import (
 from pytest_gpumem.result_files import FileError, parsed
 
 LAYOUT = 2  # version of the layout
-LARGEST = (
-    64 * 2**20
-)  # bytes of the largest file that is read; a file of 300 rows has a third of a megabyte
+LARGEST = 64 * 2**20
+"""Bytes of the largest file that is read; a file of 300 rows has a third of a megabyte."""
 _REMEDY = "restore the file from a copy, or delete it"
 _LFS = b"version https://git-lfs"
 

@@ -26,9 +26,8 @@ from pytest_gpumem.files import write_whole
 from pytest_gpumem.outcomes import UserError
 from pytest_gpumem.settings import masked, place
 
-SUBFOLDER = (
-    "gpumem"  # folder of the runs below the device's key, beside the files of pytest-benchmark
-)
+SUBFOLDER = "gpumem"
+"""Folder of the runs below the device's key, beside the files of pytest-benchmark."""
 PATIENCE = 60.0  # seconds without any answer after which a store is given up
 UNSENT = "unsent"  # folder beside the copies: runs that the store did not take
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

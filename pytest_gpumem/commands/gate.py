@@ -625,9 +625,8 @@ class ScreenResult:
     code: int  # pytest's exit code
     failures: Sequence[Failure]  # failures and errors that it counted
     document: Document | None  # its results; None if it wrote none
-    selection: Selection | None = (
-        None  # the tests that it selects; None if it did not come to its end
-    )
+    selection: Selection | None = None
+    """The tests that it selects; None if it did not come to its end."""
     places: Mapping[str, Place] = field(
         default_factory=dict
     )  # where its tests are defined, by node id

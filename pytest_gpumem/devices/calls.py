@@ -30,9 +30,8 @@ class CallLog:
     """Takes the calls of the process for the windows that are open. Threads report at once; a lock keeps the sums whole."""
 
     def __init__(self) -> None:
-        self.lock = (
-            threading.RLock()
-        )  # garbage that is collected meanwhile may free memory, which is a call
+        # garbage that is collected meanwhile may free memory, which is a call
+        self.lock = threading.RLock()
         self.windows: tuple[CallWindow, ...] = ()  # without any, calls do not matter
 
     def _add(self, *counts: tuple[object, float]) -> None:

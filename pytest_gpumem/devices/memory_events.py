@@ -37,13 +37,11 @@ class Figures(NamedTuple):
     used: int | None  # in use by its arrays; None: the sum of the single allocations
     unused: int  # in its pool, and not in use
     segments: int | None = None  # of all segments of its pool; None where it has none
-    high: int | None = (
-        None  # the library's own high-water mark of what is in use; None where it has none
-    )
+    high: int | None = None
+    """The library's own high-water mark of what is in use; None where it has none."""
     single: bool = True  # its allocations are reported one by one
-    allocations: int | None = (
-        None  # allocations up to now; they count where not all are reported one by one
-    )
+    allocations: int | None = None
+    """Allocations up to now; they count where not all are reported one by one."""
 
 
 NOTHING = Figures(0, 0)

@@ -34,9 +34,8 @@ class DeviceChoice:
     facts: DeviceFacts
     open: Callable[[], Device]  # create the context (or the model) and give the device
     fallback_reason: str | None = None  # why `auto` chose the simulated device
-    conditions: Callable[[], Conditions] = (
-        Conditions  # reads clocks and throttle reasons without a context; by default all are unknown
-    )
+    conditions: Callable[[], Conditions] = Conditions
+    """Reads clocks and throttle reasons without a context; by default all are unknown."""
     prepare: Callable[[], object] = lambda: None
     """Imports the modules that `open` needs, without a context: a process that waits for its turn does so beforehand."""
     gpus: tuple[

@@ -105,9 +105,8 @@ class WindowSpec:
     nbytes: int  # length, at most `accessPolicyMaxWindowSize`
     hit_ratio: float  # share of the accesses in the window that get the hit property, in [0, 1]; the others get the miss property
     hit: AccessProperty = AccessProperty.PERSISTING
-    miss: AccessProperty = (
-        AccessProperty.STREAMING
-    )  # streaming or normal: CUDA takes no other (CUDA Runtime API, cudaAccessPolicyWindow)
+    miss: AccessProperty = AccessProperty.STREAMING
+    """Streaming or normal: CUDA takes no other (CUDA Runtime API, cudaAccessPolicyWindow)."""
 
     @property
     def words(self) -> str:

@@ -75,14 +75,12 @@ class Machine:
     wanted: Callable[[], str] = lambda: os.environ.get(
         "GPUMEM_DEVICE", ""
     )  # the device in GPUMEM_DEVICE; empty if the variable is not set
-    look: Callable[[str | None], Card] = (
-        opening.look
-    )  # state of the card at a PCI bus id, or of the first one; raises `NoDevice`
+    look: Callable[[str | None], Card] = opening.look
+    """State of the card at a PCI bus id, or of the first one; raises `NoDevice`."""
     set_aside: Callable[[opening.DeviceChoice], int] = _set_aside
     """Set-aside of a device in bytes; queried under MPS only, because it needs a context."""
-    version: Callable[[str], str | None] = (
-        _version  # version of an installed distribution, without importing it
-    )
+    version: Callable[[str], str | None] = _version
+    """Version of an installed distribution, without importing it."""
     which: Callable[[str], str | None] = shutil.which
     tool: Callable[[Tool], Path] = lambda wanted: find(wanted, os.environ)
     """Path of a profiler, found as the commands that run it find it; raises `ToolMissing`."""
@@ -91,16 +89,14 @@ class Machine:
     read: Callable[[str], str | None] = _read  # text of a file, or None
     kernels: Callable[[], Path] = sources.folder
     administrator: Callable[[], bool] = lambda: hasattr(os, "geteuid") and os.geteuid() == 0
-    lockable: Callable[[], int | None] = (
-        _lockable  # bytes that a process may lock into RAM (RLIMIT_MEMLOCK); None without a limit
-    )
+    lockable: Callable[[], int | None] = _lockable
+    """Bytes that a process may lock into RAM (RLIMIT_MEMLOCK); None without a limit."""
 
 
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files with the memory limit of a control group, version 2 and version 1."""
-LEAST_FREE = (
-    GiB  # free RAM in bytes below which a transfer benchmark of usual size exhausts the host
-)
+LEAST_FREE = GiB
+"""Free RAM in bytes below which a transfer benchmark of usual size exhausts the host."""
 
 
 def pinned(machine: Machine) -> Check:

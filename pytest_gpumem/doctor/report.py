@@ -56,9 +56,8 @@ class Report:
     )
     summary: str  # one sentence that lists what this machine can measure
     device: DeviceFacts | None = None  # the GPU as CUDA describes it; None if CUDA cannot use it
-    card: Card | None = (
-        None  # the card as the driver (NVML) describes it; None if NVML does not answer
-    )
+    card: Card | None = None
+    """The card as the driver (NVML) describes it; None if NVML does not answer."""
 
     def to_json(self) -> dict[str, object]:
         """The report for programs."""

@@ -186,9 +186,8 @@ RULES: Mapping[str, Callable[[_FootprintCheck], Finding]] = {
 }
 """By the limit's name. Those of calls are judged where calls were to be counted."""
 OF_PEAK = ("max_peak", "max_peak_regression")
-AT_THE_END = (
-    "max_kept",
-)  # limits on what is there when the test has ended; the others are judged at the end of its body
+AT_THE_END = ("max_kept",)
+"""Limits on what is there when the test has ended; the others are judged at the end of its body."""
 
 
 def judge_footprint(

@@ -40,9 +40,9 @@ from pytest_gpumem.units import format_share
 
 ALARM = 1 - LOWER  # largest share of FAILs among tests that are slower by delta at most
 MISS = 1 - UPPER  # largest share of PASSes among tests that are slower by delta or more
-MISS_SAME_CODE = (
-    1 - SETTLES
-)  # the same, among tests whose machine code is the same on both sides; and of PASSes with a slow mode
+MISS_SAME_CODE = 1 - SETTLES
+"""The same, among tests whose machine code is the same on both sides; and of PASSes with a slow
+mode."""
 STAKE = 0.95  # largest part of the wealth in one bet; choice: a pair with the wrong sign costs as much as four with the right sign earn
 PRIOR = 2  # pairs that the prior of size and spread counts as; choice: speed alone depends on it
 EXPECTED_SPREAD = 0.003  # prior standard deviation of a pair; choice: speed alone depends on it
@@ -57,9 +57,8 @@ MODE_PAIRS = math.ceil(
 """Pairs without a slow mode of head that exclude one in `MODE`: so many win a bet of `MISS_SAME_CODE` (`_without_mode`)."""
 OF_GROSS = 0.25  # part of the error that the rule for gross changes has; choice
 SETTLED = ", and the same machine code ran"
-SHOWN = (
-    1 - 2 * MISS
-)  # confidence of the interval that is shown, two-sided; a verdict does not depend on it
+SHOWN = 1 - 2 * MISS
+"""Confidence of the interval that is shown, two-sided; a verdict does not depend on it."""
 EXACT = 200  # pairs up to which the interval is exact: counting all sums takes a second, and their number grows as 2 ** pairs
 
 

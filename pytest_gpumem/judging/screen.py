@@ -73,9 +73,8 @@ ALONE = Family()  # the family of a single row
 
 LOWER = 0.999  # confidence of the lower bound, which decides FAIL; choice: an alarm costs more than a duet
 UPPER = 0.995  # confidence of the upper bound, which decides PASS; choice
-SETTLES = (
-    1 - ALPHA
-)  # confidence of the upper bound that decides PASS where the same machine code ran
+SETTLES = 1 - ALPHA
+"""Confidence of the upper bound that decides PASS where the same machine code ran."""
 POWER = 0.99  # probability that a slow-down of `Comparison.catches` fails, and that a repetition shows the same side of a limit; choice
 
 

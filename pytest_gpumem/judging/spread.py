@@ -75,9 +75,8 @@ DAY = timedelta(
 )  # least time from the first run of a day to the first of the next date; choice: a night's runs are of one day
 WIDEST = 0.5  # largest part of a latency that is in doubt, by half its 95 % interval over placements or by overhead; choice
 
-FARTHEST = (
-    math.log(LONGEST_TIME / LEAST_TIME) + 1
-)  # log-ratio that no two times have; exponentials of larger ones overflow
+FARTHEST = math.log(LONGEST_TIME / LEAST_TIME) + 1
+"""Log-ratio that no two times have; exponentials of larger ones overflow."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ Check: TypeAlias = Callable[[Call], str | None]  # one of `Kernel.checks`
 
 WARP = 32  # threads of a warp
 
-SECTORS_COALESCED = (
-    4.0  # 32-byte sectors of a warp's request for 32 consecutive, aligned 4-byte words
-)
+SECTORS_COALESCED = 4.0
+"""32-byte sectors of a warp's request for 32 consecutive, aligned 4-byte words."""
 
 SECTORS_SCATTERED = 32.0  # sectors of a request in which no two threads share one
 

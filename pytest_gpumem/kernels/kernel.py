@@ -34,12 +34,11 @@ class Parameter:
 
     name: str
     role: Role
-    default: int | float | None = (
-        None  # value of a scalar that the caller leaves out; None: it must be given
-    )
-    least: int | None = (
-        None  # a scalar that is a whole number from this one on; None: it is of the first array's element type
-    )
+    default: int | float | None = None
+    """Value of a scalar that the caller leaves out; None: it must be given."""
+    least: int | None = None
+    """A scalar that is a whole number from this one on; None: it is of the first array's element
+    type."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,8 @@ class ArrayFacts:
     size: int  # elements
     dtype: str  # numPy type string without byte order, such as "f4"
     itemsize: int  # bytes of one element
-    on_host: bool = (
-        False  # the memory lies on the host's side of the link (pinned, registered or pageable)
-    )
+    on_host: bool = False
+    """The memory lies on the host's side of the link (pinned, registered or pageable)."""
 
     @property
     def nbytes(self) -> int:
@@ -114,9 +112,8 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     shape: Callable[[DeviceFacts, Call], LaunchShape]
     accesses: Callable[[Call], tuple[Access, ...]]
-    source: str | None = (
-        None  # file name in `kernels/`; None for a copy by the device's copy engine
-    )
+    source: str | None = None
+    """File name in `kernels/`; None for a copy by the device's copy engine."""
     entry: str = ""
     """Name of the template or function; `{dtype}` stands for the C++ type of the first array and `{vectors}` for the launch shape's, as in
     "triad<{dtype}, {vectors}>"."""
@@ -138,12 +135,10 @@ class Kernel:
     checks: tuple[
         Callable[[Call], str | None], ...
     ] = ()  # each says what is wrong with a call, such as its sizes, or None
-    relative_tolerance: float = (
-        0.0  # largest relative difference to the reference; 0 for exact kernels
-    )
-    accesses_per_launch: Callable[[Call], int] | None = (
-        None  # dependent accesses of one launch, for a latency per access
-    )
+    relative_tolerance: float = 0.0
+    """Largest relative difference to the reference; 0 for exact kernels."""
+    accesses_per_launch: Callable[[Call], int] | None = None
+    """Dependent accesses of one launch, for a latency per access."""
     on_chip_cycles: Callable[[Call], float] | None = None
     """Cycles for which one SM's L1 and shared memory are busy with all requests of a launch, where they can decide its time: one for each
     line of 128 bytes that a request to global memory touches, one for each access to shared memory and bank conflict. Of a kernel that
@@ -153,9 +148,8 @@ class Kernel:
     threads they decide its time."""
     content: Mapping[str, str] = field(default_factory=dict)
     """Content that a parameter needs where random data will not do, such as "cycle" for the nodes of a pointer chase."""
-    node_bytes: int = (
-        64  # bytes from one node to the next, for a parameter whose content is "cycle"
-    )
+    node_bytes: int = 64
+    """Bytes from one node to the next, for a parameter whose content is "cycle"."""
 
     def expression(self, cpp_type: str, shape: LaunchShape) -> str:
         """The C++ name expression to compile: "triad<float, 1>"."""

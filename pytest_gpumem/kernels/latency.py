@@ -10,9 +10,8 @@ import numpy as np
 from pytest_gpumem.kernels.calls import SECTORS_SCATTERED, Arrays, Scalars, filled_like, touch
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape, Parameter, Role
 
-NODE_BYTES = (
-    64  # bytes of a node: two to a cache line, four sectors apart from no other node's index
-)
+NODE_BYTES = 64
+"""Bytes of a node: two to a cache line, four sectors apart from no other node's index."""
 
 _WORDS = NODE_BYTES // 4
 

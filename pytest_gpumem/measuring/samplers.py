@@ -30,9 +30,8 @@ class Shot:
     flush: Callable[[Stream], None]  # brings L2 into the mode's state
     ranges: Ranges
     name: str  # name of the test's NVTX range
-    category: str | None = (
-        None  # part of the memory system that a launch exercises: the NVTX category of its range
-    )
+    category: str | None = None
+    """Part of the memory system that a launch exercises: the NVTX category of its range."""
     random: np.random.Generator = field(
         default_factory=np.random.default_rng
     )  # order of the placements within a round
@@ -55,9 +54,8 @@ class Shot:
 
     def entered(self) -> AbstractContextManager[None]:
         """Make the stream the current one of the libraries for all samples of the block: once a launch takes some ten microseconds."""
-        foreign = (
-            self.target.foreign or self.target.waits
-        )  # work of the host may be the user's, and use any library
+        # work of the host may be the user's, and use any library
+        foreign = self.target.foreign or self.target.waits
         return self.device.kernels.current_stream(self.stream) if foreign else nullcontext()
 
     @property

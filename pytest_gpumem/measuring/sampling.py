@@ -41,9 +41,8 @@ from pytest_gpumem.units import format_share, format_time
 MANAGED, LINK, L2, DRAM = "managed", "link", "L2", "DRAM"
 WARM_UP_SHARE = 0.25  # share of the budget that a warm-up may use
 PROFILED_SAMPLES = 5  # samples under a profiler, which measures each of them in its own way
-WAIT_SHARE = (
-    0.3  # share of the budget for which a measurement waits while the device is throttled or busy
-)
+WAIT_SHARE = 0.3
+"""Share of the budget for which a measurement waits while the device is throttled or busy."""
 LOOKS = 3  # looks for other work before the samples, and after them
 FULL_SPEED = 0.99  # share of the highest SM clock from which a throttle reason slows nothing
 CHUNK_SECONDS = 0.025  # seconds of samples between two readings of clocks and throttle reasons, and between two looks for other work
@@ -86,9 +85,8 @@ class Sampling:
         self._latency: float | None = None
         """Seconds of one launch, as far as is known: of the look for its stream, then of the last warm-up sample."""
         self._sampler: Sampler
-        self._expired = (
-            0  # holds that have expired: the first is tried again, the second ends the holding
-        )
+        # holds that have expired: the first is tried again, the second ends the holding
+        self._expired = 0
         self._kept: list[list[float]] = []  # samples of the placements that live now
         self._lost: list[list[float]] = []  # the same, taken under throttling
         self._throttled: list[
@@ -109,9 +107,8 @@ class Sampling:
         self._chunks: list[
             float | None
         ] = []  # the SM clock that ran in each chunk of samples, where it is known
-        self.alone = (
-            False  # a look for the stream of long work has shown that nothing of it runs elsewhere
-        )
+        # a look for the stream of long work has shown that nothing of it runs elsewhere
+        self.alone = False
         self._alone: list[
             float
         ] = []  # that look, as the first sample of work too slow for the budget

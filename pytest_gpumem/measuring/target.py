@@ -63,12 +63,12 @@ class Target:
     moved_bytes: MovedBytes | None = None  # compulsory bytes of one launch, if known
     footprint: int | None = None  # distinct bytes touched by one launch, if known
     accesses_per_launch: int | None = None  # dependent accesses of one launch
-    sectors_per_request: float | None = (
-        None  # mean sectors of one launch's warp-wide requests, if it makes any and their pattern is known
-    )
-    requested: int | None = (
-        None  # bytes that the threads of one launch request, repeats counted; None where `sectors_per_request` is
-    )
+    sectors_per_request: float | None = None
+    """Mean sectors of one launch's warp-wide requests, if it makes any and their pattern is
+    known."""
+    requested: int | None = None
+    """Bytes that the threads of one launch request, repeats counted; None where
+    `sectors_per_request` is."""
     kernel_source: str | None = None  # SHA-256 of the source file of a catalogue kernel
     host_memory: tuple[tuple[str, str], ...] = ()
     """Name and kind of memory of each argument that is not plain device memory; empty where arguments are not known by name."""
@@ -124,9 +124,9 @@ def declared_bytes(name: str, moved: object) -> int | None:
 
 PADDING_STEP = 2 * MiB  # device memory is mapped in pages of 2 MiB: less padding moves nothing
 MOST_PADDING = 64  # steps of padding at most, 128 MiB
-SMALL_BYTES = (
-    16 * GiB
-)  # memory up to which placements beyond the wanted number are made at once: copying their content takes milliseconds
+SMALL_BYTES = 16 * GiB
+"""Memory up to which placements beyond the wanted number are made at once: copying their content
+takes milliseconds."""
 MEMORY_SHARE = 0.5  # share of the free memory that placements side by side may take
 
 

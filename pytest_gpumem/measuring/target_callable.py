@@ -219,9 +219,9 @@ class TimingSite:
     stream: Stream
     name: str | None  # of the stream; None for the current stream of the launch
     seconds: float  # from a launch until the device is idle
-    sample: float | None = (
-        None  # of long work that is alone on the current stream: the seconds of the launch that showed it
-    )
+    sample: float | None = None
+    """Of long work that is alone on the current stream: the seconds of the launch that showed
+    it."""
 
 
 def find_stream(
@@ -273,9 +273,8 @@ class _LaunchWatch:
         self._launch = launch
         self._floor = floor
         self._whole: float | None = None
-        self._beside = (
-            0.0  # seconds for which the device was busy after the stream `_first` at the first look
-        )
+        # seconds for which the device was busy after the stream `_first` at the first look
+        self._beside = 0.0
         self._first: Stream | None = None
 
     def alone(self, own: Stream, first: float) -> float | None:

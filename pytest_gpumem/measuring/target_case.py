@@ -234,9 +234,8 @@ class CasePlacements:
             self._window.close()
         finally:
             old.arena.close()
-        self.target = (
-            self._described()
-        )  # opens the window after the old one is closed: two would share the device's set-aside
+        # opens the window after the old one is closed: two would share the device's set-aside
+        self.target = self._described()
         return self.target
 
     def run_on(self, stream: Stream) -> Target:

@@ -30,9 +30,9 @@ from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.managed import notes as managed_notes
 from pytest_gpumem.units import MiB
 
-PIECE_BYTES = (
-    256 * MiB
-)  # bytes of each array that are compared at once where memory is too short for the reference of the whole
+PIECE_BYTES = 256 * MiB
+"""Bytes of each array that are compared at once where memory is too short for the reference of
+the whole."""
 
 
 class KernelLaunches:
@@ -314,9 +314,8 @@ class KernelLaunches:
 
     def _arrays(self, allocations: Mapping[str, Allocation]) -> dict[str, Any]:
         """Arrays of one library over arguments, or over copies of them as soon as one argument lies beyond the link."""
-        copied = (
-            self._bound.kernel.source is None
-        )  # a copy is right to the bit, whatever the bits mean: a NaN equals itself
+        # a copy is right to the bit, whatever the bits mean: a NaN equals itself
+        copied = self._bound.kernel.source is None
         content = {
             name: (allocation, "u1", buffer.nbytes)
             if copied

@@ -17,9 +17,8 @@ from pytest_gpumem.records.migrations import Migrations
 from pytest_gpumem.records.what_ran import WhatRan, declared, together, what_ran
 from pytest_gpumem.units import format_bytes
 
-PASSES = (
-    3  # passes until two that follow each other are equal. The first may still set something up.
-)
+PASSES = 3
+"""Passes until two that follow each other are equal. The first may still set something up."""
 
 LONG = 0.1  # seconds of a launch that is not repeated to see that it runs the same
 
@@ -39,9 +38,8 @@ def launch(device: Device, target: Target) -> None:
     device.streams.synchronize()
 
 
-OUTSIDE = (
-    0.01  # share of the latency up to which work outside of the timed interval does not matter
-)
+OUTSIDE = 0.01
+"""Share of the latency up to which work outside of the timed interval does not matter."""
 
 
 def find_outside(device: Device, target: Target, idle: Launch) -> float:

@@ -36,9 +36,8 @@ class Work(ABC):
     name: str
     engines: frozenset[str]  # that it keeps busy
     moved_bytes: MovedBytes | None = None  # compulsory bytes of one run, if known
-    on_host: bool = (
-        False  # the host takes part: `queue` returns late, and only the host's clock shows the time
-    )
+    on_host: bool = False
+    """The host takes part: `queue` returns late, and only the host's clock shows the time."""
     verifies: bool = False  # True if `verify` compares anything
     before: Work | None = None  # what comes before each measured run, untimed
 

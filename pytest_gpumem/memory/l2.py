@@ -508,9 +508,8 @@ class _Ledger:
         return f"thrashing: hit ratio x bytes is {terms} = {short_bytes(round(demand))}, {room}: {evict}"
 
 
-_LEDGERS: WeakKeyDictionary[Device, _Ledger] = (
-    WeakKeyDictionary()
-)  # of each device on which a persisting stream is open
+_LEDGERS: WeakKeyDictionary[Device, _Ledger] = WeakKeyDictionary()
+"""Of each device on which a persisting stream is open."""
 
 
 def open_streams(device: Device) -> tuple[PersistingStream, ...]:

@@ -134,9 +134,8 @@ def numbers_in(text: str) -> tuple[int, ...]:
 
 # Command lines
 
-COLLECTED = (
-    ".qdstrm"  # ending of a recording of Nsight Systems that is not yet imported into a report
-)
+COLLECTED = ".qdstrm"
+"""Ending of a recording of Nsight Systems that is not yet imported into a report."""
 
 MEASURED_RANGES = f"regex:{DOMAIN}@.+.{MEASURE}/"
 """Filter of `--nvtx-include` for every test's measured launches. ncu reads a backslash as an escape, so its third point matches any

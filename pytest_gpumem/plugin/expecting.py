@@ -82,9 +82,8 @@ class ExpectationFeature(Feature):
         self._session = session
         self._seen: CollectedTests = {"tests": {}, "left_out": {}, "files": {}, "modules": {}}
         self._selected: set[str] = set()  # node ids that were to run
-        self._no_verdict: set[str] = (
-            set()
-        )  # of them, those that a mark skips or expects to fail; of a session that only collects
+        # of them, those that a mark skips or expects to fail; of a session that only collects
+        self._no_verdict: set[str] = set()
         self._writes = os.environ.pop(
             SELECTION, None
         )  # the file for what is selected; not of a session that a test starts

@@ -82,18 +82,16 @@ class WatchedTest:
         self.item, self.session, self.limits = item, session, limits
         self.settings = of_test(session.settings, marker_keywords(marks_of(item)))
         self.watch: MemoryWatch | None = None
-        self.trouble: BaseException | None = (
-            None  # why its memory cannot be read; None while it can
-        )
+        # why its memory cannot be read; None while it can
+        self.trouble: BaseException | None = None
         self.asked = asked
         """Someone asked for it, by an option, a limit or a fixture: it has a row even where nothing is measured."""
         self.limited = limited  # its own marker or fixture asks for it: it has a row even where it takes no memory
         self.counts = counts  # calls are counted
         self.warms_up = False
         """Its function is called before it counts: parts have no rows."""
-        self._called: CallWindow | str | None = (
-            None  # by its body so far, or why that is not counted
-        )
+        # by its body so far, or why that is not counted
+        self._called: CallWindow | str | None = None
         self.parts: list[
             tuple[str, Footprint, Limits]
         ] = []  # labelled parts that have ended, with their limits
@@ -286,9 +284,8 @@ def _counts(item: pytest.Item, session: GpuSession) -> bool:
     )
 
 
-WATCHED: pytest.StashKey[WatchedTest | None] = (
-    pytest.StashKey()
-)  # on `item.stash`, while the memory of the test is watched
+WATCHED: pytest.StashKey[WatchedTest | None] = pytest.StashKey()
+"""On `item.stash`, while the memory of the test is watched."""
 
 
 @contextmanager
@@ -340,9 +337,8 @@ class FootprintFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._level: tuple[bool, bool, bool, bool] | None = (
-            None  # what is watched now: the driver, libraries, stacks and calls
-        )
+        # what is watched now: the driver, libraries, stacks and calls
+        self._level: tuple[bool, bool, bool, bool] | None = None
         self._refused = False
         self._of_session = merge_limits(None, None, session.settings, OF_FOOTPRINT)
         """Limits of tests without a marker."""

@@ -36,9 +36,8 @@ from pytest_gpumem.settings import (
 
 pytest_plugins = ["pytest_gpumem.plugin.fixtures"]
 
-IDLE: pytest.StashKey[list[str]] = (
-    pytest.StashKey()
-)  # options given on the command line while the plugin is off
+IDLE: pytest.StashKey[list[str]] = pytest.StashKey()
+"""Options given on the command line while the plugin is off."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -82,9 +82,8 @@ class LeftoverFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._running: pytest.Item | None = (
-            None  # the test that has begun and was not looked at since
-        )
+        # the test that has begun and was not looked at since
+        self._running: pytest.Item | None = None
 
     @contextmanager
     def setup(self, item: pytest.Item) -> Iterator[None]:

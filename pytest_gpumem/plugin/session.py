@@ -366,9 +366,8 @@ class Session(Feature):
         self._repeats = repeats
         self._results = results
         self._channel = channel
-        self._left_out: str | None = (
-            None  # the other GPU of a saved run that pytest-benchmark compares with
-        )
+        # the other GPU of a saved run that pytest-benchmark compares with
+        self._left_out: str | None = None
 
     def selected(self, session: pytest.Session) -> None:
         if self._left_out is not None and any(

@@ -126,9 +126,8 @@ class GpuSession:
         """What holds handles of a context that a test has reset: to use or to destroy one of them may end the process."""
         self.deadline = Deadline(config)
         self._device: Device | None = None
-        self._announced: float | None = (
-            None  # when the last line about a wait was printed, on the monotonic clock
-        )
+        # when the last line about a wait was printed, on the monotonic clock
+        self._announced: float | None = None
         self._waits = True  # False once a wait for the GPU reached its limit
 
     def collected(self, items: Sequence[pytest.Item]) -> None:
@@ -481,13 +480,12 @@ class GpuTest:
         self.extra: dict[str, Extra] = {}  # further figures of each measurement, by its label
         self.streams: list[PersistingStream] = []  # the test's persisting streams
         self.replay: Replay | None = None
-        self.subtest_failed = (
-            False  # a subtest has failed: the body continues, and pytest fails the test at its end
-        )
+        # a subtest has failed: the body continues, and pytest fails the test at its end
+        self.subtest_failed = False
         self.judged = False  # the body has ended: nothing more is measured
-        self.wrong: str | None = (
-            None  # the first result that was wrong, in words; the test fails by it even if it catches the error
-        )
+        # the first result that was wrong, in words; the test fails by it even if it catches the
+        # error
+        self.wrong: str | None = None
 
     @property
     def kernels(self) -> Kernels:
@@ -531,14 +529,11 @@ class GpuTest:
                     self.arena.close()
 
 
-SESSION: pytest.StashKey[GpuSession] = (
-    pytest.StashKey()
-)  # on `config.stash`; absent while the plugin is off
+SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()
+"""On `config.stash`; absent while the plugin is off."""
 
-TEST: pytest.StashKey[GpuTest | None] = (
-    pytest.StashKey()
-)  # on `item.stash`, once a fixture of ours was set up
+TEST: pytest.StashKey[GpuTest | None] = pytest.StashKey()
+"""On `item.stash`, once a fixture of ours was set up."""
 
-ROWS: pytest.StashKey[list[Row]] = (
-    pytest.StashKey()
-)  # on `item.stash`: the test's rows, once it was judged
+ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
+"""On `item.stash`: the test's rows, once it was judged."""

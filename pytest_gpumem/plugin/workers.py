@@ -147,9 +147,8 @@ def baseline_of_session(config: pytest.Config) -> Storage | None:
 def settings_of_session(config: pytest.Config, settings: Settings) -> Settings:
     """The settings with BASE of a gate, which a worker learns from the controller."""
     session = given(config, SESSION)
-    base = (
-        os.environ.pop(BASELINE_OF, None) if session is None else session["baseline_of"]
-    )  # not of a session that a test starts
+    # not of a session that a test starts
+    base = os.environ.pop(BASELINE_OF, None) if session is None else session["baseline_of"]
     return settings._replace(baseline_of=base)
 
 
@@ -191,9 +190,8 @@ class Controller:
         self, settings: Settings, chosen: DeviceChoice, baseline: Storage, channel: Channel
     ) -> None:
         channel.give(SESSION, self._session)
-        several = (
-            ":" not in settings.device and not chosen.facts.simulated
-        )  # "cuda:1" names one GPU for all
+        # "cuda:1" names one GPU for all
+        several = ":" not in settings.device and not chosen.facts.simulated
         self._orders = orders(chosen.gpus, chosen.alike, os.environ.get(VISIBLE)) if several else []
         self._facts = chosen.facts
         self._baseline = baseline

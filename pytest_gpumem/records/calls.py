@@ -34,9 +34,8 @@ class Calls(Record, frozen=True):
     kernels: Count = 0  # Launched kernels, those of graphs included
     copies: tuple[CopyUse, ...] = ()  # Copies by kind, without times
     memsets: Count = 0  # Memsets
-    default_stream: Count = (
-        0  # Kernels, copies and memsets on the legacy default stream, which waits for other streams
-    )
+    default_stream: Count = 0
+    """Kernels, copies and memsets on the legacy default stream, which waits for other streams."""
     waiting: tuple[
         WaitLine, ...
     ] = ()  # Lines that wait or may wait, in the order of their first call

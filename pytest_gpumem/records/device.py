@@ -155,15 +155,12 @@ class Card(Record, frozen=True):
     cards: int  # Cards that the driver manages
     name: str | None = None  # The product's name
     driver: str | None = None  # Version of the driver
-    cuda: tuple[int, int] | None = (
-        None  # Newest version of CUDA that the driver supports, major and minor
-    )
-    persistence: bool | None = (
-        None  # Persistence mode is on: the driver stays loaded while the card is idle
-    )
-    compute_mode: str | None = (
-        None  # Compute mode: "default", "exclusive process" (one process at a time), "prohibited"
-    )
+    cuda: tuple[int, int] | None = None
+    """Newest version of CUDA that the driver supports, major and minor."""
+    persistence: bool | None = None
+    """Persistence mode is on: the driver stays loaded while the card is idle."""
+    compute_mode: str | None = None
+    """Compute mode: "default", "exclusive process" (one process at a time), "prohibited"."""
     mig: bool | None = None  # The card is split into MIG instances
     ecc: bool | None = None  # ECC is on now
     ecc_pending: bool | None = None  # ECC is on after the next reboot

@@ -37,13 +37,11 @@ class Comparison(Record, frozen=True):
     p_value: float | None = None
     """Probability that a change of no more than the limit shows such a slow-down or a larger one. For a row that crept, that since the
     first run."""
-    since_first: float | None = (
-        None  # For a row that crept: the measured change since the first run
-    )
+    since_first: float | None = None
+    """For a row that crept: the measured change since the first run."""
     since_first_low: float | None = None  # Lower bound of that change, as `low`
-    same_code: bool = (
-        False  # Each run that it is compared with ran the same machine code in the same way
-    )
+    same_code: bool = False
+    """Each run that it is compared with ran the same machine code in the same way."""
 
 
 class LimitResult(Record, frozen=True):
@@ -62,9 +60,8 @@ class Verdict(Record, frozen=True):
     reason: str  # One sentence with the figure, the limit and the margin
     comparison: Comparison | None = None  # Change against the baseline, where there is one
     simulated: bool = False  # Every verdict about a simulated device says so
-    code: Code | None = (
-        None  # Why; None for a PASS by the figures, and for a FAIL by an absolute limit
-    )
+    code: Code | None = None
+    """Why; None for a PASS by the figures, and for a FAIL by an absolute limit."""
     limits: tuple[LimitResult, ...] = ()  # Results that are not PASS, the worst first
     accepted: tuple[
         str, ...
@@ -129,9 +126,8 @@ LOST: Final = "lost"
 ACCEPTED: Final = "accepted"
 NOT_RUN: Final = "not run"
 UNJUDGED: Final = "undecided"
-NOT_REACHED: Final = (
-    "not reached"  # `Omission.reason` of what the session did not come to, because it ended before
-)
+NOT_REACHED: Final = "not reached"
+"""`Omission.reason` of what the session did not come to, because it ended before."""
 ITS_TEST_FAILED: Final = "its test failed"  # `Omission.reason` of what a test did not measure, because it failed or crashed before
 DID_NOT_RUN: Final = "did not run: "
 """Begins the error of a test that an earlier one kept from running, and the reason in `Omission.reason`; which one and how follows."""

@@ -40,12 +40,10 @@ class KernelUse(Record, frozen=True):
     local: int | None = None  # Bytes of local memory of a thread: spilled registers and stack
     dram_read: int | None = None  # Bytes read from DRAM, summed over `launches`
     dram_written: int | None = None  # Bytes written to DRAM, summed over `launches`
-    l2_read: int | None = (
-        None  # Bytes that the SMs read from L2, in whole sectors of 32 bytes, summed over `launches`
-    )
-    l2_written: int | None = (
-        None  # Bytes that the SMs wrote to L2, in whole sectors of 32 bytes, summed over `launches`
-    )
+    l2_read: int | None = None
+    """Bytes that the SMs read from L2, in whole sectors of 32 bytes, summed over `launches`."""
+    l2_written: int | None = None
+    """Bytes that the SMs wrote to L2, in whole sectors of 32 bytes, summed over `launches`."""
     l2_hit_rate: float | None = None
     """L2 hit rate of all sectors, 0 to 1: the mean over `launches`, weighted by their bytes where these are known."""
     l2_read_hit_rate: float | None = None
@@ -63,9 +61,8 @@ class KernelUse(Record, frozen=True):
     occupancy: float | None = None
     """Achieved occupancy, 0 to 1: active warps over the most that an SM can have, the mean over the time in which SMs were active."""
     sm_clock_hz: float | None = None  # SM clock in hertz while it ran, the mean over `launches`
-    memory_clock_hz: float | None = (
-        None  # Memory clock in hertz while it ran, the mean over `launches`
-    )
+    memory_clock_hz: float | None = None
+    """Memory clock in hertz while it ran, the mean over `launches`."""
 
 
 class CopyUse(Record, frozen=True):
@@ -87,9 +84,8 @@ class Activity(Record, frozen=True):
     ] = ()  # Kernels in the order of their first launch; hardware counters are None
     copies: tuple[CopyUse, ...] = ()  # Copies, the longest first
     memsets: tuple[CopyUse, ...] = ()  # Memsets, the longest first
-    at_once: Nanoseconds = (
-        0  # Nanoseconds in which two kernels or more ran, by their starts and ends
-    )
+    at_once: Nanoseconds = 0
+    """Nanoseconds in which two kernels or more ran, by their starts and ends."""
 
     @property
     def busy(self) -> float:

@@ -41,39 +41,36 @@ class Step(Record, frozen=True, omit_defaults=True):
     name: str = ""
     """A kernel's name as CUDA reports it; a copy's direction, one of `uses.COPY_KINDS`; what a synchronisation waits for: "device",
     "stream" or "event"."""
-    code: str | None = (
-        None  # Digest of a kernel's machine code (`kernels.cubin`), or of its source and model on the simulated device
-    )
+    code: str | None = None
+    """Digest of a kernel's machine code (`kernels.cubin`), or of its source and model on the
+    simulated device."""
     grid: tuple[int, int, int] | None = None  # Blocks in x, y and z
     block: tuple[int, int, int] | None = None  # Threads of a block in x, y and z
-    cluster: tuple[int, int, int] | None = (
-        None  # Blocks of a cluster in x, y and z; None for a kernel without clusters
-    )
+    cluster: tuple[int, int, int] | None = None
+    """Blocks of a cluster in x, y and z; None for a kernel without clusters."""
     shared: Bytes | None = None  # Static shared memory of a block
     dynamic_shared: Bytes | None = None  # Dynamic shared memory of a block
-    arguments: tuple[Argument, ...] | None = (
-        None  # Arguments of a kernel, in order; None where the device does not tell them
-    )
+    arguments: tuple[Argument, ...] | None = None
+    """Arguments of a kernel, in order; None where the device does not tell them."""
     registers: Count | None = None  # Registers of a thread
     local: Bytes | None = None  # Local memory of a thread: spilled registers and stack
     source: str | None = None  # Memory that a copy reads, one of `uses.MEMORY_KINDS`
-    memory: str | None = (
-        None  # Memory that a copy or memset writes, or that is allocated or freed, one of `uses.MEMORY_KINDS`
-    )
+    memory: str | None = None
+    """Memory that a copy or memset writes, or that is allocated or freed, one of
+    `uses.MEMORY_KINDS`."""
     nbytes: Bytes | None = None  # Bytes that are copied, set, allocated or freed
     window: str | None = None  # Access-policy window that the launch carried, without its address
-    stream: Count | None = (
-        None  # Stream, numbered by first use in the launch; None for what is in no stream
-    )
+    stream: Count | None = None
+    """Stream, numbered by first use in the launch; None for what is in no stream."""
     priority: int | None = None  # Priority of the stream, where it is not 0
 
 
 class WhatRan(Record, frozen=True):
     """A record of what one launch ran, from an untimed pass."""
 
-    digest: str | None = (
-        None  # Digest of everything below; equal digests mean that the same ran. None if something was not watched.
-    )
+    digest: str | None = None
+    """Digest of everything below; equal digests mean that the same ran. None if something was
+    not watched."""
     steps: tuple[Step, ...] = ()  # The distinct steps, in the order of their first use
     order: tuple[Count, ...] = ()  # The launch: indices into `steps`
     calls: dict[str, Count] = field(default_factory=dict)

@@ -36,9 +36,9 @@ from pytest_gpumem.units import (
 MOST = 10  # annotations of each level that GitHub shows of one step; it drops further ones silently
 VARIABLE = "GITHUB_STEP_SUMMARY"  # environment variable that names the file of GitHub's job summary
 CHECKOUT = "GITHUB_WORKSPACE"  # environment variable with the folder of the repository, to which paths of annotations are relative
-LIMIT = (
-    1 << 20
-)  # bytes of that file; GitHub shows nothing of a larger one ("Workflow commands", step isolation and limits)
+LIMIT = 1 << 20
+"""Bytes of that file; GitHub shows nothing of a larger one ("Workflow commands", step isolation
+and limits)."""
 
 
 def fails(row: Row) -> bool:
@@ -120,9 +120,8 @@ def in_words(row: Row) -> str:
 
 _BASIS = re.compile(r", \d+ samples? on \d+ placements?(?=:|$)")
 WORDS = 25  # of a reason in few words
-EXPLAINED = (
-    5  # rows whose differences are looked for, and that the end of a gate or a session names
-)
+EXPLAINED = 5
+"""Rows whose differences are looked for, and that the end of a gate or a session names."""
 CAUSE_SECONDS = 60.0  # that looking for them may take
 OWN_ERROR = "its test failed by an assertion or an error of its own"
 

@@ -24,9 +24,8 @@ from pytest_gpumem.reporting.plots.runs import MOST_INTERVAL
 from pytest_gpumem.units import MiB, format_bytes, format_rate, format_time, parse_bytes
 
 _HEIGHT = 250.0
-_LOG_FROM = (
-    20.0  # ratio of the largest to the smallest number from which on its axis is logarithmic
-)
+_LOG_FROM = 20.0
+"""Ratio of the largest to the smallest number from which on its axis is logarithmic."""
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,8 @@ def _library(use: MemoryUse) -> str:
     return use.library if use.kind == "device" else f"{use.library} {use.kind}"
 
 
-SHOWN = (
-    3  # tests that the totals of a run name; lines, and changes, that a failed test's report shows
-)
+SHOWN = 3
+"""Tests that the totals of a run name; lines, and changes, that a failed test's report shows."""
 _NO_PYTHON = "a thread without Python code, such as PyTorch's backward pass"
 
 

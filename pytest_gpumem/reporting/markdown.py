@@ -45,9 +45,8 @@ def page(run: Run) -> str:
                 f"{counted(left, 'further row')} {'needs' if left == 1 else 'need'} a look."
             )
     parts.append(folded("How it was measured", preformatted(header(facts, run.settings))))
-    room = (
-        LIMIT - len(_joined(parts)) - 200
-    )  # 200: the heading and the last sentence of what is folded
+    # 200: the heading and the last sentence of what is folded
+    room = LIMIT - len(_joined(parts)) - 200
     parts.append(
         folded(
             f"All rows ({len(rows)})", table(sorted(lines, key=lambda one: one.outcome.rank), room)

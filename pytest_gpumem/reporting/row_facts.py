@@ -58,9 +58,8 @@ class RowFacts:
     function: str  # the part of the name before its parameters and its label
     apart: str
     """Parameters and label, such as "4, pinned", and the GPU of several: what tells the rows of one test function apart; may be empty."""
-    memory: bool = (
-        False  # every peak is a figure, not only where it is limited or nothing else was measured
-    )
+    memory: bool = False
+    """Every peak is a figure, not only where it is limited or nothing else was measured."""
 
     @property
     def outcome(self) -> Outcome:

@@ -82,15 +82,13 @@ class ProcessRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dic
     """By node id of each test that did not pass: "failed" or "skipped", and why."""
     strict: bool = False  # the side's ini file asks for strictness
     name: str = ""  # for messages, such as "base (revision main)"
-    failed_as_a_whole: str | None = (
-        None  # the last words of a session that failed, and no test of it did
-    )
+    failed_as_a_whole: str | None = None
+    """The last words of a session that failed, and no test of it did."""
     texts: dict[
         str, str
     ] = {}  # by node id of each failed test, the whole text, if the experiment keeps everything
-    finished: frozenset[str] = (
-        frozenset()
-    )  # node ids of the tests that it reported to their end, if the experiment keeps everything
+    finished: frozenset[str] = frozenset()
+    """Node ids of the tests that it reported to their end, if the experiment keeps everything."""
 
     @property
     def simulated(self) -> bool:

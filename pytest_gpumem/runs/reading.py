@@ -52,9 +52,9 @@ class DuetVerdict:
 class RowFilter:
     """The measurements to compare; all if both are None."""
 
-    tests: frozenset[str] | None = (
-        None  # node ids; each selects as on pytest's command line, such as a test with all its parameters
-    )
+    tests: frozenset[str] | None = None
+    """Node ids; each selects as on pytest's command line, such as a test with all its
+    parameters."""
     keys: frozenset[str] | None = None  # row keys
 
     @staticmethod

@@ -33,9 +33,8 @@ def test_all_run(pytester: pytest.Pytester) -> None:
         "no:cacheprovider",
         "-rs",
     )
-    working = (
-        () if hasattr(np, "row_stack") else ("-k", "not numba")
-    )  # numba-cuda 0.30 needs what NumPy 2.5 no longer has
+    # numba-cuda 0.30 needs what NumPy 2.5 no longer has
+    working = () if hasattr(np, "row_stack") else ("-k", "not numba")
     result = pytester.runpytest_subprocess(*options, *working, "-W", "default")
     assert result.ret == pytest.ExitCode.OK, result.stdout.str()
     assert result.parseoutcomes()["passed"] >= 30

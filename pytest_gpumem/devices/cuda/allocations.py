@@ -37,9 +37,8 @@ RESERVE = 256 * 2**20
 """Bytes of device memory left alone, or a quarter of less than 1 GiB: modules, printf and stack memory, and the libraries' own workspaces
 come from it."""
 
-_PAGE = (
-    mmap.PAGESIZE
-)  # of the host: 4 KiB, 64 KiB on a GH200, where two registrations must not share a page either
+_PAGE = mmap.PAGESIZE
+"""Of the host: 4 KiB, 64 KiB on a GH200, where two registrations must not share a page either."""
 
 _LARGE = 2**20  # bytes from which on the driver starts an allocation on a page of its own
 _LARGE_ALIGNMENT = 2 * 2**20
@@ -56,9 +55,9 @@ SCRUB_SHARE = 0.075
 """The same as a share of the peak bandwidth, where that gives less, as on smaller cards. An H200 scrubs at 9 % of its peak."""
 
 _SPARE_SHARE = 3  # a region is kept for the next scatter if it takes no more than this part of the device's memory: 26 GiB on an H100
-_LEAST_REGION = (
-    20 * 2**30
-)  # bytes of a region, where there is as much to spare: so that the next, larger set of buffers finds room in it
+_LEAST_REGION = 20 * 2**30
+"""Bytes of a region, where there is as much to spare: so that the next, larger set of buffers
+finds room in it."""
 _LEAST_SHARE = 5
 """Such a region takes no more than this part of the device's memory. Beside it and a test's own buffers `PLENTY` is free, so that it stays
 while code of other libraries is measured: to give 20 GiB back and have them scrubbed takes a tenth of a second."""

@@ -17,9 +17,8 @@ from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
 
-_DEFAULT_SHARED_BYTES = (
-    48 * 1024
-)  # above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)
+_DEFAULT_SHARED_BYTES = 48 * 1024
+"""Above it, a kernel must opt in (CUDA Programming Guide, compute capabilities)."""
 
 
 class KernelCall:

@@ -44,9 +44,8 @@ class _MemoryCall(NamedTuple):
     kind: MemoryPlace
     returned: bool = True
     nbytes: int | None = 1  # None: it frees
-    rows: tuple[int, int] | None = (
-        None  # of pitched memory: where the bytes of a row are written to, and how many rows there are
-    )
+    rows: tuple[int, int] | None = None
+    """Of pitched memory: where the bytes of a row are written to, and how many rows there are."""
     stream: int | None = None  # of a stream-ordered call
 
 
@@ -98,9 +97,9 @@ _ARRAY3D = struct.Struct(
     "<QQQIII"
 )  # CUDA_ARRAY3D_DESCRIPTOR: width, height, depth, format, channels and flags
 _LAYERS = 0x01 | 0x04  # CUDA_ARRAY3D_LAYERED, CUDA_ARRAY3D_CUBEMAP: the depth is a number of layers
-_EMPTY = (
-    0x40 | 0x80
-)  # CUDA_ARRAY3D_SPARSE, CUDA_ARRAY3D_DEFERRED_MAPPING: virtual memory is mapped into the array later
+_EMPTY = 0x40 | 0x80
+"""CUDA_ARRAY3D_SPARSE, CUDA_ARRAY3D_DEFERRED_MAPPING: virtual memory is mapped into the array
+later."""
 _FORMAT_BYTES = {0x01: 1, 0x02: 2, 0x03: 4, 0x08: 1, 0x09: 2, 0x0A: 4, 0x10: 2, 0x20: 4}
 """Bytes of one channel by CUarray_format: integers of 8, 16 and 32 bits, half and float."""
 _OWN_POOLS = {
@@ -137,9 +136,8 @@ class DriverMemory(Source):
         self._default: Any = None  # the device's own stream-ordered pool
         self._nothing: Mapping[Series, Figures] | None = None
         """The figures while pools and graphs hold nothing, until a call may have changed that."""
-        self._trimmed: Figures | None = (
-            None  # of graphs, after memory that none of them uses was given back
-        )
+        # of graphs, after memory that none of them uses was given back
+        self._trimmed: Figures | None = None
         self._probed: list[int] | None = None
         """Bytes of each allocation while a handle is made to see what it allocates; None otherwise."""
         self._handles: dict[str, tuple[int, ...]] = {}

@@ -27,9 +27,8 @@ class CudaKernels:
         self._index = index
         self._facts = facts
         self._compiler = compiler
-        self._entered: Stream | None = (
-            None  # the current stream of the libraries, inside `current_stream`
-        )
+        # the current stream of the libraries, inside `current_stream`
+        self._entered: Stream | None = None
 
     def compile(self, launch: Launch) -> None:
         if launch.kernel.source is not None:

@@ -24,9 +24,8 @@ _WORDS = {
     Advice.PREFERRED_LOCATION: "PreferredLocation",
     Advice.ACCESSED_BY: "AccessedBy",
 }
-BEACON_BYTES = (
-    2 * 2**20
-)  # size of one block of the driver's: no other pages share it, so no fault beside it moves it
+BEACON_BYTES = 2 * 2**20
+"""Size of one block of the driver's: no other pages share it, so no fault beside it moves it."""
 # Errors of a driver without the call: one of CUDA 12, or for a GPU that cannot do it.
 _TOO_OLD = (
     "cudaErrorNotSupported",

@@ -119,9 +119,8 @@ class Modules:
         ] = {}  # names of the kernels that were looked up in each module or library
         self._local = threading.local()
         self._collecting: Launches | None = None
-        self.failed: Exception | None = (
-            None  # what went wrong in a callback: from then on no code is known
-        )
+        # what went wrong in a callback: from then on no code is known
+        self.failed: Exception | None = None
         self._ends = [
             CALLBACKS.add(
                 "RESOURCE",

@@ -39,9 +39,8 @@ from pytest_gpumem.kernels.kernel import LaunchShape
 _SLOT_WORDS = 32  # 128 bytes: no two holds share a cache line
 _SLOTS = 64
 _EXPIRED = 2
-_CLOCK_SECONDS = (
-    10e-6  # shortest hold that tells the clock: the device's timer ticks every 32 ns on an H200
-)
+_CLOCK_SECONDS = 10e-6
+"""Shortest hold that tells the clock: the device's timer ticks every 32 ns on an H200."""
 
 
 @dataclass(eq=False)

@@ -34,9 +34,9 @@ from pytest_gpumem.devices.simulated.pages import Pages
 from pytest_gpumem.devices.simulated.streams import ALLOCATE, Facet, Timeline
 from pytest_gpumem.records.what_ran import Step, StepKind
 
-SMALL_BYTES = (
-    2**20
-)  # below this an allocation shares a 2 MiB page with others; from here on it starts on a page of its own
+SMALL_BYTES = 2**20
+"""Below this an allocation shares a 2 MiB page with others; from here on it starts on a page of
+its own."""
 SMALL_ALIGNMENT = 512
 PAGE_BYTES = 2 * 2**20
 

@@ -94,53 +94,46 @@ class Datasheet:
     overlap: float = 3.0
     """Exponent of the norm that joins the bounds of a kernel: no bound hides another one wholly. Fit set: "264 blocks" rows of H100."""
     launch: float = 0.8e-6  # least time of a kernel on the device. Fit set: rows "floor" of H100.
-    record: float = (
-        1.28e-6  # between two events with nothing between. Fit set: rows "floor" of H100.
-    )
+    record: float = 1.28e-6
+    """Between two events with nothing between. Fit set: rows "floor" of H100."""
     visibility: float = 1.2e-6  # added to an event behind a kernel. Fit set: rows "floor" of H100.
-    ramp: float = (
-        1.3e-6  # first loads from DRAM until bandwidth is reached. Fit set: rows "flush" of H100.
-    )
+    ramp: float = 1.3e-6
+    """First loads from DRAM until bandwidth is reached. Fit set: rows "flush" of H100."""
     tick: float = 32e-9  # resolution of events. Fit set: rows "floor" of H100.
     random_efficiency: float = 0.5  # share of the bandwidth left where lines are touched in no order. An assumption, not fitted.
-    l1_latency_cycles: float = (
-        43.0  # of a dependent load that hits L1. Fit set: the suite's latencies of H100.
-    )
-    shared_latency_cycles: float = (
-        30.0  # of a dependent load from shared memory. An assumption, not fitted.
-    )
+    l1_latency_cycles: float = 43.0
+    """Of a dependent load that hits L1. Fit set: the suite's latencies of H100."""
+    shared_latency_cycles: float = 30.0
+    """Of a dependent load from shared memory. An assumption, not fitted."""
     edge_cost: float = 4 / 9
     """Share of a fifth sector's cost that neighbouring warps do not hide: 9/10 of the throughput remains. [BPG 9.2.1.3]"""
     zero_copy_share: float = 0.95  # bandwidth of kernels that read host memory over that of copies. An assumption, not fitted.
     sector_packets: float = 2.35
     """Cost of a sector that crosses the link alone, over that of one of four. Fit set: H100's row "mapped, stride 32"."""
     link_latency: float = 1.2e-6  # of a dependent load from mapped host memory. Fit set: the suite's latencies of H100.
-    fault_group_bytes: int = (
-        645 * KiB
-    )  # bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting" of H100.
+    fault_group_bytes: int = 645 * KiB
+    """Bytes that one group of page faults moves: 26 groups for 16 MiB. Fit set: row "faulting"
+    of H100."""
     fault_group_time: float = 58e-6
     """Time of one group of page faults, which the host's driver serves. Fit set: rows of faulting kernels of each machine."""
     collapse_time: float = 200e-6  # time in which a written page loses its copy on the other side. Fit set: H100's row "written".
-    faults_per_group: float = (
-        159 / 26
-    )  # page faults of the GPU in one group: 159 in 26 groups, in the same profile of 16 MiB as above
+    faults_per_group: float = 159 / 26
+    """Page faults of the GPU in one group: 159 in 26 groups, in the same profile of 16 MiB as
+    above."""
     page_by_page_faults: float = 6 / 96
     """Groups of faults over those of other kernels, where each warp has a page of its own. Fit set: H100's rows "init from the host" and
     "init, a warp for 64 KiB", whose times differ by less than the runs."""
-    cpu_fault_bytes: int = (
-        16 * MiB // 48
-    )  # bytes that one page fault of the host brings: 48 faults for 16 MiB, likewise
+    cpu_fault_bytes: int = 16 * MiB // 48
+    """Bytes that one page fault of the host brings: 48 faults for 16 MiB, likewise."""
     populate_bytes: int = 2 * MiB  # page size of a first touch by the device
     populate_time: float = 4e-6  # time of mapping one such page. An assumption, not fitted.
-    migration_share: float = (
-        0.75  # share of the link that prefetches and migrations reach. An assumption, not fitted.
-    )
+    migration_share: float = 0.75
+    """Share of the link that prefetches and migrations reach. An assumption, not fitted."""
     host_memory_bytes: int = 128 * GiB  # memory of the modelled host
     host_bandwidth: float = 13e9  # host code that reads or writes host memory. Fit set: H100's row "packed on the host".
     page_locking: float = 1.6e9  # bytes that the driver allocates and locks in a second. Fit set: H100's rows "cudaHostAlloc".
-    registering: float = (
-        23e9  # bytes of existing pages that it locks. Fit set: H100's rows "cudaHostRegister".
-    )
+    registering: float = 23e9
+    """Bytes of existing pages that it locks. Fit set: H100's rows "cudaHostRegister"."""
     copy_start: float = 3.3e-6
     """From the start of a copy until its first byte moves, which the host's bridges decide. Fit set: row "4 KiB" of each machine."""
     duplex_loss: float = 0.12  # share of a copy's time lost while another runs the other way. Fit set: H100's row "both ways".

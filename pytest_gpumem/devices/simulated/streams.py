@@ -101,9 +101,8 @@ class Timeline:
             SimulatedStream, WindowSpec | None
         ] = {}  # of each stream that ever had one
         self.capturing: Capture | None = None
-        self.cannot: CannotCapture | None = (
-            None  # why the capture that is under way, or the last one, is impossible
-        )
+        # why the capture that is under way, or the last one, is impossible
+        self.cannot: CannotCapture | None = None
         self.watching: StepLog | None = None
         self.calls: CallLog | None = None  # while calls are counted
 

@@ -20,9 +20,9 @@ from pytest_gpumem.kernels.kernel import Access, LaunchShape
 _SECTORS = 4.0  # sectors of a coalesced warp-wide request of 4-byte words
 _WORDS = 8.0  # words of 4 bytes in a sector: a request that moves eight times what it asks for has a sector for each word
 _KNOWN = 1024  # launches whose outcome is remembered
-_SATURATED = (
-    2 / 3
-)  # share of a launch's time from which on writes that keep the memory busy fill the queue of dirty lines
+_SATURATED = 2 / 3
+"""Share of a launch's time from which on writes that keep the memory busy fill the queue of
+dirty lines."""
 
 
 @dataclass

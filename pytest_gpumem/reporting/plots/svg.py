@@ -10,9 +10,8 @@ from pathlib import Path
 
 from markupsafe import Markup, escape
 
-TEMPLATES = (
-    Path(__file__).parents[1] / "templates"
-)  # folder of the page's template, style sheet and script
+TEMPLATES = Path(__file__).parents[1] / "templates"
+"""Folder of the page's template, style sheet and script."""
 COLOURS = 6  # series that have a colour of their own: classes s0, s1 ... of the style sheet
 WIDTH = 480  # units across a drawing, which takes the width of its column: on a telephone a unit is three quarters of a pixel
 CHARACTER = 6.9  # units across a character of the drawings' font, on average
@@ -106,9 +105,8 @@ _BYTES = tuple(
     (name, 1024.0**power)
     for name, power in (("TiB", 4), ("GiB", 3), ("MiB", 2), ("KiB", 1), ("B", 0))
 )
-_MANY = (
-    5000.0  # ratio of the ends of a logarithmic scale from which on only powers of ten have labels
-)
+_MANY = 5000.0
+"""Ratio of the ends of a logarithmic scale from which on only powers of ten have labels."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +114,8 @@ class Unit:
     """The unit of an axis."""
 
     name: str
-    factor: float = (
-        1.0  # the unit in the unit of the values: 1e-6 for microseconds of values in seconds
-    )
+    factor: float = 1.0
+    """The unit in the unit of the values: 1e-6 for microseconds of values in seconds."""
 
     def text(self, value: float) -> str:
         """A value in this unit, in at most four digits, without the unit's name."""
