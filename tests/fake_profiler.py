@@ -19,6 +19,7 @@ from nvtx_injection import Trace
 def main() -> int:
     arguments = sys.argv[1:]
     if arguments[0] in ("stats", "--import"):
+        assert "--nvtx" not in arguments, "ncu refuses it beside --import"
         report = next(word for word in arguments if word.endswith("-rep"))
         print(figures(json.loads(Path(report).read_text())["ranges"]))
         return 0

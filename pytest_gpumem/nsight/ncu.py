@@ -181,7 +181,7 @@ def _figures(row: Mapping[str, str], units: Mapping[str, str], metrics: Sequence
     for metric in metrics:
         # A cell may have the parts of its figure behind it: "4.0 (1; 2; 3)".
         text = row.get(metric, "").partition("(")[0].strip().replace(",", "")
-        if text.lower() in ("", "n/a", "nan"):
+        if text.lower() in ("", "n/a", "nan", "inf"):
             continue
         if units.get(metric) not in _UNITS:
             raise BadReport(f"ncu gives {metric} in {units.get(metric)!r}, which is no base unit")

@@ -132,13 +132,13 @@ def figures(report: ProfileReport, environment: Mapping[str, str]) -> list[str]:
     """
     program = str(report.program)
     if report.file.suffix == tools.NCU.report:
-        words = ["--csv", "--page", "raw", "--print-units", "base", "--nvtx"]
+        words = ["--csv", "--page", "raw", "--print-units", "base"]
         command = [program, "--import", str(report.file), *words]
         printed = tools.run(command, environment)
         try:
             launches = ncu.read_launches(printed.output)
         except ncu.BadReport as error:
-            return [f"no table: {error}"]
+            return [f"no table: {tools.ncu_cause(printed.output) or error}"]
         return ncu.table(ncu.kernels_of(launches))
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         # By default the database lies beside the report.
