@@ -30,7 +30,9 @@ def main() -> int:
     on_model = ["sim:h100" if argument == "cuda" else argument for argument in child]
     command = [*on_model, "--gpumem-budget", "20 ms", "-p", "no:cacheprovider"]
     done = subprocess.run(command, env={**os.environ, **trace.environment}, check=False)
-    Path(output(options)).write_text(json.dumps({"options": options, "child": child, "ranges": trace.ranges()}))
+    Path(output(options)).write_text(
+        json.dumps({"options": options, "child": child, "ranges": trace.ranges()})
+    )
     return done.returncode
 
 
@@ -38,7 +40,9 @@ def figures(ranges: list[str]) -> str:
     """A page of ncu with a kernel in each range."""
     lines: list[tuple[object, ...]] = []
     for path in ranges:
-        lines.append(ncu_csv.line(len(lines), "copy", ncu_csv.stack(*path.split("/")), ncu_csv.H200))
+        lines.append(
+            ncu_csv.line(len(lines), "copy", ncu_csv.stack(*path.split("/")), ncu_csv.H200)
+        )
     return ncu_csv.log(*lines)
 
 

@@ -53,7 +53,9 @@ def _options(command: _Command) -> _Command:
     return command
 
 
-@click.group(no_args_is_help=False, short_help="Profile tests with Nsight Systems or Nsight Compute.")
+@click.group(
+    no_args_is_help=False, short_help="Profile tests with Nsight Systems or Nsight Compute."
+)
 def profile() -> None:
     """Profile tests with Nsight Systems or Nsight Compute.
 
@@ -82,7 +84,9 @@ def nsys(**call: Any) -> int:
 
 @profile.command(
     short_help="Collect counters by Nsight Compute.",
-    epilog=examples('gpumem profile ncu --test tests/test_a.py::test_triad --tool-options "--set full"'),
+    epilog=examples(
+        'gpumem profile ncu --test tests/test_a.py::test_triad --tool-options "--set full"'
+    ),
 )
 @_options
 def ncu(**call: Any) -> int:
@@ -123,6 +127,8 @@ def _profile(
         log(f"gpumem: {report.program} was {how}: its report may not be whole")
         return Exit.FAILED
     if report.exit_code:
-        log(f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above")
+        log(
+            f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above"
+        )
         return Exit.FAILED
     return Exit.FINE

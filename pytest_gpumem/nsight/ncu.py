@@ -176,7 +176,9 @@ def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[Launch]:
     return launches
 
 
-def _figures(row: Mapping[str, str], units: Mapping[str, str], metrics: Sequence[str]) -> dict[str, float]:
+def _figures(
+    row: Mapping[str, str], units: Mapping[str, str], metrics: Sequence[str]
+) -> dict[str, float]:
     figures = {}
     for metric in metrics:
         # A cell may have the parts of its figure behind it: "4.0 (1; 2; 3)".

@@ -50,7 +50,9 @@ class ProfileReport:
     exit_code: int  # pytest's. A report with failed tests is complete too.
 
 
-def write_report(request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object]) -> ProfileReport:
+def write_report(
+    request: ProfileRequest, environment: Mapping[str, str], echo: Callable[[str], object]
+) -> ProfileReport:
     """Trace a test run with Nsight Systems: the range of a single selected test, else the whole
     run. Or count its measured launches with Nsight Compute.
     Raises `UserError`: the run cannot be profiled, or the report cannot be written.
@@ -71,15 +73,21 @@ def write_report(request: ProfileRequest, environment: Mapping[str, str], echo: 
         file = file.with_name(file.name + tool.report)
     file = file.absolute()
     _check_file(file)
-    pytest_command = child.pytest_command(request.arguments, options=["--gpumem-device", device], tests=request.tests)
+    pytest_command = child.pytest_command(
+        request.arguments, options=["--gpumem-device", device], tests=request.tests
+    )
     if tool is tools.NSYS:
         managed = any(test.managed for test in tests)
-        command = tools.nsys_command(program, pytest_command, file, test=only, managed=managed, chosen=request.options)
+        command = tools.nsys_command(
+            program, pytest_command, file, test=only, managed=managed, chosen=request.options
+        )
     else:
         output = ["--export", str(file), "--force-overwrite"]
         for section in SECTIONS:
             output += ["--section", section]
-        command = tools.ncu_command(program, pytest_command, output, metrics=ncu.METRICS, chosen=request.options)
+        command = tools.ncu_command(
+            program, pytest_command, output, metrics=ncu.METRICS, chosen=request.options
+        )
     before = _written_at(file)
     echo(f"gpumem: {child.shown(command)}")
     finished = tools.run(command, child.for_a_part(environment), echo)
@@ -107,7 +115,9 @@ def select(
     """
     for test in tests:
         if test.startswith("-"):
-            raise UserError(f"--test takes a node id such as tests/test_table.py::test_lookup, not {test!r}")
+            raise UserError(
+                f"--test takes a node id such as tests/test_table.py::test_lookup, not {test!r}"
+            )
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         file = Path(folder, "ranges.json")
         options = ["--collect-only", "-q", f"--gpumem-ranges-file={file}"]

@@ -111,11 +111,17 @@ def check(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
         if option == "--gpumem-device":
             device, origin = value, f"--gpumem-device {value}"
     if not device.startswith("cuda"):
-        raise UserError(f"{origin}: Nsight sees nothing of it; use a GPU, such as --gpumem-device cuda")
+        raise UserError(
+            f"{origin}: Nsight sees nothing of it; use a GPU, such as --gpumem-device cuda"
+        )
     if importlib.util.find_spec("nvtx") is None:
-        raise UserError(f"the package nvtx is not installed for {sys.executable}: the tests would have no ranges; pip install nvtx")
+        raise UserError(
+            f"the package nvtx is not installed for {sys.executable}: the tests would have no ranges; pip install nvtx"
+        )
     if environment.get("NVTX_DISABLE"):
-        raise UserError(f"NVTX_DISABLE={environment['NVTX_DISABLE']!r} is set: the tests would have no ranges; unset it")
+        raise UserError(
+            f"NVTX_DISABLE={environment['NVTX_DISABLE']!r} is set: the tests would have no ranges; unset it"
+        )
     return device
 
 
@@ -236,7 +242,9 @@ def nsys_cause(output: str, report: Path) -> str | None:
     if fatal is not None:
         return f"nsys: {fatal[1].strip()}"
     if "No reports were generated" in output:
-        return "nsys never saw the range of the test: it was not reached, or pytest runs without nvtx"
+        return (
+            "nsys never saw the range of the test: it was not reached, or pytest runs without nvtx"
+        )
     return None
 
 

@@ -56,7 +56,9 @@ class Activity(Record, frozen=True):
     kernels: tuple[KernelUse, ...] = ()  # Kernels in the order of their first launch
     copies: tuple[CopyUse, ...] = ()  # Copies, the longest first
     memsets: tuple[CopyUse, ...] = ()  # Memsets, the longest first
-    at_once: Nanoseconds = 0  # Nanoseconds in which two kernels or more ran, by their starts and ends
+    at_once: Nanoseconds = (
+        0  # Nanoseconds in which two kernels or more ran, by their starts and ends
+    )
 
     @property
     def busy(self) -> float:
@@ -69,13 +71,22 @@ def kernels_together(launches: Iterable[KernelUse]) -> tuple[KernelUse, ...]:
     """The sums of kernels of one name and shape, in the order of their first launch."""
     sums: dict[tuple[object, ...], KernelUse] = {}
     for launch in launches:
-        shape = (launch.name, launch.grid, launch.block, launch.registers, launch.shared, launch.local)
+        shape = (
+            launch.name,
+            launch.grid,
+            launch.block,
+            launch.registers,
+            launch.shared,
+            launch.local,
+        )
         before = sums.get(shape)
         if before is None:
             sums[shape] = launch
             continue
         nanoseconds = before.nanoseconds + launch.nanoseconds
-        sums[shape] = replace(before, launches=before.launches + launch.launches, nanoseconds=nanoseconds)
+        sums[shape] = replace(
+            before, launches=before.launches + launch.launches, nanoseconds=nanoseconds
+        )
     return tuple(sums.values())
 
 

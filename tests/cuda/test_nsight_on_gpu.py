@@ -41,7 +41,11 @@ def gpumem(tmp_path: Path) -> Run:
     """Runs a command of `gpumem` in a repository, whose test the working tree changes; returns its lines with single spaces."""
     test = tmp_path / "test_a.py"
     test.write_text(SUITE.replace("STRIDE", "1"))
-    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "base"]):
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "base"],
+    ):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     test.write_text(SUITE.replace("STRIDE", "8"))
 

@@ -35,7 +35,13 @@ def test_counters_that_differ_by_more_than_five_percent_have_both_values() -> No
     base = kernel({REGISTERS: 100.0, HIT_RATE: 50.0})
     assert compare([base], [kernel({REGISTERS: 105.0, HIT_RATE: 48.0})], COUNTERS) == {}
     changed = compare([base], [kernel({REGISTERS: 106.0, HIT_RATE: 40.0}, launches=10)], COUNTERS)
-    assert changed == {"test_a": ["triad: launches 5 → 10", "triad: L2 hit rate 50 % → 40 %", "triad: registers 100 → 106"]}
+    assert changed == {
+        "test_a": [
+            "triad: launches 5 → 10",
+            "triad: L2 hit rate 50 % → 40 %",
+            "triad: registers 100 → 106",
+        ]
+    }
 
 
 def test_what_is_unknown_or_looks_the_same_is_no_difference() -> None:
@@ -44,7 +50,9 @@ def test_what_is_unknown_or_looks_the_same_is_no_difference() -> None:
 
 
 def test_a_kernel_of_one_side_is_named() -> None:
-    assert compare([kernel({}, "old")], [kernel({}, "new")], COUNTERS) == {"test_a": ["old: only in base", "new: only in head"]}
+    assert compare([kernel({}, "old")], [kernel({}, "new")], COUNTERS) == {
+        "test_a": ["old: only in base", "new: only in head"]
+    }
 
 
 @pytest.fixture
@@ -58,7 +66,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     test = folder / "test_a.py"
     test.write_text(SUITE.format(size=1))
-    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "base"]):
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "base"],
+    ):
         subprocess.run(["git", *words], check=True)
     test.write_text(SUITE.format(size=2))
     return folder
@@ -67,7 +79,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("quick_processes")
 def test_what_ran_differently_is_listed_by_row(project: Path) -> None:
     with two_sides("HEAD", None, project) as (base, head):
-        lines = ran_differently({BASE: base, HEAD: head}, "test_a.py::test_copy", ["--gpumem-device", "sim"], os.environ)
+        lines = ran_differently(
+            {BASE: base, HEAD: head}, "test_a.py::test_copy", ["--gpumem-device", "sim"], os.environ
+        )
     assert "declared bytes 2 MiB → 4 MiB" in lines["test_a.py::test_copy"]
 
 
@@ -75,10 +89,17 @@ def test_what_ran_differently_is_listed_by_row(project: Path) -> None:
 def gpumem(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Runs `gpumem explain` with tools that print a file, as if there were a GPU; no pytest runs."""
     monkeypatch.setattr(explain, "choose", lambda _: None)
-    monkeypatch.setattr(explain, "ran_differently", lambda *_: {"test_a.py::test_copy": ["kernel copy: block 256 → 128"]})
+    monkeypatch.setattr(
+        explain,
+        "ran_differently",
+        lambda *_: {"test_a.py::test_copy": ["kernel copy: block 256 → 128"]},
+    )
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name, log in (("ncu", '--log-file) cp "$PRINTED" "$2";;'), ("nsys", 'stats) cat "$PRINTED";;')):
+    for name, log in (
+        ("ncu", '--log-file) cp "$PRINTED" "$2";;'),
+        ("nsys", 'stats) cat "$PRINTED";;'),
+    ):
         program = tools / name
         # Base runs in a worktree.
         program.write_text(
@@ -91,7 +112,11 @@ def gpumem(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
 
     def run(*arguments: str) -> Result:
-        return CliRunner().invoke(main, ["explain", "--base", "HEAD", "test_a.py::test_copy", *arguments], prog_name="gpumem")
+        return CliRunner().invoke(
+            main,
+            ["explain", "--base", "HEAD", "test_a.py::test_copy", *arguments],
+            prog_name="gpumem",
+        )
 
     return run
 
@@ -120,9 +145,13 @@ def test_both_sides_are_counted_once(gpumem: Call, tmp_path: Path) -> None:
     assert "1 MiB → 2 MiB" in result.stdout
 
 
-def test_where_counters_may_not_be_read_nsys_times_the_kernels(gpumem: Call, tmp_path: Path) -> None:
+def test_where_counters_may_not_be_read_nsys_times_the_kernels(
+    gpumem: Call, tmp_path: Path
+) -> None:
     for side, mean in (("base", 1000), ("head", 2000)):
-        text = f"NVTX Range,Kern Inst,Avg (ns),Kernel Name\ngpumem:test_copy.measure,5,{mean},copy\n"
+        text = (
+            f"NVTX Range,Kern Inst,Avg (ns),Kernel Name\ngpumem:test_copy.measure,5,{mean},copy\n"
+        )
         (tmp_path / f"nsys-{side}").write_text(text)
     result = gpumem()
     assert result.exit_code == 0, result.output
@@ -141,7 +170,9 @@ def test_a_side_that_counts_nothing_is_named(gpumem: Call, tmp_path: Path) -> No
     assert result.stderr.splitlines()[-1].startswith("gpumem: base: ncu matched no kernel")
 
 
-def test_without_a_gpu_or_a_tool_there_is_one_line(project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_gpu_or_a_tool_there_is_one_line(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     words = ["explain", "--base", "HEAD", "test_a.py::test_copy"]
     monkeypatch.setenv("GPUMEM_NCU", "nowhere")
     result = CliRunner().invoke(main, words, prog_name="gpumem")

@@ -58,7 +58,9 @@ def test_a_page_of_a_gpu_has_the_figures_that_ncu_prints() -> None:
 
 
 def test_launches_are_read_inside_measured_ranges_of_our_domain_alone() -> None:
-    foreign = ncu_csv.stack("torch:test_a.measure", "not_gpumem:test_b.measure", "test_c", "test_c.measure")
+    foreign = ncu_csv.stack(
+        "torch:test_a.measure", "not_gpumem:test_b.measure", "test_c", "test_c.measure"
+    )
     launches = read_launches(
         page(
             (ncu_csv.measured("test_triad"), ncu_csv.H200),
@@ -68,22 +70,36 @@ def test_launches_are_read_inside_measured_ranges_of_our_domain_alone() -> None:
             ("", ncu_csv.H200),
         )
     )
-    assert [(one.test, one.label) for one in launches] == [("test_triad", ""), ("test_triad", "small"), ("test_c", "")]
+    assert [(one.test, one.label) for one in launches] == [
+        ("test_triad", ""),
+        ("test_triad", "small"),
+        ("test_c", ""),
+    ]
     assert launches[2].metrics == {TIME_METRIC: 1280, READ: 1024, "dram__bytes_write.sum": 0}
 
 
 def test_a_figure_of_a_kernel_is_the_mean_of_its_launches_and_missing_where_one_lacks_it() -> None:
     range_cell = ncu_csv.measured("test_a")
-    text = page((range_cell, ("100", "50", "10", "0", "0")), (range_cell, ("300", "n/a", "30", "0", "0")))
+    text = page(
+        (range_cell, ("100", "50", "10", "0", "0")), (range_cell, ("300", "n/a", "30", "0", "0"))
+    )
     (kernel,) = kernels_of(read_launches(text))
     assert kernel.launches == 2
     assert kernel.metrics == {TIME_METRIC: 20, READ: 200}
-    assert figures(kernel) == {"time": "20.00 ns"}  # DRAM bytes are a sum, of which one part is missing
+    assert figures(kernel) == {
+        "time": "20.00 ns"
+    }  # DRAM bytes are a sum, of which one part is missing
 
 
 def test_a_table_has_measurements_kernels_and_figures() -> None:
     kernels = [
-        Kernel("test_a", "", "first", 5, {TIME_METRIC: 1000.0, READ: 1024.0, "dram__bytes_write.sum": 0.0}),
+        Kernel(
+            "test_a",
+            "",
+            "first",
+            5,
+            {TIME_METRIC: 1000.0, READ: 1024.0, "dram__bytes_write.sum": 0.0},
+        ),
         Kernel("test_a", "", "second", 1, {}),
         Kernel("test_b", "small", "first", 5, {"launch__registers_per_thread": 32.0}),
     ]
@@ -99,17 +115,31 @@ def test_a_table_has_measurements_kernels_and_figures() -> None:
         "5 × first",
         "- - - - - 32 - -",
     ]
-    assert {len(line) for line in table(kernels) if line.startswith("    ")} == {len(table(kernels)[0])}
+    assert {len(line) for line in table(kernels) if line.startswith("    ")} == {
+        len(table(kernels)[0])
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "has no column ID: no `ncu --csv --page raw`"),
-        (page((ncu_csv.measured("a"), ncu_csv.H200)).replace('"Kernel Name"', '"Other"'), "no column Kernel Name"),
-        (page((ncu_csv.measured("a"), ncu_csv.H200)).replace('"(256, 1, 1)",', ""), "no row of 18 columns"),
-        (page((ncu_csv.measured("a"), ncu_csv.H200)).replace('"ns"', '"fortnight"'), "'fortnight', which is no base unit"),
-        (page((ncu_csv.measured("a"), ("much", "0", "1", "0", "0"))), "as 'much', which is no number"),
+        (
+            page((ncu_csv.measured("a"), ncu_csv.H200)).replace('"Kernel Name"', '"Other"'),
+            "no column Kernel Name",
+        ),
+        (
+            page((ncu_csv.measured("a"), ncu_csv.H200)).replace('"(256, 1, 1)",', ""),
+            "no row of 18 columns",
+        ),
+        (
+            page((ncu_csv.measured("a"), ncu_csv.H200)).replace('"ns"', '"fortnight"'),
+            "'fortnight', which is no base unit",
+        ),
+        (
+            page((ncu_csv.measured("a"), ("much", "0", "1", "0", "0"))),
+            "as 'much', which is no number",
+        ),
     ],
 )
 def test_what_is_no_page_is_refused(text: str, message: str) -> None:
@@ -129,7 +159,9 @@ def test_what_is_no_page_is_refused(text: str, message: str) -> None:
         (("outer", "outer.measure", "inner", "inner.label.y", "inner.measure"), ("inner", "y")),
     ],
 )
-def test_a_stack_of_ranges_is_a_place(ranges: tuple[str, ...], place: tuple[str, str] | None) -> None:
+def test_a_stack_of_ranges_is_a_place(
+    ranges: tuple[str, ...], place: tuple[str, str] | None
+) -> None:
     assert place_of(ranges) == place
 
 
@@ -146,5 +178,7 @@ gpumem:test_a.measure,PushPop,1,1,5,broken,1000,100.5,100,90,110,1.0,other
 other:test_b.measure,PushPop,1,1,5,5,500,100,100,90,110,1.0,triad
 """
     (kernel,) = kernels_of(read_times(text))
-    assert kernel == Kernel("test_a", "", "void triad<float, 1>(T1 *, T1)", 10, {TIME_METRIC: 100.5})
+    assert kernel == Kernel(
+        "test_a", "", "void triad<float, 1>(T1 *, T1)", 10, {TIME_METRIC: 100.5}
+    )
     assert read_times("") == []

@@ -36,7 +36,9 @@ def gpumem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     state = SimpleNamespace(tests=(TRIAD,))
     monkeypatch.setattr(profile, "select", lambda *_: state.tests)
 
-    def run(tool: str, *arguments: str, does: str = "exit 0", tests: tuple[SelectedTest, ...] = (TRIAD,)) -> Result:
+    def run(
+        tool: str, *arguments: str, does: str = "exit 0", tests: tuple[SelectedTest, ...] = (TRIAD,)
+    ) -> Result:
         state.tests = tests
         program = tmp_path / tool
         # $report is the file that the tool was told to write.
@@ -64,7 +66,10 @@ SAYS = {
     "a report that could not be imported": (
         "nsys",
         "echo \"Generating '$report'\"; echo 'Importer error status: Importation failed.'; : > ${report%.nsys-rep}.qdstrm",
-        (r"its importer could not make a report of .*test_triad\.qdstrm", r"install it \(libdw1 on Debian"),
+        (
+            r"its importer could not make a report of .*test_triad\.qdstrm",
+            r"install it \(libdw1 on Debian",
+        ),
     ),
     "an option that nsys does not know": (
         "nsys",
@@ -76,19 +81,41 @@ SAYS = {
         "echo 'Generated:'; echo '    No reports were generated.'",
         (r"nsys never saw the range of the test: it was not reached, or",),
     ),
-    "an error of nsys": ("nsys", "echo 'FATAL ERROR: no space left'; exit 1", (r"^gpumem: nsys: no space left$",)),
-    "nothing said": ("nsys", "exit 7", (r"nsys wrote no report \(exit code 7\); its output is above",)),
-    "a tool that was killed": ("nsys", "kill -9 $$", (r"nsys wrote no report \(ended by SIGKILL\); its output is above",)),
-    "an empty report": ("ncu", ': > "$report"; exit 9', (r"ncu wrote no report \(exit code 9\); its output is above",)),
+    "an error of nsys": (
+        "nsys",
+        "echo 'FATAL ERROR: no space left'; exit 1",
+        (r"^gpumem: nsys: no space left$",),
+    ),
+    "nothing said": (
+        "nsys",
+        "exit 7",
+        (r"nsys wrote no report \(exit code 7\); its output is above",),
+    ),
+    "a tool that was killed": (
+        "nsys",
+        "kill -9 $$",
+        (r"nsys wrote no report \(ended by SIGKILL\); its output is above",),
+    ),
+    "an empty report": (
+        "ncu",
+        ': > "$report"; exit 9',
+        (r"ncu wrote no report \(exit code 9\); its output is above",),
+    ),
     "no permission": (
         "ncu",
         "echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters'; exit 1",
-        (r"ERR_NVGPUCTRPERM", r"NVreg_RestrictProfilingToAdminUsers=0", r"developer.nvidia.com/ERR_NVGPUCTRPERM"),
+        (
+            r"ERR_NVGPUCTRPERM",
+            r"NVreg_RestrictProfilingToAdminUsers=0",
+            r"developer.nvidia.com/ERR_NVGPUCTRPERM",
+        ),
     ),
     "a driver that ncu does not support": (
         "ncu",
         "echo '==ERROR== Cuda driver is not compatible with Nsight Compute.'; exit 1",
-        (r"driver is not compatible with Nsight Compute; install the Nsight Compute of the driver's CUDA, GPUMEM_NCU",),
+        (
+            r"driver is not compatible with Nsight Compute; install the Nsight Compute of the driver's CUDA, GPUMEM_NCU",
+        ),
     ),
     "an option that ncu does not know": (
         "ncu",
@@ -121,11 +148,20 @@ def test_a_tool_that_is_missing_is_said(gpumem: Call, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--", "--gpumem-device", "sim:h100"], "--gpumem-device sim:h100: Nsight sees nothing of it; use a GPU"),
-        (["--", "--gpumem-device=auto"], "--gpumem-device auto: Nsight sees nothing of it; use a GPU, such as --gpumem-device cuda"),
+        (
+            ["--", "--gpumem-device", "sim:h100"],
+            "--gpumem-device sim:h100: Nsight sees nothing of it; use a GPU",
+        ),
+        (
+            ["--", "--gpumem-device=auto"],
+            "--gpumem-device auto: Nsight sees nothing of it; use a GPU, such as --gpumem-device cuda",
+        ),
         (["--", "--collect-only"], "--collect-only among pytest's arguments: no test would run"),
         (["-o", "no/such/report"], "there is no folder"),
-        (["--tool-options", "--trace=cuda --output=mine"], "--tool-options: --output=mine: gpumem names the report; -o FILE does"),
+        (
+            ["--tool-options", "--trace=cuda --output=mine"],
+            "--tool-options: --output=mine: gpumem names the report; -o FILE does",
+        ),
         (["--tool-options", "--set 'full"], '--tool-options: "--set \'full": No closing quotation'),
     ],
 )
@@ -137,7 +173,9 @@ def test_a_call_that_leads_nowhere_is_refused_before_anything_runs(
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused(
+    gpumem: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for device, chosen in (("cuda:1", "cuda:1"), ("auto", "cuda"), ("", "cuda")):
         monkeypatch.setenv("GPUMEM_DEVICE", device)
         result = gpumem("nsys", "-o", "r", does='echo > "$report"')
@@ -146,7 +184,16 @@ def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused
     said = complaint(gpumem("nsys"), 4)
     assert "GPUMEM_DEVICE=sim:h100: Nsight sees nothing of it; use a GPU" in said
     # The command line wins, and its last word.
-    result = gpumem("nsys", "-o", "r", "--", "--gpumem-device", "sim", "--gpumem-device=cuda:2", does='echo > "$report"')
+    result = gpumem(
+        "nsys",
+        "-o",
+        "r",
+        "--",
+        "--gpumem-device",
+        "sim",
+        "--gpumem-device=cuda:2",
+        does='echo > "$report"',
+    )
     assert result.exit_code == 0
     said = complaint(gpumem("nsys", "--", "--gpumem-device=cuda", "--gpumem-device", "sim"), 4)
     assert "--gpumem-device sim: Nsight sees nothing" in said
@@ -154,14 +201,18 @@ def test_the_device_of_the_variable_is_profiled_and_the_simulated_one_is_refused
 
 def test_without_ranges_nothing_is_run(gpumem: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTX_DISABLE", "1")
-    assert "NVTX_DISABLE='1' is set: the tests would have no ranges; unset it" in complaint(gpumem("nsys"), 4)
+    assert "NVTX_DISABLE='1' is set: the tests would have no ranges; unset it" in complaint(
+        gpumem("nsys"), 4
+    )
     monkeypatch.delenv("NVTX_DISABLE")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert "the package nvtx is not installed for" in complaint(gpumem("nsys"), 4)
 
 
 def test_what_pytest_does_not_accept_is_a_mistake_of_the_call(gpumem: Call) -> None:
-    said = complaint(gpumem("nsys", does=': > "$report"; echo "ERROR: unrecognized arguments: --foo"; exit 4'), 4)
+    said = complaint(
+        gpumem("nsys", does=': > "$report"; echo "ERROR: unrecognized arguments: --foo"; exit 4'), 4
+    )
     assert "pytest did not accept its arguments or the device" in said
 
 
@@ -186,7 +237,11 @@ def test_a_report_without_a_name_replaces_none(gpumem: Call, tmp_path: Path) -> 
     for number in (1, 2, 3):
         assert gpumem("nsys", does=f'echo {number} > "$report"').exit_code == 0
     written = {file.name: file.read_text() for file in tmp_path.glob("*.nsys-rep")}
-    assert written == {"test_triad.nsys-rep": "1\n", "test_triad-2.nsys-rep": "2\n", "test_triad-3.nsys-rep": "3\n"}
+    assert written == {
+        "test_triad.nsys-rep": "1\n",
+        "test_triad-2.nsys-rep": "2\n",
+        "test_triad-3.nsys-rep": "3\n",
+    }
 
 
 def test_a_report_of_a_tool_that_was_killed_is_doubted(gpumem: Call, tmp_path: Path) -> None:
@@ -197,11 +252,15 @@ def test_a_report_of_a_tool_that_was_killed_is_doubted(gpumem: Call, tmp_path: P
     )
 
 
-def test_page_faults_are_recorded_where_a_test_has_managed_buffers_or_as_asked(gpumem: Call) -> None:
+def test_page_faults_are_recorded_where_a_test_has_managed_buffers_or_as_asked(
+    gpumem: Call,
+) -> None:
     def recorded(*arguments: str, tests: tuple[SelectedTest, ...]) -> bool:
         result = gpumem("nsys", *arguments, "-o", "r", does='date +%s%N > "$report"', tests=tests)
         (line,) = (line for line in result.stderr.splitlines() if "profile --trace" in line)
-        assert ("--cuda-um-gpu-page-faults=true" in line) == ("--cuda-um-cpu-page-faults=true" in line)
+        assert ("--cuda-um-gpu-page-faults=true" in line) == (
+            "--cuda-um-cpu-page-faults=true" in line
+        )
         return "--cuda-um-gpu-page-faults=true" in line
 
     assert recorded(tests=(TRIAD, PAGED))
@@ -212,7 +271,9 @@ def test_page_faults_are_recorded_where_a_test_has_managed_buffers_or_as_asked(g
 
 
 def test_ncus_kernels_are_a_table(gpumem: Call, tmp_path: Path) -> None:
-    (tmp_path / "page").write_text(ncu_csv.log(ncu_csv.line(0, "triad", ncu_csv.measured("test_triad"), ncu_csv.H200)))
+    (tmp_path / "page").write_text(
+        ncu_csv.log(ncu_csv.line(0, "triad", ncu_csv.measured("test_triad"), ncu_csv.H200))
+    )
     result = gpumem("ncu", does='echo > "$report"')
     assert result.exit_code == 0
     assert "no table: ncu's CSV has no column ID" in result.stdout
@@ -221,7 +282,10 @@ def test_ncus_kernels_are_a_table(gpumem: Call, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["profile", "ncu"], prog_name="gpumem")
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert lines[1:4] == ["test_triad", "1 × triad", "367.3 us 1.484 GiB - - - - - -"]
-    assert f"wrote {tmp_path / 'test_triad-2.ncu-rep'}: test_a.py::test_triad, by {tool}" in result.stdout
+    assert (
+        f"wrote {tmp_path / 'test_triad-2.ncu-rep'}: test_a.py::test_triad, by {tool}"
+        in result.stdout
+    )
     assert f"in text: {tool} --import {tmp_path / 'test_triad-2.ncu-rep'}" in lines
 
 

@@ -33,8 +33,14 @@ def program(folder: Path, name: str = "ncu") -> Path:
     return path
 
 
-def test_the_variable_goes_before_the_path_and_the_path_before_the_usual_folders(tmp_path: Path) -> None:
-    chosen, on_path, usual = program(tmp_path / "mine", "my-ncu"), program(tmp_path / "bin"), program(tmp_path / "cuda-13.0")
+def test_the_variable_goes_before_the_path_and_the_path_before_the_usual_folders(
+    tmp_path: Path,
+) -> None:
+    chosen, on_path, usual = (
+        program(tmp_path / "mine", "my-ncu"),
+        program(tmp_path / "bin"),
+        program(tmp_path / "cuda-13.0"),
+    )
     ncu = at(NCU, str(tmp_path / "cuda-*"))
     assert find(ncu, {"GPUMEM_NCU": str(chosen), "PATH": str(on_path.parent)}) == chosen
     assert find(ncu, {"GPUMEM_NCU": "", "PATH": str(on_path.parent)}) == on_path
@@ -54,14 +60,18 @@ def test_a_name_in_the_variable_is_looked_up_on_the_path(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["nothing", "a folder", "a file that cannot be run"])
-def test_a_variable_that_names_no_program_is_said_and_nothing_else_is_taken(tmp_path: Path, kind: str) -> None:
+def test_a_variable_that_names_no_program_is_said_and_nothing_else_is_taken(
+    tmp_path: Path, kind: str
+) -> None:
     wrong = tmp_path / "wrong"
     if kind == "a folder":
         wrong.mkdir()
     elif kind != "nothing":
         wrong.write_text("")
     other = program(tmp_path / "bin")
-    with pytest.raises(ToolMissing, match=r"GPUMEM_NCU='.*wrong' is no program; accepted is the path"):
+    with pytest.raises(
+        ToolMissing, match=r"GPUMEM_NCU='.*wrong' is no program; accepted is the path"
+    ):
         find(at(NCU), {"GPUMEM_NCU": str(wrong), "PATH": str(other.parent)})
 
 
@@ -79,7 +89,9 @@ def test_nsys_has_a_variable_and_folders_of_its_own(tmp_path: Path) -> None:
     assert find(at(NSYS), {**environment, "GPUMEM_NSYS": str(chosen)}) == chosen
     usual = program(tmp_path / "nsight-systems" / "2025.3.1" / "bin", "nsys")
     assert find(at(NSYS, str(tmp_path / "nsight-systems" / "*" / "bin")), environment) == usual
-    with pytest.raises(ToolMissing, match=r"nsys was not found: install Nsight Systems .* GPUMEM_NSYS"):
+    with pytest.raises(
+        ToolMissing, match=r"nsys was not found: install Nsight Systems .* GPUMEM_NSYS"
+    ):
         find(at(NSYS), environment)
     assert "/opt/nvidia/nsight-systems/*/bin" in NSYS.folders
 
@@ -94,19 +106,35 @@ def test_the_first_error_of_ncu_is_quoted_but_not_that_tests_failed() -> None:
 def test_a_gpu_without_counters_of_dram_is_said_to_have_none() -> None:
     """As one that shares the host's memory."""
     cause = ncu_cause("==ERROR== Failed to find metric dram__bytes_read.sum\n")
-    assert cause == "ncu: Failed to find metric dram__bytes_read.sum: this GPU has no counters of DRAM, so nothing can be counted"
-    assert ncu_cause("==ERROR== Failed to find metric lts__x\n") == "ncu: Failed to find metric lts__x"
+    assert (
+        cause
+        == "ncu: Failed to find metric dram__bytes_read.sum: this GPU has no counters of DRAM, so nothing can be counted"
+    )
+    assert (
+        ncu_cause("==ERROR== Failed to find metric lts__x\n") == "ncu: Failed to find metric lts__x"
+    )
 
 
 def test_words_of_the_tests_are_not_taken_for_the_tools() -> None:
-    assert nsys_cause("FAILED test_a.py::test_triad - AssertionError", Path("test_triad.nsys-rep")) is None
+    assert (
+        nsys_cause("FAILED test_a.py::test_triad - AssertionError", Path("test_triad.nsys-rep"))
+        is None
+    )
 
 
 def test_nsys_records_a_whole_run_or_the_range_of_one_test() -> None:
-    whole = nsys_command(Path("nsys"), ["python", "-m", "pytest"], Path("r.nsys-rep"), test=None, managed=False)
+    whole = nsys_command(
+        Path("nsys"), ["python", "-m", "pytest"], Path("r.nsys-rep"), test=None, managed=False
+    )
     assert not any("capture" in word or "-um-" in word for word in whole)
-    single = nsys_command(Path("nsys"), ["python"], Path("r.nsys-rep"), test="test_triad", managed=True)
-    assert {"--capture-range=nvtx", "--nvtx-capture=test_triad@gpumem", "--capture-range-end=stop"} < set(single)
+    single = nsys_command(
+        Path("nsys"), ["python"], Path("r.nsys-rep"), test="test_triad", managed=True
+    )
+    assert {
+        "--capture-range=nvtx",
+        "--nvtx-capture=test_triad@gpumem",
+        "--capture-range-end=stop",
+    } < set(single)
     assert {"--cuda-um-gpu-page-faults=true", "--cuda-um-cpu-page-faults=true"} < set(single)
     assert "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0" in single
     assert single[-1] == "python"
