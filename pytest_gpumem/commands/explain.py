@@ -22,8 +22,8 @@ def explain(base: str, test: str, pytest_arguments: tuple[str, ...]) -> int:
     """List what differs in TEST between the revision BASE and the working tree.
 
     Both sides run once under Nsight Compute, and once more without it. Lists the counters that
-    differ by more than 5 %, with both values, and what ran differently. Where this user may not read
-    counters, Nsight Systems times the kernels instead.
+    differ by more than 5 %, with both values, and what ran differently. Where this user may not
+    read counters, Nsight Systems times the kernels instead.
     """
     from pytest_gpumem.nsight.explain import explain as explained
 
@@ -42,7 +42,7 @@ def _show(title: str, lines: dict[str, list[str]]) -> None:
         click.echo(f"{title}: nothing")
         return
     click.echo(f"{title}:")
-    for place, found in lines.items():
+    for place, differences in lines.items():
         click.echo(printable(f"  {place}"))
-        for line in found:
-            click.echo(printable(f"    {line}"))
+        for difference in differences:
+            click.echo(printable(f"    {difference}"))

@@ -37,7 +37,8 @@ def _options(command: _Command) -> _Command:
             default="",
             metavar="WORDS",
             callback=_words,
-            help='Further options of the tool, such as "--set full"; they replace those that this command gives it.',
+            help='Further options of the tool, such as "--set full"; they replace those that this '
+            "command gives it.",
         ),
         click.option(
             "-o",
@@ -45,7 +46,8 @@ def _options(command: _Command) -> _Command:
             "file",
             metavar="FILE",
             type=click.Path(path_type=Path),
-            help="The report. Default: a new one in the working directory, named after its one test, else gpumem.",
+            help="The report. Default: a new one in the working directory, named after its one "
+            "test, else gpumem.",
         ),
         test_option,
     ):
@@ -128,7 +130,8 @@ def _profile(
         return Exit.FAILED
     if report.exit_code:
         log(
-            f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above"
+            f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was "
+            "stopped; its output is above"
         )
         return Exit.FAILED
     return Exit.FINE

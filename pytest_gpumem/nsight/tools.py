@@ -1,4 +1,4 @@
-"""NVIDIA's profilers: where they are installed, their command lines, and the causes in their output."""
+"""NVIDIA's profilers: where they are, their command lines, and the causes in their output."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def find(tool: Tool, environment: Mapping[str, str]) -> Path:
         program = shutil.which(chosen, path=environment.get("PATH"))
         if program is None:
             raise ToolMissing(
-                f"{tool.variable}={chosen!r} is no program; accepted is the path of {tool.title}'s command line, {tool.program}"
+                f"{tool.variable}={chosen!r} is no program; "
+                f"accepted is the path of {tool.title}'s command line, {tool.program}"
             )
         return Path(program)
     program = shutil.which(tool.program, path=environment.get("PATH", os.defpath))
@@ -110,17 +111,19 @@ def check(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     for option, value in pairwise(words):
         if option == "--gpumem-device":
             device, origin = value, f"--gpumem-device {value}"
-    if not device.startswith("cuda"):
+    if not re.fullmatch(r"cuda(:[0-9]+)?", device):
         raise UserError(
             f"{origin}: Nsight sees nothing of it; use a GPU, such as --gpumem-device cuda"
         )
     if importlib.util.find_spec("nvtx") is None:
         raise UserError(
-            f"the package nvtx is not installed for {sys.executable}: the tests would have no ranges; pip install nvtx"
+            f"the package nvtx is not installed for {sys.executable}: "
+            "the tests would have no ranges; pip install nvtx"
         )
     if environment.get("NVTX_DISABLE"):
         raise UserError(
-            f"NVTX_DISABLE={environment['NVTX_DISABLE']!r} is set: the tests would have no ranges; unset it"
+            f"NVTX_DISABLE={environment['NVTX_DISABLE']!r} is set: "
+            "the tests would have no ranges; unset it"
         )
     return device
 
@@ -262,7 +265,10 @@ def ncu_cause(output: str) -> str | None:
         if not line.startswith("==ERROR==") or not error or "returned an error code" in error:
             continue
         if re.search(r"not compatible|unsupported|not supported", error, re.IGNORECASE):
-            return f"ncu: {error}; install the Nsight Compute of the driver's CUDA, GPUMEM_NCU names another"
+            return (
+                f"ncu: {error}; install the Nsight Compute of the driver's CUDA, "
+                "GPUMEM_NCU names another"
+            )
         if re.search(r"metrics? dram__", error):
             return f"ncu: {error}: this GPU has no counters of DRAM, so nothing can be counted"
         return f"ncu: {error}"
