@@ -379,13 +379,14 @@ def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
 
 
 def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
-    from pytest_gpumem.nsight.ncu import read_csv
-    from pytest_gpumem.nsight.recording import BadReport
+    from pytest_gpumem.nsight.ncu import BadReport, kernels_of, read_launches, table
 
     try:
-        read_csv(path.read_text(errors="replace"))
+        launches = read_launches(path.read_text(errors="replace"))
     except BadReport as error:
         one_line(str(error))
+    else:
+        table(kernels_of(launches))
 
 
 Damage = Callable[[bytes, random.Random], bytes]

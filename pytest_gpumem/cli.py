@@ -17,6 +17,7 @@ from pytest_gpumem.commands.accept import accept
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.doctor import doctor
 from pytest_gpumem.commands.duet import duet
+from pytest_gpumem.commands.explain import explain
 from pytest_gpumem.commands.gate import gate
 from pytest_gpumem.commands.profile import profile
 from pytest_gpumem.commands.report import report
@@ -27,7 +28,7 @@ from pytest_gpumem.units import QuantityError
 
 TASKS: Mapping[str, tuple[click.Command, ...]] = {
     "Decide": (gate, duet, compare, accept),
-    "Find the cause": (profile,),
+    "Find the cause": (explain, profile),
     "Report": (report,),
     "Set up": (doctor,),
 }

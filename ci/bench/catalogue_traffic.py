@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
@@ -21,15 +22,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
 
-from pytest_gpumem.nsight.counting import CountedRun, under_ncu
 from record_file import record_parser, write_record
 
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.nsight.profile import under_tool
+from pytest_gpumem.nsight.ncu import Launch, count_launches
 from pytest_gpumem.outcomes import NoAnswer, UserError
-from pytest_gpumem.records.profile import TestProfile
+from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.records.schema import device_to_json
+from pytest_gpumem.records.schema import Document, device_to_json
+from pytest_gpumem.result_files import load
 from pytest_gpumem.runs import child
 from pytest_gpumem.units import MB
 
@@ -37,58 +38,68 @@ CASES = Path(__file__).resolve().parent / "catalogue_traffic_cases.py"
 SHARE = 0.05  # of the declared bytes, by which a count may differ without notice; correct declarations were counted within 3.6 %
 AGREES, WRONG, EXCESS, UNJUDGED = "agrees", "declared too much", "moves more", "not judged"
 
+# Sectors that the SMs ask of L2. The sum over all units counts a sector twice that crosses between the two halves of L2 of an A100 or H100.
+METRICS = {
+    "reads": "dram__bytes_read.sum",
+    "writes": "dram__bytes_write.sum",
+    "l2_reads": "lts__t_sectors_srcunit_tex_op_read.sum",
+    "l2_writes": "lts__t_sectors_srcunit_tex_op_write.sum",
+}
+SECTOR = 32  # bytes
+
 Record = dict[str, Any]
 
 
-def count(options: Sequence[str], tests: Sequence[str], environment: dict[str, str]) -> CountedRun:
-    """Run the cases under Nsight Compute."""
-
-    def command(results: Path) -> list[str]:
-        return child.pytest_command(options, tests=tests, results=results)
+def count(
+    options: Sequence[str], tests: Sequence[str], environment: dict[str, str]
+) -> tuple[Document, list[Launch]]:
+    """Run the cases under Nsight Compute: their results, and the measured launches."""
 
     def echo(line: str) -> None:
         print(line, file=sys.stderr)
 
-    def run(words: Sequence[str]) -> child.CommandResult:
-        echo(child.shown(words))
-        return under_tool(words, child.for_a_part(environment), echo)
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
+        results = Path(folder, "results.json")
+        command = child.pytest_command(options, tests=tests, results=results)
+        launches, _ = count_launches(
+            command, child.for_a_part(environment), echo, metrics=tuple(METRICS.values())
+        )
+        document = load(results)
+    if document is None:
+        raise NoAnswer("pytest measured nothing; its output is above")
+    return document, launches
 
-    return under_ncu(command, environment, run, metrics=())
 
-
-def of_one_launch(profile: TestProfile) -> Record | None:
-    """The bytes that one launch moves; None if one was not counted."""
-    fields = {
-        "reads": "dram_read",
-        "writes": "dram_written",
-        "l2_reads": "l2_read",
-        "l2_writes": "l2_written",
-    }
+def of_one_launch(launches: Sequence[Launch]) -> Record | None:
+    """The bytes that one launch of a measurement moves; None if one was not counted."""
     sums = {}
-    for name, field in fields.items():
-        figures = [getattr(kernel, field) for kernel in profile.kernels]
-        if None in figures:
+    for name, metric in METRICS.items():
+        figures = [launch.metrics.get(metric) for launch in launches]
+        known = [figure for figure in figures if figure is not None]
+        if not known or len(known) < len(figures):
             return None
-        sums[name] = round(sum(figures) / (profile.launches or 1))
+        factor = SECTOR if name.startswith("l2_") else 1
+        sums[name] = round(factor * sum(known) / len(known))
     return sums
 
 
-def record_of(row: Row, found: CountedRun) -> Record:
+def record_of(row: Row, launches: Sequence[Launch], facts: DeviceFacts) -> Record:
     """The declared and the counted bytes of a row, and how they compare."""
     plain: Record = {"key": row.key, "nodeid": row.nodeid, "moved_bytes": None, "dram_bytes": None}
-    measurement, profile = row.measurement, found.profiles.get(row.key)
+    measurement = row.measurement
     if measurement is None or measurement.moved_bytes is None:
         return plain
     moved = measurement.moved_bytes
     plain["moved_bytes"] = {"reads": moved.reads, "writes": moved.writes, "total": moved.total}
-    counted = of_one_launch(profile) if profile is not None else None
+    # Each case launches one kernel at a time.
+    counted = of_one_launch([launch for launch in launches if launch.test == row.range_name])
     if counted is None:
         return plain
     plain["dram_bytes"] = counted
     plain["difference"] = (counted["reads"] + counted["writes"]) / moved.total - 1
     # When a launch ends, up to a whole L2 of its writes has not reached DRAM.
-    too_few_writes = counted["writes"] < (1 - SHARE) * moved.writes - found.facts.l2_bytes
-    if measurement.not_of_dram(found.facts) is not None:
+    too_few_writes = counted["writes"] < (1 - SHARE) * moved.writes - facts.l2_bytes
+    if measurement.not_of_dram(facts) is not None:
         plain["finding"] = UNJUDGED
     elif counted["reads"] < (1 - SHARE) * moved.reads or too_few_writes:
         plain["finding"] = WRONG
@@ -197,14 +208,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment = {**os.environ, "CATALOGUE_TRAFFIC_MIB": str(asked.size)}
     options = ["-q", "-p", "no:cacheprovider", "--gpumem-device", asked.device]
     try:
-        found = count(options, tests, environment)
+        document, launches = count(options, tests, environment)
     except (UserError, NoAnswer) as error:
         raise SystemExit(f"catalogue_traffic: {error}") from None
-    rows = [record_of(row, found) for row in found.rows]
+    rows = [record_of(row, launches, document.device) for row in document.rows]
     record = {
         "kind": "catalogue_traffic",
         "datetime": now.isoformat(timespec="seconds"),
-        "device": device_to_json(found.facts),
+        "device": device_to_json(document.device),
         "rows": rows,
         "command": child.recorded(
             [

@@ -15,10 +15,9 @@ from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
-    from pytest_gpumem.nsight.profile import ProfileRequest
+    from pytest_gpumem.nsight.tools import Tool
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-MOST = 20  # names of ranges that are printed
 
 
 def _words(_context: click.Context, option: click.Parameter, written: str) -> tuple[str, ...]:
@@ -38,15 +37,17 @@ def _options(command: _Command) -> _Command:
             default="",
             metavar="WORDS",
             callback=_words,
-            help='Further options of the tool, such as "--set full"; they replace those that this command gives it.',
+            help='Further options of the tool, such as "--set full"; they replace those that this '
+            "command gives it.",
         ),
         click.option(
             "-o",
             "--output",
-            "report",
+            "file",
             metavar="FILE",
             type=click.Path(path_type=Path),
-            help="The report. Default: a new one in the working directory, named after its one test, else gpumem.",
+            help="The report. Default: a new one in the working directory, named after its one "
+            "test, else gpumem.",
         ),
         test_option,
     ):
@@ -60,8 +61,9 @@ def _options(command: _Command) -> _Command:
 def profile() -> None:
     """Profile tests with Nsight Systems or Nsight Compute.
 
-    Runs pytest with --gpumem under the tool, with few samples as plain launches, and prints the command that it ran. Times are not
-    comparable in such a run, so tests that assert them may fail in it.
+    Runs pytest with --gpumem under the tool, with few samples as plain launches, and prints the
+    command that it ran, the figures, and how to open the report. Times are not comparable in such a
+    run, so tests that assert them may fail in it.
     """
 
 
@@ -70,22 +72,16 @@ def profile() -> None:
     epilog=examples("gpumem profile nsys --test tests/test_a.py::test_triad -o triad.nsys-rep"),
 )
 @_options
-def nsys(
-    tests: tuple[str, ...],
-    report: Path | None,
-    options: tuple[str, ...],
-    pytest_arguments: tuple[str, ...],
-) -> int:
-    """Record a time line by Nsight Systems: CUDA calls, kernels, copies, and the tests' ranges; page faults where a test has managed
-    buffers.
+def nsys(**call: Any) -> int:
+    """Record a time line by Nsight Systems: CUDA calls, kernels, copies, and the tests' ranges;
+    page faults where a test has managed buffers.
 
-    Records the range of the test if one is selected, else the whole run. GPUMEM_NSYS names the tool; else it is looked for on the PATH
-    and where installers put it.
+    Records the range of the test if one is selected, else the whole run, and prints `nsys stats` of
+    it. GPUMEM_NSYS names the tool; else it is looked for on the PATH and where installers put it.
     """
-    from pytest_gpumem.nsight.profile import ProfileRequest
     from pytest_gpumem.nsight.tools import NSYS
 
-    return _profiled(ProfileRequest(NSYS, pytest_arguments, tests, report, options))
+    return _profile(NSYS, **call)
 
 
 @profile.command(
@@ -95,47 +91,47 @@ def nsys(
     ),
 )
 @_options
-def ncu(
+def ncu(**call: Any) -> int:
+    """Collect counters of each measured launch by Nsight Compute.
+
+    Only the measured launches of the selected tests are profiled; clocks are left alone, and the
+    caches are emptied before each. Prints bytes of DRAM, the L2 hit rate, sectors by request and
+    more of each kernel. GPUMEM_NCU names the tool; else it is looked for on the PATH and where
+    installers put it.
+    """
+    from pytest_gpumem.nsight.tools import NCU
+
+    return _profile(NCU, **call)
+
+
+def _profile(
+    tool: Tool,
     tests: tuple[str, ...],
-    report: Path | None,
+    file: Path | None,
     options: tuple[str, ...],
     pytest_arguments: tuple[str, ...],
 ) -> int:
-    """Collect counters of each measured launch by Nsight Compute.
-
-    Only the measured launches of the selected tests are profiled; clocks are left alone, and the caches are emptied before each. GPUMEM_NCU
-    names the tool; else it is looked for on the PATH and where installers put it.
-    """
-    from pytest_gpumem.nsight.profile import ProfileRequest
-    from pytest_gpumem.nsight.tools import NCU
-
-    return _profiled(ProfileRequest(NCU, pytest_arguments, tests, report, options))
-
-
-def _profiled(request: ProfileRequest) -> int:
-    from pytest_gpumem.nsight.profile import profiled
+    from pytest_gpumem.nsight.profile import ProfileRequest, figures, write_report
     from pytest_gpumem.nsight.tools import opening
     from pytest_gpumem.runs.child import ending
 
-    report = profiled(request, os.environ, log)
-    count = len(report.tests)
-    of = f"{count} tests" if count > 1 else report.tests[0].nodeid
-    click.echo(printable(f"wrote {report.file}: {of}, by {report.program} {report.version}"))
-    for line in opening(report.program, report.file, report.tests[0].name if count > 1 else None):
+    request = ProfileRequest(tool, pytest_arguments, tests, file, options)
+    report = write_report(request, os.environ, log)
+    for line in figures(report, os.environ):
         click.echo(printable(line))
-    if count > 1:
-        more = (
-            f" and {count - MOST} more: the results have them as range_name" if count > MOST else ""
-        )
-        click.echo(
-            f"ranges of the tests: {', '.join(one.name for one in report.tests[:MOST])}{more}"
-        )
+    count = len(report.tests)
+    tests_text = f"{count} tests" if count > 1 else report.tests[0].nodeid
+    click.echo(printable(f"wrote {report.file}: {tests_text}, by {report.program}"))
+    for line in opening(report.program, report.file):
+        click.echo(printable(line))
     if report.exit_code < 0:
-        log(f"gpumem: {report.program} was {ending(report.exit_code)}: its report may not be whole")
+        how = ending(report.exit_code)
+        log(f"gpumem: {report.program} was {how}: its report may not be whole")
         return Exit.FAILED
     if report.exit_code:
         log(
-            f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above"
+            f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was "
+            "stopped; its output is above"
         )
         return Exit.FAILED
     return Exit.FINE

@@ -1,285 +1,319 @@
-"""Counters of Nsight Compute by test, from its raw CSV page (`ncu --csv --page raw`).
+"""Counters of kernels by test: from the raw CSV page of Nsight Compute, or times from `nsys stats`.
 
-Nsight Compute profiles kernels only, and each on its own: caches are emptied before it and clocks may be fixed, according to
-`--cache-control` and `--clock-control`. Times are of the kernel alone.
+Nsight Compute profiles kernels only, and each on its own, with empty caches before it.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.nsight.recording import BadReport, RangePlace, place_of
 from pytest_gpumem.nsight.tools import (
-    DRAM_READ,
-    DRAM_WRITE,
-    DURATION,
-    L2_READ,
-    L2_WRITE,
-    numbers_in,
+    FORBIDDEN,
+    NCU,
+    NSYS,
+    find,
+    ncu_cause,
+    ncu_command,
+    nsys_cause,
+    nsys_command,
+    run,
 )
-from pytest_gpumem.ranges import DOMAIN
-from pytest_gpumem.records.profile import TestProfile
-from pytest_gpumem.records.uses import KernelUse, clock, kernels_together, longest_first
+from pytest_gpumem.outcomes import NoAnswer
+from pytest_gpumem.ranges import DOMAIN, MEASURE, phase
+from pytest_gpumem.units import format_time, short_bytes
 
-SECTOR = 32  # bytes of a sector, the unit of requests to L2
 
-# Reads of the SMs that hit and missed, in sectors; and the hit rate of all requests.
-L2_READ_HIT, L2_READ_MISS = (
-    "lts__t_sectors_srcunit_tex_op_read_lookup_hit.sum",
-    "lts__t_sectors_srcunit_tex_op_read_lookup_miss.sum",
-)
-L2_HIT_RATE = "lts__t_sector_hit_rate.pct"
-SECTORS_PER_LOAD = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio"
-SECTORS_PER_STORE = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio"
-# gld_efficiency and gst_efficiency of nvprof: bytes of each sector that the threads use. Counted by instrumented code.
-USED_OF_LOAD = "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct"
-USED_OF_STORE = "smsp__sass_average_data_bytes_per_sector_mem_global_op_st.pct"
-# gld_transactions and gst_transactions of nvprof: sectors that loads and stores touch in L1.
-L1_LOAD, L1_STORE = (
-    "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
-    "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
-)
-OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
-# The clock of the GPCs is that of the SMs; the sections of newer versions show the first as "SM Frequency", of older ones the second.
-SM_CLOCKS = ("gpc__cycles_elapsed.avg.per_second", "smsp__cycles_elapsed.avg.per_second")
-MEMORY_CLOCK = "dram__cycles_elapsed.avg.per_second"
-REGISTERS = "launch__registers_per_thread"
-SHARED = ("launch__shared_mem_per_block_static", "launch__shared_mem_per_block_dynamic")
-SET_ASIDE = "launch__persisting_l2_cache_size"  # the set-aside for persisting accesses; newer versions have it
+class BadReport(ValueError):
+    """A profiler's output cannot be read: one line with the cause."""
 
-PROFILE_METRICS = (
-    DURATION, DRAM_READ, DRAM_WRITE, L2_READ, L2_WRITE, L2_HIT_RATE, L2_READ_HIT, L2_READ_MISS,
-    SECTORS_PER_LOAD, SECTORS_PER_STORE, OCCUPANCY, SM_CLOCKS[0], MEMORY_CLOCK,
-)  # fmt: skip
-"""Metrics to request (`--metrics`) for a full profile. Those that a report lacks are None in it. `REGISTERS`, `SHARED`, `SET_ASIDE` and
-`ACCESS_METRICS` are read if a report has them."""
-ACCESS_METRICS = (USED_OF_LOAD, USED_OF_STORE, L1_LOAD, L1_STORE)
-"""Metrics that tell wasted sectors from further bytes. Not every GPU has them, and ncu counts nothing if one is missing."""
 
-_METRICS = (*PROFILE_METRICS, *ACCESS_METRICS, SM_CLOCKS[1], REGISTERS, *SHARED, SET_ASIDE)
+class CountersForbidden(NoAnswer):
+    """This user may not read the GPU's counters."""
 
 
 @dataclass(frozen=True)
-class CountedKernel:
-    """One launch of a kernel as a report has it."""
+class Counter:
+    """A figure of a kernel."""
 
-    use: KernelUse
-    ranges: tuple[str, ...]  # ranges of the domain `gpumem` that were open, outermost first
-    process: int | None = None  # process id; None if the report does not have it
-    set_aside: int | None = None  # bytes of L2 set aside for persisting accesses
-
-
-def read_csv(page: str) -> tuple[TestProfile, ...]:
-    """The measurements in the output or log of `ncu --csv --page raw`, in base units or others, in the order of the session.
-    Raises `BadReport`: it is no such page, a unit is unknown, a figure is no number, or no kernel is in a range of a test.
-    """
-    lines = lines_of(page, ("Kernel Name", "Grid Size", "Block Size", DURATION))
-    if lines is None:
-        raise BadReport("no raw page of ncu as CSV; accepted is what `ncu --csv --page raw` writes")
-    return _profiles([_kernel_on(line) for line in lines])
+    title: str
+    metrics: tuple[str, ...]  # of ncu; the figure is their sum
+    text: Callable[[float], str]
 
 
-def _profiles(kernels: Sequence[CountedKernel]) -> tuple[TestProfile, ...]:
-    by_place: dict[tuple[int | None, RangePlace], list[CountedKernel]] = defaultdict(list)
-    for one in kernels:
-        if (place := place_of(one.ranges)) is not None:
-            by_place[one.process, place].append(one)
-    if not by_place:
-        raise BadReport(
-            f"{counted(len(kernels), 'kernel')} outside every NVTX range of the domain {DOMAIN}: run pytest --gpumem under "
-            "`ncu --nvtx`, as `gpumem profile ncu` does"
-        )
-    profiles = []
-    for (process, place), launched in by_place.items():
-        if not place.measured:
-            continue
-        uses = longest_first(kernels_together(one.use for one in launched))
-        asides = {one.set_aside for one in launched} - {None}
-        profiles.append(
-            TestProfile(
-                name=place.test,
-                nodeid=None,
-                label=place.label,
-                launches=None,
-                kernels=uses,
-                sm_clock_hz=clock(uses, "sm_clock_hz"),
-                memory_clock_hz=clock(uses, "memory_clock_hz"),
-                set_aside=asides.pop() if len(asides) == 1 else None,
-                process=process,
-                tool="ncu",
-            )
-        )
-    return tuple(profiles)
+def _time(nanoseconds: float) -> str:
+    return format_time(nanoseconds / 1e9)
 
 
-# The raw page as CSV: a line for each kernel, below the units of its columns
-
-_RANGE = re.compile(rf"(?<![\w.:>-]){re.escape(DOMAIN)}:([A-Za-z0-9_.-]+)(?=:|\"|\s|$)")
-_STACK = "thread Domain:Push/Pop_Range"
+def _percent(value: float) -> str:
+    return f"{value:.0f} %"
 
 
-def _kernel_on(line: PageLine) -> CountedKernel:
-    """A kernel with its metrics in bytes, sectors, seconds, hertz and shares."""
-    figures = {name: value for name in _METRICS if (value := line.figure(name)) is not None}
-
-    def whole(*names: str, times: int = 1) -> int | None:
-        found = [figures[name] for name in names if name in figures]
-        return round(sum(found)) * times if len(found) == len(names) else None
-
-    hit, miss = whole(L2_READ_HIT), whole(L2_READ_MISS)
-    use = KernelUse(
-        line.cells["Kernel Name"],
-        _size(line.cells["Grid Size"]),
-        _size(line.cells["Block Size"]),
-        launches=1,
-        nanoseconds=round(figures.get(DURATION, 0.0) * 1e9),
-        registers=whole(REGISTERS),
-        shared=whole(*SHARED),
-        dram_read=whole(DRAM_READ),
-        dram_written=whole(DRAM_WRITE),
-        l2_read=whole(L2_READ, times=SECTOR),
-        l2_written=whole(L2_WRITE, times=SECTOR),
-        l2_hit_rate=figures.get(L2_HIT_RATE),
-        l2_read_hit_rate=hit / (hit + miss)
-        if hit is not None and miss is not None and hit + miss
-        else None,
-        sectors_per_request=figures.get(SECTORS_PER_LOAD),
-        sectors_per_store=figures.get(SECTORS_PER_STORE),
-        used_of_load=figures.get(USED_OF_LOAD),
-        used_of_store=figures.get(USED_OF_STORE),
-        l1_load=whole(L1_LOAD, times=SECTOR),
-        l1_store=whole(L1_STORE, times=SECTOR),
-        occupancy=figures.get(OCCUPANCY),
-        sm_clock_hz=next((figures[name] for name in SM_CLOCKS if name in figures), None),
-        memory_clock_hz=figures.get(MEMORY_CLOCK),
-    )
-    process = line.cells.get("Process ID", "").strip()
-    return CountedKernel(
-        use, line.ranges, int(process) if process.isdigit() else None, whole(SET_ASIDE)
-    )
+def _number(value: float) -> str:
+    return f"{value:.4g}"
 
 
-def _size(written: str) -> tuple[int, int, int]:
-    numbers = numbers_in(written)
-    if not 1 <= len(numbers) <= 3:
-        raise BadReport(
-            f"ncu gives a grid or block as {written!r}; accepted are up to three numbers"
-        )
-    x, y, z = (*numbers, *[1] * (3 - len(numbers)))
-    return x, y, z
+_LOCAL = "l1tex__t_bytes_pipe_lsu_mem_local_op_"
+_SECTORS = "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_"
+TIME = Counter("time", ("gpu__time_duration.sum",), _time)
+COUNTERS = (
+    Counter("DRAM bytes", ("dram__bytes_read.sum", "dram__bytes_write.sum"), short_bytes),
+    Counter("L2 hit rate", ("lts__t_sector_hit_rate.pct",), _percent),
+    Counter("sectors/load", (f"{_SECTORS}ld.ratio",), _number),
+    Counter("sectors/store", (f"{_SECTORS}st.ratio",), _number),
+    Counter("registers", ("launch__registers_per_thread",), _number),
+    Counter("local bytes", (f"{_LOCAL}ld.sum", f"{_LOCAL}st.sum"), short_bytes),
+    Counter("occupancy", ("sm__warps_active.avg.pct_of_peak_sustained_active",), _percent),
+)
+METRICS = sum((counter.metrics for counter in COUNTERS), TIME.metrics)
 
 
 @dataclass(frozen=True)
-class PageLine:
-    """One kernel of the page."""
+class Launch:
+    """A measured launch of a kernel, with its metrics in bytes, nanoseconds, percent and counts."""
 
-    cells: Mapping[str, str]  # by the headings of their columns
-    units: Mapping[str, str]  # by the same headings
+    test: str  # name of the test's range
+    label: str  # label of the measurement in its range; empty without one
+    kernel: str  # demangled
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """All measured launches of a kernel in one measurement, with means by launch."""
+
+    test: str
+    label: str
+    name: str
+    launches: int
+    metrics: Mapping[str, float]
 
     @property
-    def ranges(self) -> tuple[str, ...]:
-        """Ranges of the domain `gpumem` that were open on the kernel's thread, outermost first."""
-        return tuple(
-            _RANGE.findall(
-                " ".join(cell for heading, cell in self.cells.items() if heading.startswith(_STACK))
-            )
-        )
+    def place(self) -> str:
+        """The measurement, as ranges name it: "test_sum_f4", "test_sum_f4 small"."""
+        return f"{self.test} {self.label}".rstrip()
 
-    def figure(self, metric: str) -> float | None:
-        """A metric in bytes, sectors, seconds, hertz or as a share; None for "n/a", or without such a column.
-        Raises `BadReport`: it is no number, or its unit is unknown.
-        """
-        written = self.cells.get(metric, "")
-        # A cell may have the parts of its figure behind it: "4.0 (1; 2; 3)".
-        plain = written.partition("(")[0].strip()
-        if plain.lower() in ("", "n/a", "nan"):
-            return None
-        one = unit(self.units[metric], metric)
-        try:
-            return float(plain.replace(",", "")) * one
-        except ValueError:
-            raise BadReport(f"ncu gives {metric} as {written!r}, which is no number") from None
+    def figure(self, counter: Counter) -> float | None:
+        """The figure of a counter; None if it was not counted."""
+        total = 0.0
+        for metric in counter.metrics:
+            if metric not in self.metrics:
+                return None
+            total += self.metrics[metric]
+        return total
 
 
-def lines_of(text: str, needed: Iterable[str]) -> list[PageLine] | None:
-    """The lines of a page in the order of the launches; None without a page.
-    `text`: the page, with any other output of ncu and its child.
-    `needed`: required headings.
-    Raises `BadReport`: a column is missing, or a line and the headings differ in length.
+def kernels_of(launches: Iterable[Launch]) -> list[Kernel]:
+    """The kernels of each measurement, in the order of their first launch. A metric that one launch
+    lacks is missing.
     """
-    lines = [line for line in text.splitlines() if not line.startswith("==")]
-    begin = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if begin is None:
-        return None
-    heading, *rows = list(csv.reader(line + "\n" for line in lines[begin:]))
-    missing = [name for name in needed if name not in heading]
-    if missing:
-        raise BadReport(
-            f"ncu's CSV has no {', '.join(missing)}; its columns are {', '.join(heading)}"
-        )
-    return list(_lines(heading, rows))
+    groups: dict[tuple[str, str, str], list[Launch]] = {}
+    for launch in launches:
+        groups.setdefault((launch.test, launch.label, launch.kernel), []).append(launch)
+    kernels = []
+    for key, group in groups.items():
+        means = {}
+        for metric in group[0].metrics:
+            values = [launch.metrics[metric] for launch in group if metric in launch.metrics]
+            if len(values) == len(group):
+                means[metric] = sum(values) / len(values)
+        kernels.append(Kernel(*key, len(group), means))
+    return kernels
 
 
-def _lines(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[PageLine]:
-    units = dict.fromkeys(heading, "")
-    for row in rows:
-        if not row:
-            continue
-        if len(row) != len(heading):
-            raise BadReport(
-                f"ncu's CSV has a line of {len(row)} columns below {len(heading)} headings: {','.join(row)[:120]}"
-            )
-        cells = dict(zip(heading, row, strict=True))
-        if cells["ID"].strip():
-            yield PageLine(cells, units)
-        else:
-            units = cells
+# Nsight Compute
 
-
-_PREFIXES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "g": 1e9, "t": 1e12}
-_COUNTS = (
-    "block",
-    "cluster",
-    "grid",
-    "inst",
-    "pass",
-    "register",
-    "request",
+_FIXED = ("ID", "Kernel Name")
+_STACK = "thread Domain:Push/Pop_Range"  # begins the headings of the columns with ranges
+_RANGE = re.compile(rf'"{DOMAIN}:([A-Za-z0-9_.-]+):')
+_UNITS = (
+    "",
+    "byte",
+    "byte/block",
+    "ns",
+    "nsecond",
+    "%",
     "sector",
-    "sm",
-    "thread",
-    "warp",
+    "sector/request",
+    "register/thread",
 )
-"""Units of counts. A figure for each of them has the unit before the "/"."""
-_BASES = {"byte": 1.0, "second": 1.0, "s": 1.0, "hz": 1.0, "%": 0.01, **dict.fromkeys(_COUNTS, 1.0)}
 
 
-def unit(written: str, metric: str) -> float:
-    """The factor of a unit to bytes, seconds, hertz, a share or a count: 0.01 for "%", 1e-9 for "ns" or "nsecond", 1e9 for "Ghz", 1 for
-    "block" and "sector/request".
-    Raises `BadReport`: the unit is not known.
+def read_launches(page: str, metrics: Sequence[str] = METRICS) -> list[Launch]:
+    """The measured launches of `ncu --csv --page raw --print-units base`, in their order.
+    `page`: the page, with any other output of ncu and its child.
+    `metrics`: those to read; what the page lacks is missing in the launches.
+    Raises `BadReport`: it is no such page, or a figure or its unit is unknown.
     """
-    plain = written.strip().lower()
-    if not plain:
-        return 1.0
-    # A clock may be in cycles by time.
-    if plain.startswith("cycle/"):
-        return 1.0 / unit(plain.removeprefix("cycle/"), metric)
-    counted, _, each = plain.partition("/")
-    if each in _COUNTS:
-        return unit(counted, metric)
-    if plain in _BASES:
-        return _BASES[plain]
-    # m is a thousandth of a second, and a million of anything else.
-    prefix, base = plain[0], plain[1:]
-    if base in _BASES and base != "%":
-        if prefix == "m" and base not in ("second", "s"):
-            return 1e6 * _BASES[base]
-        if prefix in _PREFIXES:
-            return _PREFIXES[prefix] * _BASES[base]
-    raise BadReport(f"ncu gives {metric} in {written!r}, which is no unit that is known")
+    lines = page.splitlines()
+    while lines and not lines[0].startswith('"ID"'):
+        del lines[0]
+    table = csv.DictReader(line for line in lines if line.startswith('"'))
+    headings = table.fieldnames or []
+    for name in _FIXED:
+        if name not in headings:
+            raise BadReport(f"ncu's CSV has no column {name}: no `ncu --csv --page raw`")
+    launches = []
+    units: Mapping[str, str] = {}
+    for row in table:
+        if None in row or None in row.values():
+            raise BadReport(f"ncu's CSV has a line that is no row of {len(headings)} columns")
+        if not row["ID"]:
+            units = row
+            continue
+        stack = []
+        for heading, cell in row.items():
+            if heading.startswith(_STACK):
+                stack += _RANGE.findall(cell)
+        place = place_of(stack)
+        if place is not None:
+            figures = _figures(row, units, metrics)
+            launches.append(Launch(*place, row["Kernel Name"], figures))
+    return launches
+
+
+def _figures(
+    row: Mapping[str, str], units: Mapping[str, str], metrics: Sequence[str]
+) -> dict[str, float]:
+    figures = {}
+    for metric in metrics:
+        # A cell may have the parts of its figure behind it: "4.0 (1; 2; 3)".
+        text = row.get(metric, "").partition("(")[0].strip().replace(",", "")
+        if text.lower() in ("", "n/a", "nan", "inf"):
+            continue
+        if units.get(metric) not in _UNITS:
+            raise BadReport(f"ncu gives {metric} in {units.get(metric)!r}, which is no base unit")
+        try:
+            figures[metric] = float(text)
+        except ValueError:
+            raise BadReport(f"ncu gives {metric} as {text!r}, which is no number") from None
+    return figures
+
+
+def place_of(ranges: Sequence[str]) -> tuple[str, str] | None:
+    """The test and the label of a measured launch; None outside of one.
+    `ranges`: names of the open ranges of our domain, outermost first.
+    """
+    # The innermost: a test that runs pytest itself has another test's ranges around it.
+    for name in reversed(ranges):
+        if name.endswith(f".{MEASURE}"):
+            test = name.removesuffix(f".{MEASURE}")
+            break
+    else:
+        return None
+    prefix = phase(test, "label.")
+    for name in ranges:
+        if name.startswith(prefix):
+            return test, name.removeprefix(prefix)
+    return test, ""
+
+
+def count_launches(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    echo: Callable[[str], object],
+    *,
+    folder: Path | None = None,
+    metrics: Sequence[str] = METRICS,
+) -> tuple[list[Launch], int]:
+    """Run pytest under Nsight Compute. Returns the measured launches, and pytest's exit code.
+    `command`: pytest's.
+    `folder`: where it runs; None is the working directory.
+    Raises `CountersForbidden`: this user may not count. Raises `NoAnswer`: nothing was counted.
+    """
+    program = find(NCU, environment)
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as scratch:
+        log = Path(scratch, "ncu.log")
+        output = ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)]
+        ncu = ncu_command(program, command, output, metrics=metrics)
+        finished = run(ncu, environment, echo, folder=folder)
+        page = log.read_text(errors="replace") if log.exists() else ""
+    cause = ncu_cause(page + finished.output)
+    if cause is not None and FORBIDDEN in cause:
+        raise CountersForbidden(cause)
+    launches = []
+    if '"ID"' in page:
+        try:
+            launches = read_launches(page, metrics)
+        except BadReport as error:
+            raise NoAnswer(cause or str(error)) from None
+    if not launches:
+        raise NoAnswer(cause or f"ncu counted no measured launch ({finished.how})")
+    return launches, finished.exit_code
+
+
+def table(kernels: Sequence[Kernel]) -> list[str]:
+    """Lines of a table: below each measurement its kernels, and below each kernel its figures."""
+    counters = (TIME, *COUNTERS)
+    lines = [_line(counter.title for counter in counters)]
+    place = None
+    for kernel in kernels:
+        if kernel.place != place:
+            place = kernel.place
+            lines.append(place)
+        lines.append(f"  {kernel.launches} × {kernel.name}")
+        figures = []
+        for counter in counters:
+            value = kernel.figure(counter)
+            figures.append("-" if value is None else counter.text(value))
+        lines.append(_line(figures))
+    return lines
+
+
+def _line(cells: Iterable[str]) -> str:
+    line = "  "
+    for cell, counter in zip(cells, (TIME, *COUNTERS), strict=True):
+        line += "  " + cell.rjust(max(len(counter.title), 9))
+    return line
+
+
+# Nsight Systems
+
+
+def time_launches(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    echo: Callable[[str], object],
+    *,
+    folder: Path | None = None,
+) -> tuple[list[Launch], int]:
+    """Run pytest under Nsight Systems. Returns the measured launches with the mean time of their
+    kernel, and pytest's exit code. Raises `NoAnswer`: nothing was recorded.
+    """
+    program = find(NSYS, environment)
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as scratch:
+        report = Path(scratch, f"run{NSYS.report}")
+        tracing = nsys_command(program, command, report, test=None, managed=False)
+        traced = run(tracing, environment, echo, folder=folder)
+        stats = [str(program), "stats", "--report", "nvtx_kern_sum", "--format", "csv", str(report)]
+        printed = run(stats, environment, folder=folder)
+    launches = read_times(printed.output)
+    if not launches:
+        cause = nsys_cause(traced.output, report)
+        raise NoAnswer(cause or f"nsys recorded no measured launch ({traced.how})")
+    return launches, traced.exit_code
+
+
+def read_times(page: str) -> list[Launch]:
+    """The measured launches of `nsys stats --report nvtx_kern_sum --format csv`, each with the mean
+    time of its kernel in its test.
+    """
+    lines = page.splitlines()
+    while lines and not lines[0].startswith("NVTX Range,"):
+        del lines[0]
+    launches = []
+    for row in csv.DictReader(lines):
+        domain, _, name = (row["NVTX Range"] or "").partition(":")
+        place = place_of([name])
+        kernel, count, mean = row.get("Kernel Name"), row.get("Kern Inst"), row.get("Avg (ns)")
+        if domain != DOMAIN or place is None or not kernel or not count or not mean:
+            continue
+        try:
+            launches += [Launch(*place, kernel, {TIME.metrics[0]: float(mean)})] * int(count)
+        except ValueError:
+            continue
+    return launches

@@ -1,37 +1,26 @@
-"""NVIDIA's profilers: where they are installed, their versions, their command lines, and the causes in their output."""
+"""NVIDIA's profilers: where they are, their command lines, and the causes in their output."""
 
 from __future__ import annotations
 
 import glob
+import importlib.util
 import os
 import re
 import shlex
 import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from pytest_gpumem.outcomes import NoAnswer
-from pytest_gpumem.ranges import DOMAIN, MEASURE, phase
-
-NCU_FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*")
-"""Where CUDA's installers put Nsight Compute; patterns, the newest version of several matches wins."""
-NSYS_FOLDERS = (
-    "/usr/local/cuda/bin",
-    "/usr/local/cuda-*/bin",
-    "/opt/nvidia/nsight-systems/*/bin",
-    "/opt/nvidia/nsight-systems-cli/*/bin",
-    # Nsight Compute includes the command line of Nsight Systems.
-    "/opt/nvidia/nsight-compute/*/host/target-linux-*",
-)
-"""Where installers put Nsight Systems, as `NCU_FOLDERS`."""
-
-ANSWER_LIMIT = 60.0  # seconds that a tool has to print its version
+from pytest_gpumem.outcomes import NoAnswer, UserError
+from pytest_gpumem.ranges import DOMAIN, MEASURE
+from pytest_gpumem.runs import child
 
 
 class ToolMissing(NoAnswer):
-    """A tool is not installed, too old, or not where a variable says: one line with the remedy."""
+    """A tool is not installed, or not where its variable says: one line with the remedy."""
 
 
 @dataclass(frozen=True)
@@ -43,294 +32,252 @@ class Tool:
     variable: str  # environment variable that names its program
     source: str  # where to get it
     folders: tuple[str, ...]  # patterns of the folders where installers put it
-    least: tuple[int, int]  # the oldest supported version: year and number
     report: str  # ending of its reports
 
 
-# The oldest versions are those of CUDA 12.0, the oldest CUDA that this package has an extra for.
 NCU = Tool(
     "ncu",
     "Nsight Compute",
     "GPUMEM_NCU",
     "part of the CUDA Toolkit",
-    NCU_FOLDERS,
-    (2022, 4),
+    ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-compute/*"),
     ".ncu-rep",
 )
-_NSYS_SOURCE = "part of the CUDA Toolkit, or the package nsight-systems-cli"
 NSYS = Tool(
-    "nsys", "Nsight Systems", "GPUMEM_NSYS", _NSYS_SOURCE, NSYS_FOLDERS, (2022, 4), ".nsys-rep"
+    "nsys",
+    "Nsight Systems",
+    "GPUMEM_NSYS",
+    "part of the CUDA Toolkit, or the package nsight-systems-cli",
+    (
+        "/usr/local/cuda/bin",
+        "/usr/local/cuda-*/bin",
+        "/opt/nvidia/nsight-systems/*/bin",
+        "/opt/nvidia/nsight-systems-cli/*/bin",
+        # Nsight Compute includes the command line of Nsight Systems.
+        "/opt/nvidia/nsight-compute/*/host/target-linux-*",
+    ),
+    ".nsys-rep",
 )
 
 
 def find(tool: Tool, environment: Mapping[str, str]) -> Path:
-    """The command line of a tool: the program that its variable names, else on the PATH, else in one of the usual folders.
-    Raises `ToolMissing`: there is none, or the variable names no program.
+    """Return the program that the tool's variable names, else the one on the PATH, else the newest
+    one in the usual folders. Raises `ToolMissing`.
     """
     chosen = environment.get(tool.variable, "")
     if chosen:
-        # No other program replaces a chosen one.
-        found = shutil.which(chosen, path=environment.get("PATH"))
-        if found is None:
+        program = shutil.which(chosen, path=environment.get("PATH"))
+        if program is None:
             raise ToolMissing(
-                f"{tool.variable}={chosen!r} is no program; accepted is the path of {tool.title}'s command line, {tool.program}"
+                f"{tool.variable}={chosen!r} is no program; "
+                f"accepted is the path of {tool.title}'s command line, {tool.program}"
             )
-        return Path(found)
-    on_path = shutil.which(tool.program, path=environment.get("PATH", os.defpath))
-    if on_path is not None:
-        return Path(on_path)
+        return Path(program)
+    program = shutil.which(tool.program, path=environment.get("PATH", os.defpath))
+    if program is not None:
+        return Path(program)
     for pattern in tool.folders:
-        for folder in sorted(glob.glob(pattern), key=numbers_in, reverse=True):
-            if (found := shutil.which(tool.program, path=folder)) is not None:
-                return Path(found)
+        for folder in sorted(glob.glob(pattern), key=_numbers, reverse=True):
+            program = shutil.which(tool.program, path=folder)
+            if program is not None:
+                return Path(program)
     raise ToolMissing(
-        f"{tool.program} was not found: install {tool.title} ({tool.source}), put it on the PATH, or give its path in {tool.variable}; "
+        f"{tool.program} was not found: install {tool.title} ({tool.source}), put it on the PATH, "
+        f"or give its path in {tool.variable}; "
         f"looked on the PATH and in {', '.join(tool.folders)}"
     )
 
 
-def check_version(tool: Tool, program: Path, environment: Mapping[str, str]) -> str:
-    """The version that a tool prints, such as "2025.3.2".
-    Raises `ToolMissing`: it cannot be started, prints no version, or one that is too old.
+def _numbers(path: str) -> list[int]:
+    """The numbers in a path, so that 2025.10 comes after 2025.3."""
+    return [int(number) for number in re.findall(r"[0-9]+", path)]
+
+
+# What runs under a tool
+
+
+def check(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the device to profile, a value of `--gpumem-device`: of pytest's arguments, else of
+    GPUMEM_DEVICE, else any GPU. The device of an ini file gives way.
+    Raises `UserError`: Nsight would see no work or no ranges.
     """
+    if "--collect-only" in arguments or "--co" in arguments:
+        raise UserError("--collect-only among pytest's arguments: no test would run")
+    device = environment.get("GPUMEM_DEVICE", "")
+    origin = f"GPUMEM_DEVICE={device}"
+    if not device.startswith("sim"):
+        device = device if device.startswith("cuda") else "cuda"
+    words = " ".join(arguments).replace("--gpumem-device=", "--gpumem-device ").split()
+    for option, value in pairwise(words):
+        if option == "--gpumem-device":
+            device, origin = value, f"--gpumem-device {value}"
+    if not re.fullmatch(r"cuda(:[0-9]+)?", device):
+        raise UserError(
+            f"{origin}: Nsight sees nothing of it; use a GPU, such as --gpumem-device cuda"
+        )
+    if importlib.util.find_spec("nvtx") is None:
+        raise UserError(
+            f"the package nvtx is not installed for {sys.executable}: "
+            "the tests would have no ranges; pip install nvtx"
+        )
+    if environment.get("NVTX_DISABLE"):
+        raise UserError(
+            f"NVTX_DISABLE={environment['NVTX_DISABLE']!r} is set: "
+            "the tests would have no ranges; unset it"
+        )
+    return device
+
+
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    echo: Callable[[str], object] = str,
+    *,
+    folder: Path | None = None,
+) -> child.CommandResult:
+    """Run a tool; `echo` gets its lines. Raises `NoAnswer`: it cannot be started."""
     try:
-        answer = subprocess.run(
-            [program, "--version"],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ANSWER_LIMIT,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ToolMissing(f"{program} cannot be started: {error}") from None
-    output = answer.stdout + answer.stderr
-    version = version_in(output)
-    if version is None:
-        first = next((line.strip() for line in output.splitlines() if line.strip()), "nothing")
-        raise ToolMissing(
-            f"{program} --version printed {first[:120]!r}, which is no version of {tool.title}; {tool.variable} names another"
-        )
-    if numbers_in(version)[:2] < tool.least:
-        least = ".".join(map(str, tool.least))
-        raise ToolMissing(
-            f"{program} is {tool.title} {version}; needed is {least} or newer; {tool.variable} names another"
-        )
-    return version
-
-
-def version_in(output: str) -> str | None:
-    """The version in the output of `--version`: "NVIDIA Nsight Systems version 2025.3.2.474-..." or "Version 2025.3.0.0 (build ...)"."""
-    found = re.search(r"\bversion\s+(\d{4}\.\d+(?:\.\d+)?)", output, re.IGNORECASE)
-    return None if found is None else found[1]
-
-
-def numbers_in(text: str) -> tuple[int, ...]:
-    """The numbers in a text, so that 2025.10 comes after 2025.3."""
-    return tuple(int(number) for number in re.findall(r"[0-9]+", text))
+        return child.run(command, environment, echo, folder=folder)
+    except OSError as error:
+        raise NoAnswer(f"{command[0]} cannot be started: {error}") from None
 
 
 # Command lines
 
-COLLECTED = ".qdstrm"
-"""Ending of a recording of Nsight Systems that is not yet imported into a report."""
-
 MEASURED_RANGES = f"regex:{DOMAIN}@.+.{MEASURE}/"
-"""Filter of `--nvtx-include` for every test's measured launches. ncu reads a backslash as an escape, so its third point matches any
-character; the ranges of each kernel decide afterwards."""
-
-DURATION, DRAM_READ, DRAM_WRITE = (
-    "gpu__time_duration.sum",
-    "dram__bytes_read.sum",
-    "dram__bytes_write.sum",
-)
-# Requests by the SMs. The sum over all units (lts__t_sectors_op_read) counts a sector twice that crosses between the two halves of L2 of an
-# A100 or H100.
-L2_READ, L2_WRITE = (
-    "lts__t_sectors_srcunit_tex_op_read.sum",
-    "lts__t_sectors_srcunit_tex_op_write.sum",
-)
-TRAFFIC_METRICS = (DURATION, DRAM_READ, DRAM_WRITE, L2_READ, L2_WRITE)
+"""Filter of `--nvtx-include` for every test's measured launches. ncu reads a backslash as an
+escape, so the point before `measure` matches any character."""
 
 
-def captured(name: str) -> list[str]:
-    """Options of nsys that record one test's range and nothing else."""
-    # By default nsys looks at registered strings only. Ours are registered, those of other libraries need not be.
-    register = "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0"
-    return [
-        "--capture-range=nvtx",
-        f"--nvtx-capture={name}@{DOMAIN}",
-        "--capture-range-end=stop",
-        register,
-    ]
-
-
-def _with_own(defaults: Sequence[str], own: Sequence[str]) -> list[str]:
-    """Options of a tool, such as "--trace=cuda" or "--clock-control none", without those that the user's own options give, and these."""
-    names = {word.partition("=")[0] for word in own if word.startswith("-")}
-    return [
-        *(
-            word
-            for one in defaults
-            if re.split("[= ]", one)[0] not in names
-            for word in one.split()
-        ),
-        *own,
-    ]
+def _defaults(options: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """Words of the options whose names are not among the options that the user chose."""
+    names = {word.partition("=")[0] for word in chosen if word.startswith("-")}
+    words = []
+    for option in options:
+        if re.split("[= ]", option)[0] not in names:
+            words += option.split()
+    return words
 
 
 def nsys_command(
-    nsys: Path,
-    child: Sequence[str],
+    program: Path,
+    command: Sequence[str],
     report: Path,
     *,
-    name: str | None,
+    test: str | None,
     managed: bool,
-    own: Sequence[str] = (),
+    chosen: Sequence[str] = (),
 ) -> list[str]:
-    """The command that traces a child: CUDA with the nodes of graphs, NVTX, no samples of the CPU. The report is overwritten.
-    `name`: of the range to record; None for the whole run.
+    """The command that traces CUDA, with the nodes of graphs, and NVTX, without samples of the CPU.
+    `test`: name of the range to record; None for the whole run.
     `managed`: record page faults of managed memory too, which slows them down.
-    `own`: the user's options, which replace those of the same name.
+    `chosen`: the user's options, which replace those of the same name.
     """
     options = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--cuda-graph-trace=node"]
     if managed:
         options += ["--cuda-um-gpu-page-faults=true", "--cuda-um-cpu-page-faults=true"]
-    if name is not None:
-        options += captured(name)
+    if test is not None:
+        options += [
+            "--capture-range=nvtx",
+            f"--nvtx-capture={test}@{DOMAIN}",
+            "--capture-range-end=stop",
+            # Ranges of other libraries need not be registered strings.
+            "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",
+        ]
+    words = [*_defaults(options, chosen), *chosen]
     return [
-        str(nsys),
+        str(program),
         "profile",
-        *_with_own(options, own),
+        *words,
         f"--output={report}",
         "--force-overwrite=true",
-        *child,
+        *command,
     ]
-
-
-def included(names: Sequence[str]) -> list[str]:
-    """Options of ncu that profile the measured launches of tests; of all tests without a name."""
-    ranges = [f"{DOMAIN}@{phase(name, MEASURE)}/" for name in names] or [MEASURED_RANGES]
-    return ["--nvtx", *(part for one in ranges for part in ("--nvtx-include", one))]
 
 
 def ncu_command(
     program: Path,
-    child: Sequence[str],
-    report: Path,
+    command: Sequence[str],
+    output: Sequence[str],
     *,
-    names: Sequence[str],
-    own: Sequence[str] = (),
+    metrics: Sequence[str],
+    chosen: Sequence[str] = (),
 ) -> list[str]:
-    """The command that profiles the measured launches of a child, and of all its child processes, into a report, which is overwritten.
-    Clocks are left alone, and the caches are emptied before every pass over a kernel.
-    `names`: of the tests' ranges; empty for all tests.
-    `own`: the user's options, which replace those of the same name.
+    """The command that counts the measured launches of all tests. Clocks are left alone, and the
+    caches are emptied before every pass over a kernel.
+    `output`: options that say where the counts go.
+    `chosen`: the user's options, which replace those of the same name.
     """
-    options = _with_own(
-        ["--clock-control none", "--cache-control all", "--target-processes all"], own
-    )
-    return [
-        str(program),
-        *options,
-        *included(names),
-        "--export",
-        str(report),
-        "--force-overwrite",
-        *child,
-    ]
+    options = ["--clock-control none", "--cache-control all", "--target-processes all"]
+    options.append(f"--metrics {','.join(metrics)}")
+    words = [*_defaults(options, chosen), *chosen, "--nvtx", "--nvtx-include", MEASURED_RANGES]
+    return [str(program), *words, *output, *command]
 
 
-def opening(program: Path, report: Path, name: str | None) -> list[str]:
-    """How to open a report of Nsight Systems or Nsight Compute, in lines."""
-    tool, file = str(program), str(report)
+def opening(program: Path, report: Path) -> list[str]:
+    """Lines that say how to open a report."""
     if report.suffix == NCU.report:
-        calls = {"open it": ["ncu-ui", file], "in text": [tool, "--import", file]}
+        viewer, text = "ncu-ui", [str(program), "--import", str(report)]
     else:
-        stats = [tool, "stats", "--report"]
-        calls = {
-            "open it": ["nsys-ui", file],
-            "by range": [*stats, "nvtx_kern_sum", "--report", "um_total_sum", file],
-        }
-        if name is not None:
-            calls["one test"] = [
-                *stats,
-                "cuda_gpu_kern_sum",
-                "--filter-nvtx",
-                f"{name}@{DOMAIN}",
-                file,
-            ]
-    return [f"{how:10}{shlex.join(call)}" for how, call in calls.items()]
+        viewer, text = "nsys-ui", [str(program), "stats", str(report)]
+    return [f"open it:  {shlex.join([viewer, str(report)])}", f"in text:  {shlex.join(text)}"]
 
 
 # Causes in the tools' output
 
 COUNTERS_DOCUMENT = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
-NO_KERNEL = (
-    "ncu matched no kernel: none was launched by the tests' own thread inside a measured range, the tests were skipped, or their ranges "
-    "are missing because the package nvtx is not installed or NVTX_DISABLE is set"
-)
+FORBIDDEN = "ERR_NVGPUCTRPERM"  # in ncu's output: this user may not read counters
 _UNKNOWN_OPTION = r"unrecogni[sz]ed (?:option|argument)s?:? *['\"]?([^\s'\"]+)"
 
 
-def nsys_trouble(output: str, report: Path, name: str | None, *, collected: bool) -> str | None:
-    """Why nsys has written no report, and the remedy, in one line; None if its output has no cause.
-    `name`: of the range to record; None for the whole run. `collected`: it left a recording that is not yet imported.
-    """
-    if collected or "Importer error" in output:
+def nsys_cause(output: str, report: Path) -> str | None:
+    """Why nsys has written no report, and the remedy, in one line; None if its output says none."""
+    if "Importer error" in output:
         return (
-            f"nsys collected, but its importer could not make a report of {report.with_suffix(COLLECTED)}; mostly libdw is missing: "
-            "install it (libdw1 on Debian and Ubuntu, elfutils-libs on Fedora and RHEL) and run again, or import that file elsewhere with "
-            "QdstrmImporter -i"
+            f"nsys collected, but its importer could not make a report of "
+            f"{report.with_suffix('.qdstrm')}; mostly libdw is missing: install it (libdw1 on "
+            "Debian and Ubuntu, elfutils-libs on Fedora and RHEL) and run again"
         )
     unknown = re.search(_UNKNOWN_OPTION, output)
     if unknown is not None:
-        return f"this nsys does not know {unknown[1]}: its version is not supported; GPUMEM_NSYS names another"
-    unsupported = re.search(
-        r"^.*\bunsupported\b.*\b(?:driver|version)\b.*$", output, re.IGNORECASE | re.MULTILINE
-    )
-    if unsupported is not None:
-        return f"nsys: {unsupported[0].strip()}; install the Nsight Systems of the driver's CUDA, GPUMEM_NSYS names another"
+        return f"this nsys does not know {unknown[1]}; GPUMEM_NSYS names another version"
     fatal = re.search(r"^(?:FATAL )?ERROR: *(.+)$", output, re.IGNORECASE | re.MULTILINE)
     if fatal is not None:
         return f"nsys: {fatal[1].strip()}"
-    if name is not None and "No reports were generated" in output:
+    if "No reports were generated" in output:
         return (
-            f"nsys never saw the range {name}@{DOMAIN}: the test was not reached, or its ranges are missing because the package nvtx is "
-            "not installed or NVTX_DISABLE is set"
+            "nsys never saw the range of the test: it was not reached, or pytest runs without nvtx"
         )
     return None
 
 
-def ncu_error(output: str) -> str | None:
-    """The first error that ncu printed, with the remedy if it is known, in one line; None without one."""
-    if "ERR_NVGPUCTRPERM" in output:
+def ncu_cause(output: str) -> str | None:
+    """Why ncu has counted nothing, and the remedy, in one line; None if its output says none."""
+    if FORBIDDEN in output:
         return (
-            "this user may not read the GPU's counters (ERR_NVGPUCTRPERM): load the driver with NVreg_RestrictProfilingToAdminUsers=0, "
-            f"or run as administrator, in a container with --cap-add=SYS_ADMIN; see {COUNTERS_DOCUMENT}"
+            f"this user may not read the GPU's counters ({FORBIDDEN}): load the driver with "
+            "NVreg_RestrictProfilingToAdminUsers=0, or run as administrator, in a container with "
+            f"--cap-add=SYS_ADMIN; see {COUNTERS_DOCUMENT}"
         )
-    errors = [
-        line.removeprefix("==ERROR==").strip()
-        for line in output.splitlines()
-        if line.startswith("==ERROR==")
-    ]
-    # ncu calls every exit code but 0 an error; pytest reports failed tests itself.
-    errors = [error for error in errors if error and "returned an error code" not in error]
-    return f"ncu: {errors[0]}" if errors else None
-
-
-def ncu_trouble(output: str) -> str | None:
-    """Why ncu has counted nothing, and the remedy, in one line; None if its output has no cause."""
-    cause = ncu_error(output)
-    if cause is not None and re.search(
-        r"not compatible|unsupported|not supported", cause, re.IGNORECASE
-    ):
-        return f"{cause.rstrip('.')}; install the Nsight Compute of the driver's CUDA, GPUMEM_NCU names another"
-    if cause is not None and re.search(r"metrics? dram__", cause):
-        return f"{cause.rstrip('.')}: this GPU has no counters of DRAM, so nothing can be counted"
+    for line in output.splitlines():
+        error = line.removeprefix("==ERROR==").strip().rstrip(".")
+        # ncu calls every exit code but 0 an error; pytest reports failed tests itself.
+        if not line.startswith("==ERROR==") or not error or "returned an error code" in error:
+            continue
+        if re.search(r"not compatible|unsupported|not supported", error, re.IGNORECASE):
+            return (
+                f"ncu: {error}; install the Nsight Compute of the driver's CUDA, "
+                "GPUMEM_NCU names another"
+            )
+        if re.search(r"metrics? dram__", error):
+            return f"ncu: {error}: this GPU has no counters of DRAM, so nothing can be counted"
+        return f"ncu: {error}"
     unknown = re.search(_UNKNOWN_OPTION, output)
-    if cause is None and unknown is not None:
-        return f"this ncu does not know {unknown[1]}: its version is not supported; GPUMEM_NCU names another"
-    return cause
+    if unknown is not None:
+        return f"this ncu does not know {unknown[1]}; GPUMEM_NCU names another version"
+    if "No kernels were profiled" in output:
+        return (
+            "ncu matched no kernel: no test ran, the tests were skipped, or none launched a kernel "
+            "by its own thread inside a measured range"
+        )
+    return None

@@ -1,4 +1,4 @@
-"""Finding the tools and asking for their version, with programs that only exist here; the command line of a count, and errors of ncu."""
+"""Finding the tools, their command lines, and the causes in their output."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pytest
 from pytest_gpumem.nsight.tools import (
     NCU,
     NSYS,
-    NSYS_FOLDERS,
     Tool,
     ToolMissing,
-    check_version,
     find,
-    ncu_error,
-    ncu_trouble,
-    version_in,
+    ncu_cause,
+    ncu_command,
+    nsys_cause,
+    nsys_command,
 )
 
 
@@ -94,82 +93,59 @@ def test_nsys_has_a_variable_and_folders_of_its_own(tmp_path: Path) -> None:
         ToolMissing, match=r"nsys was not found: install Nsight Systems .* GPUMEM_NSYS"
     ):
         find(at(NSYS), environment)
-    assert "/opt/nvidia/nsight-systems/*/bin" in NSYS_FOLDERS
+    assert "/opt/nvidia/nsight-systems/*/bin" in NSYS.folders
 
 
-@pytest.mark.parametrize(
-    ("said", "version"),
-    [
-        ("NVIDIA Nsight Systems version 2025.3.2.474-253236389321v0", "2025.3.2"),
-        (
-            "NVIDIA (R) Nsight Compute Command Line Profiler\nCopyright (c) 2018-2025 NVIDIA\nVersion 2025.3.0.0 (build 36273991)",
-            "2025.3.0",
-        ),
-        ("usage: nsys [--version]", None),
-    ],
-)
-def test_the_version_that_a_tool_says(said: str, version: str | None) -> None:
-    assert version_in(said) == version
-
-
-@pytest.mark.parametrize(
-    ("tool", "said", "error"),
-    [
-        (NSYS, "NVIDIA Nsight Systems version 2025.3.2.474-1v0", None),
-        (NSYS, "NVIDIA Nsight Systems version 2022.4.1.1-1v0", None),
-        (
-            NSYS,
-            "NVIDIA Nsight Systems version 2021.5.2.53-28d0e6e",
-            r"nsys is Nsight Systems 2021.5.2; needed is 2022.4 or newer; GPUMEM_NSYS",
-        ),
-        (
-            NCU,
-            "Version 2022.2.1.0 (build 31385273)",
-            r"ncu is Nsight Compute 2022.2.1; needed is 2022.4 or newer; GPUMEM_NCU",
-        ),
-        (
-            NCU,
-            "something else",
-            r"ncu --version printed 'something else', which is no version of Nsight Compute",
-        ),
-    ],
-)
-def test_a_version_that_is_too_old_or_none_is_said(
-    tmp_path: Path, tool: Tool, said: str, error: str | None
-) -> None:
-    installed = program(tmp_path, tool.program)
-    installed.write_text(f"#!/bin/sh\necho '{said}'\n")
-    if error is None:
-        assert check_version(tool, installed, {}) == version_in(said)
-        return
-    with pytest.raises(ToolMissing, match=error):
-        check_version(tool, installed, {})
-
-
-def test_a_tool_that_cannot_be_started_is_said(tmp_path: Path) -> None:
-    broken = program(tmp_path)
-    broken.write_text("#!/no/such/shell\n")
-    with pytest.raises(ToolMissing, match=r"ncu cannot be started: .*No such file"):
-        check_version(NCU, broken, {})
-
-
-def test_other_errors_are_quoted_but_not_that_tests_failed() -> None:
-    assert (
-        ncu_error("==PROF== fine\n==ERROR== Failed to find metric dram__x\n==ERROR== more")
-        == "ncu: Failed to find metric dram__x"
-    )
-    assert ncu_error("==ERROR== The application returned an error code (1).\n") is None
-    assert ncu_error("==PROF== Disconnected\nE   ERROR in test\n") is None
+def test_the_first_error_of_ncu_is_quoted_but_not_that_tests_failed() -> None:
+    output = "==PROF== fine\n==ERROR== The application returned an error code (1).\n==ERROR== Out of memory.\n==ERROR== more"
+    assert ncu_cause(output) == "ncu: Out of memory"
+    assert ncu_cause("==ERROR== The application returned an error code (1).\n") is None
+    assert ncu_cause("==PROF== Disconnected\nE   ERROR in test\n") is None
 
 
 def test_a_gpu_without_counters_of_dram_is_said_to_have_none() -> None:
     """As one that shares the host's memory."""
-    said = ncu_trouble("==ERROR== Failed to find metric dram__bytes_read.sum\n")
+    cause = ncu_cause("==ERROR== Failed to find metric dram__bytes_read.sum\n")
     assert (
-        said
+        cause
         == "ncu: Failed to find metric dram__bytes_read.sum: this GPU has no counters of DRAM, so nothing can be counted"
     )
     assert (
-        ncu_trouble("==ERROR== Failed to find metric lts__x\n")
-        == "ncu: Failed to find metric lts__x"
+        ncu_cause("==ERROR== Failed to find metric lts__x\n") == "ncu: Failed to find metric lts__x"
     )
+
+
+def test_words_of_the_tests_are_not_taken_for_the_tools() -> None:
+    assert (
+        nsys_cause("FAILED test_a.py::test_triad - AssertionError", Path("test_triad.nsys-rep"))
+        is None
+    )
+
+
+def test_nsys_records_a_whole_run_or_the_range_of_one_test() -> None:
+    whole = nsys_command(
+        Path("nsys"), ["python", "-m", "pytest"], Path("r.nsys-rep"), test=None, managed=False
+    )
+    assert not any("capture" in word or "-um-" in word for word in whole)
+    single = nsys_command(
+        Path("nsys"), ["python"], Path("r.nsys-rep"), test="test_triad", managed=True
+    )
+    assert {
+        "--capture-range=nvtx",
+        "--nvtx-capture=test_triad@gpumem",
+        "--capture-range-end=stop",
+    } < set(single)
+    assert {"--cuda-um-gpu-page-faults=true", "--cuda-um-cpu-page-faults=true"} < set(single)
+    assert "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0" in single
+    assert single[-1] == "python"
+
+
+def test_ncu_leaves_clocks_alone_unless_told_and_sees_measured_launches_only() -> None:
+    command = ncu_command(Path("ncu"), ["python"], ["--export", "r.ncu-rep"], metrics=["x", "y"])
+    assert " ".join(command) == (
+        "ncu --clock-control none --cache-control all --target-processes all --metrics x,y "
+        "--nvtx --nvtx-include regex:gpumem@.+.measure/ --export r.ncu-rep python"
+    )
+    chosen = ["--clock-control", "base", "--cache-control=none", "--metrics", "z", "--set", "full"]
+    command = ncu_command(Path("ncu"), [], [], metrics=["x"], chosen=chosen)
+    assert command[1:10] == ["--target-processes", "all", *chosen]

@@ -1,0 +1,167 @@
+"""What differs between two revisions of a test: counters of Nsight Compute, and what it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_gpumem.devices.opening import NoDevice, choose
+from pytest_gpumem.judging.differences import differences
+from pytest_gpumem.nsight import ncu, tools
+from pytest_gpumem.nsight.ncu import Counter, CountersForbidden, Kernel, Launch
+from pytest_gpumem.outcomes import NoAnswer
+from pytest_gpumem.reporting.differences import describe
+from pytest_gpumem.runs import RunError, child
+from pytest_gpumem.runs.experiment import Experiment, Processes
+from pytest_gpumem.runs.processes import BASE, HEAD, Turn, environment_of
+from pytest_gpumem.runs.worktree import Side, moved_word, two_sides
+
+MARGIN = 0.05  # counters that differ by less are no difference
+
+
+@dataclass
+class Explanation:
+    """What differs between base and head, in lines by measurement."""
+
+    tool: str = tools.NCU.title
+    counters: dict[str, list[str]] = field(default_factory=dict)  # by range of the measurement
+    ran: dict[str, list[str]] = field(default_factory=dict)  # by key of the row
+    notes: list[str] = field(default_factory=list)
+    failed: bool = False  # pytest ended with another code than 0 on a side
+
+
+def explain(
+    base: str,
+    test: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    echo: Callable[[str], object],
+) -> Explanation:
+    """Count each side of a test once under Nsight Compute, or under Nsight Systems where counters
+    may not be read, and run each once more for what it ran.
+    `base`: a git revision; head is the working tree.
+    `arguments`: further ones of pytest.
+    Raises `UserError`: a side cannot run the test. Raises `NoAnswer`: nothing could be counted.
+    """
+    device = tools.check(arguments, environment)
+    tools.find(tools.NCU, environment)
+    try:
+        choose(device)
+    except NoDevice as error:
+        raise NoAnswer(f"counters are of a GPU: {error}") from None
+    arguments = ["--gpumem-device", device, *arguments]
+    explanation = Explanation()
+    with two_sides(base, None, Path.cwd()) as (base_side, head_side):
+        sides = {BASE: base_side, HEAD: head_side}
+        counters: Sequence[Counter] = ncu.COUNTERS
+        try:
+            counts = _count(sides, test, arguments, environment, echo, ncu.count_launches)
+        except CountersForbidden as error:
+            explanation.notes.append(f"{error}. Nsight Systems timed the kernels instead.")
+            explanation.tool = tools.NSYS.title
+            counters = (ncu.TIME,)
+            counts = _count(sides, test, arguments, environment, echo, ncu.time_launches)
+        try:
+            explanation.ran = ran_differently(sides, test, arguments, environment)
+        except RunError as error:
+            explanation.notes.append(f"what ran is not known: {error}")
+    (base_launches, base_code), (head_launches, head_code) = counts
+    for name, code in ((BASE, base_code), (HEAD, head_code)):
+        if code:
+            explanation.failed = True
+            explanation.notes.append(f"{name}: pytest ended with exit code {code}")
+    kernels = ncu.kernels_of(base_launches), ncu.kernels_of(head_launches)
+    explanation.counters = compare(*kernels, counters)
+    return explanation
+
+
+def _count(
+    sides: Mapping[str, Side],
+    test: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    echo: Callable[[str], object],
+    under_tool: Callable[..., tuple[list[Launch], int]],
+) -> list[tuple[list[Launch], int]]:
+    """The launches and the exit code of each side, by a function of `ncu` that runs pytest."""
+    counts = []
+    for name, side in sides.items():
+        head = sides[HEAD]
+        words = [moved_word(word, side, head) for word in arguments]
+        selected = [moved_word(test, side, head)]
+        command = child.pytest_command(words, tests=selected, python=side.python)
+        other = head if side is sides[BASE] else sides[BASE]
+        variables = environment_of(side, other, environment)
+        echo(f"gpumem: {name} ({side.title})")
+        try:
+            counts.append(under_tool(command, variables, echo, folder=side.folder))
+        except CountersForbidden:
+            raise
+        except NoAnswer as error:
+            raise NoAnswer(f"{name}: {error}") from None
+    return counts
+
+
+def compare(
+    base: Sequence[Kernel],
+    head: Sequence[Kernel],
+    counters: Sequence[Counter],
+) -> dict[str, list[str]]:
+    """The counters that differ by more than 5 %, with both values, by measurement."""
+    before = {(kernel.place, kernel.name): kernel for kernel in base}
+    after = {(kernel.place, kernel.name): kernel for kernel in head}
+    lines: dict[str, list[str]] = {}
+    for place, name in {**before, **after}:
+        was, now = before.get((place, name)), after.get((place, name))
+        if was is None:
+            texts = ["only in head"]
+        elif now is None:
+            texts = ["only in base"]
+        else:
+            texts = _differences(was, now, counters)
+        for text in texts:
+            lines.setdefault(place, []).append(f"{name}: {text}")
+    return lines
+
+
+def _differences(base: Kernel, head: Kernel, counters: Sequence[Counter]) -> list[str]:
+    texts = []
+    if base.launches != head.launches:
+        texts.append(f"launches {base.launches} → {head.launches}")
+    for counter in counters:
+        was, now = base.figure(counter), head.figure(counter)
+        if was is None or now is None or abs(now - was) <= MARGIN * abs(was):
+            continue
+        before, after = counter.text(was), counter.text(now)
+        # Two rates near zero differ by much, and say the same.
+        if before != after:
+            texts.append(f"{counter.title} {before} → {after}")
+    return texts
+
+
+def ran_differently(
+    sides: Mapping[str, Side],
+    test: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+) -> dict[str, list[str]]:
+    """What differs in a plain run of each side, by row. Raises `RunError`: a process broke off."""
+    words = [*arguments, "--gpumem-count-pages", test]
+    processes = Processes(sides, words, (), environment, ahead=0, evidence=True)
+    records = []
+    with Experiment(processes, [Turn(1, BASE), Turn(1, HEAD)]) as experiment:
+        for _ in sides:
+            process = experiment.measure()
+            if process.error is not None:
+                raise RunError(f"{process.name} {process.error}")
+            records.append(process)
+    base, head = records
+    lines: dict[str, list[str]] = {}
+    for key, row in head.by_key.items():
+        was = base.by_key.get(key)
+        if was is None or was.measurement is None or row.measurement is None:
+            continue
+        for difference in differences(was.measurement, row.measurement):
+            lines.setdefault(key, []).append(describe(difference))
+    return lines
