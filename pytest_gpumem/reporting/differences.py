@@ -62,7 +62,7 @@ def describe(difference: Difference) -> str:
         subject = f"{difference.times} × {subject}"
     if field == "code":
         # The reference that a simulated device runs has no machine code.
-        return "reference: other source" if difference.name == "reference" else f"{subject}: other machine code"
+        return "reference: other source" if difference.name == "reference" else f"{subject}: its module changed"
     if not field and was is None:
         return f"{subject} added" + (f" ({now})" if now else "")
     if not field and now is None:
@@ -84,7 +84,7 @@ def _values(difference: Difference) -> tuple[str, ...]:
 
 def _value(value: Value, field: str, of_bytes: bool) -> str:
     if value is None:
-        return "none" if field in ("window", "cluster", "priority") else "unknown"
+        return "none" if field in ("window", "cluster") else "unknown"
     if isinstance(value, tuple):
         return shape(value)
     if isinstance(value, float):

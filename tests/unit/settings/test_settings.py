@@ -213,7 +213,7 @@ def test_the_marker_is_strict() -> None:
         *("max_peak", "max_kept", "max_peak_regression"),
         *("max_kernels", "max_copies", "max_copied_bytes", "max_waits", "max_spill"),
         *("mode", "sampler", "placements", "precision", "budget", "timeout"),
-        *("gpus", "oversubscribe", "varying_arguments", "warmups", "existing", "adopt", "allow_waits", "strict_waits", "allow_kept"),
+        *("gpus", "oversubscribe", "warmups", "existing", "adopt", "allow_waits", "strict_waits", "allow_kept"),
     }
 
 
@@ -231,13 +231,6 @@ def test_every_limit_is_an_option_but_those_about_one_test() -> None:
 )
 def test_limits_on_what_a_launch_does_hold_for_a_whole_run(name: str, written: object, kept: str) -> None:
     assert settled(ini={f"gpumem_{name}": written}).limits[name] == kept
-
-
-def test_arguments_that_vary_are_told_by_their_numbers() -> None:
-    assert [of_marker({"varying_arguments": one}, "varying_arguments") for one in (None, 3, (3, 5), [1])] == [None, (3,), (3, 5), (1,)]
-    for wrong in (0, True, "3", (), (3, -1), 1.5):
-        with pytest.raises(SettingsError, match=r"marker: varying_arguments: .* names no argument; accepted is the number of an argument"):
-            of_marker({"varying_arguments": wrong}, "varying_arguments")
 
 
 def test_kept_memory_is_allowed_by_lines_and_warm_ups_are_counted() -> None:
