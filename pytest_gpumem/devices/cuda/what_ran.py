@@ -39,11 +39,12 @@ _WAITS = {
     "STREAM_WAIT_EVENT": (StepKind.JOIN, ""),
 }
 """CUpti_ActivitySynchronizationType in our words."""
+_WAITING = (StepKind.SYNCHRONISATION, StepKind.JOIN)
 _WINDOW = struct.Struct("<QQfii")  # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
 _PROPERTIES = {0: AccessProperty.NORMAL, 1: AccessProperty.STREAMING, 2: AccessProperty.PERSISTING}  # CUaccessProperty
 
 
-class _Step(NamedTuple):
+class _PlacedStep(NamedTuple):
     """A step of the pass with its place in the launch."""
 
     place: tuple[int, int, int]  # number of the call, node of its graph, start
@@ -54,9 +55,8 @@ class PassRecords:
     """Records of one pass. `receive` is called while CUPTI still holds a record's buffer."""
 
     def __init__(self) -> None:
-        self._steps: list[_Step] = []
-        self._waits: list[tuple[int, _Step]] = []  # start in nanoseconds on CUPTI's clock, and step
-        self._calls: list[tuple[int, str]] = []  # start, and name
+        self._steps: list[_PlacedStep] = []
+        self._calls: list[tuple[int, str]] = []  # start in nanoseconds on CUPTI's clock, and name
 
     def receive(self, cupti: Any, record: Any) -> None:
         kind = cupti.ActivityKind(int(record.kind)).name
@@ -65,13 +65,11 @@ class PassRecords:
         elif kind == "SYNCHRONIZATION":
             wait = _WAITS.get(cupti.ActivitySynchronizationType(int(record.type)).name)
             if wait is not None:
-                step = Step(*wait, stream=_stream(record))
-                place = (int(record.correlation_id), 0, 0)
-                self._waits.append((int(record.start), _Step(place, step)))
+                self._steps.append(_PlacedStep(_place(record), Step(*wait, stream=_stream(record))))
         elif kind == "CONCURRENT_KERNEL":
-            self._steps.append(_Step(_place(record), kernel(record)))
+            self._steps.append(_PlacedStep(_place(record), kernel(record)))
         else:
-            self._steps.append(_Step(_place(record), memory_step(cupti, kind, record)))
+            self._steps.append(_PlacedStep(_place(record), memory_step(cupti, kind, record)))
 
     def what_ran(self, launches: Sequence[Launch], begin: int, end: int) -> WhatRan:
         """Return the record of the launch.
@@ -83,12 +81,11 @@ class PassRecords:
         for start, name in self._calls:
             if begin <= start <= end and not _QUERY.search(name):
                 calls[name] += 1
-        ordered = list(self._steps)
-        for start, wait in self._waits:
-            if begin <= start <= end:
-                ordered.append(wait)
-        ordered.sort(key=lambda step: step.place)
-        kernels = [step for step in ordered if step.step.kind is StepKind.KERNEL]
+        ordered = []
+        for placed in sorted(self._steps, key=lambda placed: placed.place):
+            if placed.step.kind not in _WAITING or begin <= placed.place[2] <= end:
+                ordered.append(placed)
+        kernels = [placed for placed in ordered if placed.step.kind is StepKind.KERNEL]
         identities = iter(_identities(kernels, launches))
         steps, unknown = list[Step](), list[str]()
         for _, step in ordered:
@@ -106,7 +103,7 @@ _Identity = tuple[str | None, tuple[str, ...] | None, str]
 """Digest of a kernel's module, its arguments, and why one of them is unknown."""
 
 
-def _identities(kernels: Sequence[_Step], launches: Sequence[Launch]) -> Iterator[_Identity]:
+def _identities(kernels: Sequence[_PlacedStep], launches: Sequence[Launch]) -> Iterator[_Identity]:
     """What tells each kernel. `kernels`: in order.
 
     The runtime and the driver number a call differently, but both in the order of the calls.
