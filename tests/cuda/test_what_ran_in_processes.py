@@ -21,9 +21,32 @@ GROUP = 3  # processes of a run
 LEAST_ALIKE = 65 / 72  # share of rows; padding of arguments holds what was on the stack
 SAME = ", same"  # end of the label of a row that must run the same as its base
 EITHER = "line information"  # it is a part of the module's image; nobody relies on it
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-c", os.devnull)
-QUICKLY = ("--gpumem", "--gpumem-device=cuda", "--gpumem-budget=10 ms", "-o", "gpumem_placements=1", "--gpumem-processes=1")
-pytestmark = [pytest.mark.usefixtures("free_gpu"), pytest.mark.skipif(find_spec("cupti") is None, reason="needs CUPTI")]
+PYTEST = (
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+    "-W",
+    "ignore",
+    "-c",
+    os.devnull,
+)
+QUICKLY = (
+    "--gpumem",
+    "--gpumem-device=cuda",
+    "--gpumem-budget=10 ms",
+    "-o",
+    "gpumem_placements=1",
+    "--gpumem-processes=1",
+)
+pytestmark = [
+    pytest.mark.usefixtures("free_gpu"),
+    pytest.mark.skipif(find_spec("cupti") is None, reason="needs CUPTI"),
+]
 
 
 def test_following_modules_calls_no_cu_init() -> None:
@@ -36,7 +59,13 @@ def test_following_modules_calls_no_cu_init() -> None:
         "    os._exit(int(driver.cuInit(0)[0]))\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -46,15 +75,25 @@ def session(folder: Path, *, alone: bool = True, file: Path = ROWS) -> dict[str,
     Not `alone`: it waits for no other process on the GPU. What runs does not depend on them.
     """
     results = folder / "results.json"
-    command = [*PYTEST, *QUICKLY, f"--rootdir={file.parent}", f"--benchmark-json={results}", str(file)]
+    command = [
+        *PYTEST,
+        *QUICKLY,
+        f"--rootdir={file.parent}",
+        f"--benchmark-json={results}",
+        str(file),
+    ]
     environment = {}
     for name, value in os.environ.items():
         if not name.startswith(("GPUMEM", "PYTEST_")):
             environment[name] = value
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROWS.parent), environment.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ROWS.parent), environment.get("PYTHONPATH", "")]
+    )
     if not alone:
         environment["XDG_RUNTIME_DIR"] = str(folder)  # has the lock of the GPU
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {}
     for row in json.loads(results.read_text())["gpumem"]["rows"]:
@@ -94,7 +133,9 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return session(tmp_path_factory.mktemp("first"))
 
 
-def test_each_change_has_another_digest_and_a_rebuild_the_same(first: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_change_has_another_digest_and_a_rebuild_the_same(
+    first: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     changes, rebuilds, wrong = 0, 0, list[str]()
     for key, row in first.items():
         base = first.get(f"{key[: key.rindex('[')]}[base]") if "[" in key else None

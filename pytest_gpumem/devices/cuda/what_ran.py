@@ -22,7 +22,16 @@ from pytest_gpumem.devices.cuda.modules import MODULES, Launch, UnknownModule
 from pytest_gpumem.devices.protocol import AccessProperty, Undelivered, WindowSpec
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
-KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "MEMORY2", "SYNCHRONIZATION", "RUNTIME", "DRIVER")
+KINDS = (
+    "CONCURRENT_KERNEL",
+    "MEMCPY",
+    "MEMCPY2",
+    "MEMSET",
+    "MEMORY2",
+    "SYNCHRONIZATION",
+    "RUNTIME",
+    "DRIVER",
+)
 """CUpti_ActivityKind of all records that are read."""
 
 _QUERY = re.compile(
@@ -40,8 +49,14 @@ _WAITS = {
 }
 """CUpti_ActivitySynchronizationType in our words."""
 _WAITING = (StepKind.SYNCHRONISATION, StepKind.JOIN)
-_WINDOW = struct.Struct("<QQfii")  # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
-_PROPERTIES = {0: AccessProperty.NORMAL, 1: AccessProperty.STREAMING, 2: AccessProperty.PERSISTING}  # CUaccessProperty
+_WINDOW = struct.Struct(
+    "<QQfii"
+)  # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
+_PROPERTIES = {
+    0: AccessProperty.NORMAL,
+    1: AccessProperty.STREAMING,
+    2: AccessProperty.PERSISTING,
+}  # CUaccessProperty
 
 
 class _PlacedStep(NamedTuple):
@@ -113,7 +128,9 @@ def _identities(kernels: Sequence[_PlacedStep], launches: Sequence[Launch]) -> I
     launched = [launch for launch in launches if launch.kernels != []]  # a graph may have none
     launched.sort(key=lambda launch: launch.correlation)
     if len(groups) != len(launched):
-        raise Undelivered(f"CUPTI delivered the kernels of {len(groups)} of {len(launched)} launches")
+        raise Undelivered(
+            f"CUPTI delivered the kernels of {len(groups)} of {len(launched)} launches"
+        )
     for names, launch in zip(groups, launched, strict=True):
         yield from _of_launch(names, launch)
 
@@ -174,15 +191,24 @@ def window(address: int) -> str | None:
     if not nbytes:
         return None
     normal = AccessProperty.NORMAL
-    return WindowSpec(base, nbytes, ratio, _PROPERTIES.get(hit, normal), _PROPERTIES.get(miss, normal)).words
+    return WindowSpec(
+        base, nbytes, ratio, _PROPERTIES.get(hit, normal), _PROPERTIES.get(miss, normal)
+    ).words
 
 
 def memory_step(cupti: Any, kind: str, record: Any) -> Step:
     """A record of a copy, a memset, or of memory that is allocated or freed."""
     if kind == "MEMORY2":
-        freed = cupti.ActivityMemoryOperationType(int(record.memory_operation_type)).name == "RELEASE"
+        freed = (
+            cupti.ActivityMemoryOperationType(int(record.memory_operation_type)).name == "RELEASE"
+        )
         memory = memory_kind(cupti, record.memory_kind)
-        return Step(StepKind.FREE if freed else StepKind.ALLOCATION, memory=memory, nbytes=int(record.bytes), stream=_stream(record))
+        return Step(
+            StepKind.FREE if freed else StepKind.ALLOCATION,
+            memory=memory,
+            nbytes=int(record.bytes),
+            stream=_stream(record),
+        )
     use = memset_use(cupti, record) if kind == "MEMSET" else copy_use(cupti, record)
     name = "" if kind == "MEMSET" else use.kind
     return Step(

@@ -36,7 +36,9 @@ def text(layout: str, *values: Any, offset: int = 0) -> str:
         ("<b", 7, "7"),
     ],
 )
-def test_a_pointer_is_told_by_its_memory_and_a_number_by_its_words(layout: str, value: float, expected: str) -> None:
+def test_a_pointer_is_told_by_its_memory_and_a_number_by_its_words(
+    layout: str, value: float, expected: str
+) -> None:
     assert text(layout, value) == expected
     assert re.search(arguments.PATTERN, expected)
 
@@ -53,7 +55,9 @@ def test_a_number_in_words() -> None:
     assert arguments.in_words(["device", "-"]) == "device"
 
 
-BLOCKS = st.integers(1, 40).flatmap(lambda size: st.tuples(*[st.binary(min_size=size, max_size=size)] * 2))
+BLOCKS = st.integers(1, 40).flatmap(
+    lambda size: st.tuples(*[st.binary(min_size=size, max_size=size)] * 2)
+)
 
 
 @given(BLOCKS)
@@ -100,7 +104,9 @@ def test_words_that_differ_between_launches_are_left_out_and_counted() -> None:
     assert same.digest == launch("5").digest
 
 
-def test_what_the_past_leaves_out_is_not_compared_and_what_only_the_new_leaves_out_is_a_change() -> None:
+def test_what_the_past_leaves_out_is_not_compared_and_what_only_the_new_leaves_out_is_a_change() -> (
+    None
+):
     past = together([launch("5", "12 9"), launch("5", "13 9")])
     assert past is not None
     assert ran_the_same(launch("5", "aa 9"), [past])
