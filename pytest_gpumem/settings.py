@@ -115,20 +115,6 @@ def device_choice(value: object) -> str:
     )
 
 
-def _numbers(value: Any) -> tuple[int, ...]:
-    """One number of 1 or more, or several."""
-    several = value if isinstance(value, (tuple, list)) else (value,)
-    if not several or any(
-        isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in several
-    ):
-        raise refused(
-            value,
-            "the number of an argument from 1 on, such as 3, or several, such as (3, 5)",
-            "names no argument",
-        )
-    return tuple(several)
-
-
 def _count(value: object) -> int:
     count = (
         int(value) if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value) else value
@@ -445,17 +431,11 @@ OPTIONS: tuple[Option, ...] = (
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 _OF_ONE_TEST: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {
-        "gpus": _count,
-        "oversubscribe": _flag,
-        "varying_arguments": _numbers,
-        "warmups": _count,
-        "adopt": _flag,
-    }
+    {"gpus": _count, "oversubscribe": _flag, "warmups": _count, "adopt": _flag}
 )
 """Keywords of a marker that are no options, with their parsers: how many GPUs the test has for itself, whether it may take more managed
-memory than its GPU has free, the arguments of its kernels that vary on purpose, how often its function is called before its memory counts,
-and whether its use of pytest-benchmark may be measured on the GPU."""
+memory than its GPU has free, how often its function is called before its memory counts, and whether its use of pytest-benchmark may be
+measured on the GPU."""
 _NO_SETTINGS = (*LIMITS, *_OF_ONE_TEST)  # keywords of a marker that are no fields of `Settings`
 MARKER_KEYWORDS = tuple(
     dict.fromkeys((*(option.name for option in OPTIONS if option.on_marker), *_NO_SETTINGS))
@@ -644,7 +624,7 @@ def marker_keywords(marks: Iterable[Any]) -> dict[str, Any]:
 
 
 def of_marker(keywords: Mapping[str, Any], name: str) -> Any:
-    """The value of a keyword that is no option: "gpus", "oversubscribe" or "varying_arguments"; None if the marker does not say.
+    """The value of a keyword that is no option: such as "gpus" or "oversubscribe"; None if the marker does not say.
     Raises `SettingsError`: an unknown keyword or value.
     """
     return _parsed_keywords(keywords, "marker").get(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
@@ -44,8 +44,9 @@ class DeviceChoice:
     alike: tuple[
         str, ...
     ] = ()  # those of them that have the same key: their rows belong to one baseline
-    follow: Callable[[], object] = lambda: None
-    """Follows the machine code that this process loads from now on, so that `Counters.what_ran` knows it; without a context."""
+    follow: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Follows the modules that this process loads inside the block, for `Counters.what_ran`; without
+    a context."""
     unfinished: Callable[[], bool | None] = lambda: None
     """True if work waits on the default streams or the current stream of a library; None if this process has no context. Waits for
     nothing."""
@@ -126,11 +127,13 @@ def _import_cuda() -> None:
     import pytest_gpumem.devices.cuda.device  # noqa: F401
 
 
-def _follow_modules() -> None:
-    from pytest_gpumem.devices.cuda.modules import follow
+def _follow_modules() -> AbstractContextManager[object]:
+    from pytest_gpumem.devices.cuda.modules import MODULES
 
+    ends = ExitStack()
     with suppress(NotCounted), uncollected():  # each row says why
-        follow()
+        ends.enter_context(MODULES.following())
+    return ends
 
 
 def _cuda_unfinished() -> bool | None:

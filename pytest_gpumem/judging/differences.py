@@ -111,14 +111,14 @@ def _window(measurement: Measurement) -> str:
 def ran_differently(base: WhatRan, head: WhatRan) -> tuple[Difference, ...]:
     """What head ran differently from base: steps, then calls, then state; empty if the digests are equal.
 
-    Steps are matched in their order: kernels by name, copies by direction, the others by kind. A kernel under a new name with the same
-    machine code is no difference. What was not watched on one side may be missing: see `WhatRan.not_watched`.
+    Steps are matched in their order: kernels by name, copies by direction, the others by kind. What
+    was not watched on one side may be missing: see `WhatRan.not_watched`.
     """
     if ran_the_same(head, [base]):
         return ()
     found = Counter(_of_steps(base.launch, head.launch))
     steps = [replace(difference, times=times) for difference, times in found.items()]
-    if not steps and base.launch != head.launch and _unnamed(base.launch) != _unnamed(head.launch):
+    if not steps and _without_arguments(base.launch) != _without_arguments(head.launch):
         steps = [Difference(ORDER)]
     return (*steps, *_of_calls(base.calls, head.calls), *_of_state(base.state, head.state))
 
@@ -135,10 +135,10 @@ def _of_steps(base: Sequence[Step], head: Sequence[Step]) -> Iterator[Difference
         else:
             removed += base[first:last]
             added += head[begin:end]
-    # What moved, or has another name and the same code, is on both lists.
+    # What moved is on both lists.
     for was in list(removed):
         for now in added:
-            if _token(now) == _token(was) or (was.code is not None and now.code == was.code):
+            if _token(now) == _token(was):
                 removed.remove(was)
                 added.remove(now)
                 yield from _of_pair(was, now)
@@ -160,23 +160,27 @@ def _of_pair(was: Step, now: Step) -> Iterator[Difference]:
 
 
 def _of_arguments(was: Sequence[str], now: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Each word of the arguments that differs: its name, and both values in words. Bytes that the base leaves out are not compared."""
+    """Each argument that differs, or each word of a larger one: its name, and both values in words.
+    Words that the base leaves out are not compared."""
     if len(was) != len(now):
         yield "number of arguments", str(len(was)), str(len(now))
         return
     for number, (before, after) in enumerate(zip(was, now, strict=True), 1):
-        first, second = arguments.tokens(before), arguments.tokens(arguments.under(after, before))
+        first, second = before.split(), arguments.hidden(after, before).split()
         if len(first) != len(second):
             yield (
                 f"size of argument {number}",
                 counted(len(first), "word"),
                 counted(len(second), "word"),
             )
-            continue
-        for index, (one, other) in enumerate(zip(first, second, strict=True)):
-            if one != other:
-                word = f", byte {arguments.WORD * index}" if len(first) > 1 else ""
-                yield f"argument {number}{word}", arguments.in_words(one), arguments.in_words(other)
+        elif len(first) <= 2:
+            if first != second:
+                yield f"argument {number}", arguments.in_words(first), arguments.in_words(second)
+        else:
+            for index, (word, other) in enumerate(zip(first, second, strict=True)):
+                if word != other:
+                    place = f"argument {number}, byte {arguments.WORD * index}"
+                    yield place, arguments.in_words([word]), arguments.in_words([other])
 
 
 def _of_calls(base: Mapping[str, int], head: Mapping[str, int]) -> Iterator[Difference]:
@@ -196,8 +200,8 @@ def _token(step: Step) -> tuple[str, str]:
     return step.kind.value, step.name
 
 
-def _unnamed(launch: Sequence[Step]) -> list[Step]:
-    return [replace(step, name="", arguments=None) for step in launch]
+def _without_arguments(launch: Sequence[Step]) -> list[Step]:
+    return [replace(step, arguments=None) for step in launch]
 
 
 def _properties(step: Step) -> str:

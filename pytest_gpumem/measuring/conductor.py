@@ -41,9 +41,6 @@ class Passes(NamedTuple):
 
     pages: bool = False  # counts page faults and migrations
     ran: bool = False  # finds each step of a launch, with the machine code of its kernels, and counts the pages of managed buffers
-    varying: tuple[
-        int, ...
-    ] = ()  # numbers of the kernels' arguments that vary on purpose, as for `what_ran.declared`
 
     streams: bool = True  # finds work of a foreign launch outside of the timed interval
 
@@ -303,14 +300,7 @@ class Conductor:
         if passes.ran:
             with self._ranges.range(phase(name, "watch")):
                 latency = min(sampling.medians, default=0.0)
-                ran = find_what_ran(
-                    device,
-                    target,
-                    arena.managed,
-                    latency,
-                    profiled=profiled,
-                    varying=passes.varying,
-                )
+                ran = find_what_ran(device, target, arena.managed, latency, profiled=profiled)
         return migrations, ran
 
     def _check(self, target: Target, name: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.managed import ManagedBuffer
 from pytest_gpumem.records.migrations import Migrations
-from pytest_gpumem.records.what_ran import WhatRan, declared, together, what_ran
+from pytest_gpumem.records.what_ran import WhatRan, together, what_ran
 from pytest_gpumem.units import format_bytes
 
 PASSES = 3
@@ -80,20 +80,13 @@ def find_outside(device: Device, target: Target, idle: Launch) -> float:
 
 
 def find_what_ran(
-    device: Device,
-    target: Target,
-    managed: Iterable[Buffer],
-    latency: float,
-    *,
-    profiled: bool,
-    varying: Sequence[int] = (),
+    device: Device, target: Target, managed: Iterable[Buffer], latency: float, *, profiled: bool
 ) -> WhatRan:
     """What one launch runs; a reason why that is unknown is in the result, not raised.
 
     Inputs and pages are put back before each pass, as before a sample. Two launches of code that is not ours have to run the same: else the
-    digest of one would say nothing of the others. Bytes of arguments in which they differ are left out. A launch of `LONG` or longer
+    digest of one would say nothing of the others. Words of arguments in which they differ are left out. A launch of `LONG` or longer
     (`latency`) is watched once.
-    `varying`: numbers of the arguments that vary on purpose, as for `declared`.
     """
     if profiled:
         return WhatRan(not_watched="a profiler is attached, and CUPTI serves one tool at a time")
@@ -112,16 +105,14 @@ def find_what_ran(
             continue
         except NotCounted as reason:
             return WhatRan(not_watched=str(reason))
-        seen = declared(seen, varying)
-        alone = seen.digest is None or once
-        found = seen if alone else None if before is None else together([before, seen])
-        if found is not None:
-            return what_ran(
-                found.launch,
-                found.calls,
-                _state(device, target, managed),
-                not_watched=found.not_watched,
-            )
+        merged: WhatRan | None = None
+        if once or seen.digest is None:
+            merged = seen
+        elif before is not None:
+            merged = together([before, seen])
+        if merged is not None:
+            state = _state(device, target, managed)
+            return what_ran(merged.launch, merged.calls, state, not_watched=merged.not_watched)
         before = seen
     return (
         WhatRan(not_watched=why)

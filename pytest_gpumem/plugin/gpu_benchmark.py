@@ -261,7 +261,6 @@ class GpuBenchmark:
                     passes=Passes(
                         pages=self._counts(count_pages, limits),
                         ran=ran,
-                        varying=test.varying_arguments,
                         streams=session.watches_streams,
                     ),
                 )

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -379,12 +379,12 @@ class Session(Feature):
                 f"{self._session.facts.key}"
             )
         self._session.collected(session.items)
-        if (
-            self._session.evidence
-            and not session.config.option.collectonly
-            and any(uses(item, TEST_FIXTURE) for item in session.items)
-        ):
-            self._session.chosen.follow()
+
+    @contextmanager
+    def test(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        follows = self._session.evidence and uses(item, TEST_FIXTURE)
+        with self._session.chosen.follow() if follows else nullcontext():
+            yield
 
     @contextmanager
     def tests(self, session: pytest.Session) -> Iterator[None]:

@@ -465,8 +465,6 @@ class GpuTest:
         self.device: Device = session.device
         self.exit = ExitStack()  # closed at the test's end, after its memory is freed
         self.exit.enter_context(self.device.current())
-        self.varying_arguments: tuple[int, ...] = of_marker(keywords, "varying_arguments") or ()
-        """Numbers of the kernels' arguments that vary on purpose."""
         oversubscribes = bool(of_marker(keywords, "oversubscribe"))
         self.arena = Arena(
             self.device,

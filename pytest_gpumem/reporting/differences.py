@@ -65,7 +65,7 @@ def describe(difference: Difference) -> str:
         return (
             "reference: other source"
             if difference.name == "reference"
-            else f"{subject}: other machine code"
+            else f"{subject}: its module changed"
         )
     if not field and was is None:
         return f"{subject} added" + (f" ({now})" if now else "")
@@ -88,7 +88,7 @@ def _values(difference: Difference) -> tuple[str, ...]:
 
 def _value(value: Value, field: str, of_bytes: bool) -> str:
     if value is None:
-        return "none" if field in ("window", "cluster", "priority") else "unknown"
+        return "none" if field in ("window", "cluster") else "unknown"
     if isinstance(value, tuple):
         return shape(value)
     if isinstance(value, float):

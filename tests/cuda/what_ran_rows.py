@@ -58,7 +58,7 @@ COMPILED = {
     "a constant": (SOURCE, ("-DFACTOR=3.0f",), BLOCK),
     "--use_fast_math": (SOURCE, (*PLAIN, "--use_fast_math"), BLOCK),
     "a comment, same": (f"// another comment\n\n\n{SOURCE}", PLAIN, BLOCK),
-    "line information, same": (SOURCE, (*PLAIN, "-lineinfo"), BLOCK),
+    "line information": (SOURCE, (*PLAIN, "-lineinfo"), BLOCK),
     "another line, same": (f'#line 77 "/elsewhere/kernel.cu"\n{SOURCE}', PLAIN, BLOCK),
     "a rebuild, same": (SOURCE, (*PLAIN, "-DNOTHING=1"), BLOCK),
 }
@@ -326,7 +326,7 @@ def test_catalogue(gpu_benchmark: GpuBenchmark, gpu_kernels: Kernels, device_buf
 
 def test_graph(gpu_benchmark: GpuBenchmark) -> None:
     cupy = pytest.importorskip("cupy")
-    launch = launcher(cupy, name="in_graph")  # kernels of a graph are found by their names
+    launch = launcher(cupy, name="in_graph")
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()

@@ -1,88 +1,71 @@
-"""The arguments of a launch: where they lie, and which of their words are addresses of live memory.
+"""The arguments of a launch.
 
-Sources: CUDA Driver API, cuLaunchKernel (`kernelParams`, and `extra` with CU_LAUNCH_PARAM_BUFFER_POINTER and ..._SIZE) and
-cuPointerGetAttributes; mincore(2).
+Sources: CUDA Driver API, cuLaunchKernel (`kernelParams`), cuFuncGetParamInfo and
+cuPointerGetAttributes.
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
-import sys
-from collections.abc import Sequence
-from functools import cache
+from typing import NamedTuple
 
 from cuda.bindings import driver as D  # noqa: N812
 
 from pytest_gpumem.devices.cuda.cupti import words
-from pytest_gpumem.records.arguments import Interval
+from pytest_gpumem.records.arguments import text
 
-_BUFFER_POINTER, _BUFFER_SIZE = 1, 2  # CU_LAUNCH_PARAM_...; CU_LAUNCH_PARAM_END is 0
-_MOST_EXTRA = 8  # entries of `extra` that are read
 _ATTRIBUTES = (
     D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-    D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-    D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+    D.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED,
 )
-LEAST_HOST_ADDRESS = 2**40
-"""A number that is a size or a stride is smaller, and no program, library, heap or stack of a 64-bit process lies lower."""
+_KINDS = {1: "pinned", 2: "device", 3: "array", 4: "managed"}  # CUmemorytype
 
 
-def block_of(parameters: Sequence[tuple[int, int]], pointers: int, extra: int) -> bytes | None:
-    """The block of parameters as the kernel reads it, with zeros between them; None if the call does not give it.
-    `parameters`: offset and bytes of each.
-    `pointers`, `extra`: the addresses `kernelParams` and `extra` of the launch.
+class Kernel(NamedTuple):
+    """A kernel of a launch."""
+
+    name: str  # mangled
+    function: int  # CUfunction or CUkernel
+    arguments: tuple[str, ...] | None  # as `Step.arguments`; None where they are not known
+
+
+def read_kernel(name: str, function: int, pointers: int, *, is_kernel: bool) -> Kernel:
+    """Return a kernel with its arguments.
+    `pointers`: the address `kernelParams` of the launch; 0 where its arguments lie in `extra`,
+    which is not read.
+    `is_kernel`: `function` is a CUkernel.
     """
-    block = bytearray(max((offset + size for offset, size in parameters), default=0))
-    if not parameters:
-        return b""
-    if pointers:
-        for address, (offset, size) in zip(
-            words(pointers, len(parameters)), parameters, strict=True
-        ):
-            block[offset : offset + size] = ctypes.string_at(address, size)
-        return bytes(block)
-    buffer = _buffer(extra) if extra else None
-    if buffer is None or len(buffer) < len(block):
-        return None
-    for offset, size in parameters:
-        block[offset : offset + size] = buffer[offset : offset + size]
-    return bytes(block)
+    layout = _parameters(function, is_kernel=is_kernel)
+    if layout is None or (layout and not pointers):
+        return Kernel(name, function, None)
+    addresses = words(pointers, len(layout)) if layout else ()
+    arguments = []
+    for address, (offset, size) in zip(addresses, layout, strict=True):
+        arguments.append(text(ctypes.string_at(address, size), offset, memory_at))
+    return Kernel(name, function, tuple(arguments))
 
 
-def _buffer(extra: int) -> bytes | None:
-    """The arguments that `extra` has in one buffer."""
-    found: dict[int, int] = {}
-    for index in range(_MOST_EXTRA):
-        (key,) = words(extra + 16 * index, 1)
-        if key not in (_BUFFER_POINTER, _BUFFER_SIZE):
-            break
-        (found[key],) = words(extra + 16 * index + 8, 1)
-    if len(found) < 2:
-        return None
-    (size,) = words(found[_BUFFER_SIZE], 1)
-    return ctypes.string_at(found[_BUFFER_POINTER], size)
+def _parameters(function: int, *, is_kernel: bool) -> list[tuple[int, int]] | None:
+    """Offset and bytes of each parameter of a kernel; None if the driver does not tell them."""
+    ask = D.cuKernelGetParamInfo if is_kernel else D.cuFuncGetParamInfo
+    handle = D.CUkernel(function) if is_kernel else D.CUfunction(function)
+    parameters: list[tuple[int, int]] = []
+    while True:
+        try:
+            status, offset, size = ask(handle, len(parameters))
+        except RuntimeError:  # a driver before CUDA 12.4 lacks the function
+            return None
+        if status == D.CUresult.CUDA_ERROR_INVALID_VALUE:  # there are no more
+            return parameters
+        if status != D.CUresult.CUDA_SUCCESS:
+            return None
+        parameters.append((int(offset), int(size)))
 
 
-def live_memory(address: int) -> Interval | None:
-    """The memory that an address lies in: an allocation that CUDA knows, or else a page of the host; None for no memory."""
-    status, found = D.cuPointerGetAttributes(len(_ATTRIBUTES), list(_ATTRIBUTES), address)
-    if int(status) == 0 and int(found[0]):
-        begin, size = int(found[1] or 0), int(found[2] or 0)
-        return (
-            Interval(begin, begin + size)
-            if begin <= address < begin + size
-            else Interval(address, address + 1)
-        )
-    if address < LEAST_HOST_ADDRESS or address >= 2**56 or not sys.platform.startswith("linux"):
-        return None
-    page = address - address % mmap.PAGESIZE
-    resident = ctypes.c_ubyte()
-    if _libc().mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), ctypes.byref(resident)):
-        return None
-    return Interval(page, page + mmap.PAGESIZE, host=True)
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
+def memory_at(address: int) -> str | None:
+    """The kind of CUDA's memory at an address or before it, as an end; None for no memory."""
+    for place in (address, address - 1):
+        status, values = D.cuPointerGetAttributes(len(_ATTRIBUTES), list(_ATTRIBUTES), place)
+        if status == D.CUresult.CUDA_SUCCESS and int(values[0]):
+            return "managed" if values[1] else _KINDS.get(int(values[0]), "unknown")
+    return None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.cuda import modules, what_ran
+from pytest_gpumem.devices.cuda import what_ran
 from pytest_gpumem.devices.cuda.cupti import (
     CALLBACKS,
     PASSES,
@@ -23,6 +23,7 @@ from pytest_gpumem.devices.cuda.cupti import (
     together,
     use_of,
 )
+from pytest_gpumem.devices.cuda.modules import MODULES
 from pytest_gpumem.devices.cuda.own_kernels import HOLD
 from pytest_gpumem.devices.protocol import Counters, NotCounted, Span, Undelivered
 from pytest_gpumem.records.migrations import (
@@ -154,9 +155,9 @@ class CudaCounters:
 
     def what_ran(self, work: Callable[[], None], wait: Callable[[], None]) -> WhatRan:
         """Record each step of `work`, which queues; `wait` waits for it, and is no part of it.
-        Raises `NotCounted`: as `watch`, or as `modules.follow`; or CUPTI did not deliver all kernels.
+        Raises `NotCounted`: as `watch`; or CUPTI did not deliver all kernels.
         """
-        codes, cupti = modules.follow(), self._load()
+        cupti = self._load()
         seen, times = what_ran.PassRecords(), list[int]()
         try:
             cupti.activity_enable_launch_attributes(1)  # access-policy windows
@@ -170,14 +171,14 @@ class CudaCounters:
             wait()
 
         try:
-            with codes.launches() as launches:
+            with MODULES.launches() as launches:
                 self.watch(what_ran.KINDS, seen.receive, body)
         except cupti.cuptiError as error:
             raise self._refusal("to watch a launch", error) from error
-        return seen.what_ran(launches, times[0], times[1], codes)
+        return seen.what_ran(launches, times[0], times[1])
 
     def loading(self) -> AbstractContextManager[object]:
-        return modules.loading()
+        return MODULES.loading()
 
     def watch(
         self, kinds: Sequence[str], receive: Callable[[Any, Any], None], work: Callable[[], None]
@@ -220,13 +221,7 @@ class CudaCounters:
         try:
             try:
                 for kind in kinds:
-                    # Streams are known from when they were made: their records are made anew.
-                    enable = (
-                        cupti.activity_enable_and_dump
-                        if kind == "STREAM"
-                        else cupti.activity_enable
-                    )
-                    enable(getattr(cupti.ActivityKind, kind))
+                    cupti.activity_enable(getattr(cupti.ActivityKind, kind))
                     enabled.append(kind)
             except self._errors as error:
                 raise self._refusal(f"records of {kind}", error) from error

@@ -11,13 +11,14 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from pytest_gpumem.devices.cuda.arguments import Kernel
 from pytest_gpumem.devices.cuda.cupti import copy_use, memory_kind, memset_use
-from pytest_gpumem.devices.cuda.graph_nodes import NodeKernel
-from pytest_gpumem.devices.cuda.modules import Launches, LaunchFunction, UnknownCode
+from pytest_gpumem.devices.cuda.modules import MODULES, Launch, UnknownModule
 from pytest_gpumem.devices.protocol import AccessProperty, Undelivered, WindowSpec
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
 
@@ -30,7 +31,6 @@ KINDS = (
     "SYNCHRONIZATION",
     "RUNTIME",
     "DRIVER",
-    "STREAM",
 )
 """CUpti_ActivityKind of all records that are read."""
 
@@ -48,6 +48,7 @@ _WAITS = {
     "STREAM_WAIT_EVENT": (StepKind.JOIN, ""),
 }
 """CUpti_ActivitySynchronizationType in our words."""
+_WAITING = (StepKind.SYNCHRONISATION, StepKind.JOIN)
 _WINDOW = struct.Struct(
     "<QQfii"
 )  # CUaccessPolicyWindow: base_ptr, num_bytes, hitRatio, hitProp, missProp
@@ -58,170 +59,101 @@ _PROPERTIES = {
 }  # CUaccessProperty
 
 
-class _Codes(Protocol):
-    """The interface of `modules.Modules`."""
+class _PlacedStep(NamedTuple):
+    """A step of the pass with its place in the launch."""
 
-    def code(self, name: str, function: int | None) -> str: ...
+    place: tuple[int, int, int]  # number of the call, node of its graph, start
+    step: Step
 
 
 class PassRecords:
     """Records of one pass. `receive` is called while CUPTI still holds a record's buffer."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[tuple[int, int, int], Step, bool]] = []
-        """Position in the launch, step, and True for a kernel that was launched by a call of its own."""
-        self.calls: list[tuple[int, str]] = []  # start in nanoseconds on CUPTI's clock, and name
-        self.waits: list[tuple[int, int, Step]] = []  # start, position and step
-        self.priorities: dict[int, int] = {}  # by stream; 0 is left out
+        self._steps: list[_PlacedStep] = []
+        self._calls: list[tuple[int, str]] = []  # start in nanoseconds on CUPTI's clock, and name
 
     def receive(self, cupti: Any, record: Any) -> None:
         kind = cupti.ActivityKind(int(record.kind)).name
         if kind in ("RUNTIME", "DRIVER"):
-            self.calls.append((int(record.start), call_name(cupti, kind, int(record.cbid))))
-        elif kind == "STREAM":
-            if priority := int(record.priority):
-                self.priorities[int(record.stream_id)] = (
-                    priority - 2**32 if priority >= 2**31 else priority
-                )
+            self._calls.append((int(record.start), call_name(cupti, kind, int(record.cbid))))
         elif kind == "SYNCHRONIZATION":
-            if (
-                known := _WAITS.get(cupti.ActivitySynchronizationType(int(record.type)).name)
-            ) is not None:
-                self.waits.append(
-                    (
-                        int(record.start),
-                        int(record.correlation_id),
-                        Step(*known, stream=_stream(record)),
-                    )
-                )
+            wait = _WAITS.get(cupti.ActivitySynchronizationType(int(record.type)).name)
+            if wait is not None:
+                self._steps.append(_PlacedStep(_place(record), Step(*wait, stream=_stream(record))))
         elif kind == "CONCURRENT_KERNEL":
-            graph = int(record.graph_node_id)
-            self.steps.append((_place(record), kernel(record), graph == 0))
+            self._steps.append(_PlacedStep(_place(record), kernel(record)))
         else:
-            self.steps.append((_place(record), memory_step(cupti, kind, record), False))
+            self._steps.append(_PlacedStep(_place(record), memory_step(cupti, kind, record)))
 
-    def what_ran(self, launches: Launches, begin: int, end: int, codes: _Codes) -> WhatRan:
-        """The record of the launch.
+    def what_ran(self, launches: Sequence[Launch], begin: int, end: int) -> WhatRan:
+        """Return the record of the launch.
         `launches`: calls that launch a kernel or a graph.
         `begin`, `end`: nanoseconds on CUPTI's clock. Calls and waits outside are not the launch's.
-        `codes`: tells machine code.
-        Raises `Undelivered`: CUPTI delivered another number of kernels than were launched.
+        Raises `Undelivered`: CUPTI delivered the kernels of another number of launches.
         """
-        calls = Counter(
-            name for start, name in self.calls if begin <= start <= end and not _QUERY.search(name)
-        )
-        waits = [
-            ((number, 0, 0), step, False)
-            for start, number, step in self.waits
-            if begin <= start <= end
-        ]
-        ordered = sorted((*self.steps, *waits), key=lambda one: one[0])
-        kernels = iter(
-            _of_kernels(
-                ordered, launches, graph_launched=any("GraphLaunch" in name for name in calls)
-            )
-        )
-        steps, unknown = [], dict[str, None]()
-        for _, step, _ in ordered:
-            known: dict[str, Any] = {}
-            if step.kind is StepKind.KERNEL:
-                known, why = _identity(step.name, *next(kernels), codes)
-                unknown |= {} if why is None else {why: None}
-            if step.stream is not None and step.stream in self.priorities:
-                known["priority"] = self.priorities[step.stream]
-            steps.append(replace(step, **known))
+        calls: Counter[str] = Counter()
+        for start, name in self._calls:
+            if begin <= start <= end and not _QUERY.search(name):
+                calls[name] += 1
+        ordered = []
+        for placed in sorted(self._steps, key=lambda placed: placed.place):
+            if placed.step.kind not in _WAITING or begin <= placed.place[2] <= end:
+                ordered.append(placed)
+        kernels = [placed for placed in ordered if placed.step.kind is StepKind.KERNEL]
+        identities = iter(_identities(kernels, launches))
+        steps, unknown = list[Step](), list[str]()
+        for _, step in ordered:
+            if step.kind is not StepKind.KERNEL:
+                steps.append(step)
+                continue
+            code, arguments, why = next(identities)
+            steps.append(replace(step, code=code, arguments=arguments))
+            if why and why not in unknown:
+                unknown.append(why)
         return what_ran(steps, calls, not_watched="; ".join(unknown) or None)
 
 
-def _of_kernels(
-    ordered: Sequence[tuple[tuple[int, int, int], Step, bool]],
-    launches: Launches,
-    *,
-    graph_launched: bool,
-) -> list[tuple[int | None, tuple[str, ...] | None]]:
-    """The function and the arguments of each kernel, None where they are unknown. `graph_launched`: a call launched a graph."""
-    own = [(place[0], step.name) for place, step, called in ordered if called]
-    of_graphs = [
-        (place[0], step.name)
-        for place, step, called in ordered
-        if step.kind is StepKind.KERNEL and not called
-    ]
-    if len(own) != len(launches.kernels):
-        raise Undelivered(f"CUPTI delivered {len(own)} of {len(launches.kernels)} kernels")
-    if graph_launched and not of_graphs:
-        raise Undelivered("CUPTI delivered no kernel of the graph that was launched")
-    called_by = iter(
-        _launches([place for place, _ in own], [name for _, name in own], launches.kernels)
-    )
-    in_graphs = iter(_arguments_in_graphs(of_graphs, launches.graphs))
-    found: list[tuple[int | None, tuple[str, ...] | None]] = []
-    for _, step, called in ordered:
-        if step.kind is StepKind.KERNEL:
-            launch = next(called_by) if called else None
-            found.append(
-                (None, next(in_graphs))
-                if not called
-                else (None, None)
-                if launch is None
-                else (launch.function, launch.arguments)
-            )
-    return found
+_Identity = tuple[str | None, tuple[str, ...] | None, str]
+"""Digest of a kernel's module, its arguments, and why one of them is unknown."""
 
 
-def _identity(
-    name: str, function: int | None, arguments: tuple[str, ...] | None, codes: _Codes
-) -> tuple[dict[str, Any], str | None]:
-    """The machine code and the arguments of a kernel, as fields of its step, and why one of them is unknown."""
-    try:
-        code = codes.code(name, function)
-    except UnknownCode as why:
-        return {}, str(why)
-    unread = (
-        f"the arguments of {name} cannot be read, so they are not in the digest"
-        if arguments is None
-        else None
-    )
-    return {"code": code, "arguments": arguments}, unread
+def _identities(kernels: Sequence[_PlacedStep], launches: Sequence[Launch]) -> Iterator[_Identity]:
+    """What tells each kernel. `kernels`: in order.
 
-
-def _launches(
-    numbers: Sequence[int], names: Sequence[str], launches: Sequence[LaunchFunction]
-) -> list[LaunchFunction | None]:
-    """The call that launched each kernel: by CUPTI's number of it, or where runtime and driver number it differently, by the order."""
-    by_number = {launch.correlation: launch for launch in launches}
-    found = [by_number.get(number) for number in numbers]
-    if any(
-        launch is None or launch.name != name for launch, name in zip(found, names, strict=True)
-    ):
-        found = list(launches)
-    return [
-        None if launch is None or launch.name != name else launch
-        for launch, name in zip(found, names, strict=True)
-    ]
-
-
-def _arguments_in_graphs(
-    kernels: Sequence[tuple[int, str]], graphs: Sequence[Sequence[NodeKernel] | None]
-) -> list[tuple[str, ...] | None]:
-    """The arguments of each kernel of a graph: the launches of graphs follow each other as their calls do, and kernels of one name as the
-    nodes do.
-    `kernels`: number of the call, and name.
-    `graphs`: the kernels of each graph that was launched.
+    The runtime and the driver number a call differently, but both in the order of the calls.
     """
-    numbers = list(dict.fromkeys(number for number, _ in kernels))
-    launched = [graph for graph in graphs if graph is None or graph]  # others have no kernel
-    if len(numbers) != len(launched):
-        return [None] * len(kernels)
-    ran, left = Counter(kernels), dict[tuple[int, str], Iterator[NodeKernel]]()
-    for number, graph in zip(numbers, launched, strict=True):
-        for name in {name for of, name in ran if of == number}:
-            nodes = [node for node in graph or () if node.name == name]
-            left[number, name] = iter(
-                nodes
-                if len(nodes) == ran[number, name]
-                else [NodeKernel(name, None)] * ran[number, name]
-            )
-    return [next(left[kernel]).arguments for kernel in kernels]
+    by_call = groupby(kernels, key=lambda kernel: kernel.place[0])
+    groups = [[kernel.step.name for kernel in group] for _, group in by_call]
+    launched = [launch for launch in launches if launch.kernels != []]  # a graph may have none
+    launched.sort(key=lambda launch: launch.correlation)
+    if len(groups) != len(launched):
+        raise Undelivered(
+            f"CUPTI delivered the kernels of {len(groups)} of {len(launched)} launches"
+        )
+    for names, launch in zip(groups, launched, strict=True):
+        yield from _of_launch(names, launch)
+
+
+def _of_launch(names: Sequence[str], launch: Launch) -> Iterator[_Identity]:
+    """What tells each kernel of a launch. Kernels of one name run as the graph's nodes follow."""
+    known = launch.kernels or []
+    left: dict[str, Iterator[Kernel]] = {}
+    for name in set(names):
+        nodes = [kernel for kernel in known if kernel.name == name]
+        left[name] = iter(nodes if len(nodes) == names.count(name) else [])
+    for name in names:
+        kernel = next(left[name], None)
+        if kernel is None:
+            yield None, None, f"the launch of {name} is not known"
+            continue
+        try:
+            code = MODULES.digest(kernel, in_graph=launch.graph)
+        except UnknownModule as reason:
+            yield None, kernel.arguments, str(reason)
+            continue
+        why = "" if kernel.arguments is not None else f"the arguments of {name} cannot be read"
+        yield code, kernel.arguments, why
 
 
 def call_name(cupti: Any, kind: str, number: int) -> str:

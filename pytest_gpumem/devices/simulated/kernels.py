@@ -25,14 +25,14 @@ from pytest_gpumem.devices.protocol import (
     WindowSpec,
 )
 from pytest_gpumem.devices.simulated import timing
-from pytest_gpumem.devices.simulated.content import computation
+from pytest_gpumem.devices.simulated.content import computation, memory_name
 from pytest_gpumem.devices.simulated.engine import COMPUTE, SimulatedStream, WorkItem
 from pytest_gpumem.devices.simulated.machine import SimulatedMachine
 from pytest_gpumem.devices.simulated.streams import LAUNCH, Facet, QueueStep, Timeline, own_stream
 from pytest_gpumem.kernels.kernel import Access, LaunchShape
 from pytest_gpumem.kernels.sources import SourceMissing, fingerprint
 from pytest_gpumem.records import what_ran
-from pytest_gpumem.records.arguments import WORD, Addresses, Interval, texts
+from pytest_gpumem.records.arguments import text
 from pytest_gpumem.records.what_ran import StepKind
 
 
@@ -179,27 +179,19 @@ def _kernel_step(name: str, shape: LaunchShape, code: str) -> what_ran.Step:
 
 
 def _arguments(launch: Launch) -> tuple[str, ...]:
-    """The arguments that a GPU would get: addresses, 64-bit integers, and scalars in the element type of the first array."""
-    call, element = launch.call, np.dtype(_element(launch)).type
+    """The arguments that a GPU would get: pointers, 64-bit integers, and scalars in the element type of the first array."""
+    element = np.dtype(_element(launch)).type
     defaults = {parameter.name: parameter.default for parameter in launch.kernel.parameters}
-    memory = [Interval(one.address, one.address + one.nbytes) for one in launch.arrays.values()]
-    packed = [
-        np.int64(item)
-        if not isinstance(item, str)
-        else np.uint64(launch.arrays[item].address)
-        if item in launch.arrays
-        else element(call.scalars.get(item, defaults[item]))
-        for item in launch.kernel.arguments_of(call)
-    ]
-    block = b"".join(value.tobytes().ljust(WORD, b"\0") for value in packed)
-    places = [(WORD * index, value.nbytes) for index, value in enumerate(packed)]
-    return texts(
-        block,
-        places,
-        Addresses(
-            lambda at: next((one for one in memory if one.begin <= at < one.end), None)
-        ).token,
-    )
+    arguments = []
+    for item in launch.kernel.arguments_of(launch.call):
+        if not isinstance(item, str):
+            arguments.append(text(np.int64(item).tobytes(), 0, lambda _: None))
+        elif item in launch.arrays:
+            arguments.append(f"{memory_name(launch.arrays[item])} -")
+        else:
+            value = element(launch.call.scalars.get(item, defaults[item]))
+            arguments.append(text(value.tobytes(), 0, lambda _: None))
+    return tuple(arguments)
 
 
 @lru_cache

@@ -173,7 +173,7 @@ def test_bytes_of_arguments_that_vary_between_processes_of_base_are_not_compared
     tmp_path: Path, size: str, pairs: int
 ) -> None:
     def answer(turn: Turn, attempt: int) -> Sequence[Row]:
-        padding = f"{turn.round + 100 * (turn.side == HEAD):02x}00000001"
+        padding = f"1 {turn.round + 100 * (turn.side == HEAD):x}"
         given = ran("a", size if turn.side == HEAD else "100000", padding)
         return [row(A, NOISE(turn, 1, 0.0), what_ran=given, conditions=(CLOCKS, CLOCKS))]
 

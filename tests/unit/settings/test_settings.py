@@ -286,7 +286,6 @@ def test_the_marker_is_strict() -> None:
         *(
             "gpus",
             "oversubscribe",
-            "varying_arguments",
             "warmups",
             "existing",
             "adopt",
@@ -313,18 +312,6 @@ def test_limits_on_what_a_launch_does_hold_for_a_whole_run(
     name: str, written: object, kept: str
 ) -> None:
     assert settled(ini={f"gpumem_{name}": written}).limits[name] == kept
-
-
-def test_arguments_that_vary_are_told_by_their_numbers() -> None:
-    assert [
-        of_marker({"varying_arguments": one}, "varying_arguments") for one in (None, 3, (3, 5), [1])
-    ] == [None, (3,), (3, 5), (1,)]
-    for wrong in (0, True, "3", (), (3, -1), 1.5):
-        with pytest.raises(
-            SettingsError,
-            match=r"marker: varying_arguments: .* names no argument; accepted is the number of an argument",
-        ):
-            of_marker({"varying_arguments": wrong}, "varying_arguments")
 
 
 def test_kept_memory_is_allowed_by_lines_and_warm_ups_are_counted() -> None:
