@@ -153,7 +153,7 @@ def _cuda_calls() -> CallSource:
 
 def _open_cuda(index: int, facts: DeviceFacts) -> Device:
     from pytest_gpumem.devices.cuda.own_kernels import compiled_meanwhile
-    from pytest_gpumem.devices.cuda.primary import made_meanwhile
+    from pytest_gpumem.devices.cuda.context import made_meanwhile
 
     with uncollected(), made_meanwhile(index), compiled_meanwhile(facts) as cache:
         from pytest_gpumem.devices.cuda.device import CudaDevice  # imports CuPy, which need not be installed to find no GPU

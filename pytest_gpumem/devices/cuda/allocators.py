@@ -1,7 +1,5 @@
-"""Ways of allocating whose time is measured, behind the protocol's `Allocator`; and a limit of the device's memory.
+"""Ways of allocating whose time is measured, behind the protocol's `Allocator`.
 
-A limit is one allocation that holds what is above it, so that the driver itself refuses more, whichever library asks. It is plain device
-memory: managed memory could be evicted, and would hold nothing back.
 Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release threshold); CUDA Runtime API, page-locked memory.
 """
 
@@ -9,36 +7,31 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-import cupy
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
-from cupy.cuda import runtime
 
-from pytest_gpumem.devices.checks import below_context, check_allocator
-from pytest_gpumem.devices.cuda import nvml
-from pytest_gpumem.devices.cuda.errors import check, translated
-from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.protocol import Allocator, DeviceError, Stream, Unsupported
-from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.units import GiB
+from pytest_gpumem.devices.checks import check_allocator
+from pytest_gpumem.devices.cuda.errors import check
+from pytest_gpumem.devices.protocol import Allocator, DeviceError, OutOfMemory, Stream, Unsupported
 
 _KEEP_ALL = 2**64 - 1
 _PAGE = mmap.PAGESIZE
-_HOST_FLAGS = runtime.hostAllocPortable | runtime.hostAllocMapped
+_HOST_FLAGS = R.cudaHostAllocPortable | R.cudaHostAllocMapped
+_REGISTER_FLAGS = R.cudaHostRegisterPortable | R.cudaHostRegisterMapped
 
 
 class _ByDriver:
-    """Calls of the driver that allocate and free; `once` makes both. Nothing is kept."""
+    """A call of the driver that allocates, and one that frees. Nothing is kept."""
 
-    def __init__(self, name: str, once: Callable[[int], object]) -> None:
-        self._name, self._once = name, once
+    def __init__(self, name: str, allocate: Callable[[int], Any], free: Callable[[Any], Any]) -> None:
+        self._name, self._allocate, self._free = name, allocate, free
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        with translated(f"allocating {nbytes} bytes by {self._name}"):
-            self._once(nbytes)
+        doing = f"allocating {nbytes} bytes by {self._name}"
+        check(self._free(check(self._allocate(nbytes), doing)), doing)
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -75,7 +68,7 @@ class _Pool:
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         handle = stream.handle
-        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, handle), f"allocating {nbytes} bytes from a pool", nbytes)
+        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, handle), f"allocating {nbytes} bytes from a pool")
         check(R.cudaFreeAsync(address, handle), "freeing memory of a pool")
 
     def close(self) -> None:
@@ -85,15 +78,23 @@ class _Pool:
 
 
 class _CupyPool:
-    """CuPy's pool: a new one, so that the default pool's blocks are left alone."""
+    """CuPy's pool: a new one, so that the default pool's blocks are left alone. Raises `Unsupported`: CuPy is not installed."""
 
     def __init__(self) -> None:
+        try:
+            import cupy
+        except ImportError:
+            raise Unsupported("CuPy is not installed") from None
+        self._cupy: Any = cupy
         self._pool = cupy.cuda.MemoryPool()
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        with translated(f"allocating {nbytes} bytes from CuPy's pool", nbytes), cast(CudaStream, stream).cupy:
-            memory = self._pool.malloc(nbytes)
-            del memory
+        try:
+            with self._cupy.cuda.ExternalStream(stream.handle):
+                memory = self._pool.malloc(nbytes)
+                del memory
+        except self._cupy.cuda.memory.OutOfMemoryError as error:
+            raise OutOfMemory(f"allocating {nbytes} bytes from CuPy's pool: {error}") from error
 
     def close(self) -> None:
         self._pool.free_all_blocks()
@@ -110,12 +111,16 @@ class _HostRegister:
             self._array = np.full(nbytes + _PAGE, 1, dtype=np.uint8)  # written, so that its pages exist
         at = int(self._array.__array_interface__["data"][0])
         at += -at % _PAGE
-        with translated(f"registering {nbytes} bytes of host memory"):
-            runtime.hostRegister(at, nbytes, 1 | 2)  # cudaHostRegisterPortable | cudaHostRegisterMapped
-            runtime.hostUnregister(at)
+        doing = f"registering {nbytes} bytes of host memory"
+        check(R.cudaHostRegister(at, nbytes, _REGISTER_FLAGS), doing)
+        check(R.cudaHostUnregister(at), doing)
 
     def close(self) -> None:
         self._array = np.zeros(0, dtype=np.uint8)
+
+
+def _host_alloc(nbytes: int) -> Any:
+    return R.cudaHostAlloc(nbytes, _HOST_FLAGS)
 
 
 def allocator(name: str, index: int) -> Allocator:
@@ -125,59 +130,11 @@ def allocator(name: str, index: int) -> Allocator:
     """
     check_allocator(name)
     made: dict[str, Callable[[], Allocator]] = {
-        "cudaMalloc": lambda: _ByDriver(name, lambda nbytes: runtime.free(runtime.malloc(nbytes))),
+        "cudaMalloc": lambda: _ByDriver(name, R.cudaMalloc, R.cudaFree),
         "cudaMallocAsync": lambda: _Pool(index, 0),
         "cudaMallocAsync, kept": lambda: _Pool(index, _KEEP_ALL),
         "CuPy pool": _CupyPool,
-        "cudaHostAlloc": lambda: _ByDriver(name, lambda nbytes: runtime.freeHost(runtime.hostAlloc(nbytes, _HOST_FLAGS))),
+        "cudaHostAlloc": lambda: _ByDriver(name, _host_alloc, R.cudaFreeHost),
         "cudaHostRegister": _HostRegister,
     }
     return made[name]()
-
-
-_DEVICE_PAGE = 2 * 2**20  # bytes in which the driver hands out device memory
-
-
-class Ballast:
-    """Holds memory of one device; the device must be current when its methods are called."""
-
-    def __init__(self, facts: DeviceFacts) -> None:
-        self._facts = facts
-        self._address = 0
-        self._nbytes = 0
-
-    def limit(self, nbytes: int) -> None:
-        """Leave `nbytes` to this process, to 2 MiB. A second limit replaces the first."""
-        self.close()
-        own = self.in_use()
-        if nbytes <= own:
-            raise DeviceError(below_context(nbytes, own))
-        free, _total = _free_and_total()
-        above = free - (nbytes - own)
-        if above < 0:
-            limit, used, left = (f"{part / GiB:.4g} GiB" for part in (nbytes, own, free))
-            raise DeviceError(f"a limit of {limit}: this process uses {used}, and only {left} are free")
-        if above >= _DEVICE_PAGE:
-            self._nbytes = above // _DEVICE_PAGE * _DEVICE_PAGE
-            with translated(f"holding back {self._nbytes / GiB:.4g} GiB of device memory"):
-                self._address = int(runtime.malloc(self._nbytes))
-
-    def in_use(self) -> int:
-        """Bytes that this process uses without the ballast: by NVML; where it does not list the process, all that is in use."""
-        used = nvml.bytes_of_this_process(self._facts)
-        if used is None:
-            free, total = _free_and_total()
-            used = total - free
-        return used - self._nbytes
-
-    def close(self) -> None:
-        """Give the memory back."""
-        if self._address:
-            address, self._address, self._nbytes = self._address, 0, 0
-            runtime.free(address)
-
-
-def _free_and_total() -> tuple[int, int]:
-    with translated("asking for the free memory"):
-        free, total = runtime.memGetInfo()
-    return int(free), int(total)

@@ -18,53 +18,58 @@ from typing import Any
 from cuda.bindings import driver as D  # noqa: N812
 
 from pytest_gpumem.devices.cuda.errors import check
-from pytest_gpumem.devices.protocol import DeviceError
+from pytest_gpumem.devices.protocol import OWN_CONTEXT
 
 RESET = "the device was reset (cudaDeviceReset)"
-DESTROYED = "the primary context was destroyed"
-FOREIGN = "another context than the GPU's primary one is current"
+DESTROYED = "the GPU's primary context was destroyed"
 
 
 class Context:
-    """The primary context of a GPU, made current by whoever opens the device."""
+    """The primary context of a GPU."""
 
     def __init__(self, index: int) -> None:
-        self._device = check(D.cuDeviceGet(index), f"opening device {index}")
-        self._handle = check(D.cuDevicePrimaryCtxRetain(self._device), f"opening device {index}")
-        self._number = int(check(D.cuCtxGetId(self._handle), f"opening device {index}"))
-        self._lost: str | None = None
+        doing = f"opening device {index}"
+        self.index = index
+        self._device = check(D.cuDeviceGet(index), doing)
+        self._handle = check(D.cuDevicePrimaryCtxRetain(self._device), doing)
+        self._number = int(check(D.cuCtxGetId(self._handle), doing))
         self._unused: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-
-    def lose(self, error: str) -> None:
-        """Note that a kernel's error took the context with it."""
-        self._lost = self._lost or error
+        error, current = D.cuCtxGetCurrent()
+        if int(error) == 0 and not int(current):
+            check(D.cuCtxSetCurrent(self._handle), doing)
 
     def gone(self) -> str | None:
-        """Why no handle of this context may be used or freed; None while it lives."""
-        if self._lost is not None:
-            return self._lost
+        """Why no handle of this context may be used or freed any more; None while it lives. A context that a kernel's error has taken is
+        gone too: the driver says so at each call, by `errors.ContextLost`."""
         error, _, active = D.cuDevicePrimaryCtxGetState(self._device)
         if int(error) != 0 or not active:
             return DESTROYED
-        # The context is active, so this makes none. The driver may give a new context the old one's handle, but never its number.
+        # The context is active, so this makes none. A new context may have the handle of the old one, but never its number.
         error, handle = D.cuDevicePrimaryCtxRetain(self._device)
         if int(error) != 0:
             return DESTROYED
+        error, number = D.cuCtxGetId(handle)
+        D.cuDevicePrimaryCtxRelease(self._device)
+        return None if int(error) == 0 and int(number) == self._number else RESET
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make it the current context of this thread inside the block, and what was current before it afterwards."""
+        check(D.cuCtxPushCurrent(self._handle), f"making GPU {self.index} current")
         try:
-            error, number = D.cuCtxGetId(handle)
-            return None if int(error) == 0 and int(number) == self._number else RESET
+            yield
         finally:
-            D.cuDevicePrimaryCtxRelease(self._device)
+            D.cuCtxPopCurrent()  # the block may have reset the device
 
-    def foreign(self) -> bool:
-        """True if this thread works in another context, such as one that a test has made with cuCtxCreate."""
+    def elsewhere(self) -> str | None:
+        """What is current in its place: "GPU 1", or `OWN_CONTEXT`, which somebody has made with cuCtxCreate; None if nothing is."""
         error, current = D.cuCtxGetCurrent()
-        return int(error) == 0 and int(current) not in (0, int(self._handle))
-
-    def check_current(self) -> None:
-        """Raise `DeviceError` if this thread works in another context: its handles and ours do not mix."""
-        if self.foreign():
-            raise DeviceError(f"{FOREIGN}: what runs there cannot be measured")
+        if int(error) != 0 or int(current) in (0, int(self._handle)):
+            return None
+        error, device = D.cuCtxGetDevice()
+        if int(error) != 0 or int(device) == self.index:
+            return OWN_CONTEXT
+        return f"GPU {int(device)}"
 
     def frees(self, owner: object, free: Callable[..., object], *arguments: Any) -> None:
         """Have `free(*arguments)` called by the next `collect` after `owner` is deleted; never at Python's end."""

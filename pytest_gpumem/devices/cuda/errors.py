@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from typing import Any
 
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
-from cupy.cuda import driver as cupy_driver
-from cupy.cuda import runtime as cupy_runtime
-from cupy.cuda.memory import OutOfMemoryError
 
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError, OutOfMemory
 
@@ -36,26 +32,17 @@ _STICKY_NAMES = (
 )
 STICKY = frozenset(int(getattr(R.cudaError_t, name)) for name in _STICKY_NAMES if hasattr(R.cudaError_t, name))
 
-CUPY_ERRORS = (cupy_runtime.CUDARuntimeError, cupy_driver.CUDADriverError)
-
-
 _NO_MEMORY = int(R.cudaError_t.cudaErrorMemoryAllocation)
 
 
-def failure(code: int, text: str, doing: str, asked: int | None = None) -> DeviceError:
-    """The error for the user, in one line; `text` is "name: description" as CUDA gives it, and `asked` the bytes of device memory that were
-    asked for."""
+def failure(code: int, text: str, doing: str) -> DeviceError:
+    """The error for the user, in one line; `text` is "name: description" as CUDA gives it."""
     if code in STICKY:
         return ContextLost(f"{doing}: {text}. The CUDA context is lost: every later CUDA call of this process fails.")
-    return OutOfMemory(f"{doing}: {text}.", asked) if code == _NO_MEMORY else DeviceError(f"{doing}: {text}.")
+    return OutOfMemory(f"{doing}: {text}.") if code == _NO_MEMORY else DeviceError(f"{doing}: {text}.")
 
 
-def is_sticky(error: Exception) -> bool:
-    """True if a CuPy error means that the context, and all memory in it, is lost."""
-    return getattr(error, "status", None) in STICKY
-
-
-def check(result: Any, doing: str, asked: int | None = None) -> Any:
+def check(result: Any, doing: str) -> Any:
     """Give the values of a call of cuda-bindings, runtime or driver, which returns (error, value, ...) and never raises.
     Raises `DeviceError`: the call failed; the runtime's last error is cleared.
     """
@@ -64,20 +51,15 @@ def check(result: Any, doing: str, asked: int | None = None) -> Any:
         R.cudaGetLastError()
         of_driver = isinstance(error, D.CUresult)
         name, text = (D.cuGetErrorName, D.cuGetErrorString) if of_driver else (R.cudaGetErrorName, R.cudaGetErrorString)
-        raise failure(int(error), f"{name(error)[1].decode()}: {text(error)[1].decode()}", doing, asked)
+        raise failure(int(error), f"{name(error)[1].decode()}: {text(error)[1].decode()}", doing)
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
 
 
-@contextmanager
-def translated(doing: str, asked: int | None = None) -> Iterator[None]:
-    """Turn CuPy's errors inside the block into a `DeviceError` that names the operation. CuPy has cleared the last error by then.
-    `asked`: bytes of device memory that are asked for.
-    """
-    try:
-        yield
-    except OutOfMemoryError as error:  # of a pool
-        raise OutOfMemory(f"{doing}: {error}", asked) from error
-    except CUPY_ERRORS as error:
-        raise failure(error.status, str(error), doing, asked) from error
+def library_errors() -> tuple[type[Exception], ...]:
+    """The errors by which CuPy reports those of CUDA, if it is imported."""
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is None:
+        return ()
+    return (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -30,46 +30,33 @@ _NEEDED = (
 )
 """Modules, and what to say where one is missing."""
 
-FactsSource: TypeAlias = "FactsProcess | DriverFacts"  # what will have the answer, or the kept one
-
 
 class CudaUnavailable(Exception):
     """No CUDA device can be used. The message is one line with the reason and the remedy."""
 
 
 @contextmanager
-def asking(index: int) -> Iterator[FactsSource | None]:
-    """Gives the kept answer, or the process that gives one, which runs beside the block; None where there is nothing to ask, or where a
-    profiler would follow the process."""
-    asked = _ask(index)
+def asking(index: int) -> Iterator[FactsProcess | None]:
+    """Start the process that asks the driver, which runs beside the block. None where there is nothing to ask, or where a profiler would
+    follow the process."""
+    process = None
+    if all(_installed(module) for module, _ in _NEEDED) and not Ranges().tool_attached():
+        with suppress(CudaUnavailable):  # `read_facts` reports it
+            process = FactsProcess(index)
     try:
-        yield asked
+        yield process
     finally:
-        if asked is not None and not isinstance(asked, DriverFacts):
-            asked.close()
+        if process is not None:
+            process.close()
 
 
-def _ask(index: int) -> FactsSource | None:
-    if not all(map(_installed, (module for module, _ in _NEEDED))) or Ranges().tool_attached():
-        return None
-    from pytest_gpumem.devices.cuda.kept_facts import kept, place
-
-    file = place(index)
-    if (answer := kept(file)) is not None:
-        with suppress(msgspec.DecodeError):
-            return msgspec.json.decode(answer, type=DriverFacts)
-    with suppress(CudaUnavailable):  # `read_facts` reports it
-        return FactsProcess(index, file)
-    return None
-
-
-def read_facts(index: int, asked: FactsSource | None = None) -> DriverFacts:
+def read_facts(index: int, process: FactsProcess | None = None) -> DriverFacts:
     """Facts of the device that CUDA numbers `index` among those that CUDA_VISIBLE_DEVICES lets it see, and the UUIDs of all of them.
 
     Only the driver's device queries and NVML are asked: no context comes into being, so that a session that measures nothing holds
     no GPU memory. They are asked in a process of their own, because children by fork of a process that called cuInit cannot use CUDA.
     A profiler would follow that process: under one they are asked in this process.
-    `asked` is what `asking` gave; it is closed.
+    `process` is what `asking` gave; it is closed.
     Raises `CudaUnavailable`: CuPy, cuda-bindings or nvidia-ml-py is missing, there is no driver, no device or no such device.
     """
     for module, missing in _NEEDED:
@@ -79,7 +66,7 @@ def read_facts(index: int, asked: FactsSource | None = None) -> DriverFacts:
             from pytest_gpumem.devices.cuda import nvml
 
             raise CudaUnavailable(missing if nvml.present() else "no NVIDIA driver is loaded")
-    found = query(index) if Ranges().tool_attached() else _elsewhere(index, asked)
+    found = query(index) if Ranges().tool_attached() else _elsewhere(index, process)
     linked = _linked_version()
     if found.supported // 1000 < linked // 1000:
         raise CudaUnavailable(
@@ -116,25 +103,18 @@ def answer(index: int) -> None:
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
 
 
-def _elsewhere(index: int, asked: FactsSource | None = None) -> DriverFacts:
-    """`query(index)` by another process, now or earlier; while it runs, this one imports CUPTI, which tests need later."""
-    if isinstance(asked, DriverFacts):
-        return asked
-    process = asked or FactsProcess(index)
+def _elsewhere(index: int, process: FactsProcess | None = None) -> DriverFacts:
+    """`query(index)` by another process; while it runs, this one imports CUPTI, which tests need later."""
+    process = process or FactsProcess(index)
     try:
         if process.running:
             with suppress(Exception):  # `Callbacks.add` reports it
                 from cupti import cupti  # noqa: F401
-        answer = process.answer()
-        found = msgspec.json.decode(answer, type=DriverFacts | Unavailable)
+        found = msgspec.json.decode(process.answer(), type=DriverFacts | Unavailable)
     finally:
         process.close()
     if isinstance(found, Unavailable):
         raise CudaUnavailable(found.reason)
-    if process.file is not None:
-        from pytest_gpumem.devices.cuda.kept_facts import keep
-
-        keep(process.file, answer)
     return found
 
 
@@ -316,8 +296,7 @@ _PROGRAM = (
 class FactsProcess:
     """Runs `facts.answer(index)` in a process of its own; starts at once. Raises `CudaUnavailable`: no process can be started."""
 
-    def __init__(self, index: int, file: Path | None = None) -> None:
-        self.file = file  # where its answer is to be kept
+    def __init__(self, index: int) -> None:
         command = [sys.executable, "-S", "-c", _PROGRAM, str(index), str(_ROOT), *filter(None, sys.path)]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -11,7 +11,7 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.checks import check_window, why_not_captured
 from pytest_gpumem.devices.cuda import l2
 from pytest_gpumem.devices.cuda.context import Context
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check
+from pytest_gpumem.devices.cuda.errors import check, library_errors
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.handles import CudaEvent, CudaStream
 from pytest_gpumem.devices.protocol import CannotCapture, DeviceError, Graph, Stream, WindowSpec
@@ -86,7 +86,7 @@ class CudaGraphs:
         except CannotCapture:
             raise
         except Exception as error:
-            raise CannotCapture(why_not_captured(error, (DeviceError, *CUPY_ERRORS))) from error
+            raise CannotCapture(why_not_captured(error, (DeviceError, *library_errors()))) from error
         finally:
             if self._stream is not None:
                 self._abort(stream)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts, Occupancy
+from pytest_gpumem.records.device import Card, CardProcess, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 from pytest_gpumem.settings import FURTHER_PROCESS, WORKERS_RUN
 
@@ -36,21 +36,6 @@ def present() -> bool:
     except pynvml.NVMLError:
         return False
     return True
-
-
-def identities() -> list[str] | None:
-    """The driver's version, and what identifies each card that it manages; None without NVML, and where a card is divided by MIG."""
-    if not present():
-        return None
-    found = [str(asked(pynvml.nvmlSystemGetDriverVersion))]
-    for index in range(asked(pynvml.nvmlDeviceGetCount) or 0):
-        gpu = asked(pynvml.nvmlDeviceGetHandleByIndex, index)
-        if gpu is None or any(asked(pynvml.nvmlDeviceGetMigMode, gpu) or ()):
-            return None
-        memory = asked(pynvml.nvmlDeviceGetMemoryInfo, gpu)
-        queries = (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName, pynvml.nvmlDeviceGetEccMode)
-        found.append(" ".join([*(str(asked(query, gpu)) for query in queries), str(memory and memory.total)]))
-    return found
 
 
 def handle(pci_bus_id: str | None) -> Any | None:
@@ -105,23 +90,6 @@ class ConditionReader:
             # The process that waits for this one, and those that wait for their turn, may have contexts, and do nothing with them.
             pids -= {pid for pid in pids if os.getppid() in (pid, _parent(pid)) and pid != os.getpid()}
         return other_processes(pids, os.getpid())
-
-
-def bytes_of_this_process(facts: DeviceFacts) -> int | None:
-    """Device memory that this process uses, its context included; None where NVML does not list it: in a container or under MPS."""
-    running = _running(handle(facts.pci_bus_id), facts) or ()
-    used: int | None = next((one.usedGpuMemory for one in running if one.pid == os.getpid()), None)
-    return used
-
-
-def occupancy(uuid: str) -> Occupancy | None:
-    """Who holds how much of a GPU, or of a MIG instance; None without NVML."""
-    gpu = asked(pynvml.nvmlDeviceGetHandleByUUID, uuid) if present() else None
-    memory = None if gpu is None else asked(pynvml.nvmlDeviceGetMemoryInfo, gpu)
-    if memory is None:
-        return None
-    listed = asked(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()
-    return Occupancy(int(memory.total), int(memory.used), {one.pid: one.usedGpuMemory for one in listed if one.usedGpuMemory is not None})
 
 
 def _parent(pid: int) -> int | None:
