@@ -253,7 +253,7 @@ def _modules_of_judging() -> Iterator[tuple[str, ast.Module, str]]:
     """The modules that hold the constants of a verdict of the gate or a duet: name, tree and text."""
     package = ROOT / "pytest_gpumem"
     first = ("screen", "spread", "drift", "judge", "paired", "footprint")
-    files = [path for path in (package / "judging").glob("*.py") if path.stem not in ("bisection", "student", "traffic")]
+    files = [path for path in (package / "judging").glob("*.py") if path.stem not in ("student", "traffic")]
     files.sort(key=lambda path: (first.index(path.stem) if path.stem in first else len(first), path.stem))
     for path in (*files, *(package / "records" / f"{name}.py" for name in OF_RECORDS)):
         text = path.read_text(encoding="utf-8")

@@ -328,7 +328,6 @@ def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
                 RowFilter(),
                 max_regression=None,
                 rounds_max=40,
-                seed=0,
                 on_progress=lambda progress: None,
             )
             found = duet.play()
@@ -411,9 +410,7 @@ def _journal(path: Path) -> None:
         ]
 
     journal = Journal(path, {"asked": "this"})
-    Duet(
-        sides(), Players(answer), journal, RowFilter(), max_regression=None, rounds_max=40, seed=0, on_progress=lambda progress: None
-    ).play()
+    Duet(sides(), Players(answer), journal, RowFilter(), max_regression=None, rounds_max=40, on_progress=lambda progress: None).play()
     journal.close()
 
 

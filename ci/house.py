@@ -167,9 +167,6 @@ def counted(root: Path) -> dict[str, int | float]:
         "modules that know of simulated": mentioning(texts, "simulated"),
         "functions of complexity above 20": sum(complexity(one) > 20 for tree in trees.values() for one in functions(tree)),
         "class names used for different things": sum(count > 1 for count in classes.values()),
-        "modules outside its own that know of l2-sweep": mentioning(
-            {name: text for name, text in texts.items() if "l2_sweep" not in name}, r"(?i)l2[_-]?sweep"
-        ),
         "tests, MB": round(sum(path.stat().st_size for path in tracked(root, "tests/**.py")) / 1e6, 2),
         "scripts in ci/bench": sum("__main__" in path.read_text() for path in tracked(root, "ci/bench/*.py")),
         "words of the README": sum(len(path.read_text().split()) for path in tracked(root, "README.md")),

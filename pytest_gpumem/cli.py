@@ -15,14 +15,12 @@ import click
 
 from pytest_gpumem.commands.accept import accept
 from pytest_gpumem.commands.baseline import baseline
-from pytest_gpumem.commands.bisect import bisect
 from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.doctor import doctor
 from pytest_gpumem.commands.duet import duet
 from pytest_gpumem.commands.explain import explain
 from pytest_gpumem.commands.gate import gate
-from pytest_gpumem.commands.l2_sweep import l2_sweep
 from pytest_gpumem.commands.profile import profile
 from pytest_gpumem.commands.report import report
 from pytest_gpumem.outcomes import Exit, NoAnswer, UserError
@@ -32,7 +30,7 @@ from pytest_gpumem.units import QuantityError
 
 TASKS: Mapping[str, tuple[click.Command, ...]] = {
     "Decide": (gate, duet, compare, code, accept, baseline),
-    "Find the cause": (bisect, explain, profile, l2_sweep),
+    "Find the cause": (explain, profile),
     "Report": (report,),
     "Set up": (doctor,),
 }

@@ -98,10 +98,6 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         Exit.USAGE: "before the first test: an option, a marker, the device, a baseline or a folder to write cannot be used, or a test is "
         "collected twice",
     },
-    "bisect": {
-        Exit.FAILED: "BAD is not slower or larger than GOOD",
-        Exit.NO_VERDICT: "no single commit is proven; those that are left are listed",
-    },
     "code": {
         Exit.FAILED: "a kernel does not compile, or exceeds a limit",
         Exit.NO_VERDICT: "the compiler is not installed, or the other revision cannot be compiled",
@@ -128,7 +124,6 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         "counted, in doubt by its conditions, or by its noise without a duet; a simulated device takes the place of the baseline's GPU; "
         "the tests of BASE cannot be collected; with --strict: a row with a limit is not a PASS of a real GPU",
     },
-    "l2-sweep": {Exit.NO_VERDICT: "nothing was swept"},
     "profile": {
         Exit.FAILED: "tests failed; the report is complete; with --traffic: a declaration is too large, or a count is beyond its limit",
         Exit.NO_VERDICT: "no report was written; with --traffic: nothing could be counted",

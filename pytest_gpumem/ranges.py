@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -86,7 +86,6 @@ class Ranges:
         self._domain = _domain()
         self._attributes: dict[tuple[str, str | None], Any] = {}
         self._checked: set[str] = set()
-        self.entered: Callable[[str], object] = _nothing  # called with the name of each range that is opened, with or without a tool
 
     def tool_attached(self) -> bool:
         """True if a tool listens to the domain. Times measured under it are not comparable with others."""
@@ -103,7 +102,6 @@ class Ranges:
             if not _NAME.fullmatch(name):
                 raise ValueError(f"NVTX range name {name!r}: Nsight's filters accept only letters, digits, '_', '.', '-'")
             self._checked.add(name)
-        self.entered(name)
         if self._domain is None:
             return nullcontext()
         attributes = self._attributes.get((name, category))
@@ -133,9 +131,6 @@ class _Range:
 
     def __exit__(self, kind: object, error: object, trace: object, /) -> None:
         self._domain.pop_range()
-
-
-def _nothing(name: str) -> None: ...
 
 
 def _domain() -> Any:

@@ -55,53 +55,9 @@ def files_at(commit: str, below: Path, folder: Path) -> frozenset[str]:
     return frozenset(path.rpartition("/")[2] for path in listed.split("\0") if path)
 
 
-@dataclass(frozen=True)
-class Commit:
-    """One commit."""
-
-    id: str
-    parents: tuple[str, ...]
-    author: str
-    date: str  # of the author, ISO 8601
-    subject: str
-
-    @property
-    def short(self) -> str:
-        """Its first ten digits."""
-        return self.id[:10]
-
-
-def line_between(good: str, bad: str, folder: Path) -> list[Commit]:
-    """The commits from `good`, itself first, to `bad`, itself last: along first parents, those that contain `good`.
-    `good`, `bad`: branch, tag or commit.
-    `folder`: a folder inside the repository.
-    Raises `RevisionError`: one is no commit, both are the same, or `good` is no ancestor of `bad`.
-    """
-    first, last = (
-        _git(folder, ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"], f"{name!r} is no commit of {folder}")
-        for name in (good, bad)
-    )
-    between = f"{first.strip()}..{last.strip()}"
-    if first == last:
-        raise RevisionError(f"{good!r} and {bad!r} are the same commit")
-    # First parents alone would lead past a commit that came in by a merge; its descendants among them are the line.
-    after = set(_git(folder, ["rev-list", "--ancestry-path", between]).split())
-    if not after:
-        raise RevisionError(f"{good!r} is no ancestor of {bad!r}{_hint(folder)}")
-    chain = _git(folder, ["rev-list", "--first-parent", "--reverse", between]).split()
-    return _commits(folder, [first.strip(), *(one for one in chain if one in after)])
-
-
 def _hint(folder: Path) -> str:
     shallow = _git(folder, ["rev-parse", "--is-shallow-repository"]).strip() == "true"
     return " (this clone is shallow: fetch its history)" if shallow else ""
-
-
-def _commits(folder: Path, ids: Sequence[str]) -> list[Commit]:
-    form = ["--no-show-signature", "-z", "--format=%H%x01%P%x01%an%x01%aI%x01%s"]
-    shown = _git(folder, ["log", "--no-walk=unsorted", "--stdin", *form], given=ids)
-    fields = (one.split("\x01", 4) for one in shown.split("\0") if one)
-    return [Commit(own, tuple(parents.split()), author, date, subject) for own, parents, author, date, subject in fields]
 
 
 def head(folder: Path) -> str | None:

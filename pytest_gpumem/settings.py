@@ -40,7 +40,6 @@ FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"
 """Set in the further processes of a run: `READS_CONTROLS` if the run compares or saves, else any other value."""
 READS_CONTROLS = "controls"
 EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_process`, which is in every process of an experiment
-WRITING = "_GPUMEM_WRITING"  # by a gate, for its screen: a descriptor that is open until the results are written, whatever ends the screen
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it runs: see `switch_off`
 DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"  # by a gate, for its screen: a duet decides what few processes leave undecided
 ACCEPTS = "_GPUMEM_ACCEPTS"  # by a gate, for its screen: the accepted changes count that the change adds
@@ -133,12 +132,6 @@ def _revision(value: object) -> str:
     if isinstance(value, str) and value.strip() and not value.startswith("-") and "\0" not in value:
         return value.strip()
     raise refused(value, 'a branch, tag or commit such as "origin/main"', "is no revision")
-
-
-def _memory(value: Any) -> int:
-    if (nbytes := units.parse_bytes(value)) == 0:
-        raise refused(value, units.SIZES_ACCEPTED, "leaves no memory")
-    return nbytes
 
 
 def _path(kind: str, example: str) -> Callable[[Any], str]:
@@ -301,7 +294,7 @@ OPTIONS: tuple[Option, ...] = (
         "timeout",
         OptionRole.MEASURING,
         _timeout,
-        "Time that a measurement may take beyond its budget. Then the process is ended: its test fails, and all earlier results are kept. "
+        "Time that a measurement may take beyond its budget. Then its process ends; with --gpumem-isolate, its test alone fails. "
         "none: no limit. Default: 120 s.",
         "TIME",
         on_marker=True,
@@ -400,12 +393,6 @@ OPTIONS: tuple[Option, ...] = (
         _flag,
         "Run the tests in a worker of pytest-xdist, which is replaced if a test crashes it, hangs, or loses the CUDA context.",
     ),
-    Option(
-        "pack",
-        OptionRole.PROCESSES,
-        _flag,
-        "With -n: run as many tests at once on a GPU as its memory lasts for, by what each took in earlier sessions.",
-    ),
     Option("save", OptionRole.SAVING, _flag, "Accept this run's passing rows into the baseline."),
     Option(
         "baseline",
@@ -429,13 +416,6 @@ OPTIONS: tuple[Option, ...] = (
         "Newest saved runs of each row that are compared with. Default: 20.",
         "N",
         ini_only=True,
-    ),
-    Option(
-        "memory_limit",
-        OptionRole.STRICTNESS,
-        _memory,
-        'Run as on a card of so much memory, such as "16 GiB": the rest is held, and a test that asks for more fails. Default: none.',
-        "SIZE",
     ),
     Option("strict", OptionRole.STRICTNESS, _flag, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
     Option(
@@ -508,13 +488,11 @@ class Settings(NamedTuple):
     no_what_ran: bool = False
     processes: int | None = None  # None: one, and more for undecided rows
     isolate: bool = False
-    pack: bool = False
     save: bool = False
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
     baseline_offline: bool = False
     baseline_of: str | None = None  # None: all processes are compared with
     baseline_window: int = 20
-    memory_limit: int | None = None  # bytes, the context included; None: the card's
     strict: bool = False
     allow_lost: tuple[str, ...] = ()
     report: str | None = None
@@ -594,7 +572,7 @@ def resolve(
         values[option.name], origins[option.name] = given
     _refuse_contradictions({name: values[name] for name in OF_FOOTPRINT}, origins)
     _refuse_unwatched(values, origins)
-    if ("watch" in values["existing"] or values["pack"]) and origins["footprint"] == "default":
+    if "watch" in values["existing"] and origins["footprint"] == "default":
         values["footprint"] = "on"
     if isinstance(budget := values["budget"], units.Budget):
         values |= {"budget": budget.each, "total_budget": budget.total}
@@ -610,11 +588,6 @@ def _refuse_unwatched(values: Mapping[str, Any], origins: Mapping[str, str]) -> 
     """Refuse what needs footprints, where they are off."""
     if values["footprint"] == "off" and (limited := next((name for name in OF_FOOTPRINT if values[name] is not None), None)):
         raise SettingsError(f"{origins[limited]}: {limited} {values[limited]} limits what {origins['footprint']} off does not watch")
-    if values["pack"] and origins["footprint"] != "default" and values["footprint"] not in ("on", "trace"):
-        where = f"{origins['footprint']} {values['footprint']}"
-        raise SettingsError(f"{origins['pack']} needs the memory of every test: {where} does not watch it; accepted are on and trace")
-    if values["pack"] and values["memory_limit"] is not None:
-        raise SettingsError(f"{origins['pack']} contradicts {origins['memory_limit']}: tests that share a GPU have no limit of their own")
     if "watch" in values["existing"] and values["footprint"] == "off":
         raise SettingsError(f"{origins['existing']}: watch contradicts {origins['footprint']} off; accepted are on, trace and auto")
 

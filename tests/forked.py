@@ -30,7 +30,7 @@ SERVER.set_forkserver_preload(
     + ["forkserver_requests", "nvtx", "pytest_gpumem.cli", "forked_plugins"]
     + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "explain.causes", "explain.text")]
     + [f"pytest_gpumem.reporting.{name}" for name in ("summary", "table", "html", "markdown", "concerns")]
-    + [f"pytest_gpumem.{name}" for name in ("runs.child", "runs.experiment", "plugin.packed", "plugin.packing")]
+    + [f"pytest_gpumem.{name}" for name in ("runs.child", "runs.experiment")]
     + [f"pytest_gpumem.plugin.{name}" for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")]
 )
 if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as `multiprocessing.spawn` tells a process that it starts

@@ -14,6 +14,7 @@ The record is written after every case. Prints what was asked of it with ok or M
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAF
 from record_file import chosen_device, head, record_parser, utc_now, write_record
 
 from pytest_gpumem.devices.protocol import Device
-from pytest_gpumem.measuring.l2_sweep import change
+from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.memory.l2 import fit_set_aside
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import without_exceptions
@@ -210,7 +211,8 @@ def counting(one: Record, name: str) -> list[float]:
 def slower_beyond_doubt(one: Record, name: str) -> float:
     """Share by which a setting is slower than off: the lower end of the interval of the ratios on common placements."""
     own, off = (one["found"][which]["medians"] for which in (name, "off"))
-    return change(own, off).low
+    logs = [math.log(with_window / without) for with_window, without in zip(own, off, strict=True)]
+    return math.expm1(statistics.fmean(logs) - (half_width(logs) or 0.0))
 
 
 def of_best(one: Record, name: str) -> float:

@@ -22,7 +22,6 @@ from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import fit_hit_ratio, persisting
-from pytest_gpumem.records.l2_sweep import OFF, Setting
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.cuda.counters import CudaCounters
@@ -211,15 +210,16 @@ def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any
     """Off, the smallest set-aside that holds the table, and one and two granules more, on common placements."""
     facts = gpu_device.facts
     timed, window = experiment(placements_case)
-    step, named = facts.l2_step_bytes, {"off": OFF.options()}
+    step = facts.l2_step_bytes
+    named: dict[str, dict[str, Any]] = {"off": {"set_aside": "off"}}
     if asked := placements_case.get("set_aside"):
-        named["ratio 1"] = Setting(asked, 1.0).options()
-        named["fitted"] = Setting(asked, fit_hit_ratio(asked, window.nbytes)).options()
+        named["ratio 1"] = {"set_aside": asked, "hit_ratio": 1.0}
+        named["fitted"] = {"set_aside": asked, "hit_ratio": fit_hit_ratio(asked, window.nbytes)}
         named["fitted, else normal"] = {**named["fitted"], "miss": "normal"}
     for more in () if asked else GRANULES:
         set_aside = (-(-window.nbytes // step) + more) * step
         if set_aside <= facts.persisting_l2_max_bytes:
-            named[f"+{more}"] = Setting(set_aside, 1.0).options()
+            named[f"+{more}"] = {"set_aside": set_aside, "hit_ratio": 1.0}
     rounds = timed.rounds(list(named.values()), placements_case["placements"])
     found = {
         name: {"set_aside": one["set_aside"], "medians": [round(1e9 * statistics.median(samples)) for samples in own]}

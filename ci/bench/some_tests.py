@@ -27,7 +27,6 @@ WATCHED = (
     ("plugin.footprints", "FootprintFeature", "_begin"),
     ("plugin.footprints", "FootprintFeature", "_end"),
     ("plugin.leftovers", "LeftoverFeature", "_settle"),
-    ("plugin.guarding", "Guardian", "_send"),
     ("devices.footprints", "SourceFootprints", "look"),
     ("devices.footprints", "_Watch", "read"),
     ("devices.footprints", "_Watch", "settle"),

@@ -144,7 +144,7 @@ def compare(
             "max_regression": max_regression,
             "evidence": evidence,
             "pytest": list(arguments),
-            "environment": measured_under(os.environ),
+            "environment": _measured_under(os.environ),
         }
         kept = _journal(journal, asked, stack)
         files = sorted({nodeid.partition("::")[0] for nodeid in wanted.tests or ()})
@@ -152,7 +152,7 @@ def compare(
         stack.callback(processes.close)
         click.echo(report.named(sides), err=True)
         try:
-            with progress() as show:
+            with _progress() as show:
                 played = Duet(sides, processes, kept, wanted, max_regression=max_regression, rounds_max=rounds_max, on_progress=show).play()
         except KeyboardInterrupt:
             if finished := kept.count():
@@ -177,7 +177,7 @@ def _journal(path: Path | None, asked: Mapping[str, Any], stack: ExitStack) -> J
     """The journal of a duet, open until the stack is. One that nobody named is removed if nothing was measured."""
     from pytest_gpumem.runs.journal import Journal
 
-    kept = Journal(path if path is not None else default_journal("duet", asked).with_suffix(".jsonl"), asked)
+    kept = Journal(path if path is not None else _default_journal(asked), asked)
     stack.callback(kept.close)
     if path is None:
         stack.callback(lambda: None if kept.lines else kept.remove())
@@ -220,17 +220,17 @@ def _flagged(path: Path) -> list[Row]:
         raise UserError(f"--flagged: {error}") from None
 
 
-def measured_under(environment: Mapping[str, str]) -> dict[str, str]:
+def _measured_under(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that change what processes measure: those that a journal belongs to."""
     names = ("GPUMEM_", "PYTEST_ADDOPTS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
     return {name: value for name, value in sorted(environment.items()) if name.startswith(names)}
 
 
-def default_journal(command: str, asked: Mapping[str, Any]) -> Path:
+def _default_journal(asked: Mapping[str, Any]) -> Path:
     """The path that the same command finds again: its name follows from the arguments and the state of both sides."""
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     user = os.getuid() if hasattr(os, "getuid") else 0
-    return Path(tempfile.gettempdir(), f"gpumem-{command}-{user}-{digest}")
+    return Path(tempfile.gettempdir(), f"gpumem-duet-{user}-{digest}.jsonl")
 
 
 @contextmanager
@@ -249,7 +249,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[DuetProgress], None]]:
+def _progress() -> Iterator[Callable[[DuetProgress], None]]:
     """A bar on standard error; without a terminal a line for each event, and for each doubling of the rounds."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn

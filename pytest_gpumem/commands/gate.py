@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +35,7 @@ from pytest_gpumem.records.device import SIMULATED, DeviceFacts
 from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
-from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, files_at
+from pytest_gpumem.revisions import RevisionError, ancestry, files_at
 from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, DUET_FOLLOWS, SELECTION, OptionRole, of_role
 
 if TYPE_CHECKING:
@@ -236,7 +236,6 @@ class GateRun:
         base, real = OfBase(self.base), self._real(document)
         if screened.code in (Exit.FINE, Exit.FAILED) and not real:
             base, missing = self._of_base(rows, facts, missing, screened.selection, strict_screen=strict_screen)
-            base = replace(base, saved=partial(_newest_revision, cache(partial(_saved, self.base, document))))
             rows = without_exact(by_base(rows, facts, base, strict=strict_screen), self.added, strict=strict_screen)
             # A row that base does not have, and the baseline neither, is compared with nothing.
             found = [row for row in flagged(rows) if row.key not in base.new or row.verdict.comparison is not None]
@@ -409,13 +408,6 @@ def _saved(base: str, document: Document) -> Baseline:
     from pytest_gpumem.baselines.store import Store
 
     return Store(_place(document), document.device).load(partial(ancestry, base, folder=Path.cwd()))
-
-
-def _newest_revision(saved: Callable[[], Baseline], key: str) -> str | None:
-    """The revision of the newest saved run of a row; None if none was committed."""
-    runs = saved().rows.get(key) or saved().footprints.get(key)
-    revision = runs[-1].process.revision if runs else None
-    return None if revision is None or revision.endswith(DIRTY) else revision[:12]
 
 
 def _say(sentence: str, *, err: bool = False) -> None:

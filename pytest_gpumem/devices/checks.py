@@ -12,12 +12,7 @@ import numpy as np
 from pytest_gpumem.devices.protocol import ALLOCATORS, AccessProperty, Allocation, DeviceError, Launch, OutOfMemory, Unsupported, WindowSpec
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.units import GiB, short_bytes
-
-
-def below_context(nbytes: int, own: int) -> str:
-    """Explain that a memory limit of `nbytes` is below the `own` bytes that this process uses already."""
-    return f"a limit of {short_bytes(nbytes)}: the context of this process alone takes {short_bytes(own)}"
+from pytest_gpumem.units import GiB
 
 
 def check_size(nbytes: int) -> None:

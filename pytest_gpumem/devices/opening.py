@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Optional
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.calls import CallSource
 from pytest_gpumem.devices.protocol import Device, DeviceError, NotCounted
-from pytest_gpumem.records.device import Card, DeviceFacts, Occupancy
+from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
 
 if TYPE_CHECKING:
     from pytest_gpumem.devices.cuda import facts
 
-DriverAnswer = Optional["facts.FactsSource"]  # the driver's answer, or the process that asks for it, where there is one
+DriverAnswer = Optional["facts.FactsProcess"]  # the process that asks the driver, where there is one
 
 DEFAULT_DATASHEET = "h100"
 
@@ -45,14 +44,12 @@ class DeviceChoice:
     unfinished: Callable[[], bool | None] = lambda: None
     """True if work waits on the default streams or the current stream of a library; None if this process has no context. Waits for
     nothing."""
-    occupancy: Callable[[str], Occupancy | None] = lambda uuid: None
-    """Who holds how much of a GPU by its UUID, without a context; None if nobody says."""
     calls: Callable[[], CallSource | None] = lambda: None
     """What reports the calls of this process, without a context; None where the open device has it."""
 
 
 def asked(choice: str) -> AbstractContextManager[DriverAnswer]:
-    """Have another process ask the driver about a device, for `choose`, unless the answer is kept. The block imports meanwhile."""
+    """Have another process ask the driver about a device, for `choose`. The block imports meanwhile."""
     kind, _, which = choice.partition(":")
     if kind == "sim":
         return nullcontext()
@@ -112,7 +109,6 @@ def _cuda(index: int, asked: DriverAnswer) -> DeviceChoice:
         follow=_follow_modules,
         unfinished=_cuda_unfinished,
         calls=_cuda_calls,
-        occupancy=_cuda_occupancy,
     )
 
 
@@ -139,12 +135,6 @@ def _cuda_unfinished() -> bool | None:
     return unfinished()
 
 
-def _cuda_occupancy(uuid: str) -> Occupancy | None:
-    from pytest_gpumem.devices.cuda.nvml import occupancy
-
-    return occupancy(uuid)
-
-
 def _cuda_calls() -> CallSource:
     from pytest_gpumem.devices.cuda.calls import CALLS
 
@@ -152,8 +142,8 @@ def _cuda_calls() -> CallSource:
 
 
 def _open_cuda(index: int, facts: DeviceFacts) -> Device:
-    from pytest_gpumem.devices.cuda.own_kernels import compiled_meanwhile
     from pytest_gpumem.devices.cuda.context import made_meanwhile
+    from pytest_gpumem.devices.cuda.own_kernels import compiled_meanwhile
 
     with uncollected(), made_meanwhile(index), compiled_meanwhile(facts) as cache:
         from pytest_gpumem.devices.cuda.device import CudaDevice  # imports CuPy, which need not be installed to find no GPU
@@ -180,5 +170,4 @@ def _simulated(name: str, seed: int, fallback_reason: str | None) -> DeviceChoic
         fallback_reason,
         card=datasheet.card,
         unfinished=lambda: any(device.timeline.unfinished() for device in opened),
-        occupancy=lambda uuid: Occupancy(datasheet.memory_bytes, held := sum(one.memory.in_use() for one in opened), {os.getpid(): held}),
     )

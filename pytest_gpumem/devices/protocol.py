@@ -43,11 +43,6 @@ class Unsupported(DeviceError):
 class OutOfMemory(DeviceError):
     """The device has not enough free memory. Nothing was allocated."""
 
-    def __init__(self, message: str, asked: int | None = None) -> None:
-        super().__init__(message)
-        self.asked = asked
-        """Bytes of device memory that were asked for; None if it was other memory, or not one allocation."""
-
 
 class NotCounted(DeviceError):
     """Page faults or activity cannot be counted here. The message is the reason; reports print it after "not counted:"."""
@@ -306,19 +301,6 @@ class DeviceMemory(Protocol):
     def free_bytes(self, kind: MemoryKind) -> int:
         """Bytes that can still be allocated of a kind."""
 
-    def limit(self, nbytes: int) -> None:
-        """Leave this process `nbytes` of the device's memory, its context included, as a card of that size would, until `close`.
-
-        Allocations of any library fail above it; what other processes use does not count where the driver lists it.
-
-        Raises:
-            DeviceError: this process uses more already, or other processes leave less.
-        """
-
-    def in_use(self) -> int:
-        """Bytes of the device's memory that this process uses, its context included, without what `limit` holds. What other processes use
-        counts too where the driver does not list memory by process."""
-
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         """Device memory for several buffers, each at a random place of its own; `seed` decides where.
 
@@ -542,9 +524,6 @@ class Footprints(Protocol):
 
     def resumed(self) -> AbstractContextManager[None]:
         """Inside `paused`, a block that is watched."""
-
-    def empty(self, least: int) -> bool:
-        """Give back to the driver what pools of libraries hold unused, if that is at least so many bytes; True if so."""
 
     def referrers(self) -> Callable[[AllocationEvent], tuple[str, ...]]:
         """Looks at the Python objects that live now; gives what tells the ways by which those over an allocation are reached."""

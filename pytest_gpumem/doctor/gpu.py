@@ -144,9 +144,7 @@ _UNKNOWN = "the driver does not say"
 def _room(card: Card) -> Check:
     if card.memory_bytes is None or card.free_bytes is None or card.mig:  # an instance has a part of it
         return Check("memory", Status.OK, _UNKNOWN)
-    detail = (
-        f"{card.free_bytes / GiB:.1f} of {card.memory_bytes / GiB:.1f} GiB are free: a test, or a --gpumem-memory-limit, of so much fits"
-    )
+    detail = f"{card.free_bytes / GiB:.1f} of {card.memory_bytes / GiB:.1f} GiB are free: a test of so much fits"
     if card.free_bytes < card.memory_bytes * LEAST_FREE:
         return Check("memory", Status.WARNING, detail, "end what uses the rest: nvidia-smi lists it")
     return Check("memory", Status.OK, detail)

@@ -112,7 +112,6 @@ class ExplainRequest:
     pairs: int  # processes of each side
     counters: bool  # run both sides under ncu too
     traces: bool | None = None  # run both sides under nsys too; None: if CUPTI could not watch
-    tree: Tree | None = None  # as of `Processes`
     seconds: float | None = None  # after which the processes are ended; None: they come to their end
 
 
@@ -137,8 +136,8 @@ def _processes(
 ) -> tuple[dict[str, list[Row]], dict[str, DeviceFacts]]:
     """The rows of all processes of each side, oldest first, and the device of each side."""
     files = sorted({nodeid.partition("::")[0] for nodeid in request.tests})
-    started = Processes(trees, (*request.arguments, *WATCH), files, {**environment, CAUSES: "1"}, tree=request.tree)
-    schedule = [turn for turn in islice(pairs(0), 2 * request.pairs) if turn.side in trees]
+    started = Processes(trees, (*request.arguments, *WATCH), files, {**environment, CAUSES: "1"})
+    schedule = [turn for turn in islice(pairs(), 2 * request.pairs) if turn.side in trees]
     rows: dict[str, list[Row]] = {side: [] for side in trees}
     outcomes: dict[str, Mapping[str, tuple[str, str]]] = {}
     facts: dict[str, DeviceFacts] = {}

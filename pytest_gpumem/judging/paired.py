@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -148,10 +148,6 @@ class Paired:
         high = self.bounds[1]
         missed = f"; a PASS would miss up to {format_share(high)}" if self.delta < high < math.inf else ""
         return f"{seen}: at {limit}{missed}{slow}"
-
-
-Judge = Callable[[Mapping[str, Sequence[float]], Mapping[str, float], Collection[str]], dict[str, Paired]]
-"""Judges a family of tests by the pairs that each has so far, as `judge_pairs` does."""
 
 
 def least_pairs(family: int) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from pytest_gpumem.devices.protocol import Device, Graph, Stream
+from pytest_gpumem.devices.protocol import Device, Graph, OutOfMemory, Stream
 from pytest_gpumem.measuring.bound import BadCall
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import PersistingStream, idle_set_aside
@@ -22,6 +22,27 @@ class WrongResult(AssertionError):
 
 class NotChecked(Exception):
     """The result of a launch could not be compared; the message is the reason."""
+
+
+_MEMORY_ERRORS = (
+    "out of memory",
+    "out_of_memory",
+    "cudaerrormemoryallocation",
+    "resource_exhausted",
+    "_alloc_failed",
+    "_allocation_failed",
+)
+"""What messages contain: of PyTorch, CUDA's driver and runtime, RMM, XLA, cuBLAS, cuFFT, cuDNN, cuSOLVER, cuSPARSE and cuRAND."""
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Return True for a lack of memory, whichever library raised it. None is imported for its classes."""
+    if isinstance(error, (MemoryError, OutOfMemory)) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, AssertionError):
+        return False
+    text = str(error).lower()
+    return any(words in text for words in _MEMORY_ERRORS)
 
 
 def nothing(*_: object) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, Foreign, OutOfMemory, Stream
-from pytest_gpumem.devices.shortage import out_of_memory
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.traffic import two_declarations
 from pytest_gpumem.kernels.kernel import Access
@@ -24,6 +23,7 @@ from pytest_gpumem.measuring.target import (
     WrongResult,
     declared_bytes,
     nothing,
+    out_of_memory,
     padding,
     refuse_window,
     window_notes,

@@ -11,12 +11,11 @@ import numpy as np
 
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Graph, Stream
-from pytest_gpumem.devices.shortage import out_of_memory
 from pytest_gpumem.kernels.calls import requested_bytes, sectors_per_request
 from pytest_gpumem.kernels.kernel import Call, Role
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
-from pytest_gpumem.measuring.target import NotChecked, Target, WrongResult, captured, padding, side_by_side, window_notes
+from pytest_gpumem.measuring.target import NotChecked, Target, WrongResult, captured, out_of_memory, padding, side_by_side, window_notes
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.managed import notes as managed_notes

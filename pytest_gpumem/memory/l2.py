@@ -5,8 +5,6 @@ Source: CUDA C++ Programming Guide, Device Memory L2 Access Management; CUDA C++
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,11 +27,6 @@ _MISS = (AccessProperty.STREAMING.value, AccessProperty.NORMAL.value)
 _HIT = (AccessProperty.PERSISTING.value, *_MISS)
 FREE_STEPS = 3  # steps of L2/16 that a saturated kernel beside the window hardly misses
 _SET_ASIDE = '"fit", "max", "off", a size such as "8 MiB" and a share of L2 such as "25%"'
-
-
-IMPOSED = "_GPUMEM_PERSISTING"
-"""Variable by which `gpumem l2-sweep` imposes arguments on all persisting streams of a process but those with `set_aside="off"`: a JSON
-object."""
 
 
 class BadWindow(ValueError):
@@ -323,7 +316,7 @@ class PersistingStream:
             window, half = sizes(self.nbytes, self.device.facts.l2_bytes // 2)
             notes.append(
                 f"measured without a window: {window} are more than half of L2, {half}, where a fitted window can be "
-                'slower than none; set_aside="max" sets one, and gpumem l2-sweep finds the best'
+                'slower than none; set_aside="max" sets one'
             )
         elif self.set_aside and self.spec is None:
             notes.append(f"{short_bytes(self.set_aside)} of L2 are set aside with no window in them: a cost without a gain")
@@ -517,8 +510,6 @@ def persisting(device: Device, buffer: Buffer, **options: Any) -> Iterator[Persi
         wanted = asked(device, buffer, **options)
         if device.facts.mps and wanted.set_aside != "fit":
             raise Unsupported(fixed_by_mps(f"{format_bytes(device.l2.set_aside())}, which no process changes"))
-        if wanted.set_aside != "off" and (imposed := os.environ.get(IMPOSED)):
-            wanted = asked(device, buffer, **options | json.loads(imposed))
         stream = PersistingStream(device.streams.create(), device, buffer, wanted)
         ledger = _LEDGERS.get(device)
         if ledger is None or not ledger.live:  # one without streams was interrupted before its first

@@ -207,7 +207,7 @@ class GpuBenchmark:
         provenance = test.session.provenance  # the control readings come before the first measurement
         # A profiler tells the measurements of one test apart by it.
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
-        with labelled_range, test.spending(label, target.name) as plan:
+        with labelled_range, test.spending(label) as plan:
             wanted = plan if mode is None else replace(plan, mode=mode)
             wanted = replace(wanted, **imposed(os.environ, key_of(test.item.nodeid, label)))
             try:

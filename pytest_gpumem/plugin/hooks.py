@@ -104,16 +104,6 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
     return (yield)
 
 
-@pytest.hookimpl(optionalhook=True, tryfirst=True)  # xdist has an answer of its own, and may be loaded later
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    settings = _settings(config)
-    if not (settings.enabled and settings.pack):
-        return None
-    from pytest_gpumem.plugin.packing import auto_workers
-
-    return auto_workers(config, settings)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"{MARKER}({', '.join(f'{name}=None' for name in MARKER_KEYWORDS)}): limits and plan of a test's GPU measurements."
@@ -122,9 +112,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if settings.enabled:
         from pytest_gpumem.collector import uncollected
         from pytest_gpumem.devices.opening import asked
-        from pytest_gpumem.plugin.guardian import RESUMES
 
-        with uncollected(), asked("sim" if RESUMES in os.environ else settings.device) as answer:
+        with uncollected(), asked(settings.device) as answer:
             from pytest_gpumem.plugin.session import check_ini_file, start
             from pytest_gpumem.printable import printable
 

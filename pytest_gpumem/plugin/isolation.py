@@ -1,12 +1,11 @@
 """Tests in workers of pytest-xdist: a worker that hangs, or whose context is lost, ends, and xdist replaces it.
-The worker leaves the last report of its test in a folder of the controller's, which gives it where xdist would report a crash.
+The worker leaves its last words in a folder of the controller's, which reports them where xdist would report a crash.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,15 +14,14 @@ from typing import NoReturn
 
 import pytest
 
-from pytest_gpumem.plugin.guardian import left
-from pytest_gpumem.plugin.hangs import failed, interrupts
+from pytest_gpumem.files import write_whole
+from pytest_gpumem.plugin.deadline import FOLDER, last_words
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import Channel, is_part
 from pytest_gpumem.settings import Settings
 
-FOLDER = "last_reports"  # what a worker is given: the controller's folder
-_ALIVE = "alive"  # a named pipe in that folder: the controller holds it open until it needs no worker any longer
+_HUNG = "gpumem: a measurement did not end in time (--gpumem-timeout), and its process was ended"
 
 
 def isolate(config: pytest.Config, settings: Settings, *, asked: bool) -> None:
@@ -45,20 +43,16 @@ def isolate(config: pytest.Config, settings: Settings, *, asked: bool) -> None:
 
 
 class IsolationFeature(Feature):
-    """In a worker: leaves after a test that lost the context; skips a test whose last report was left."""
+    """In a worker: leaves after a test that lost the context; skips a test that has ended a worker."""
 
     def __init__(self, session: GpuSession, folder: Path) -> None:
+        """`folder`: of the files of `last_words`."""
         self._session = session
-        self.folder = folder
-        """For the last words of tests, see `guardian.left`."""
-        self.alive: int | None = None
-        """A descriptor that becomes readable when the controller has gone, or waits for no test any longer."""
-        with suppress(OSError):
-            self.alive = os.open(folder / _ALIVE, os.O_RDONLY | os.O_NONBLOCK)
+        self._folder = folder
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         # Some schedulers of xdist give the test that ended a worker to the next one.
-        return True if os.path.exists(left(self.folder, item.nodeid)) else None
+        return True if last_words(self._folder, item.nodeid).exists() else None
 
     @contextmanager
     def teardown(self, item: pytest.Item) -> Iterator[None]:
@@ -79,47 +73,42 @@ class IsolationFeature(Feature):
         """End the worker, and leave the last report of its test."""
         config = self._session.config
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
-        file = Path(left(self.folder, report.nodeid))
-        part = file.with_suffix(".part")
-        part.write_bytes(pickle.dumps(data))
-        part.replace(file)
-        if self._session.guardian is not None:
-            self._session.guardian.close()
+        write_whole(last_words(self._folder, report.nodeid), json.dumps(data, default=str))
         os._exit(pytest.ExitCode.TESTS_FAILED)
 
 
 class ReplacementFeature(Feature):
-    """In the controller: gives the reports that workers left, and ends workers that hang when the session is interrupted."""
+    """In the controller: reports the last words of workers."""
 
-    def __init__(self, session: GpuSession, channel: Channel) -> None:
-        self._session = session
+    def __init__(self, config: pytest.Config, channel: Channel) -> None:
+        self._config = config
+        self._folder = tempfile.TemporaryDirectory(prefix="gpumem-")
+        config.add_cleanup(self._folder.cleanup)
         # A worker on another machine has a folder of its own, which nobody reads.
         channel.give(FOLDER, lambda here: self._folder.name if here else None)
-        self._folder = tempfile.TemporaryDirectory(prefix="gpumem-")
-        session.config.add_cleanup(self._folder.cleanup)
-        session.config.add_cleanup(self._close)
-        alive = Path(self._folder.name, _ALIVE)
-        os.mkfifo(alive, 0o600)
-        self._alive: int | None = os.open(alive, os.O_RDWR | os.O_NONBLOCK)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        file = Path(left(self._folder.name, crashitem))
-        if not file.exists():
-            report.longrepr = "the process crashed while it ran this test"
-            return
-        config, words = self._session.config, file.read_bytes()
-        if words.startswith(b"{"):
-            last = failed(json.loads(words), self._session)
+        file = last_words(self._folder.name, crashitem)
+        words = file.read_text(errors="replace") if file.exists() else ""
+        if words.startswith("{"):
+            last = self._config.hook.pytest_report_from_serializable(config=self._config, data=json.loads(words))
+            vars(report).update(vars(last))
+        elif words:
+            report.longrepr = f"{_HUNG}\n\n{_without_pytest(words)}"
         else:
-            last = config.hook.pytest_report_from_serializable(config=config, data=pickle.loads(words))
-        vars(report).update(vars(last))
+            report.longrepr = "the process crashed while it ran this test"
 
-    def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        if interrupts(excinfo):
-            self._close()
 
-    def _close(self) -> None:
-        alive, self._alive = self._alive, None
-        if alive is not None:
-            os.close(alive)
+def _without_pytest(stacks: str) -> str:
+    """Stacks, the most recent call first, without the frames of pytest that every test has."""
+    lines = []
+    outside = False
+    for line in stacks.splitlines():
+        if not line:
+            outside = False
+        elif f"{os.sep}_pytest{os.sep}" in line:
+            outside = True
+        if not outside:
+            lines.append(line)
+    return "\n".join(lines)

@@ -19,7 +19,7 @@ from pytest_gpumem.ranges import phase
 
 
 class WorkFeature(Feature):
-    """Names the phases of a test for profilers and for the guardian, and waits for the work of its body."""
+    """Names the phases of a test for profilers, and waits for the work of its body."""
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
@@ -34,7 +34,6 @@ class WorkFeature(Feature):
                 # Also of a test that was skipped, whose fixtures were never set up.
                 if session.ledger is not None:
                     session.ledger.ended(item.nodeid)
-                session.between_tests()
                 if nextitem is None or not uses(nextitem, TEST_FIXTURE):
                     session.make_room()
                 elif not uses(nextitem, KERNELS_FIXTURE):
@@ -45,8 +44,6 @@ class WorkFeature(Feature):
 
     @contextmanager
     def call(self, item: pytest.Item) -> Iterator[None]:
-        if item.stash.get(TEST, None) is not None:
-            self._session.limit("the test's body")
         try:
             yield
         except ENDS:
@@ -71,8 +68,6 @@ class WorkFeature(Feature):
                 raise
 
     def teardown(self, item: pytest.Item) -> AbstractContextManager[None]:
-        if item.stash.get(TEST, None) is not None:
-            self._session.limit("the test's teardown")
         return self._session.ranges.range(phase(self._session.names.unique(item.nodeid), "teardown"))
 
 

@@ -170,7 +170,7 @@ class Feature:
         return NOTHING
 
     def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Take notice that Ctrl-C, SIGTERM or `pytest.exit` ends the session."""
+        """Take notice that Ctrl-C or `pytest.exit` ends the session."""
 
     def broke(self) -> None:
         """Take notice of an internal error, before it is printed."""

@@ -24,16 +24,14 @@ from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice, DriverAnswer, NoDevice, choose
 from pytest_gpumem.judging.expectations import open_under_strict
 from pytest_gpumem.outcomes import UserError
-from pytest_gpumem.plugin import fitting, replay
+from pytest_gpumem.plugin import replay
+from pytest_gpumem.plugin.deadline import FOLDER
 from pytest_gpumem.plugin.exclusive import LockUnusable, lock_file
 from pytest_gpumem.plugin.existing import ExistingFeature
 from pytest_gpumem.plugin.expecting import IN_BASE, BaseOfGate, ExpectationFeature, base_of_gate
 from pytest_gpumem.plugin.footprints import FootprintFeature
 from pytest_gpumem.plugin.gpus import VISIBLE
-from pytest_gpumem.plugin.guardian import RESUMES, TERMINATED
-from pytest_gpumem.plugin.guarding import Termination
-from pytest_gpumem.plugin.hangs import EndFeature, GuardianFeature, ignore_termination, interrupts
-from pytest_gpumem.plugin.isolation import FOLDER, IsolationFeature, ReplacementFeature
+from pytest_gpumem.plugin.isolation import IsolationFeature, ReplacementFeature
 from pytest_gpumem.plugin.judging import VerdictFeature
 from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.leftovers import LeftoverFeature, WorkFeature
@@ -56,13 +54,12 @@ from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
 from pytest_gpumem.reporting.exports import figures, properties
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
-from pytest_gpumem.settings import ACCEPTS, Settings, switched_off
+from pytest_gpumem.settings import ACCEPTS, Settings
 from pytest_gpumem.units import comparison_text, did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.outputs import OutputFeature
     from pytest_gpumem.plugin.repeating import DecideFeature, RepeatFeature
-    from pytest_gpumem.plugin.resuming import SessionRemains
     from pytest_gpumem.plugin.terminal import TerminalFeature
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
@@ -83,39 +80,30 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     Raises `pytest.UsageError`: the chosen device is not there, its lock or the baseline cannot be used, or pytest-benchmark is switched
     off.
     """
-    prepare(config, off=RESUMES in os.environ)
+    prepare(config)
     _check_plugins(config)
-    resumed = None
-    if (journal := os.environ.pop(RESUMES, None)) is not None:
-        from pytest_gpumem.plugin.resuming import ResumeFeature, SessionRemains
-
-        resumed = SessionRemains(int(journal))
-        settings = settings._replace(save=False)
-    place = _baseline_place(config, settings, resumes=resumed is not None)
-    chosen = _chosen(config, settings, place, asked, resumed)
-    of_base = base_of_gate(config) if resumed is None else None if resumed.base is None else BaseOfGate(resumed.base)
+    place = _baseline_place(config, settings)
+    chosen = _chosen(config, settings, place, asked)
+    of_base = base_of_gate(config)
     session = _session(config, settings, place, chosen, of_base)
     config.stash[SESSION] = session
     expectations, leftovers, entries = ExpectationFeature(session), LeftoverFeature(session), JUnit(config)
-    repeats = None if resumed is not None else _repeats(session, entries)  # a session that has ended measures nothing again
+    repeats = _repeats(session, entries)
     channel = _channel(session, expectations)
     if of_base is not None:
         channel.give(IN_BASE, of_base.given)
     results = None if session.is_part else _results(session, Controller(settings, chosen, place, channel), channel)
-    whole = Session(session, expectations, leftovers, entries, repeats, results, channel, resumes=resumed is not None)
+    whole = Session(session, expectations, leftovers, entries, repeats, results, channel)
     # The first feature enters each phase of a test before the others, and leaves it after them.
     features: list[Feature] = [
         whole,  # has the rows of a report before anyone looks at them
-        *(_packing(session, channel) if settings.pack else []),
         *([] if repeats is None else [repeats]),
-        *(_guards(config, session, expectations, channel) if resumed is None else []),
+        *_isolation(session, channel),
         VerdictFeature(session),
         *([] if settings.footprint == "off" else [FootprintFeature(session)]),
         leftovers,
         WorkFeature(session),  # has waited for the work when the others look at what a test leaves
-        *([] if settings.memory_limit is None else [fitting.FitFeature(session)]),
         expectations,
-        *([] if resumed is None else [ResumeFeature(session, resumed, expectations)]),
         *(results or ()),
         ExistingFeature(session, channel),  # the last one: what the others call is no call of the test
     ]
@@ -139,15 +127,14 @@ def _check_plugins(config: pytest.Config) -> None:
         )
 
 
-def _chosen(config: pytest.Config, settings: Settings, place: Storage, asked: DriverAnswer, resumed: SessionRemains | None) -> DeviceChoice:
+def _chosen(config: pytest.Config, settings: Settings, place: Storage, asked: DriverAnswer) -> DeviceChoice:
     """The device, which can run this session. Raises `pytest.UsageError`: it is not there, or cannot."""
     try:
-        chosen = resumed.chosen if resumed is not None else _choose(settings, place, asked)
+        chosen = _choose(settings, place, asked)
         if (own := own_in_turn(os.environ, settings, chosen)) is not None:
             os.environ[VISIBLE] = own
             chosen = _choose(settings, place)
         check_worker(config, chosen.facts, place)
-        fitting.check(config, settings, chosen)
         if chosen.facts.uuid is not None:
             lock_file(chosen.facts.uuid)
     except (UserError, LockUnusable) as error:
@@ -182,19 +169,6 @@ def _repeats(session: GpuSession, entries: JUnit) -> DecideFeature | RepeatFeatu
 
         return DecideFeature(session, entries)
     return None
-
-
-def _packing(session: GpuSession, channel: Channel) -> list[Feature]:
-    """What packs tests into workers.
-    Raises `pytest.UsageError`: tests cannot be packed in this session.
-    """
-    if session.is_part:
-        from pytest_gpumem.plugin.packed import PackedFeature
-
-        return [PackedFeature(session)]
-    from pytest_gpumem.plugin.packing import PackFeature
-
-    return [PackFeature(session, channel)]
 
 
 def _channel(session: GpuSession, expectations: ExpectationFeature) -> Channel:
@@ -250,25 +224,17 @@ def _leave(session: pytest.Session) -> None:
     os._exit(int(session.exitstatus))
 
 
-def _guards(config: pytest.Config, session: GpuSession, expectations: ExpectationFeature, channel: Channel) -> list[Feature]:
-    """The features that look after hangs and crashes."""
-    if sys.platform != "linux":
-        return []
-    part = "processes" in switched_off(os.environ)
+def _isolation(session: GpuSession, channel: Channel) -> list[Feature]:
+    """What replaces a worker that a test ends."""
+    config = session.config
     if is_part(config):
         folder = given(config, FOLDER)
         if folder is None:  # on another machine
             own = tempfile.TemporaryDirectory(prefix="gpumem-")
             config.add_cleanup(own.cleanup)
             folder = own.name
-        config.add_cleanup(session.unguard)
-        worker = IsolationFeature(session, Path(folder))
-        return [worker, GuardianFeature(session, expectations, part=True, leave=worker.folder, gone=worker.alive)]
-    ends: list[Feature] = [] if part else [EndFeature()]
-    if hands_out(config):  # the tests run in workers
-        return [*ends, ReplacementFeature(session, channel)]
-    config.add_cleanup(session.unguard)
-    return [*ends, GuardianFeature(session, expectations, part=part)]
+        return [IsolationFeature(session, Path(folder))]
+    return [ReplacementFeature(config, channel)] if hands_out(config) else []
 
 
 def _choose(settings: Settings, place: Storage, asked: DriverAnswer = None) -> DeviceChoice:
@@ -300,8 +266,7 @@ def _choose(settings: Settings, place: Storage, asked: DriverAnswer = None) -> D
     return chosen
 
 
-def _baseline_place(config: pytest.Config, settings: Settings, *, resumes: bool = False) -> Storage:
-    """`resumes`: for a session that has ended. The copy of a URL is as that session left it, and a folder may still be missing."""
+def _baseline_place(config: pytest.Config, settings: Settings) -> Storage:
     if (given := baseline_of_session(config)) is not None:
         return given
     if settings.baseline is None:
@@ -310,13 +275,13 @@ def _baseline_place(config: pytest.Config, settings: Settings, *, resumes: bool 
         # A folder is relative to the ini file that names it, else to where pytest was called.
         from_ini = config.inipath if settings.origins["baseline"].startswith("gpumem_") else None
         base = config.invocation_params.dir if from_ini is None else from_ini.parent
-        place = storage(settings.baseline, base, offline=resumes or settings.baseline_offline)
+        place = storage(settings.baseline, base, offline=settings.baseline_offline)
     if settings.baseline_offline and not isinstance(place, RemoteStorage):
         raise pytest.UsageError(
             f"gpumem: {settings.origins['baseline_offline']}: the baseline {place} is a folder, which has no copy; accepted is a URL"
         )
     named = settings.baseline is not None and not isinstance(place, RemoteStorage)
-    if named and not place.folder.exists() and not (resumes or _may_be_new(config, settings)):
+    if named and not place.folder.exists() and not _may_be_new(config, settings):
         near = did_you_mean(place.folder.name, [one.name for one in place.folder.parent.glob("*/")])
         raise pytest.UsageError(
             f"gpumem: {settings.origins['baseline']}: there is no baseline {place.folder}{near}; --gpumem-save makes one"
@@ -336,8 +301,7 @@ def _stoppable(session: pytest.Session) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, pytest.exit.Exception) as error:
         session.config.hook.pytest_keyboard_interrupt(excinfo=pytest.ExceptionInfo.from_exception(error))
-        ended = TERMINATED if isinstance(error, Termination) else pytest.ExitCode.INTERRUPTED
-        session.exitstatus = getattr(error, "returncode", None) or ended
+        session.exitstatus = getattr(error, "returncode", None) or pytest.ExitCode.INTERRUPTED
     except Exception as error:
         session.config.notify_exception(pytest.ExceptionInfo.from_exception(error), session.config.option)
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
@@ -355,11 +319,8 @@ class Session(Feature):
         repeats: DecideFeature | RepeatFeature | None,
         results: tuple[OutputFeature, TerminalFeature] | None,
         channel: Channel,
-        *,
-        resumes: bool,
     ) -> None:
-        """`repeats`: None if nothing is measured again. `results`: None in a worker, whose rows another process has. `resumes`: it
-        writes the results of a session that ended."""
+        """`repeats`: None if nothing is measured again. `results`: None in a worker, whose rows another process has."""
         self._session = session
         self._expectations = expectations
         self._leftovers = leftovers
@@ -368,7 +329,6 @@ class Session(Feature):
         self._results = results
         self._channel = channel
         self._left_out: str | None = None  # the other GPU of a saved run that pytest-benchmark compares with
-        self._hurries = resumes  # somebody waits for its end
 
     def selected(self, session: pytest.Session) -> None:
         if self._left_out is not None and any(uses(item, BENCHMARK_FIXTURE) for item in session.items):
@@ -420,12 +380,10 @@ class Session(Feature):
         failed = False
         with _stoppable(session):
             self._leftovers.end(session)
-            gpu.rest()
             if self._repeats is not None:
                 failed = self._repeats.measure_again(session)
             if session.exitstatus in COMPLETE and not gpu.is_further:  # the main process has a further one's rows
                 gpu.check_controls()
-        ignore_termination()
         if self._results is None:
             self._channel.send()
             return
@@ -453,18 +411,10 @@ class Session(Feature):
         if self._leaves:
             sys.excepthook, sys.unraisablehook = (lambda *_: None), (lambda _: None)
 
-    def interrupted(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self._hurries = self._hurries or interrupts(excinfo)
-
     def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> list[str] | None:
         return comparison_text(left, op, right)
 
     # pytest-benchmark
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_benchmark_generate_machine_info(self) -> dict[str, Any] | None:
-        # py-cpuinfo starts a process for it, which takes a second: too long after Ctrl-C.
-        return {} if self._hurries else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:

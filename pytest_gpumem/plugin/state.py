@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import math
 import os
 import re
 import sys
@@ -24,7 +22,7 @@ from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, without_ac
 from pytest_gpumem.baselines.history import Baseline, History, SavedRow
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice
-from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, HoldExpired
+from pytest_gpumem.devices.protocol import OWN_CONTEXT, ContextLost, Device, DeviceError, HoldExpired
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.judging.drift import control_of, since_start
 from pytest_gpumem.judging.expectations import Selection, held
@@ -43,10 +41,10 @@ from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.l2_leftovers import L2Watch
 from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
+from pytest_gpumem.plugin.deadline import Deadline
 from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
 from pytest_gpumem.plugin.gpus import reserved
-from pytest_gpumem.plugin.guarding import Guardian
-from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, may_measure, uses
+from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
 from pytest_gpumem.plugin.reported import Rows
 from pytest_gpumem.plugin.result import Extra
@@ -64,7 +62,6 @@ from pytest_gpumem.settings import (
     EXPERIMENT,
     FURTHER_PROCESS,
     READS_CONTROLS,
-    WRITING,
     Settings,
     SettingsError,
     marker_keywords,
@@ -77,14 +74,6 @@ from pytest_gpumem.settings import (
 
 if TYPE_CHECKING:
     from pytest_gpumem.runs.processes import ProcessRecord
-
-
-def _writing() -> int | None:
-    """The descriptor of `WRITING`, which no child but the guardian inherits."""
-    if (number := os.environ.pop(WRITING, None)) is None:
-        return None
-    os.set_inheritable(int(number), False)
-    return int(number)
 
 
 class GpuSession:
@@ -138,12 +127,7 @@ class GpuSession:
         self.lost_in: str | None = None  # the node id of the test that lost the device's context
         self.lost_how = ""  # of that test: the error, and where it is defined
         self.unrun: set[str] = set()  # node ids of the tests that it kept from running
-        self._gone: list[object] = []
-        """What holds handles of a context that a test has reset: to use or to destroy one of them may end the process."""
-        self.guardian: Guardian | None = None  # while tests run: ends this process if it hangs
-        self.writing = _writing()
-        """A descriptor that is open until the results are written, whatever ends this process."""
-        self.timeout = settings.timeout  # of the test that runs; 0: no limit
+        self.deadline = Deadline(config)
         self._device: Device | None = None
         self._announced: float | None = None  # when the last line about a wait was printed, on the monotonic clock
         self._waits = True  # False once a wait for the GPU reached its limit
@@ -295,15 +279,9 @@ class GpuSession:
 
     @property
     def device(self) -> Device:
-        """The open device. Raises `DeviceError` if it cannot be opened, or its memory not be limited."""
+        """The open device. Raises `DeviceError` if it cannot be opened."""
         if self._device is None:
             device = self.chosen.open()
-            if self.settings.memory_limit is not None:
-                try:
-                    device.memory.limit(self.settings.memory_limit)
-                except DeviceError as error:
-                    device.close()
-                    raise DeviceError(f"{self.settings.origins['memory_limit']}: {error}") from None
             self._device, self.watch = device, L2Watch(device)
         return self._device
 
@@ -314,13 +292,6 @@ class GpuSession:
         if self._device is not None and self.lost_in is None:
             with suppress(DeviceError):  # such as a capture that is still open; the next measurement tries again
                 self._device.memory.make_room(unless_free=unless_free)
-
-    def shed(self) -> None:
-        """Give back all device memory that the harness keeps between tests."""
-        if "conductor" in self.__dict__ and self.lost_in is None:
-            with suppress(DeviceError):
-                self.conductor.close()  # its next measurement allocates anew
-        self.make_room()
 
     @cached_property
     def kernels(self) -> Kernels:
@@ -340,19 +311,14 @@ class GpuSession:
         if self.lost_in is not None:
             self.unrun.add(item.nodeid)
             raise ContextLost(self.why_unrun)
-        self.rest()  # waiting for another process has a limit of its own
         with ExitStack() as stack:
             try:
                 # All in one order: two tests that each hold a GPU of the other's would wait for ever.
-                # Where tests are packed, one that measures nothing has its share of the GPU already.
-                alone = not self.settings.pack or not self.is_part or may_measure(item)
-                for uuid in sorted(reserved(item, self.chosen)) if alone else ():
+                for uuid in sorted(reserved(item, self.chosen)):
                     stack.enter_context(self._exclusive(f"{item.nodeid} in {self.config.rootpath}", uuid))
             except GpuBusy:
                 self._waits = False
                 raise
-            self.timeout = of_test(self.settings, marker_keywords(marks_of(item))).timeout
-            self.limit("the test's setup")
             test = GpuTest(item, self)
             if self.watch is not None:
                 self.watch.fresh()
@@ -380,14 +346,11 @@ class GpuSession:
         if self._device is None or self.lost_in is not None:
             return
         with suppress(HoldExpired):  # that of a measurement, which has discarded the sample
-            self.limit("waiting for the test's work", waits=True)
             try:
-                if self._device.was_reset():
-                    self._gone.append(self.watch)
-                    gc.freeze()  # to free a handle of the lost context, such as of an event in a cycle, is a crash
-                    self.watch = None
-                    self._lost(item, "cudaDeviceReset")
-                    self.remark(f"{printable(item.nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run")
+                reason = self._device.gone()
+                if reason is not None:
+                    self.remark(f"after {printable(item.nodeid)}, {reason}; the next test that measures opens it again")
+                    self.close()
                     return
                 self._device.streams.synchronize()
             except ContextLost as error:
@@ -399,48 +362,16 @@ class GpuSession:
                 self.remark(f"{printable(item.nodeid)} left the capture of a stream open, which was ended: later tests would fail by it")
                 self._device.streams.synchronize()
                 raise DeviceError("the test left the capture of a stream open; it was ended, and its graph dropped") from None
-            finally:
-                self.rest()
-
-    def guard(self, guardian: Guardian) -> None:
-        """Have a guardian watch over this process."""
-        self.guardian = guardian
-        self.ranges.entered = guardian.enter
-
-    def unguard(self) -> None:
-        """End the guardian; a second call does nothing."""
-        guardian, self.guardian = self.guardian, None
-        if guardian is not None:
-            guardian.close()
-
-    def limit(self, what: str, more: float = 0.0, *, waits: bool = False) -> None:
-        """Have the guardian end this process unless it gets to the next call of this or of `rest` in time.
-        `what`: what it does until then, for the message.
-        `more`: seconds beyond the time-out.
-        `waits`: it waits for the device, and runs no code of others.
-        """
-        if self.guardian is not None:
-            self.guardian.limit(self.timeout + more if self.timeout else math.inf, what, waits=waits)
-
-    def rest(self) -> None:
-        """End the limit."""
-        if self.guardian is not None:
-            self.guardian.rest()
-
-    def between_tests(self) -> None:
-        """End the limit of a test that has ended, and its own time-out."""
-        self.rest()
-        self.timeout = self.settings.timeout
 
     def close(self) -> None:
         """Close the device; a second call does nothing. The next use opens it again."""
         device, self._device, self.watch = self._device, None, None
         if device is None:
             return
-        conductor, kernels = self.__dict__.pop("conductor", None), self.__dict__.pop("kernels", None)
-        if device.was_reset():
+        conductor = self.__dict__.pop("conductor", None)
+        self.__dict__.pop("kernels", None)
+        if device.gone() is not None:
             device.close()
-            self._gone += [device, conductor, kernels]
             return
         # What a lost context held went with it.
         with suppress(Exception if self.lost_in is not None else ContextLost):
@@ -577,7 +508,8 @@ class GpuTest:
         self.range_name = session.names.unique(item.nodeid)
         self.device: Device = session.device
         self.exit = ExitStack()  # closed at the test's end, after its memory is freed
-        self.exit.enter_context(self.device.current())
+        if self.device.elsewhere() != OWN_CONTEXT:
+            self.exit.enter_context(self.device.current())
         self.varying_arguments: tuple[int, ...] = of_marker(keywords, "varying_arguments") or ()
         """Numbers of the kernels' arguments that vary on purpose."""
         oversubscribes = bool(of_marker(keywords, "oversubscribe"))
@@ -604,23 +536,25 @@ class GpuTest:
         return self.session.conductor
 
     @contextmanager
-    def spending(self, label: str, name: str) -> Iterator[Plan]:
-        """The plan of the measurement of `name` that is about to begin; charges its time to a total budget, and limits it."""
+    def spending(self, label: str) -> Iterator[Plan]:
+        """The plan of the measurement that is about to begin; charges its time to a total budget, and limits it."""
         begun, nodeid = self.device.now(), self.item.nodeid
         plan = self.session.plan(self.settings, nodeid, label)
-        self.session.limit(f"the measurement {f'{label!r} ' if label else ''}of {name}", plan.budget, waits=True)
+        timeout = self.settings.timeout
+        limit: AbstractContextManager[None] = nullcontext()
+        if timeout and not self.session.ranges.tool_attached():  # a profiler may take much longer
+            limit = self.session.deadline.limit(self.item, plan.budget + timeout)
         try:
-            yield plan
+            with limit:
+                yield plan
         finally:
-            self.session.limit("the test's body")
             if self.session.ledger is not None:
                 self.session.ledger.took(nodeid, label, self.device.now() - begun)
 
     def close(self) -> None:
         """Free everything, and close the persisting streams whose blocks were never left. What a lost context held went with it."""
-        self.session.limit("freeing the test's memory", waits=True)
         with self.exit, suppress(ContextLost), self.device.current():
-            if self.device.was_reset():
+            if self.device.gone() is not None:
                 return  # everything went with the context that was opened
             try:
                 for stream in reversed(self.streams):
@@ -633,7 +567,6 @@ class GpuTest:
                     self.works.close()
                 finally:
                     self.arena.close()
-                    self.session.limit("the test's teardown")
 
 
 SESSION: pytest.StashKey[GpuSession] = pytest.StashKey()  # on `config.stash`; absent while the plugin is off

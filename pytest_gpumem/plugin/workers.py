@@ -47,20 +47,13 @@ def refuse_workers(config: pytest.Config, what: str) -> None:
         raise pytest.UsageError(f"gpumem: {what}, not under xdist; leave out -n")
 
 
-def worker_count(config: pytest.Config) -> int:
-    """Processes that run tests: the controller's workers, or 1."""
-    if not hands_out(config):
-        return 1
-    return sum(int(count) if times else 1 for count, times, _ in (spec.partition("*") for spec in config.option.tx))
-
-
-def prepare(config: pytest.Config, *, off: bool = False) -> None:
-    """With workers or `off`, switch pytest-benchmark off as its option does: left to itself it says that nothing is measured.
+def prepare(config: pytest.Config) -> None:
+    """With workers, switch pytest-benchmark off as its option does: left to itself it says that nothing is measured.
     `--dist` without workers distributes nothing, and pytest-benchmark is to know it."""
     option = config.option
     if hands_out(config) and not option.tx:
         option.dist = "no"
-    if off or in_parts(config):
+    if in_parts(config):
         option.benchmark_disable, option.benchmark_enable = True, False
 
 

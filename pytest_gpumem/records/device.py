@@ -149,14 +149,6 @@ class CardProcess(Record, frozen=True):
     memory_bytes: int | None = None  # Bytes of its memory on the card; None if unknown
 
 
-class Occupancy(Record, frozen=True):
-    """Who holds how much of the memory of a GPU, or of a MIG instance, now."""
-
-    total: int  # Bytes that it has
-    used: int  # Bytes that are not free
-    of: dict[int, int]  # By process id, the bytes that the driver lists; empty where it lists none
-
-
 class Card(Record, frozen=True):
     """Present state of one card. None is unknown: the driver or the card does not report it."""
 

@@ -31,7 +31,7 @@ def header(
 ) -> list[str]:
     """Lines about the device and the run, without colour.
     `settings`: by the names of the options: mode, sampler, placements, precision (a share), budget and total_budget (seconds), processes,
-    max_regression, min_bandwidth, max_latency, memory_limit (bytes), strict. Missing names and None are left out.
+    max_regression, min_bandwidth, max_latency, strict. Missing names and None are left out.
     `baseline`: one sentence about the baseline, as `baseline_line` makes it.
     `fallback_reason`: why the device is simulated, if nobody chose that.
     `conditions`: clocks and throttle reasons at the start.
@@ -177,8 +177,6 @@ def _plan(settings: Mapping[str, object]) -> str:
         parts.append(f"{format_time(total)} in total")
     if isinstance(processes := settings.get("processes"), int) and processes > 1:
         parts.append(f"{processes} processes")
-    if isinstance(limit := settings.get("memory_limit"), int):
-        parts.append(f"memory limit {format_bytes(limit)}")
     if settings.get("strict"):
         parts.append("strict")
     return ", ".join(parts)

@@ -1,6 +1,6 @@
 """The processes that commands start, pytest and other programs: the command line, the environment, the output.
 
-No other module of this package starts pytest, but the guardian of a session, which has the session's own pytest write its results.
+No other module of this package starts pytest.
 Programs that are no pytest, such as git, have a module each that asks them.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import selectors
 import shlex
 import signal
@@ -23,13 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, WRITING, OptionRole, of_role, switch_off
+from pytest_gpumem.settings import ANNOUNCE, EVIDENCE, OF_A_RUN, OptionRole, of_role, switch_off
 
 ONLY_PLUGIN = "pytest_gpumem.plugin.profiling"
 """Part of the plugin that runs selected tests and no others. Its name alone: this package is below the plugin."""
 _LAST_CHARACTERS = 1500  # of a failed process's output that are kept
 _PIPE = 65536  # bytes that are read of a pipe at once
-_LATE_SECONDS = 150.0  # seconds after a pytest's end in which its results are written
 WATCHED = 1.0  # seconds between two looks at a process that is watched
 _PYTHON = re.compile(r"python[0-9.]*(\.exe)?")
 
@@ -122,18 +120,9 @@ def run(
 
 
 def run_here(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a pytest to its end with this process's terminal; its exit code, once its results are written, whatever ended it."""
+    """Run a pytest to its end with this process's terminal; its exit code."""
     sys.stdout.flush()
-    reads, writes = os.pipe()
-    try:
-        try:
-            done = subprocess.run(command, env={**environment, WRITING: str(writes)}, pass_fds=(writes,), check=False)
-        finally:
-            os.close(writes)
-        select.select([reads], [], [], _LATE_SECONDS)  # a process that died has its results written by another one
-    finally:
-        os.close(reads)
-    return done.returncode
+    return subprocess.run(command, env=dict(environment), check=False).returncode
 
 
 class Background:

@@ -59,8 +59,6 @@ class OfBase:
     accepts: Callable[[str, str, str | None], bool] = lambda key, limit, value: False
     """Whether somebody accepted that the change loosens a limit of a row to a value; None is no limit."""
 
-    saved: Callable[[str], str | None] = lambda key: None  # the revision of a row's newest saved run; None if it has none
-
 
 class Standing(Enum):
     """How something ended that a gate relies on: a row of the screen after the duet, a measurement of the baseline, or a limit."""
@@ -493,17 +491,11 @@ def _cleared(before: Row, after: Row) -> bool:
 
 
 def _shared(before: Row, after: Row, base: OfBase) -> Iterator[str]:
-    """A line about the figures of a row that grew against the baseline, and did not against base; with the command that finds when."""
+    """A line about the figures of a row that grew against the baseline, and did not against base."""
     left = {one.limit for one in after.verdict.limits}
     grown = [one for one in open_results(before) if one.outcome is Outcome.FAIL and one.limit not in left]
-    if not grown:
-        return
-    figure = next((one.limit[len("max_") :].removesuffix("_regression") for one in grown if one.limit.startswith("max_")), None)
-    since = ""
-    if figure is not None and (good := base.saved(before.key)) is not None:
-        words = ["gpumem", "bisect", "--good", good, "--bad", base.name, "--figure", figure, before.nodeid]
-        since = f"; since when: {shlex.join(words)}"
-    yield f"{base.name} has it too: {before.key}: {'; '.join(one.reason for one in grown)}{since}"
+    if grown:
+        yield f"{base.name} has it too: {before.key}: {'; '.join(one.reason for one in grown)}"
 
 
 _ENDED: Mapping[int, tuple[Exit, str]] = {

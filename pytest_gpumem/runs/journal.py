@@ -45,12 +45,6 @@ class Journal:
             self.close()
             raise
 
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _read(self) -> None:
         found = os.fstat(self._file)
         if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, a device read without end

@@ -40,7 +40,6 @@ REFUSED: Mapping[str, str] = {
     **{option.flag: "a duet's processes are no runs of their own; --json writes its results" for option in of_role(OptionRole.OUTPUT)},
     **{option.flag: "a duet has fresh processes of its own" for option in of_role(OptionRole.PROCESSES)},
     "--gpumem-baseline": "a duet compares with BASE alone",
-    "--gpumem-memory-limit": "a duet's two processes share the card",
     **dict.fromkeys(("-n", "--numprocesses"), "a duet measures one process at a time"),
 }
 """Arguments of pytest that a duet does not accept, and why. A process ignores them, whoever gives them."""

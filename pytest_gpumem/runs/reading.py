@@ -95,18 +95,6 @@ def problem(row: Row | None, process: ProcessRecord) -> str | None:
     return "its test failed" if row.failed and not _by_limits(row.nodeid, process) else None
 
 
-def unmeasured(process: ProcessRecord, wanted: RowFilter) -> str | None:
-    """Why a process measured none of the wanted rows; None if it measured one."""
-    if process.error is not None:
-        return f"crashed: {process.error}"
-    rows = {row.key: row for row in process.rows if wanted.holds(row.nodeid, row.key)}
-    reasons = {key: problem(row, process) for key, row in rows.items() if row.measurement is not None or row.footprint is None}
-    if rows and not (reasons and all(reasons.values())):
-        return None
-    names = [*reasons, *wanted.names]
-    return _reason(process, names[0], reasons.get(names[0]) or "there is no such test")
-
-
 def _by_limits(nodeid: str, process: ProcessRecord) -> bool:
     """True if verdicts fail a test, and no assertion or error of its own."""
     rows = [row for row in process.rows if row.nodeid == nodeid and row.measured_something]

@@ -7,12 +7,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import same_code_in_pairs
-from pytest_gpumem.judging.paired import MODE_PAIRS, Judge, Paired, judge_pairs, least_pairs
+from pytest_gpumem.judging.paired import MODE_PAIRS, Paired, judge_pairs, least_pairs
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.runs import RunError
@@ -73,7 +72,7 @@ class Jury:
 
     family: Sequence[str]
     deltas: Mapping[str, float]
-    judge: Judge
+    clean: int  # pairs that a PASS takes at least
     found: dict[str, Paired | DuetVerdict] = field(default_factory=dict)  # verdicts, and why a measurement gets none
     pairs: dict[str, list[float]] = field(default_factory=dict)  # log-ratios of each measurement so far
     measured: dict[str, dict[str, list[Measurement]]] = field(default_factory=dict)  # by key and side, a measurement of each process
@@ -100,7 +99,8 @@ class Jury:
     def judged(self) -> dict[str, Paired]:
         """The verdicts by the pairs so far, of each measurement that has some."""
         same = [key for key, by_side in self.measured.items() if same_code_in_pairs(by_side.get(BASE, ()), by_side.get(HEAD, ()))]
-        return self.judge({key: self.pairs.get(key, []) for key in self.family}, self.deltas, same)
+        pairs = {key: self.pairs.get(key, []) for key in self.family}
+        return judge_pairs(pairs, self.deltas, same, clean=self.clean)
 
 
 def _measurements(process: ProcessRecord, key: str) -> Iterator[Measurement]:
@@ -119,21 +119,16 @@ class Duet:
         *,
         max_regression: str | Mapping[str, str] | None,
         rounds_max: int,
-        seed: int = 0,
         on_progress: Callable[[DuetProgress], object],
-        judge: Judge | None = None,
     ) -> None:
         """Nothing is run yet.
         `sides`: whose identities are to stay.
         `journal`: gives finished processes and gets new ones.
         `max_regression`: allowed slow-down of all of them, as written, or by row key; None: each test's own, else 1 %.
-        `seed`: of the order of base and head.
-        `judge`: judges the pairs after every round; default: `judge_pairs`.
         Raises `RunError`: the journal cannot be read.
         """
-        self._judge = judge or partial(judge_pairs, clean=min(MODE_PAIRS, rounds_max))
         self._sides = sides
-        self._experiment = Experiment(processes, islice(pairs(seed), 2 * rounds_max), journal, on_trouble=self._on_trouble)
+        self._experiment = Experiment(processes, islice(pairs(), 2 * rounds_max), journal, on_trouble=self._on_trouble)
         self._wanted = wanted
         self._max_regression = max_regression
         self._last = rounds_max
@@ -188,7 +183,8 @@ class Duet:
     def _begin(self, family: list[str], first: Mapping[str, ProcessRecord]) -> Jury:
         self._check_rounds(len(family))
         rows = {side: {row.key: row for row in first[side].rows} for side in (BASE, HEAD)}
-        return Jury(family, {key: delta_of(rows[BASE][key], rows[HEAD][key], self._max_regression) for key in family}, self._judge)
+        deltas = {key: delta_of(rows[BASE][key], rows[HEAD][key], self._max_regression) for key in family}
+        return Jury(family, deltas, min(MODE_PAIRS, self._last))
 
     def _trouble(self, process: ProcessRecord) -> str | None:
         """Why a process is to be repeated: as `trouble`, with the measurements that are open."""

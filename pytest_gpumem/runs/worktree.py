@@ -115,7 +115,7 @@ def checked_out(base: str, here: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def commit_side(commit: str, here: Path, title: str = "commit") -> Iterator[Side]:
+def commit_side(commit: str, here: Path, title: str) -> Iterator[Side]:
     """A commit, ready to run in the folder that is `here` in the working tree; what is made for it is removed at the end.
     `title`: what it is, for messages.
     Raises `RunError`: it cannot be prepared.

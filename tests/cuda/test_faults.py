@@ -14,6 +14,9 @@ import pytest
 pytest.importorskip("cupy")
 pytestmark = pytest.mark.usefixtures("free_gpu")
 MODULE = r"""
+import os
+import time
+
 import cupy
 import numpy as np
 import pytest
@@ -25,8 +28,12 @@ ENDLESS = cupy.RawKernel('extern "C" __global__ void endless(volatile int* go) {
 def crash(): BAD((1,), (1,), (np.uint64(0x10),))
 
 
+def about_to_hang(): os.write(2, b"about to hang\n")
+
+
 def hang():
     global go
+    about_to_hang()
     go = cupy.zeros(1, "i4")
     ENDLESS((1,), (1,), (go,))
 
@@ -35,8 +42,9 @@ def test_1(gpu_benchmark, gpu_kernels, device_buffer):
     gpu_benchmark(gpu_kernels.copy, device_buffer("4 MiB"), device_buffer("4 MiB"))
 
 
+@pytest.mark.parametrize("number", range(TIMES))
 @pytest.mark.gpumem(timeout="3 s")
-def test_2(gpu_benchmark, gpu_device, device_buffer):
+def test_2(gpu_benchmark, gpu_device, device_buffer, number):
     device_buffer("4 MiB", "f4")
     CULPRIT
 
@@ -52,8 +60,8 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    def run(culprit: str, *arguments: str) -> subprocess.Popen[str]:
-        (tmp_path / "test_it.py").write_text(MODULE.replace("CULPRIT", culprit))
+    def run(culprit: str, *arguments: str, times: int = 1) -> subprocess.Popen[str]:
+        (tmp_path / "test_it.py").write_text(MODULE.replace("CULPRIT", culprit).replace("TIMES", str(times)))
         own = ("--gpumem", "--gpumem-device", "cuda", "--gpumem-budget", "100 ms", "-rA", "-p", "no:cacheprovider", "--rootdir=.")
         command = [sys.executable, "-m", "pytest", *own, *arguments, "test_it.py"]
         return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -71,8 +79,8 @@ def test_a_crash_after_the_last_wait_is_its_tests(start: Start) -> None:
     session = start("crash()")
     output, _ = session.communicate(timeout=120)
     assert session.returncode == pytest.ExitCode.TESTS_FAILED
-    assert verdicts(output) == {"test_1": "PASSED", "test_2": "FAILED", "test_3": "ERROR", "test_4": "PASSED"}
-    assert re.search(r"did not run: test_it\.py::test_2 lost the context \(\w[\w ]+, test_it\.py:\d+\)", output)
+    assert verdicts(output) == {"test_1": "PASSED", "test_2[0]": "FAILED", "test_3": "ERROR", "test_4": "PASSED"}
+    assert re.search(r"did not run: test_it\.py::test_2\[0\] lost the context \(\w[\w ]+, test_it\.py:\d+\)", output)
     last = output.rstrip().splitlines()[-1]
     assert " in " in last
     assert last.endswith("=")  # nothing follows the summary: no traceback of a library that frees its memory
@@ -82,33 +90,45 @@ def test_a_worker_that_lost_the_context_is_replaced(start: Start) -> None:
     session = start("crash()", "--gpumem-isolate")
     output, _ = session.communicate(timeout=120)
     assert session.returncode == pytest.ExitCode.TESTS_FAILED
-    assert verdicts(output) == {"test_1": "PASSED", "test_2": "FAILED", "test_3": "PASSED", "test_4": "PASSED"}
+    assert verdicts(output) == {"test_1": "PASSED", "test_2[0]": "FAILED", "test_3": "PASSED", "test_4": "PASSED"}
 
 
-@pytest.mark.parametrize("culprit", ["gpu_benchmark(hang)", "hang()", "hang(); cupy.cuda.Device().synchronize()"])
-def test_an_endless_kernel_ends_the_session(start: Start, culprit: str) -> None:
-    session = start(culprit)
+def test_an_endless_kernel_ends_the_session(start: Start) -> None:
+    session = start("gpu_benchmark(hang)")
     output, _ = session.communicate(timeout=120)
     assert session.returncode == pytest.ExitCode.TESTS_FAILED
-    assert verdicts(output) == {"test_1": "PASSED", "test_2": "FAILED"}
-    assert "--gpumem-timeout" in output
-    again = start("pass")  # the GPU is free
-    output, _ = again.communicate(timeout=120)
-    assert again.returncode == pytest.ExitCode.OK, output
+    assert re.search(r"gpumem: test_it\.py::test_2\[0\]: a measurement did not end .*--gpumem-timeout.*--gpumem-isolate", output)
+    assert "in test_2" in output  # the stack
+    assert_the_gpu_is_free(start)
 
 
-def test_a_worker_with_an_endless_kernel_is_replaced(start: Start) -> None:
-    session = start("gpu_benchmark(hang)", "--gpumem-isolate")
-    output, _ = session.communicate(timeout=120)
+def test_six_endless_kernels_cost_their_tests_alone(start: Start) -> None:
+    session = start("gpu_benchmark(hang)", "--gpumem-isolate", times=6)
+    output, _ = session.communicate(timeout=400)
     assert session.returncode == pytest.ExitCode.TESTS_FAILED
-    assert verdicts(output) == {"test_1": "PASSED", "test_2": "FAILED", "test_3": "PASSED", "test_4": "PASSED"}
+    failed = {f"test_2[{number}]": "FAILED" for number in range(6)}
+    assert verdicts(output) == {"test_1": "PASSED", **failed, "test_3": "PASSED", "test_4": "PASSED"}
+    assert output.count(" in test_2\n") == 6  # the stacks
+    assert_the_gpu_is_free(start)
 
 
-def test_an_interrupt_ends_an_endless_kernel(start: Start) -> None:
-    session = start("hang(); print('it hangs', flush=True); cupy.cuda.Device().synchronize()", "-s")
+@pytest.mark.parametrize(
+    ("culprit", "arguments"),
+    [("about_to_hang(); time.sleep(600)", ()), ("gpu_benchmark(hang)", ("--gpumem-isolate",))],
+    ids=["host code", "an endless kernel in a worker"],
+)
+def test_an_interrupt_keeps_what_was_measured(start: Start, culprit: str, arguments: tuple[str, ...]) -> None:
+    session = start(culprit, "-s", *arguments)
     assert session.stdout is not None
-    before = next(line for line in session.stdout if "it hangs" in line)
+    before = next(line for line in session.stdout if "about to hang" in line)
     session.send_signal(signal.SIGINT)
     after, _ = session.communicate(timeout=60)
     assert session.returncode == pytest.ExitCode.INTERRUPTED, before + after
     assert verdicts(after) == {"test_1": "PASSED"}
+    assert_the_gpu_is_free(start)
+
+
+def assert_the_gpu_is_free(start: Start) -> None:
+    session = start("pass")
+    output, _ = session.communicate(timeout=120)
+    assert session.returncode == pytest.ExitCode.OK, output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +14,6 @@ from sessions import Run, rows_in, slower
 
 from pytest_gpumem.plugin import repeating
 from pytest_gpumem.plugin import state as session_module
-from pytest_gpumem.plugin.guardian import TERMINATED
-from pytest_gpumem.plugin.guarding import Termination
 from pytest_gpumem.plugin.repeating import AHEAD
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.records.measurement import Measurement
@@ -213,16 +210,14 @@ def test_a_row_that_stays_undecided_fails_a_strict_run_alone(
     ("error", "code"),
     [
         (pytest.exit.Exception("enough"), pytest.ExitCode.INTERRUPTED),
-        (Termination("SIGTERM"), TERMINATED),
         (ValueError("a bug"), pytest.ExitCode.INTERNAL_ERROR),
     ],
-    ids=["exit", "SIGTERM", "error"],
+    ids=["exit", "error"],
 )
 def test_whatever_ends_the_further_processes_the_results_are_written(
     pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
 ) -> None:
     def broken(*_: object, **__: object) -> None:
-        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
         raise error
 
     monkeypatch.setattr(repeating, "repeat", broken)

@@ -86,14 +86,19 @@ def test_what_is_not_judged_is_not_green(
     assert ended == code, text
 
 
-@pytest.mark.parametrize("isolated", [True, False])
 @pytest.mark.parametrize("leaves", ["os._exit(0)", "ctypes.CDLL(None)._exit(0)", "os.kill(os.getpid(), 9)"])
-def test_a_process_that_ends_by_itself_is_red(project: Project, gate: Gate, leaves: str, isolated: bool) -> None:
-    """The gate waits for the results, which another process writes after this one's death."""
+def test_a_process_that_ends_by_itself_is_red(project: Project, gate: Gate, leaves: str) -> None:
     project.write("test_it.py", f"{TESTS}\ndef test_leaves():\n    import ctypes, os\n    {leaves}\n")
-    ended, text = gate(isolated=isolated)
+    ended, text = gate(isolated=True)
     assert ended == 1, text
     assert "nothing was measured" not in text
+
+
+def test_a_process_without_workers_that_ends_by_itself_is_no_verdict(project: Project, gate: Gate) -> None:
+    project.write("test_it.py", f"{TESTS}\ndef test_leaves():\n    import os\n    os._exit(0)\n")
+    ended, text = gate(isolated=False)
+    assert ended == 6, text
+    assert "no verdict: nothing was measured" in text
 
 
 LOST = """from conftest import lose

@@ -235,3 +235,34 @@ def test_a_rerun_takes_the_place_of_all_earlier_rows(pytester: pytest.Pytester, 
     )
     gpumem("--benchmark-json=out.json")
     assert results(pytester.path / "out.json") == {"test_it[x]": ("MEASURED", False)}
+
+
+ON_THE_REPORT = """
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    report.item, report.extras, report.call = item, [item], lambda: 0
+    return report
+"""
+BY_HAND = """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    report = pytest.TestReport(item.nodeid, item.location, keywords=item.keywords, outcome="passed", longrepr=None, when="call")
+    item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+"""
+
+
+@pytest.mark.parametrize("conftest", [ON_THE_REPORT, BY_HAND], ids=["attributes", "made by hand"])
+def test_a_report_may_hold_what_cannot_be_sent(pytester: pytest.Pytester, gpumem: Run, conftest: str) -> None:
+    pytester.makeconftest(conftest)
+    pytester.makepyfile("def test_a(): pass")
+    result = gpumem()
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=1)

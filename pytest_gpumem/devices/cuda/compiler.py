@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 
-from pytest_gpumem.devices.cuda.code_cache import CachedCode, CodeCache
+from pytest_gpumem.devices.cuda.code_cache import CodeCache
 from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.nvrtc import CompilerMissing, DoesNotCompile
@@ -88,21 +88,13 @@ class Compiler:
             self._largest_shared[key] = nbytes
 
     def _load(self, source: str, entry: str, what: str) -> Any:
-        with translated(f"loading {what}"):
-            try:
-                try:
-                    return _function(self._cache.get(source, entry))
-                except CUPY_ERRORS:  # such as kept code that this driver refuses
-                    return _function(self._cache.get(source, entry, fresh=True))
-            except (CompilerMissing, DoesNotCompile) as error:
-                raise DeviceError(f"{what}: {error}") from None
-
-
-def _function(code: CachedCode) -> Any:
-    """A function that can be launched; it keeps its module."""
-    module = Module()
-    module.load(code.code)
-    return module.get_function(code.symbol)
+        try:
+            code = self._cache.get(source, entry)
+        except (CompilerMissing, DoesNotCompile) as error:
+            raise DeviceError(f"{what}: {error}") from None
+        # The module lives as long as the context: no function outlives it.
+        module = check(D.cuModuleLoadData(code.code), f"loading {what}")
+        return check(D.cuModuleGetFunction(module, code.symbol.encode()), f"loading {what}")
 
 
 def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:

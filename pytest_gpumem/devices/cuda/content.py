@@ -109,9 +109,7 @@ class CudaContent:
         following = np.ascontiguousarray(following, dtype=np.int32)
         with self._reached(allocation, stream) as here:
             # One word of each node: rows of 4 bytes, as far apart as the nodes.
-            result = R.cudaMemcpy2DAsync(
-                here.address, node_bytes, _address(following), 4, 4, nodes, _TO_DEVICE, stream.handle
-            )
+            result = R.cudaMemcpy2DAsync(here.address, node_bytes, _address(following), 4, 4, nodes, _TO_DEVICE, stream.handle)
             check(result, "writing a cycle")
             _wait(stream)
 

@@ -20,7 +20,7 @@ def array(allocation: Allocation, dtype: str, size: int) -> Any:
     """
     if not allocation.host_address:
         raise Unsupported(f"NumPy cannot see {allocation.kind.value} memory")
-    memory = (ctypes.c_ubyte * allocation.nbytes).from_address(allocation.host_address)
+    memory: Any = (ctypes.c_ubyte * allocation.nbytes).from_address(allocation.host_address)
     return np.frombuffer(memory, dtype=dtype, count=size)
 
 

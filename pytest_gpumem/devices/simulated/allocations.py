@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pytest_gpumem.devices.checks import below_context, check_allocator, check_host_array, check_oversubscription, check_size, part_of
+from pytest_gpumem.devices.checks import check_allocator, check_host_array, check_oversubscription, check_size, part_of
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped
-from pytest_gpumem.devices.protocol import Allocation, Allocator, DeviceError, HostMemory, OutOfMemory, Stream, Unsupported
+from pytest_gpumem.devices.protocol import Allocation, Allocator, HostMemory, OutOfMemory, Stream, Unsupported
 from pytest_gpumem.devices.simulated.content import backed, backing, memory_name, prefix
 from pytest_gpumem.devices.simulated.machine import SimulatedMachine
 from pytest_gpumem.devices.simulated.pages import Pages
@@ -104,7 +104,6 @@ class SimulatedMemory(Facet):
         super().__init__(timeline, machine)
         self._live: dict[int, Allocation] = {}
         self._used = dict.fromkeys(MemoryKind, 0)
-        self._total = machine.sheet.memory_bytes  # bytes of the device's memory, or the limit
         self._device_addresses = AddressSpace(0x7F00_0000_0000)
         self._host_addresses = AddressSpace(0x5500_0000_0000)
 
@@ -196,31 +195,24 @@ class SimulatedMemory(Facet):
 
     def free_bytes(self, kind: MemoryKind) -> int:
         if not kind.beyond_link:
-            return max(0, self._total - self.in_use())
+            sheet = self._machine.sheet
+            used = sum(nbytes for each, nbytes in self._used.items() if not each.beyond_link)
+            return max(0, sheet.memory_bytes - sheet.context_bytes - used)
         host = self.host()
         return min(int(host.total * _PINNABLE) - host.locked, host.available) if kind.locked else host.available
-
-    def limit(self, nbytes: int) -> None:
-        if nbytes <= self.in_use():
-            raise DeviceError(below_context(nbytes, self.in_use()))
-        self._total = min(self._total, nbytes)
-
-    def in_use(self) -> int:
-        return self._machine.sheet.context_bytes + sum(nbytes for each, nbytes in self._used.items() if not each.beyond_link)
 
     def _take(self, nbytes: int, kind: MemoryKind) -> None:
         free = self.free_bytes(kind)
         if nbytes > free:
             raise OutOfMemory(
-                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free on the simulated device",
-                asked=None if kind.beyond_link else nbytes,
+                f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free on the simulated device"
             )
         self._used[kind] += nbytes
 
     def scatter(self, sizes: Sequence[int], seed: int) -> list[Allocation]:
         needed, free = sum(sizes), self.free_bytes(MemoryKind.DEVICE)
         if needed > free:
-            raise OutOfMemory(f"{needed / 2**30:.3g} GiB asked for, {free / 2**30:.3g} GiB are free on the simulated device", asked=needed)
+            raise OutOfMemory(f"{needed / 2**30:.3g} GiB asked for, {free / 2**30:.3g} GiB are free on the simulated device")
         made: dict[int, Allocation] = {}
         for which in np.random.default_rng(seed).permutation(len(sizes)):
             made[int(which)] = self.allocate(sizes[which], MemoryKind.DEVICE)

@@ -21,7 +21,7 @@ FILES = {
         "class Hooks:\n    def pytest_sessionfinish(self):\n        one, self._session.rows = 1, [Verdict('PASS')]\n"
         "    @hookimpl(tryfirst=True)\n    def pytest_configure(self):\n        self.lost = is_worker\n"
     ),
-    "pytest_gpumem/room/l2_sweep.py": (
+    "pytest_gpumem/room/runs.py": (
         "class Hooks:\n    def run(self, row):\n        return replace(row, verdict=None)\n"
         "def pytest_command(session):\n    session.lost = ''\n"
     ),
@@ -49,7 +49,7 @@ def test_figures_of_tracked_files(checkout: Path) -> None:
     assert (found["hooks"], found["hooks with tryfirst or trylast"], found["implementations of pytest_sessionfinish"]) == (2, 1, 1)
     assert (found["attributes of the session's state"], found["of these assigned from outside"]) == (2, 1)
     assert found["functions that make or replace a verdict"] == 2
-    assert (found["modules that know of xdist"], found["modules outside its own that know of l2-sweep"]) == (1, 0)
+    assert found["modules that know of xdist"] == 1
     assert found["class names used for different things"] == 1
     assert (found["words of docs"], found["of these written by hand, without code"]) == (20, 3)
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.opening import choose
 from pytest_gpumem.devices.protocol import AccessProperty, DeviceError, WindowSpec
 from pytest_gpumem.memory.buffers import Arena
-from pytest_gpumem.memory.l2 import IMPOSED, BadWindow, fit_set_aside, persisting
+from pytest_gpumem.memory.l2 import BadWindow, fit_set_aside, persisting
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.units import MiB
 
@@ -135,7 +135,7 @@ def test_off_means_no_set_aside_no_window_and_no_lines_that_somebody_left(device
 
 ABOVE_HALF = (
     "measured without a window: 25604 KiB are more than half of L2, 25 MiB, where a fitted window can be slower than none; "
-    'set_aside="max" sets one, and gpumem l2-sweep finds the best'
+    'set_aside="max" sets one'
 )
 
 
@@ -343,18 +343,3 @@ def test_what_holds_the_window_and_a_step_more_where_that_pays(window: float, se
 def test_a_device_with_a_smaller_maximum_than_half_of_l2_limits_it() -> None:
     small = replace(H100, persisting_l2_max_bytes=10 * MiB)
     assert fit_set_aside(small, 40 * MiB) == 9.375 * MiB
-
-
-def test_a_sweep_imposes_set_aside_and_hit_ratio_and_leaves_the_other_arguments(
-    device: CountedDevice, arena: Arena, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    buffer = arena.buffer(8 * MiB)
-    monkeypatch.setenv(IMPOSED, '{"set_aside": 3276800, "hit_ratio": 0.5}')
-    with persisting(device, buffer, set_aside="max", hit_ratio=1.0, miss="normal", where="launch", window="6 MiB", offset=MiB) as stream:
-        assert (stream.asked.set_aside, stream.asked.hit_ratio) == (STEP, 0.5)
-        assert (stream.asked.miss, stream.where, stream.nbytes, stream.asked.offset) == (AccessProperty.NORMAL, "launch", 6 * MiB, MiB)
-    with persisting(device, buffer, set_aside="off") as stream:
-        assert stream.window is None
-    monkeypatch.setenv(IMPOSED, '{"set_aside": "off"}')
-    with persisting(device, buffer) as stream:
-        assert stream.window is None

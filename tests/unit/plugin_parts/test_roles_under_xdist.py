@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpumem.plugin.workers import Channel, given, hands_out, in_parts, is_part, prepare, refuse_workers, worker_count
+from pytest_gpumem.plugin.workers import Channel, given, hands_out, in_parts, is_part, prepare, refuse_workers
 
 
 def config(*tx: str, worker: bool = False, **options: Any) -> Any:
@@ -40,14 +40,6 @@ def test_a_process_is_a_worker_or_the_controller_or_alone(one: Any, worker: bool
             refuse_workers(one, "a sweep is of one process")
     else:
         refuse_workers(one, "a sweep is of one process")
-
-
-@pytest.mark.parametrize(
-    ("tx", "dist", "count"),
-    [(["popen"], "load", 1), (["2*popen", "popen", "3*ssh=host"], "load", 6), ([], "load", 0), (["4*popen"], "no", 1)],
-)
-def test_processes_that_run_tests(tx: list[str], dist: str, count: int) -> None:
-    assert worker_count(config(*tx, dist=dist)) == count
 
 
 def test_workers_do_not_benchmark_and_dist_without_workers_distributes_nothing() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from committing import git
 
-from pytest_gpumem.revisions import RevisionError, ancestry, files_at, head, line_between, of_no_hook
+from pytest_gpumem.revisions import RevisionError, ancestry, files_at, head, of_no_hook
 
 
 class Repository:
@@ -130,35 +130,3 @@ def test_head(repository: Repository) -> None:
     assert head(repository.folder) == commit
     (repository.folder / "file").write_text("2")
     assert head(repository.folder) == f"{commit}-dirty"
-
-
-def test_the_line_follows_first_parents(repository: Repository) -> None:
-    """Also from a commit that came in by a merge, and by the names of branches and tags."""
-    first = repository.commit("first")
-    repository.git("checkout", "-q", "-b", "feature")
-    own, last_own = repository.commit("own"), repository.commit("last own")
-    repository.git("checkout", "-q", "main")
-    second = repository.commit("second: a\ttab, a \x01 and a | bar")
-    repository.git("merge", "-q", "--no-ff", "-m", "merge", "feature")
-    merge, last = repository.git("rev-parse", "HEAD"), repository.commit("last")
-    repository.git("config", "log.showSignature", "true")
-    line = line_between(first[:12], "main", repository.folder)
-    assert [one.id for one in line] == [first, second, merge, last]
-    assert (line[1].subject, line[1].author, line[2].parents) == ("second: a\ttab, a \x01 and a | bar", "Ada", (second, last_own))
-    assert [one.id for one in line_between(own, last, repository.folder)] == [own, merge, last]
-
-
-def test_what_is_no_line_is_one_message(repository: Repository) -> None:
-    first, second = repository.commit("first"), repository.commit("second")
-    repository.git("checkout", "-q", "-b", "side", first)
-    repository.commit("side")
-    for good, bad, message in (
-        ("side", "main", "'side' is no ancestor of 'main'"),
-        ("main", first, "'main' is no ancestor of"),
-        ("main", second, "'main' and .* are the same commit"),
-        ("v9", "main", "'v9' is no commit of"),
-        ("main", "--all", "'--all' is no commit of"),
-    ):
-        with pytest.raises(RevisionError, match=message) as caught:
-            line_between(good, bad, repository.folder)
-        assert "\n" not in str(caught.value)

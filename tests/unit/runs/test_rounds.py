@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ from known_devices import H100
 from msgspec import structs
 from processes import SETTINGS, Answer, Players, process, row, sides
 
-from pytest_gpumem.judging.paired import MODE_PAIRS, judge_pairs
+from pytest_gpumem.judging.paired import MODE_PAIRS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Conditions, Limits, MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
-from pytest_gpumem.runs import RunError, report
+from pytest_gpumem.runs import RunError, report, rounds
 from pytest_gpumem.runs.experiment import ATTEMPTS
 from pytest_gpumem.runs.journal import Journal
 from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
@@ -50,17 +49,20 @@ def plain(turn: Turn, attempt: int) -> Sequence[Row]:
     return [row(A, NOISE(turn, 1)), row(B, NOISE(turn, 2, 0.02))]
 
 
-QUICK = partial(judge_pairs, clean=8)  # a PASS as soon as the median pair shows it
+QUICK = 8  # pairs of a PASS: as soon as the median pair shows it
 
 
 def play(tmp_path: Path, answer: Answer, players: Players | None = None, wanted: RowFilter | None = None, **changes: Any) -> DuetResult:
     players = players or Players(answer)
     told: list[DuetProgress] = changes.pop("told", [])
+    mode_pairs = changes.pop("mode_pairs", QUICK)
     own_sides = changes.pop("sides", sides())
-    given: dict[str, Any] = {"max_regression": None, "rounds_max": 96, "seed": 0, "on_progress": told.append, "judge": QUICK, **changes}
+    given: dict[str, Any] = {"max_regression": None, "rounds_max": 96, "on_progress": told.append, **changes}
     journal = Journal(tmp_path / "journal", {"asked": "this"})
     try:
-        return Duet(own_sides, players, journal, wanted or RowFilter(), **given).play()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rounds, "MODE_PAIRS", mode_pairs)
+            return Duet(own_sides, players, journal, wanted or RowFilter(), **given).play()
     finally:
         journal.close()
 
@@ -69,9 +71,9 @@ def outcomes(result: DuetResult) -> dict[str, Outcome | None]:
     return {one.key: one.outcome for one in result.verdicts}
 
 
-@pytest.mark.parametrize(("rounds", "pairs", "share"), [(96, MODE_PAIRS, "9.50"), (12, 12, "22.1")])
-def test_a_pass_takes_the_pairs_that_exclude_a_slow_mode_or_all(tmp_path: Path, rounds: int, pairs: int, share: str) -> None:
-    (verdict,) = play(tmp_path, lambda turn, _: [row(A, NOISE(turn, 1))], rounds_max=rounds, judge=None).verdicts
+@pytest.mark.parametrize(("most", "pairs", "share"), [(96, MODE_PAIRS, "9.50"), (12, 12, "22.1")])
+def test_a_pass_takes_the_pairs_that_exclude_a_slow_mode_or_all(tmp_path: Path, most: int, pairs: int, share: str) -> None:
+    (verdict,) = play(tmp_path, lambda turn, _: [row(A, NOISE(turn, 1))], rounds_max=most, mode_pairs=MODE_PAIRS).verdicts
     assert verdict.paired is not None
     assert (verdict.outcome, verdict.paired.pairs) == (Outcome.PASS, pairs)
     assert f"a slow mode in up to {share} % of processes may be missed" in verdict.sentence

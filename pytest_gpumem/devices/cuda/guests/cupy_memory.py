@@ -99,11 +99,6 @@ class CupyMemory(Source):
         pools = {id(pool): pool for pool in (cupy.get_default_memory_pool(), getattr(cupy.cuda.get_allocator(), "__self__", None))}
         return [pool for pool in pools.values() if isinstance(pool, cupy.cuda.MemoryPool)]
 
-    def empty(self) -> None:
-        with cupy.cuda.Device(self._index):
-            for pool in self._pools():
-                pool.free_all_blocks()
-
     def figures(self) -> Mapping[Series, Figures]:
         used = total = 0
         with cupy.cuda.Device(self._index):

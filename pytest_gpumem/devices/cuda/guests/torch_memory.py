@@ -169,11 +169,6 @@ class TorchMemory(Source):
             _call(torch._C, "_cuda_hostEmptyCache")
         return True
 
-    def empty(self) -> None:
-        torch = self._torch
-        if torch is not None and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-
     def _private(self) -> int:
         """Bytes in pools of CUDA graphs that no tensor uses. Only PyTorch's own allocator tells its segments."""
         if self._torch.cuda.get_allocator_backend() != "native":

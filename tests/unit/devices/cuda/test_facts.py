@@ -45,7 +45,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setattr(bindings, "driver", fake, raising=False)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", fake)
     monkeypatch.setattr(facts, "_installed", lambda module: True)
-    monkeypatch.setattr(facts, "_elsewhere", lambda index, asked: facts.query(index))
+    monkeypatch.setattr(facts, "_elsewhere", lambda index, process: facts.query(index))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return fake
 
@@ -102,8 +102,7 @@ def test_gpus_that_copy_directly_come_first(driver: FakeDriver, monkeypatch: pyt
 def test_a_driver_of_an_older_major_version_is_refused(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cupy")
     monkeypatch.setattr("cupy.cuda.runtime.runtimeGetVersion", lambda: 13020)
-    monkeypatch.setattr(facts, "query", lambda index: facts.DriverFacts(H100, 12040))
-    monkeypatch.setattr(facts, "_elsewhere", lambda index, asked: facts.query(index))
+    monkeypatch.setattr(facts, "_elsewhere", lambda index, process: facts.DriverFacts(H100, 12040))
     with pytest.raises(CudaUnavailable, match=r"supports CUDA 12\.4, the installed CuPy needs CUDA 13.*\[cuda12\]"):
         read_facts(0)
 
@@ -118,7 +117,6 @@ class FakeProcess:
     """A process that has answered."""
 
     running = False
-    file = None
 
     def __init__(self, answer: bytes = b"") -> None:
         self._answer, self.closed = answer, 0
@@ -134,7 +132,7 @@ def test_the_process_that_was_started_early_is_waited_for(monkeypatch: pytest.Mo
     process = FakeProcess(msgspec.json.encode(facts.DriverFacts(H100, 13000)))
     monkeypatch.setattr(facts, "_installed", lambda module: True)
     monkeypatch.setattr(facts, "_linked_version", lambda: 13000)
-    monkeypatch.setattr(facts, "FactsProcess", lambda index, file: process)
+    monkeypatch.setattr(facts, "FactsProcess", lambda index: process)
     with opening.asked("auto") as asked:
         assert id(asked) == id(process)
         monkeypatch.setattr(facts, "FactsProcess", lambda *_: pytest.fail("started twice"))
@@ -145,7 +143,7 @@ def test_the_process_that_was_started_early_is_waited_for(monkeypatch: pytest.Mo
 def test_the_process_ends_though_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     process = FakeProcess()
     monkeypatch.setattr(facts, "_installed", lambda module: True)
-    monkeypatch.setattr(facts, "FactsProcess", lambda index, file: process)
+    monkeypatch.setattr(facts, "FactsProcess", lambda index: process)
     with pytest.raises(pytest.UsageError), opening.asked("cuda:1"):
         raise pytest.UsageError("a mistake in the ini file")
     assert process.closed
