@@ -212,18 +212,6 @@ def exit_codes() -> str:
     return "\n".join(lines)
 
 
-def rules() -> str:
-    """The rules of `gpumem explain` with their thresholds."""
-    from pytest_gpumem.explain.causes import RULES
-
-    lines = ["| rule | looks at | from | accounts for | evidence |", "|---|---|---|---|---|"]
-    for rule in RULES:
-        threshold = f"{100 * rule.threshold:.3g} % {rule.means}" if rule.threshold else rule.means
-        needs = " and ".join(need.words for need in rule.needs) or "the record"
-        lines.append(f"| {rule.name} | {rule.looks_at} | {threshold} | {rule.estimate} | {needs} |")
-    return "\n".join(lines)
-
-
 def rooms() -> str:
     """The rooms of the package from the highest floor to the lowest, as the law of imports orders them."""
     layers = re.search(r"^layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
@@ -252,8 +240,8 @@ def features() -> str:
 def _modules_of_judging() -> Iterator[tuple[str, ast.Module, str]]:
     """The modules that hold the constants of a verdict of the gate or a duet: name, tree and text."""
     package = ROOT / "pytest_gpumem"
-    first = ("screen", "spread", "drift", "judge", "paired", "footprint")
-    files = [path for path in (package / "judging").glob("*.py") if path.stem not in ("student", "traffic")]
+    first = ("screen", "spread", "judge", "paired", "footprint")
+    files = [path for path in (package / "judging").glob("*.py") if path.stem not in ("differences", "student", "traffic")]
     files.sort(key=lambda path: (first.index(path.stem) if path.stem in first else len(first), path.stem))
     for path in (*files, *(package / "records" / f"{name}.py" for name in OF_RECORDS)):
         text = path.read_text(encoding="utf-8")
@@ -312,7 +300,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "api": api,
     "schema": schema,
     "exit-codes": exit_codes,
-    "rules": rules,
     "features": features,
     "rooms": rooms,
     "constants": constants,

@@ -36,7 +36,7 @@ FAIL_OPENS = [
     # A status
     (CORE, 'return LOST, "its test passed without it"', 'return NOT_RUN, "its test passed without it"'),
     (CORE, 'return LOST, f"{its} test is no longer collected"', 'return NOT_RUN, f"{its} test is no longer collected"'),
-    (CORE, 'return UNJUDGED, f"the test {ended.how} and {measured}"', 'return ALLOWED, f"the test {ended.how} and {measured}"'),
+    (CORE, 'return UNJUDGED, f"the test {ended.how} and {measured}"', 'return "accepted", f"the test {ended.how} and {measured}"'),
     (CORE, "return ended._replace(by_words=False, in_base=True)", "return ended"),
     (CORE, "if ended.plugin and ended.plugin in base.dividing:", "if ended.plugin:"),
     (CORE, "    if doubtful:\n        return ended\n", ""),
@@ -44,7 +44,7 @@ FAIL_OPENS = [
     # An exit code
     (CORE, "if one.status in (LOST, NOT_RUN) and not one.accounted]", "if one.status == LOST and not one.accounted]"),
     (CORE, "return [one for one in missing if not one.accounted]", "return [one for one in missing if one.status == LOST]"),
-    (SESSION, "open_ = gpu.drifted or open_under_strict(gpu.missing)", "open_ = gpu.drifted"),
+    (SESSION, "open_ = open_under_strict(gpu.missing)", "open_ = ()"),
     (REPORTED, "return int(pytest.ExitCode.TESTS_FAILED) if failed and fine else code", "return code"),
     (GATE, "Standing.LOST: Effect(Exit.FAILED,", "Standing.LOST: Effect(Exit.FINE,"),
     (GATE, "elif causes := _causes(found, rows, after, failures, unrun):", "elif causes := ():"),

@@ -15,7 +15,6 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,6 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 import ncu_csv  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
-from nsys_sqlite import Export  # noqa: E402
 from processes import Players, row, sides  # noqa: E402
 
 from pytest_gpumem.baselines.layout import digest  # noqa: E402
@@ -178,34 +176,6 @@ def lines_changed(text: bytes, rng: random.Random) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
-def sqlite_changed(text: bytes, rng: random.Random) -> bytes:
-    """Values of other types and sizes, views in place of tables, and tables without columns."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "x.sqlite")
-        path.write_bytes(text)
-        base = sqlite3.connect(path)
-        tables = [name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        table = rng.choice(tables)
-        columns = [one[1] for one in base.execute(f'PRAGMA table_info("{table}")')]
-        kind = rng.randrange(4)
-        try:
-            if kind == 0:
-                endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
-                base.execute(f'ALTER TABLE "{table}" RENAME TO was')
-                chosen = ", ".join(f'i AS "{name}"' for name in columns)
-                base.execute(f'CREATE VIEW "{table}" AS {endless} SELECT {chosen} FROM n')
-            elif kind == 1:
-                base.execute(f'ALTER TABLE "{table}" DROP COLUMN "{rng.choice(columns)}"')
-            else:
-                values = (*NUMBERS[:11], *TEXTS[:3], None, b"\xff\0", "\x1b[2J")
-                base.execute(f'UPDATE "{table}" SET "{rng.choice(columns)}" = ?', [rng.choice(values)])
-            base.commit()
-        except (sqlite3.Error, OverflowError):
-            base.rollback()
-        base.close()
-        return path.read_bytes()
-
-
 # Readers: each raises where a file is read badly
 
 
@@ -239,7 +209,6 @@ def read_results(path: Path, seeds: Path, rng: random.Random) -> None:
     commands = (
         ("compare", good, str(path)),
         ("compare", str(path), good, "--max-regression", "1%"),
-        ("explain", str(path), good),
         ("report", str(path), "-o", str(page)),
         ("report", good, "-o", str(page), "--base", str(path)),
     )
@@ -345,16 +314,10 @@ def read_journal(path: Path, seeds: Path, rng: random.Random) -> None:
 
 def read_profile(path: Path, seeds: Path, rng: random.Random) -> None:
     from pytest_gpumem.nsight.ncu import read_csv
-    from pytest_gpumem.nsight.nsys import read_sqlite
-    from pytest_gpumem.nsight.nsys_tables import Tables
     from pytest_gpumem.nsight.recording import BadReport
 
     try:
-        if path.suffix == ".csv":
-            read_csv(path.read_text(errors="replace"))
-            return
-        with Tables(path) as tables:
-            read_sqlite(tables)
+        read_csv(path.read_text(errors="replace"))
     except BadReport as error:
         one_line(str(error))
 
@@ -365,7 +328,6 @@ KINDS: tuple[tuple[str, tuple[Damage, ...], Callable[[Path, Path, random.Random]
     ("baseline.json", (bytes_changed, baseline_changed, baseline_changed, baseline_changed, json_changed), read_baseline, 4),
     ("acceptance.json", (bytes_changed, baseline_changed, baseline_changed, json_changed), read_acceptance, 2),
     ("journal.jsonl", (bytes_changed, lines_changed, lines_changed, lines_changed), read_journal, 3),
-    ("nsys.sqlite", (bytes_changed, sqlite_changed, sqlite_changed), read_profile, 3),
     ("ncu.csv", (bytes_changed,), read_profile, 1),
 )
 """Of each kind of file: a seed's name, ways to damage it, its reader, and its share of the cases."""
@@ -415,17 +377,6 @@ def _journal(path: Path) -> None:
 
 
 def _profiles(folder: Path) -> None:
-    export = Export(folder / "nsys.sqlite")
-    export.domain()
-    export.category()
-    export.mark(10, "test_a.py::test_copy")
-    for start, end, name in ((20, 900, "test_copy"), (100, 800, "test_copy.measure"), (110, 200, "test_copy.launch")):
-        export.range(start, end, name)
-    export.kernel(140, 180, "void copy<float>(T1 *, const T1 *)", export.call(120, 130))
-    export.copy(210, 240, 1 << 20, 1, export.call(205, 208, "cuMemcpy"))
-    export.memset(250, 260, 4096, export.call(245, 248, "cuMemset"))
-    export.migration(150, 160, 1 << 16, 11, 2)
-    export.close()
     lines = [ncu_csv.line(number, ncu_csv.TRIAD, ncu_csv.measured("test_copy"), ncu_csv.H200) for number in range(3)]
     (folder / "ncu.csv").write_text(ncu_csv.log(*lines))
 

@@ -2,7 +2,7 @@
 
     python ci/plot_peers.py ci/records/*/peers_nvbench.json --svg docs/images/peers.svg
 
-One row of panels for each record: the spread in each condition that it holds, with its 95 % chi-square interval, and the wall time.
+One row of panels for each record: the spread, with its 95 % chi-square interval, and the wall time.
 The background is transparent and the ink a middle grey, so that the figure can be read on light and on dark pages.
 """
 
@@ -32,7 +32,6 @@ LEGEND = 0.6
 IN_THE_TABLE = ("nvbench batch", "triton do_bench mean", "torch Timer", peers_summary.HOT_ONCE, *peers_summary.STREAM_WAYS)
 SHOWN = tuple(way for way in peers_summary.WAYS if way not in IN_THE_TABLE and not way.endswith(CORRECTED))
 """Ways that users of a peer gate on; the others are in the table alone."""
-TITLES = {"same": "spread between processes, %\nthe same allocations", "random": "spread between processes, %\nrandom allocations first"}
 
 
 STYLE: dict[Any, Any] = {
@@ -46,22 +45,17 @@ STYLE: dict[Any, Any] = {
 
 def figure(records: list[dict[str, Any]]) -> Any:
     """The figure of some records, to be drawn and saved in `STYLE`."""
-    conditions = [c for c in TITLES if any(run["condition"] == c for record in records for run in record["runs"])]
-    columns = len(conditions) + 1
-    drawn, panels = plt.subplots(len(records), columns, figsize=(3.6 * columns, 3.2 * len(records) + LEGEND), squeeze=False)
-    for line, record in zip(panels, records, strict=True):
-        rows = [row for row in peers_summary.rows(record) if row.way in SHOWN]
-        for panel, condition in zip(line, conditions, strict=False):
-            _spread(panel, [row for row in rows if row.condition == condition])
-            panel.set_title(TITLES[condition])
-            panel.sharey(line[0])
-        first = next((c for c in conditions if any(row.condition == c for row in rows)), None)
-        _wall(line[-1], [row for row in rows if row.condition == first])
-        line[-1].set_title("wall time of one case, s")
+    shown = [[row for row in peers_summary.kept_rows(record["summary"]) if row.way in SHOWN] for record in records]
+    drawn, panels = plt.subplots(len(records), 2, figsize=(7.2, 3.2 * len(records) + LEGEND), squeeze=False)
+    for line, record, rows in zip(panels, records, shown, strict=True):
+        _spread(line[0], rows)
+        line[0].set_title("spread between processes, %")
+        _wall(line[1], rows)
+        line[1].set_title("wall time of one case, s")
         simulated = "SIMULATED " if record["device"]["simulated"] else ""
         line[0].set_ylabel(simulated + record["device"]["name"])
     handles = {label: handle for panel in panels.flat for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    drawn.legend(handles.values(), handles.keys(), loc="lower center", ncols=columns + 1, frameon=False)
+    drawn.legend(handles.values(), handles.keys(), loc="lower center", ncols=3, frameon=False)
     drawn.tight_layout(rect=(0, LEGEND / (3.2 * len(records) + LEGEND), 1, 1))
     return drawn
 

@@ -40,6 +40,7 @@ from texts_table import lines, of_two_windows
 
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import document_from_json
 from pytest_gpumem.reporting.columns import wrapped
@@ -154,28 +155,34 @@ def _source(nodeid: str, revision: str | None = None) -> dict[str, str]:
 
 NAMES = {
     "traffic": "moved_bytes",
-    "counted": "dram_bytes",
     "max_syncs": "max_waits",
     "syncs": "waits",
     "no_evidence": "no_what_ran",
     "further_peaks": "further",
 }
+FIELDS = {"limits": Limits.__struct_encode_fields__, "measurement": Measurement.__struct_encode_fields__}
+"""By key of a record, the fields of today; older records have others too."""
 OF_A_COMPARISON = {"delta": "change", "low": "change_low", "high": "change_high"}
 """Keys of older records, and what they are called now."""
 
 
-def of_today(value: Any, names: Mapping[str, str] = NAMES) -> Any:
-    """The values of a record with the keys of today."""
+ENDED = ("activity", "why")  # keys of older records that no record has any more
+
+
+def of_today(value: Any, names: Mapping[str, str] = NAMES, fields: Sequence[str] | None = None) -> Any:
+    """Return the values of a record with the keys of today. `fields`: those that a record of today has; None: any."""
     if isinstance(value, list):
         return [of_today(one) for one in value]
     if not isinstance(value, dict):
         return value
-    return {
-        names.get(key, key): [{"peak": peak} for peak in one]
-        if key == "further_peaks"
-        else of_today(one, OF_A_COMPARISON if key == "comparison" else NAMES)
-        for key, one in value.items()
-    }
+    found = {}
+    for key, one in value.items():
+        name = names.get(key, key)
+        if key == "further_peaks":
+            found[name] = [{"peak": peak} for peak in one]
+        elif key not in ENDED and (fields is None or name in fields):
+            found[name] = of_today(one, OF_A_COMPARISON if key == "comparison" else NAMES, FIELDS.get(name))
+    return found
 
 
 def _without_limits(row: Row) -> Row:

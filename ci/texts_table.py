@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import median, stdev
 from typing import Any, NamedTuple
 
-from pytest_gpumem.judging.student import quantile
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
@@ -132,15 +130,13 @@ def of_two_windows(cases: Sequence[Mapping[str, Any]], l2_bytes: int) -> Iterato
     yield "two windows at once: reset_data twice, each on a table as large as the set-aside of both"
     yield f"{'':<26}{'no window':>12}{'ratio 1':>14}{'ratio 0.5':>14}{'fitted':>14}"
     for case in cases:
-        off, *others = (_of_placements(case["found"][name]) for name in ("off", "1", "0.5", "fit"))
+        off, *others = (_timed(case["found"][name]) for name in ("off", "1", "0.5", "fit"))
         size = f"{case['blocks']} blocks, 1/{round(l2_bytes / case['set_aside'])} of L2"
         yield f"  {size:<24}{_time(off.latency):>12}" + "".join(f"{change(off, one):>14}" for one in others)
 
 
-def _of_placements(nanoseconds: Sequence[float]) -> Timed:
-    """The median of placements, in seconds, and half of the 95 % interval of their mean."""
-    half = quantile(0.975, len(nanoseconds) - 1) * stdev(nanoseconds) / math.sqrt(len(nanoseconds))
-    return Timed(1e-9 * median(nanoseconds), 1e-9 * half)
+def _timed(nanoseconds: Mapping[str, float]) -> Timed:
+    return Timed(1e-9 * nanoseconds["median"], 1e-9 * nanoseconds["half_width"])
 
 
 def _windows(title: str, labelled: list[tuple[str, Measurement]]) -> Iterator[str]:

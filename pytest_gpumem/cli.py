@@ -14,12 +14,9 @@ from typing import Any
 import click
 
 from pytest_gpumem.commands.accept import accept
-from pytest_gpumem.commands.baseline import baseline
-from pytest_gpumem.commands.code import code
 from pytest_gpumem.commands.compare import compare
 from pytest_gpumem.commands.doctor import doctor
 from pytest_gpumem.commands.duet import duet
-from pytest_gpumem.commands.explain import explain
 from pytest_gpumem.commands.gate import gate
 from pytest_gpumem.commands.profile import profile
 from pytest_gpumem.commands.report import report
@@ -29,8 +26,8 @@ from pytest_gpumem.revisions import RevisionError
 from pytest_gpumem.units import QuantityError
 
 TASKS: Mapping[str, tuple[click.Command, ...]] = {
-    "Decide": (gate, duet, compare, code, accept, baseline),
-    "Find the cause": (explain, profile),
+    "Decide": (gate, duet, compare, accept),
+    "Find the cause": (profile,),
     "Report": (report,),
     "Set up": (doctor,),
 }
@@ -121,7 +118,7 @@ def _hint(error: click.UsageError) -> str:
 @click.group(cls=_Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pytest-gpumem", prog_name="gpumem", message="%(prog)s %(version)s")
 def main() -> None:
-    """Measure, compare and explain CUDA memory performance."""
+    """Measure and compare CUDA memory performance."""
 
 
 for command in chain(*TASKS.values()):

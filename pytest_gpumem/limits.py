@@ -24,9 +24,7 @@ class LimitKeywords(TypedDict, total=False):
 
     min_bandwidth: str | float | None
     max_latency: str | float | None
-    max_host_time: str | float | None
     max_regression: str | float | None
-    fail_if_faster: str | None
     faster_than: str | None
     min_overlap: str | None
     max_gpu_page_faults: int | str | None
@@ -35,12 +33,7 @@ class LimitKeywords(TypedDict, total=False):
     max_copies: int | str | None
     max_copied_bytes: int | str | None
     max_waits: int | str | None
-    max_registers: int | str | None
     max_spill: int | str | None
-    same_kernels: bool | str | None
-    max_dram_bytes: int | str | None
-    max_sectors_per_request: float | str | None
-    min_l2_hit_rate: str | None
 
 
 class FootprintKeywords(TypedDict, total=False):
@@ -48,8 +41,6 @@ class FootprintKeywords(TypedDict, total=False):
 
     max_peak: int | str | None
     max_kept: int | str | None
-    max_reserved: int | str | None
-    max_allocations: int | str | None
     max_peak_regression: str | None
     max_kernels: int | str | None
     max_copies: int | str | None
@@ -63,10 +54,8 @@ class Limit(NamedTuple):
     name: str  # keyword of the marker and of a measurement, and name of the option
     parse: Callable[[Any], str]  # from the value that a user wrote to the text that is kept; raises `QuantityError`
     help: str
-    metavar: str | None = None
-    """Placeholder of the option's value in the help; empty for a flag, None for a limit that is no option, because it is about one test."""
-    looser: Callable[[str, str], bool] | None = None
-    """True if the first text demands less than the second, at least of some measurements; None for a limit that has one value."""
+    metavar: str | None  # placeholder of the option's value in the help; None for a limit that is no option, because it is about one test
+    looser: Callable[[str, str], bool]  # True if the first text demands less than the second, at least of some measurements
     of_footprint: bool = False  # it limits the memory of a test or of a part of it, and no measurement
     ini_only: bool = False  # no option of the command line and no variable
 
@@ -88,11 +77,6 @@ def _as_written(parse: Callable[[Any], object]) -> Callable[[Any], str]:
     return kept
 
 
-def _share(why: str, *, whole: bool = True) -> Callable[[Any], str]:
-    """Keep the text of a share above 0: arguments as of `units.parse_part`."""
-    return _as_written(lambda value: units.parse_part(value, why, whole=whole))
-
-
 def _more(parse: Callable[[str], Any]) -> Callable[[str, str], bool]:
     """The rule of `Limit.looser` for a limit of which more is looser."""
     return lambda one, other: bool(parse(one) > parse(other))
@@ -101,10 +85,6 @@ def _more(parse: Callable[[str], Any]) -> Callable[[str, str], bool]:
 def _wider(parse: Callable[[str], units.Margin]) -> Callable[[str, str], bool]:
     """The rule of `Limit.looser` for a margin."""
     return lambda one, other: any(allowed > demanded for allowed, demanded in zip(parse(one), parse(other), strict=True))
-
-
-def _less_share(one: str, other: str) -> bool:
-    return units.parse_share(one) < units.parse_share(other)
 
 
 def _looser_claim(one: str, other: str) -> bool:
@@ -152,52 +132,32 @@ def _positive_size(value: Any) -> str:
     return _size(value)
 
 
-def _yes(value: object) -> str:
-    if value is True or (isinstance(value, str) and value.strip().lower() in YES):
-        return "true"
-    raise refused(value, "True, and None to lift it")
-
-
-def _sectors(value: object) -> str:
-    try:
-        sectors = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
-    except ValueError:
-        sectors = 0.0
-    if not 1 <= sectors <= 32:
-        raise refused(value, "a number from 1 to 32", "is no number of sectors of one request")
-    return f"{sectors:g}"
-
-
 def count_of(written: str) -> int:
     """The number, or the bytes, of a limit on a count."""
     return int(written) if written.strip().isdecimal() else units.parse_bytes(written)
 
 
-def over_baseline(written: str, parse: Callable[[str], int] = count_of) -> units.Margin | None:
-    """The growth over the baseline that a limit on a count allows; None for a limit that names its own count."""
-    return units.parse_over_baseline(written, parse)
+BASE = "base"  # as a limit on an exact count: no more than the base has
 
 
 def _exact(parse: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Parse a limit on an exact count: the count, or a growth over the baseline's."""
+    """Parse a limit on an exact count: the count, or `BASE`."""
 
     def either(value: Any) -> str:
-        if isinstance(value, str) and over_baseline(value, lambda amount: count_of(parse(amount))) is not None:
-            return value.strip()
+        if isinstance(value, str) and value.strip() == BASE:
+            return BASE
         try:
             return parse(value)
         except units.QuantityError as error:
-            raise units.QuantityError(f"{error}, or {units.BASELINE_ACCEPTED}") from None
+            raise units.QuantityError(f'{error}, or "{BASE}", for no more than the base has') from None
 
     return either
 
 
 def _looser_exact(one: str, other: str) -> bool:
-    growth, demanded = over_baseline(one), over_baseline(other)
-    if growth is not None and demanded is not None:
-        return any(allowed > least for allowed, least in zip(growth, demanded, strict=True))
-    # Which of a count and a growth demands more depends on the baseline.
-    return growth is not None or demanded is not None or count_of(one) > count_of(other)
+    if BASE in (one, other):
+        return one != other  # which of the two demands more depends on the base
+    return count_of(one) > count_of(other)
 
 
 _MORE_BYTES = _more(units.parse_bytes)
@@ -206,14 +166,6 @@ _LIMITS = (
     Limit("min_bandwidth", _min_bandwidth, 'Least bandwidth, such as "2.4 TB/s" or "85% of peak".', "RATE", _looser_bandwidth),
     Limit("max_latency", _max_latency, 'Longest latency, such as "12 us".', "TIME", _more(units.parse_time)),
     Limit(
-        "max_host_time",
-        _max_latency,
-        'Longest time that the host takes to queue one launch, such as "50 us".',
-        "TIME",
-        _more(units.parse_time),
-        ini_only=True,
-    ),
-    Limit(
         "max_regression",
         _as_written(units.parse_margin),
         'Largest slow-down against the baseline, such as "1%" or "1% + 0.2 us".',
@@ -221,26 +173,20 @@ _LIMITS = (
         _wider(units.parse_margin),
     ),
     Limit(
-        "fail_if_faster",
-        _share("is no gain", whole=False),
-        'Gain against the baseline, such as "5%", that fails because the baseline is stale.',
-        "SHARE",
-        _more(units.parse_share),
-        ini_only=True,
-    ),
-    Limit(
         "faster_than",
         _as_written(units.parse_claim),
         'Another measurement of the test to beat, such as "faulting" or "20 x faulting".',
-        looser=_looser_claim,
+        None,
+        _looser_claim,
     ),
     Limit(
         "min_overlap",
-        _share("cannot be hidden"),
+        _as_written(lambda value: units.parse_part(value, "cannot be hidden")),
         'Least share that overlapping work hides of what overlap can hide, such as "80%".',
-        looser=_less_share,
+        None,
+        lambda one, other: units.parse_share(one) < units.parse_share(other),
     ),
-    Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch.", "NUMBER", _looser_exact),
+    Limit("max_gpu_page_faults", _exact(_number), "Most page faults of the GPU in one launch.", "NUMBER", _looser_exact, ini_only=True),
     Limit(
         "max_migrated",
         _exact(_size),
@@ -254,16 +200,6 @@ _LIMITS = (
     ),
     Limit("max_kept", _size, 'Most memory that a test still uses after its end, such as "0 B".', "SIZE", _MORE_BYTES, of_footprint=True),
     Limit(
-        "max_reserved",
-        _size,
-        'Most memory that the pools of libraries hold unused after a test, beyond that before, such as "512 MiB".',
-        "SIZE",
-        _MORE_BYTES,
-        of_footprint=True,
-        ini_only=True,
-    ),
-    Limit("max_allocations", _number, "Most allocations of a test.", "COUNT", _more(int), of_footprint=True, ini_only=True),
-    Limit(
         "max_peak_regression",
         _as_written(units.parse_growth),
         'Largest growth of the peak against the baseline, such as "0 B", "5%" or "5% + 64 MiB".',
@@ -271,31 +207,21 @@ _LIMITS = (
         _wider(units.parse_growth),
         of_footprint=True,
     ),
-    Limit("max_kernels", _exact(_number), "Most kernels in one launch.", "NUMBER", _looser_exact),
-    Limit("max_copies", _exact(_number), "Most copies in one launch.", "NUMBER", _looser_exact),
-    Limit("max_copied_bytes", _exact(_size), 'Most bytes that copies move in one launch, such as "64 MiB".', "BYTES", _looser_exact),
-    Limit("max_waits", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact),
-    Limit("max_registers", _exact(_number), "Most registers that a thread of any kernel uses.", "NUMBER", _looser_exact, ini_only=True),
+    Limit("max_kernels", _exact(_number), "Most kernels in one launch.", "NUMBER", _looser_exact, ini_only=True),
+    Limit("max_copies", _exact(_number), "Most copies in one launch.", "NUMBER", _looser_exact, ini_only=True),
+    Limit(
+        "max_copied_bytes",
+        _exact(_size),
+        'Most bytes that copies move in one launch, such as "64 MiB".',
+        "BYTES",
+        _looser_exact,
+        ini_only=True,
+    ),
+    Limit(
+        "max_waits", _exact(_number), "Most times that the host waits for the device in one launch.", "NUMBER", _looser_exact, ini_only=True
+    ),
     Limit(
         "max_spill", _exact(_size), "Most local memory of a thread of any kernel: spills and stack.", "BYTES", _looser_exact, ini_only=True
-    ),
-    Limit("same_kernels", _yes, "The kernels of a launch and their shapes are those of the baseline.", ""),
-    Limit("max_dram_bytes", _size, "Most bytes of DRAM in one launch, where Nsight Compute counted.", "BYTES", _MORE_BYTES, ini_only=True),
-    Limit(
-        "max_sectors_per_request",
-        _sectors,
-        "Most sectors that a load of a warp touches, of any kernel, where Nsight Compute counted.",
-        "SECTORS",
-        _more(float),
-        ini_only=True,
-    ),
-    Limit(
-        "min_l2_hit_rate",
-        _share("is no hit rate"),
-        'Least hit rate of L2, such as "80%", of any kernel, where Nsight Compute counted.',
-        "SHARE",
-        _less_share,
-        ini_only=True,
     ),
 )
 LIMITS: Mapping[str, Limit] = MappingProxyType({limit.name: limit for limit in _LIMITS})  # by name
@@ -314,5 +240,4 @@ def demands_more(name: str, one: str | None, other: str | None) -> bool:
     """True if a value of a limit demands more than another one, at least of some measurements. None is no limit."""
     if one is None or one == other:
         return False
-    looser = LIMITS[name].looser
-    return other is None or looser is None or looser(other, one)
+    return other is None or LIMITS[name].looser(other, one)

@@ -53,15 +53,13 @@ class Code(str, Enum):
 
     SLOWER = "slower"  # FAIL: above `max_regression`, beyond doubt
     CREPT = "crept"  # FAIL: above `max_regression` against the first saved runs, by steps that each passed
-    FASTER = "faster"  # FAIL: beyond `fail_if_faster`, beyond doubt
     TOO_MUCH_MEMORY = "too much memory"  # FAIL: above a limit on the memory of a test
     NOISY = "noisy"  # UNDECIDED: the interval of the change holds the limit
     LOOKS_SLOWER = "looks slower"  # UNDECIDED: measured above the limit, not beyond doubt
-    CONDITIONS = "conditions"  # UNDECIDED: throttling, another process, a profiler or a changed device forbids a judgement
+    CONDITIONS = "conditions"  # UNDECIDED: throttling, another process or a profiler forbids a judgement
     MEASURED_DIFFERENTLY = "measured differently"
     """UNDECIDED: the baseline measured another kernel, in another mode, by another sampler or another window, or moved more bytes."""
     TOO_FEW_RUNS = "too few runs"  # UNDECIDED: the baseline has too few runs to know how they differ
-    OTHER_CARD_VARIANT = "other card variant"  # UNDECIDED: all of the baseline is of another variant of this card
     NOT_MEASURED = "not measured"  # UNDECIDED: this run has no measurement of the row, which `gpumem report --base` shows
     NOT_READ = "not read"
     """UNDECIDED: the memory that a limit is about could not be read, or a simulated device does not show it."""
@@ -94,30 +92,21 @@ class Exit(IntEnum):
 
 EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
     "pytest --gpumem": {
-        Exit.FAILED: "a test fails, a requested file cannot be written, --gpumem-save fails, or the device changed under --gpumem-strict",
+        Exit.FAILED: "a test fails, a requested file cannot be written, or --gpumem-save fails",
         Exit.USAGE: "before the first test: an option, a marker, the device, a baseline or a folder to write cannot be used, or a test is "
         "collected twice",
-    },
-    "code": {
-        Exit.FAILED: "a kernel does not compile, or exceeds a limit",
-        Exit.NO_VERDICT: "the compiler is not installed, or the other revision cannot be compiled",
     },
     "compare": {
         Exit.FAILED: "a row fails, its test failed, or a row of BASE is lost",
         Exit.NO_VERDICT: "no row is on both sides, no row has a limit, a limit was judged by nothing, or --force was needed; with "
         "--strict: a row has no limit, or is not a PASS of a real GPU",
     },
-    "doctor": {
-        Exit.FAILED: "with --measure: the GPU is slow or throttled",
-        Exit.NO_VERDICT: "with --measure: nothing could be measured, such as without a GPU",
-    },
     "duet": {
         Exit.FAILED: "a test is slower, or fails in head only",
         Exit.NO_VERDICT: "nothing could be judged; with --strict: a row is not a PASS of a real GPU",
     },
-    "explain": {Exit.NO_VERDICT: "a side measured nothing"},
     "gate": {
-        Exit.FAILED: "a test fails, is slower, or takes more bytes, counts or other kernels; a measurement of the baseline, or a test that "
+        Exit.FAILED: "a test fails, is slower, or takes more bytes or counts; a measurement of the baseline, or a test that "
         "BASE selects, is lost",
         Exit.USAGE: "the run could not start: pytest did not accept its arguments, or there is no GPU in CI",
         Exit.NO_VERDICT: "nothing was measured, no row has a limit, or one with a limit was not judged: compared with nothing, not "
@@ -125,8 +114,8 @@ EXIT_CODES: Mapping[str, Mapping[Exit, str]] = {
         "the tests of BASE cannot be collected; with --strict: a row with a limit is not a PASS of a real GPU",
     },
     "profile": {
-        Exit.FAILED: "tests failed; the report is complete; with --traffic: a declaration is too large, or a count is beyond its limit",
-        Exit.NO_VERDICT: "no report was written; with --traffic: nothing could be counted",
+        Exit.FAILED: "tests failed; the report is complete",
+        Exit.NO_VERDICT: "no report was written",
     },
 }
 """By command, the codes that mean something particular. All commands: 0 is fine, 3 an internal error, 4 wrong arguments or files."""

@@ -36,16 +36,13 @@ WORKERS_RUN = "PYTEST_XDIST_TESTRUNUID"
 
 # Variables that a command or a run sets for its own processes. Their names start with _GPUMEM: another version of the plugin, which base
 # of a duet may have, refuses unknown variables that start with GPUMEM.
-FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"
-"""Set in the further processes of a run: `READS_CONTROLS` if the run compares or saves, else any other value."""
-READS_CONTROLS = "controls"
+FURTHER_PROCESS = "_GPUMEM_FURTHER_PROCESS"  # set in the further processes of a run
 EXPERIMENT = "gpumem-experiment"  # name of the plugin of `plugin.experiment_process`, which is in every process of an experiment
 SWITCHED_OFF = "_GPUMEM_SWITCHED_OFF"  # by a command, for the pytest that it runs: see `switch_off`
-DUET_FOLLOWS = "_GPUMEM_DUET_FOLLOWS"  # by a gate, for its screen: a duet decides what few processes leave undecided
 ACCEPTS = "_GPUMEM_ACCEPTS"  # by a gate, for its screen: the accepted changes count that the change adds
+BASELINE_OF = "_GPUMEM_BASELINE_OF"  # by a gate, for its screen: see `Settings.baseline_of`
 SELECTION = "_GPUMEM_SELECTION"  # by a gate: the file into which a session writes the tests that it selects
 BASE_SELECTION = "_GPUMEM_BASE_SELECTION"  # by a gate, for its screen: the file of the tests that BASE selects
-CAUSES = "_GPUMEM_CAUSES"  # by `gpumem explain`: every measurement takes the passes from which causes follow
 WAYS = "_GPUMEM_WAYS"  # by a duet: a JSON object; see `imposed`
 ANNOUNCE = "announce"  # no option, but switched off as one: GitHub's job summary and annotations
 EVIDENCE = "evidence"  # no option, but switched off as one: the record of what a launch ran, which one process of a run takes for all
@@ -110,11 +107,11 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return tuple(several)
 
 
-def _count(value: object, accepted: str = "a whole number from 1 on") -> int:
+def _count(value: object) -> int:
     count = int(value) if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value) else value
     if isinstance(count, int) and not isinstance(count, bool) and count >= 1:
         return count
-    raise refused(value, accepted)
+    raise refused(value, "a whole number from 1 on")
 
 
 def _timeout(value: Any) -> float:
@@ -122,16 +119,6 @@ def _timeout(value: Any) -> float:
         return 0.0 if value == "none" else units.parse_time(value)
     except units.QuantityError:
         raise refused(value, f"{units.TIMES_ACCEPTED}, or none", "is no time-out") from None
-
-
-def _processes(value: object) -> int | None:
-    return None if value == "auto" else _count(value, "auto or a whole number from 1 on")
-
-
-def _revision(value: object) -> str:
-    if isinstance(value, str) and value.strip() and not value.startswith("-") and "\0" not in value:
-        return value.strip()
-    raise refused(value, 'a branch, tag or commit such as "origin/main"', "is no revision")
 
 
 def _path(kind: str, example: str) -> Callable[[Any], str]:
@@ -169,13 +156,6 @@ def _lines_of_code(value: Any) -> tuple[str, ...]:
     return found
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    lines = value.splitlines() if isinstance(value, str) else value
-    if not (found := tuple(name.strip() for name in lines if name.strip())):
-        raise refused(value, 'a node id such as "tests/test_a.py::test_triad", one a line', "names no test")
-    return found
-
-
 class OptionRole(Enum):
     """The purpose of an option. Commands derive from it which options they refuse, switch off or set."""
 
@@ -202,10 +182,9 @@ class Option(NamedTuple):
     help: str  # for `pytest --help` and the documentation
     metavar: str | None = None  # the placeholder of the value in the help; None for a flag
     on_marker: bool = False  # also a keyword of `@pytest.mark.gpumem`
-    repeats: bool = False  # may be given several times; an ini file and the environment give a value a line
+    repeats: bool = False  # an ini file gives a value a line
     ini_only: bool = False  # no option of the command line and no variable: `-o gpumem_placements=4` sets it for one run
     bare: str | None = None  # the value that the option has on the command line if none follows it; None: it needs one
-    gate_file: str | None = None  # of an output: the file's name in the folder that `gpumem gate` writes
 
     @property
     def default(self) -> Any:
@@ -216,14 +195,6 @@ class Option(NamedTuple):
     def needs_results(self) -> bool:
         """True if a session that measures nothing cannot do it, such as hold a limit: without `--gpumem` it is a usage error."""
         return self.name in LIMITS or self.name == "existing" or self.role in (OptionRole.STRICTNESS, OptionRole.SAVING, OptionRole.OUTPUT)
-
-    def accepts(self, value: str) -> bool:
-        """True if a text is a value of the option."""
-        try:
-            self.parse(value)
-        except units.QuantityError:
-            return False
-        return True
 
     @property
     def is_flag(self) -> bool:
@@ -305,20 +276,12 @@ OPTIONS: tuple[Option, ...] = (
             OptionRole.JUDGING,
             limit.parse,
             f"{limit.help} Default: none.",
-            limit.metavar or None,
+            limit.metavar,
             on_marker=True,
             ini_only=limit.ini_only,
         )
         for limit in LIMITS.values()
         if limit.metavar is not None
-    ),
-    Option(
-        "pinned_share",
-        OptionRole.MEASURING,
-        lambda value: units.parse_part(value, "is no share of the host's RAM"),
-        "Most of the host's RAM that buffers may page-lock, all together. Default: 50%.",
-        "SHARE",
-        ini_only=True,
     ),
     Option(
         "count_pages",
@@ -377,14 +340,14 @@ OPTIONS: tuple[Option, ...] = (
         "no_what_ran",
         OptionRole.MEASURING,
         _flag,
-        "Do not record what a launch runs. A noisy row then never passes by the same machine code, and a failure names no causes.",
+        "Do not record what a launch runs. A noisy row then never passes by the same machine code, and a failure does not say what ran "
+        "differently.",
     ),
     Option(
         "processes",
         OptionRole.PROCESSES,
-        _processes,
-        "Fresh processes to measure in, one after another; comparisons are over all of them. auto: one, and more for the rows that "
-        "max_regression leaves undecided. Default: auto.",
+        _count,
+        "Fresh processes to measure in, one after another; comparisons are over all of them. Default: 1.",
         "M",
     ),
     Option(
@@ -401,14 +364,6 @@ OPTIONS: tuple[Option, ...] = (
         "Folder of the baselines, or URL of fsspec such as s3://bucket/baselines. Default: pytest-benchmark's storage.",
         "PLACE",
     ),
-    Option("baseline_offline", OptionRole.JUDGING, _flag, "Do not ask the store of --gpumem-baseline: compare with this machine's copy."),
-    Option(
-        "baseline_of",
-        OptionRole.JUDGING,
-        _revision,
-        "Compare only with processes of the history that HEAD shares with this branch or commit, such as origin/main. Default: with all.",
-        "REVISION",
-    ),
     Option(
         "baseline_window",
         OptionRole.JUDGING,
@@ -418,27 +373,7 @@ OPTIONS: tuple[Option, ...] = (
         ini_only=True,
     ),
     Option("strict", OptionRole.STRICTNESS, _flag, "A missing GPU, a skip, a lost measurement, NEW and UNDECIDED fail."),
-    Option(
-        "allow_lost",
-        OptionRole.JUDGING,
-        _names,
-        "A test, or TEST[label], whose measurements the baseline holds and this run may lose; may be repeated. Default: none.",
-        "TEST",
-        repeats=True,
-    ),
-    *(
-        Option(name, OptionRole.OUTPUT, _path("file", example), f"{what} Default: none.", "FILE", gate_file=gate_file)
-        for name, example, gate_file, what in (
-            ("report", "gpumem.html", "report.html", "Write the results as one HTML file."),
-            ("markdown", "gpumem.md", "summary.md", "Write a summary for a pull request as Markdown."),
-            (
-                "code_quality",
-                "gl-code-quality.json",
-                "code-quality.json",
-                "Write failed and undecided rows as a code-quality report for GitLab.",
-            ),
-        )
-    ),
+    Option("report", OptionRole.OUTPUT, _path("file", "gpumem.html"), "Write the results as one HTML file. Default: none.", "FILE"),
 )
 
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -478,7 +413,6 @@ class Settings(NamedTuple):
     total_budget: float | None = None  # seconds for all measurements together; None where the budget is for each
     timeout: float = DEFAULT_TIMEOUT  # seconds; 0: no limit
     limits: Mapping[str, str | None] = _NO_LIMITS  # defaults by name, as written
-    pinned_share: float = 0.5  # share of the host's RAM
     count_pages: bool = False
     footprint: str = "auto"
     existing: tuple[str, ...] = ()  # words of `EXISTING`
@@ -486,18 +420,14 @@ class Settings(NamedTuple):
     strict_waits: bool = False
     allow_kept: tuple[str, ...] = ()  # "file:line" or "file:*"
     no_what_ran: bool = False
-    processes: int | None = None  # None: one, and more for undecided rows
+    processes: int = 1
     isolate: bool = False
     save: bool = False
     baseline: str | None = None  # as written; None: pytest-benchmark's storage
-    baseline_offline: bool = False
-    baseline_of: str | None = None  # None: all processes are compared with
+    baseline_of: str | None = None  # in a gate, its BASE: only runs of the history that HEAD shares with it count
     baseline_window: int = 20
     strict: bool = False
-    allow_lost: tuple[str, ...] = ()
     report: str | None = None
-    markdown: str | None = None
-    code_quality: str | None = None
     origins: Mapping[str, str] = MappingProxyType({})
     """Where each option came from: "--gpumem-mode", "-o gpumem_mode", "GPUMEM_MODE", "gpumem_mode in pytest.ini", "marker" or "default"."""
 
@@ -525,11 +455,11 @@ def flag_of(name: str) -> str:
     return _BY_NAME["budget" if name == "total_budget" else name].flag
 
 
-def _refuse_variables(environment: Mapping[str, str], *, enabled: bool) -> None:
-    """Refuse variables that are no setting. Arguments as of `resolve`."""
+def _refuse_variables(environment: Mapping[str, str]) -> None:
+    """Refuse variables that are no setting. `environment`: as of `resolve`."""
     names = (name for name in environment if re.match(r"(?i)GPUMEM(_|$)", name) and name not in COMMAND_VARIABLES)
     _refuse_unknown(
-        (name for name in names if enabled or did_you_mean(name, [_BY_NAME["enabled"].variable], 0.6)),
+        names,
         [option.variable for option in OPTIONS if not option.ini_only],
         "{} is set in the environment, but there is no such setting",
     )
@@ -544,24 +474,23 @@ def resolve(
 ) -> Settings:
     """The settings of a session.
 
-    While the switch is off, only the command line is read besides it, and of variables only a misspelt switch is refused: other names may
-    be somebody else's.
+    While the switch is off, only the command line is read besides it: other names may be somebody else's.
     `command_line`: by `Option.key` ("gpumem_mode"); None where the command line says nothing.
     `environment`: variables that start with `GPUMEM` are read. An empty one counts as not set.
-    `ini`: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem`, or that differ from an
-    option by a letter or two, are refused.
+    `ini`: by `Option.key`; None or an empty text where the file says nothing. Other keys that start with `gpumem` are refused.
     `ini_file`: how messages name the ini file, such as "pytest.ini".
     `overrides`: keys of `ini` whose value comes from pytest's `-o`.
     Raises `SettingsError`: one line with the origin, the value and the accepted values.
     """
     off = switched_off(environment)
     enabled = _resolve_one(_BY_NAME["enabled"], command_line, environment, ini, f"gpumem in {ini_file}")[0]
-    _refuse_variables(environment, enabled=bool(enabled))
-    if not enabled:
+    if enabled:
+        _refuse_variables(environment)
+    else:
         environment, ini = {}, {}
     keys = [option.key for option in OPTIONS]
     for name in sorted(ini):
-        if re.match(r"(?i)gpumem(_|$)", name) or did_you_mean(name, keys, 0.9):
+        if re.match(r"(?i)gpumem(_|$)", name):
             where = "-o {}: there is no such setting" if name in overrides else f"{{}} is set in {ini_file}, but there is no such setting"
             _refuse_unknown([name], keys, where)
     values: dict[str, Any] = {}
@@ -704,10 +633,9 @@ def loosened(limits: Limits, settings: Settings, names: Iterable[str] = OF_MEASU
         # A test may adjust the default of the ini file; a limit for this run is meant for every test.
         if default is None or here == default or not asked.startswith(("-", "GPUMEM")):
             continue
-        looser = LIMITS[name].looser
         if here is None:
             sentences.append(f"{name} {default} ({asked}) is lifted ({origin})")
-        elif looser is not None and looser(here, default):
+        elif LIMITS[name].looser(here, default):
             sentences.append(f"{name} {here} ({origin}) is looser than {default} ({asked})")
     return sentences
 

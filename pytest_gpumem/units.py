@@ -32,7 +32,6 @@ SHARES_ACCEPTED = 'a share such as "0.1%" or "5 %"'
 MARGINS_ACCEPTED = 'a slow-down such as "1%", "1% + 0.2 us" or "0.2 us"'
 CLAIMS_ACCEPTED = 'the label of another measurement of the test such as "faulting", or with a factor of 1 or more "20 x faulting"'
 GROWTHS_ACCEPTED = 'a growth such as "0 B", "64 MiB", "5%" or "5% + 64 MiB"'
-BASELINE_ACCEPTED = '"baseline", or more than it such as "baseline + 2" or "baseline + 5%"'
 BUDGETS_ACCEPTED = 'a time for each measurement such as "1 s", or for the whole run such as "10 min" or "90 s total"'
 
 # Bounded, so that no text makes a number of a million digits.
@@ -49,13 +48,12 @@ class QuantityError(ValueError):
     """A text that is no such quantity; the message shows the value and what is accepted."""
 
 
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known name that a wrong one is nearest to, for the end of an error; empty if none is as near as `cutoff` (of `difflib`)."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The known name that a wrong one is nearest to, for the end of an error; empty if none is near."""
     import difflib  # here: few sessions need it
 
-    by_case = {one.casefold(): one for one in known}
-    match = difflib.get_close_matches(name.casefold(), by_case, n=1, cutoff=cutoff)
-    return f" (did you mean {by_case[match[0]]}?)" if match else ""
+    match = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {match[0]}?)" if match else ""
 
 
 def refused(value: object, accepted: str, why: str = "is not understood") -> QuantityError:
@@ -74,7 +72,7 @@ class Margin(NamedTuple):
     """An allowed slow-down or growth: `relative` x baseline + `absolute`."""
 
     relative: float  # share of the baseline's figure, 0.01 for "1%"
-    absolute: float  # on top: seconds, bytes or a count
+    absolute: float  # on top: seconds or bytes
 
     def over(self, latency: float) -> float:
         """The allowed slow-down of a baseline of `latency` seconds, as a share of it."""
@@ -175,21 +173,6 @@ def parse_growth(value: str) -> Margin:
     Raises `QuantityError`: not a growth, or the same kind of part twice.
     """
     return _sum(value, re.split(_PLUS, _text(value, GROWTHS_ACCEPTED)), parse_bytes, GROWTHS_ACCEPTED)
-
-
-def parse_over_baseline(value: str, parse: Callable[[str], int]) -> Margin | None:
-    """The allowed growth of a text such as "baseline", "baseline + 2" or "baseline + 5% + 64 KiB".
-
-    None for a text that does not begin with "baseline".
-    `parse`: of an amount.
-    Raises `QuantityError`: not a growth, or the same kind of part twice.
-    """
-    base, *parts = re.split(_PLUS, value)
-    if not base.strip().startswith("baseline"):
-        return None
-    if base.strip() != "baseline":
-        raise refused(value, BASELINE_ACCEPTED)
-    return _sum(value, parts, parse, BASELINE_ACCEPTED)
 
 
 def _text(value: object, accepted: str) -> str:

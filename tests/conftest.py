@@ -36,7 +36,6 @@ with suppress(ImportError):  # the memory suite runs without Hypothesis
 
 PREPARED = (
     "test_deciding",
-    "test_gate_validation",
     "test_kernel_sources_run",
     "test_lost_measurements",
     "test_not_green",

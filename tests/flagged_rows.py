@@ -11,13 +11,12 @@ from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Comparison, LimitResult, Row, Verdict
 
 OUTCOMES = {
-    **dict.fromkeys((Code.SLOWER, Code.CREPT, Code.FASTER, Code.TOO_MUCH_MEMORY), Outcome.FAIL),
+    **dict.fromkeys((Code.SLOWER, Code.CREPT, Code.TOO_MUCH_MEMORY), Outcome.FAIL),
     Code.NO_BASELINE: Outcome.NEW,
 }
 """Of codes that are not UNDECIDED."""
 LIMIT_OF: dict[Code | None, str] = {
     None: "max_latency",
-    Code.FASTER: "fail_if_faster",
     Code.TOO_MUCH_MEMORY: "max_peak",
     Code.CONDITIONS: "",
 }

@@ -28,7 +28,7 @@ SERVER.set_forkserver_preload(
     ["pytest", "execnet.gateway_io", "numpy.ma", "rich.console", "rich.text", "email.parser", "unittest", "pdb", "jinja2"]
     + [f"_pytest.{name}" for name in default_plugins if name != "pytester_assertions"]
     + ["forkserver_requests", "nvtx", "pytest_gpumem.cli", "forked_plugins"]
-    + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping", "explain.causes", "explain.text")]
+    + [f"pytest_gpumem.{name}" for name in ("devices.simulated.device", "measuring.stopping")]
     + [f"pytest_gpumem.reporting.{name}" for name in ("summary", "table", "html", "markdown", "concerns")]
     + [f"pytest_gpumem.{name}" for name in ("runs.child", "runs.experiment")]
     + [f"pytest_gpumem.plugin.{name}" for name in ("session", "repeating", "outputs", "gpu_benchmark", "terminal")]

@@ -54,5 +54,5 @@ def log(*lines: Sequence[object], heading: tuple[str, ...] = HEADING, units: tup
     return f"{before}{out.getvalue()}==PROF== Disconnected from process 4242\n"
 
 
-# Figures of the triad in ci/records/nvidia-h200/nvtx_filter.json; sectors are of whole lines read and written once.
+# Figures of a triad on an H200; sectors are of whole lines read and written once.
 H200 = ("1073762048", "519266304", "367264", "33554432", "16777216")

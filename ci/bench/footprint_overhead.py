@@ -1,13 +1,11 @@
 """The cost of `--gpumem-footprint`, or of other options, in CuPy's own tests, unchanged, and what it shows of them.
 
 Fills CuPy's cache of kernels by workers of xdist, and runs the tests once without the plugin and once with it. What follows counts:
-rounds of sessions, in an order that alternates, on each GPU at the same time; then one session by stop-watches. The sides of a round are
-the tests alone; the tests with a memory hook of CuPy that does nothing; and the tests with the plugin by each `--measured`, where options
-that record allocations have such a hook. Where calls are counted, two more sides have CUPTI report the same calls to a function that does
-nothing, of C and of Python. Prints the overheads; of the last side the ten tests that take most memory, what the suite keeps,
-and where the plugin's time goes. The time of a test is that of all hooks around it, in the fastest session of its side: on a host with
-neighbours the same session takes up to half as long again. The overheads of single rounds are printed as well. The GPU's context is made
-before the first test on all sides.
+rounds of sessions, in an order that alternates, on each GPU at the same time. The sides of a round are the tests alone; the tests with a
+memory hook of CuPy that does nothing; and the tests with the plugin by each `--measured`, where options that record allocations have such a
+hook. Prints the overheads. The time of a test is that of all
+hooks around it, in the fastest session of its side: on a host with neighbours the same session takes up to half as long again. The
+overheads of single rounds are printed as well. The GPU's context is made before the first test on all sides.
 
     git archive v14.2.0 tests | tar -x    # in a checkout of CuPy; the folder "tests"
     python ci/bench/footprint_overhead.py --tests cupy-tests --json footprint_overhead.json
@@ -54,18 +52,12 @@ SELECTION = (
     "not huge and not large and not no_oom",  # what compiles, or runs NumPy on the host, for most of a minute
 )
 HERE = Path(__file__).resolve().parent
-MOST = 10
-"""Tests that are shown."""
-MANY = 1_000
-"""Waits of a test that waits often: a callback for each call is most of its cost."""
 NUMBER = 60
 """Tests that are run."""
 WORKERS = min(28, os.cpu_count() or 1)
 """Of xdist, which compile."""
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "some_tests", "-W", "ignore", "-c", os.devnull)
 WITHOUT, HOOK = "without", "empty hook"  # sides; the others are those of `--measured`
-CALLBACKS = {"empty callbacks in C": "C", "empty callbacks in Python": "Python"}
-"""Sides that show what `watch` costs at the least: CUPTI reports the same calls to a function that does nothing."""
 DEFAULT = "--gpumem-footprint=on"
 
 
@@ -99,15 +91,14 @@ class Suite:
             check=False,
         )
 
-    def session(self, side: str, *, rows: bool = False, profile: bool = False) -> dict[str, Any]:
+    def session(self, side: str, *, rows: bool = False) -> dict[str, Any]:
         """Run the suite once: its wall time, the time of its tests and how they ended. `rows`: and the rows with footprints."""
         with tempfile.TemporaryDirectory() as folder:
             times, results = Path(folder) / "times.json", Path(folder) / "results.json"
-            ours = ("-p", "no:gpumem") if side in (WITHOUT, HOOK, *CALLBACKS) else ("--gpumem", "--gpumem-device=cuda", *side.split())
+            ours = ("-p", "no:gpumem") if side in (WITHOUT, HOOK) else ("--gpumem", "--gpumem-device=cuda", *side.split())
             options = ["-p", "no:xdist", *ours, *([f"--benchmark-json={results}"] if rows else [])]
-            asked = {"SOME_HOOK": "1" * (side == HOOK), "SOME_PROFILE": "1" * profile, "SOME_CALLBACKS": CALLBACKS.get(side, "")}
             begun = time.perf_counter()
-            done = self._run(options, {"SOME_TIMES": str(times), **asked})
+            done = self._run(options, {"SOME_TIMES": str(times), "SOME_HOOK": "1" * (side == HOOK)})
             wall = time.perf_counter() - begun
             if not times.exists():
                 printed = done.stdout[-3000:] + done.stderr[-3000:]
@@ -120,120 +111,69 @@ class Suite:
             return found
 
 
-def largest(rows: Sequence[dict[str, Any]], figure: str) -> list[dict[str, Any]]:
-    """The tests with most of a figure."""
-    found = sorted((row for row in rows if row["footprint"][figure] > 0), key=lambda row: -row["footprint"][figure])
-    return [
-        {
-            "test": row["key"],
-            **{name: row["footprint"][name] for name in ("peak", "kept", "reserved", "allocations", "largest")},
-            "libraries": sorted({use["library"] for use in row["footprint"]["uses"]}),
-        }
-        for row in found[:MOST]
-    ]
-
-
 def table(record: dict[str, Any]) -> str:
     """The record's figures as text."""
-    lines = [f"{record['tests']} tests of CuPy {record['versions']['cupy']}, {record['rounds']} rounds of sessions"]
+    lines = [f"{record['tests']} tests of CuPy {record['versions']['cupy-cuda13x']}, {record['rounds']} rounds of sessions"]
     for name, side in record["sides"].items():
         lines.append(f"{side['seconds']:.2f} s {name}")
         if name != WITHOUT:
             more, rounds = side["more_per_test_seconds"], ", ".join(f"{100 * one:+.1f}" for one in side["overheads"])
             lines[-1] += f": {100 * side['overhead']:+.1f} % (single rounds: {rounds} %)"
-            if record["waiting"]:
-                lines[-1] += (
-                    f"; {100 * side['overhead_of_others']:+.1f} % without {len(record['waiting'])} that wait {MANY:,} times or more"
-                )
             lines[-1] += f"; a test: median {1e3 * more['median']:+.2f} ms, 90 % below {1e3 * more['90 %']:+.2f} ms"
-    lines += [
-        f"{record['with_memory']} tests take memory, {record['allocations']} allocations; {record['keeping']} keep {record['kept']} B"
-    ]
-    lines += [
-        f"{record['counted']} tests have counts, {record['kernels']} kernels and {record['waits']} waits",
-        "",
-        f"{'ms more':>9}  test",
-    ]
-    lines += [f"{1e3 * one['seconds']:>9.1f}  {one['test']}" for one in record["most_more"]]
-    lines += ["", f"{'peak':>14}{'kept':>10}{'allocations':>13}  test"]
-    lines += [f"{one['peak']:>14}{one['kept']:>10}{one['allocations']:>13}  {one['test']}" for one in record["largest"]]
-    if record["keeps_most"]:
-        lines += ["", f"{'kept':>14}  test"]
-        lines += [f"{one['kept']:>14}  {one['test']}" for one in record["keeps_most"]]
-    if record["profile"]:
-        lines += ["", f"{'seconds':>10}{'calls':>9}  by stop-watches"]
-        lines += [f"{one['seconds']:>10.3f}{one['calls']:>9}  {one['function']}" for one in record["profile"]]
+    lines.append(f"{record['with_memory']} tests take memory, {record['allocations']} allocations")
+    lines.append(f"{record['counted']} tests have counts, {record['kernels']} kernels and {record['waits']} waits")
     return "\n".join(lines)
 
 
-def cost(of: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], waiting: Sequence[str]) -> dict[str, Any]:
-    """What the sessions of a side cost beside those of the tests alone. `waiting`: tests that wait often."""
+def cost(of: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the sessions of a side cost beside those of the tests alone."""
     ours, theirs = _by_test(of), _by_test(plain)
-    others = [name for name in ours if name not in waiting]
     more = sorted(seconds - theirs.get(name, 0.0) for name, seconds in ours.items())
+    overheads = []
+    for session, alone in zip(of, plain, strict=True):
+        overheads.append(sum(session["seconds"].values()) / sum(alone["seconds"].values()) - 1)
     return {
         "seconds": sum(ours.values()),
-        "wall_seconds": statistics.median(one["wall"] for one in of),
         "overhead": sum(ours.values()) / sum(theirs.values()) - 1,
-        "overhead_of_others": sum(ours[name] for name in others) / sum(theirs[name] for name in others) - 1,
-        "overheads": [sum(one["seconds"].values()) / sum(two["seconds"].values()) - 1 for one, two in zip(of, plain, strict=True)],
+        "overheads": overheads,
         "more_per_test_seconds": {"median": statistics.median(more), "90 %": more[int(0.9 * len(more))]},
-        "start_seconds": min(_outside(one) for one in of) - min(_outside(one) for one in plain),
     }
 
 
 def record_of(shown: dict[str, Any], rounds: Sequence[dict[str, dict[str, Any]]], selection: Sequence[str]) -> dict[str, Any]:
     """The record of the rounds so far. `shown`: the session of the last side with rows, which does not count."""
     sides = {side: [one[side] for one in rounds] for side in rounds[-1]}
-    plain, watched = sides[WITHOUT], sides[list(sides)[-1]]
-    theirs = _by_test(plain)
-    more = {name: seconds - theirs.get(name, 0.0) for name, seconds in _by_test(watched).items()}
+    plain = sides[WITHOUT]
     rows, before = shown["rows"], plain[-1]["ends"]
-    keeping = [row for row in rows if row["footprint"]["kept"] > 0]
     calls = [row["footprint"]["calls"] for row in rows if row["footprint"]["calls"] is not None]
-    waiting = [row["nodeid"] for row in rows if row["footprint"]["calls"] is not None and _waits(row["footprint"]["calls"]) >= MANY]
-    changed = {name: [before.get(name), end] for of in sides.values() for name, end in of[-1]["ends"].items() if before.get(name) != end}
+    changed = {}
+    for sessions in sides.values():
+        for name, end in sessions[-1]["ends"].items():
+            if before.get(name) != end:
+                changed[name] = [before.get(name), end]
     return {
         "kind": "footprint_overhead",
         "device": shown["device"],
         "selection": list(selection),
         "tests": len(before),
         "rounds": len(rounds),
-        "sides": {side: cost(of, plain, waiting) for side, of in sides.items()},
-        "waiting": waiting,
-        "most_more": [{"test": name, "seconds": more[name]} for name in sorted(more, key=lambda name: -more[name])[:MOST]],
+        "sides": {side: cost(of, plain) for side, of in sides.items()},
         "with_memory": sum(bool(row["footprint"]["uses"]) for row in rows),
         "allocations": sum(row["footprint"]["allocations"] for row in rows),
-        "keeping": len(keeping),
-        "kept": sum(row["footprint"]["kept"] for row in keeping),
         "counted": sum(one["not_counted"] is None for one in calls),
         "kernels": sum(one["kernels"] for one in calls),
-        "waits": sum(map(_waits, calls)),
-        "not_counted": sorted({one["not_counted"] for one in calls if one["not_counted"] is not None}),
-        "profile": [],
-        "largest": largest(rows, "peak"),
-        "keeps_most": largest(rows, "kept"),
-        "changed": dict(list(changed.items())[:MOST]),
-        "not_watched": sorted({why for row in rows for why in row["footprint"]["not_watched"]}),
-        "versions": {name: version(name) for name in ("pytest", "pytest-gpumem")} | {"cupy": _cupy()},
+        "waits": sum(wait["count"] for one in calls for wait in one["waiting"]),
+        "changed": changed,
+        "versions": {name: version(name) for name in ("pytest", "pytest-gpumem", "cupy-cuda13x")},
         "python": platform.python_version(),
         "ended": utc_now(),
     }
-
-
-def _waits(calls: dict[str, Any]) -> int:
-    return sum(wait["count"] for wait in calls["waiting"])
 
 
 def one_round(suite: Suite, sides: Sequence[str], number: int) -> dict[str, dict[str, Any]]:
     """A session of each side, in the reverse order where `number` is odd."""
     done = {side: suite.session(side) for side in (sides, sides[::-1])[number % 2]}
     return {side: done[side] for side in sides}
-
-
-def _outside(session: dict[str, Any]) -> float:
-    """Seconds of a session outside of its tests."""
-    return float(session["wall"] - sum(session["seconds"].values()))
 
 
 def _by_test(sessions: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -246,7 +186,7 @@ def broken(record: dict[str, Any]) -> list[str]:
     found, hook = [], record["sides"][HOOK]["overhead"]
     for side, cost in record["sides"].items():
         limit = LIMIT if "footprint=auto" in side else hook + ABOVE_HOOK
-        if side not in (WITHOUT, HOOK, *CALLBACKS) and cost["overhead"] > limit:
+        if side not in (WITHOUT, HOOK) and cost["overhead"] > limit:
             found.append(f"{side} costs {100 * cost['overhead']:.1f} %, which is above {100 * limit:.1f} %")
     if record["changed"]:
         found.append(f"tests end otherwise: {record['changed']}")
@@ -268,7 +208,7 @@ def main() -> int:
     parser.add_argument("--measured", action="append", metavar="OPTIONS", help=f"what costs; may be given again (default: {DEFAULT})")
     options = parser.parse_args()
     measured = options.measured or [DEFAULT]
-    sides = [WITHOUT, HOOK, *(CALLBACKS if any("watch" in one for one in measured) else ()), *measured]
+    sides = [WITHOUT, HOOK, *measured]
     begun = time.perf_counter()
     rounds: list[dict[str, dict[str, Any]]] = []
 
@@ -282,30 +222,18 @@ def main() -> int:
         suites[0].session(WITHOUT)
         shown = suites[0].session(sides[-1], rows=True)
         turn = 0.0
-        while not rounds or turn + turn / 2 < left():  # the next rounds, and the stop-watches
+        while not rounds or turn + turn / 2 < left():  # the next rounds
             started, number = time.perf_counter(), len(rounds)
             rounds += at_once.map(lambda suite, at: one_round(suite, sides, at), suites, range(number, number + len(suites)))
             record = record_of(shown, rounds, options.selection)
             if options.json:
                 write_record(options.json, record, indent=1)
             turn = time.perf_counter() - started
-        if left() > turn / 2:
-            costs = suites[0].session(sides[-1], profile=True)["costs"]
-            profile = [{"function": name, "calls": calls, "seconds": seconds} for name, (calls, seconds) in costs.items()]
-            record["profile"] = sorted(profile, key=lambda one: -one["seconds"])
-            if options.json:
-                write_record(options.json, record, indent=1)
     print(table(record))
     print(rounds[-1][sides[-1]]["printed"][-300:])
     for one in broken(record):
         print(f"BROKEN: {one}")
     return 1 if broken(record) else 0
-
-
-def _cupy() -> str:
-    import cupy
-
-    return str(cupy.__version__)
 
 
 if __name__ == "__main__":

@@ -16,20 +16,20 @@ or no row, or if it is stopped.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also where PYTHONSAFEPATH is set
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from foreign_suites import different, session
 from record_file import installed, record_parser, write_record
 
 SUITES = {
@@ -45,6 +45,35 @@ PLAIN = ("-p", "no:gpumem")
 OURS = ("--gpumem", "--gpumem-existing=adopt,watch", "--gpumem-footprint=auto")
 SAID = re.compile(r"\d+ benchmarks? .*")
 MOST = 10  # lines that wait
+
+
+def session(source: Path, arguments: Sequence[str], seconds: float) -> tuple[Mapping[str, str], str]:
+    """The outcome of each test, by its name, and what the session printed.
+
+    Raises:
+        subprocess.TimeoutExpired: after this many seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "junit.xml")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
+        # The sessions that the tests start get the variables too. A CI asks for a GPU where none was chosen.
+        environment = {}
+        for name, value in os.environ.items():
+            if name != "CI" and not name.startswith(("GPUMEM", "PYTEST_")):
+                environment[name] = value
+        done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, timeout=seconds, check=False)
+        if not report.is_file():
+            sys.exit(f"foreign_gpu_suites: {' '.join(command)} in {source.name} wrote no report:\n{done.stdout}{done.stderr}")
+        outcomes: dict[str, str] = {}
+        for case in ElementTree.parse(report).iter("testcase"):
+            kinds = [kind for kind in ("error", "failure", "skipped") if case.find(kind) is not None]
+            outcomes[f"{case.get('classname')}::{case.get('name')}"] = kinds[0] if kinds else "passed"
+        return outcomes, done.stdout
+
+
+def different(left: Mapping[str, str], right: Mapping[str, str]) -> set[str]:
+    """Names of the tests that ended differently, or ran on one side alone."""
+    return {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
 
 
 def suite(name: str, folder: Path, device: str, limit: float) -> dict[str, Any]:

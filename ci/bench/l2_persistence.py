@@ -265,8 +265,8 @@ def _cell(one: Record, name: str, mark: str) -> str:
 def _medians_line(one: Record) -> str:
     cells = []
     for name, found in one["found"].items():
-        columns = list(zip(*found, strict=True))[:2] if isinstance(found[0], list) else [found]
-        cells.append(f"{name}: {', '.join(f'{1e-3 * statistics.median(column):.1f}' for column in columns)}")
+        medians = found[:2] if isinstance(found, list) else [found["median"]]
+        cells.append(f"{name}: {', '.join(f'{1e-3 * median:.1f}' for median in medians)}")
     return f"{name_of(one)}{', window' * bool(one.get('window'))}  {'; '.join(cells)}"
 
 

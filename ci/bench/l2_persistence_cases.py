@@ -6,25 +6,22 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from msgspec.structs import asdict
 
 from pytest_gpumem import MiB
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, Device, NotCounted, Stream
+from pytest_gpumem.devices.protocol import Allocation, Device, Stream
 from pytest_gpumem.kernels.l2_bandwidth import TILE_BYTES
 from pytest_gpumem.measuring.bound import BoundKernel, Kernels
 from pytest_gpumem.measuring.harness import Flush
 from pytest_gpumem.measuring.samplers import held
+from pytest_gpumem.measuring.stopping import half_width
 from pytest_gpumem.measuring.target import padding
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.l2 import fit_hit_ratio, persisting
-
-if TYPE_CHECKING:
-    from pytest_gpumem.devices.cuda.counters import CudaCounters
 
 WARM_UP = 2
 """Launches before the first sample: they bring the lines in that persist. The flush before a sample leaves those where they are."""
@@ -38,6 +35,7 @@ RESETS, A_TIMES, IN_A_ROW = 10, 10, 5
 """Of the resets: repetitions, launches of A, launches of C after it, which are timed one by one."""
 PASSES = 8
 """Of `l2_read` over its array."""
+OFF: dict[str, Any] = {"set_aside": "off"}
 Work = Callable[[Stream], None]
 """Queues something on a stream. It ran once before it is held: the first launch of a kernel loads it, which waits for the device."""
 
@@ -225,11 +223,7 @@ def test_placements(bench: Any, placements_case: dict[str, Any], experiment: Any
         name: {"set_aside": one["set_aside"], "medians": [round(1e9 * statistics.median(samples)) for samples in own]}
         for (name, one), own in zip(named.items(), rounds, strict=True)
     }
-    bench.add(
-        "placements",
-        placements_case,
-        {"granules": -(-window.nbytes // step), "found": found, "conditions": asdict(gpu_device.conditions())},
-    )
+    bench.add("placements", placements_case, {"granules": -(-window.nbytes // step), "found": found})
 
 
 def test_resets(bench: Any, resets_case: dict[str, Any], gpu_device: Device, device_buffer: Any, gpu_kernels: Kernels) -> None:
@@ -267,7 +261,8 @@ def test_resets(bench: Any, resets_case: dict[str, Any], gpu_device: Device, dev
                     stream.reset("context")
                 device.streams.synchronize()
                 taken.append([round(1e9 * seconds) for seconds in samples.take(own, None, [kernel_c] * IN_A_ROW)])
-    bench.add("resets", case, {"found": found})
+    medians = {how: [statistics.median(column) for column in zip(*taken, strict=True)] for how, taken in found.items()}
+    bench.add("resets", case, {"found": medians})
 
 
 LANES: dict[str, dict[str, Any]] = {"off": {"set_aside": "off"}, "1": {"hit_ratio": 1.0}, "0.5": {"hit_ratio": 0.5}, "fit": {}}
@@ -284,7 +279,7 @@ def test_streams(bench: Any, streams_case: dict[str, Any], gpu_device: Device, d
     for kernel in kernels:
         kernel(main)
     device.streams.synchronize()
-    found, overlaps = {}, {}
+    found = {}
     for name, setting in LANES.items():
         # Half of what the two tables need together; the streams' requests are added up.
         each = {"set_aside": case["set_aside"] // 2, "allow_thrash": True, **setting}
@@ -309,27 +304,6 @@ def test_streams(bench: Any, streams_case: dict[str, Any], gpu_device: Device, d
             for work, label in ((both, name), (alone, f"{name}, alone")):
                 for _ in range(WARM_UP):
                     work(main)
-                found[label] = [round(1e9 * seconds) for seconds in samples.take(main, None, [work] * 10)]
-            overlaps[name] = overlap(device, partial(both, main))
-    bench.add("streams", case, {"found": found, "overlaps": overlaps})
-
-
-def overlap(device: Device, work: Callable[[], object]) -> list[list[int]] | str:
-    """Start and end of each kernel of `work` in nanoseconds, by CUPTI; a reason where it gives none."""
-    if device.facts.simulated:
-        return "the simulated device has no CUPTI"
-    seen: list[list[int]] = []
-
-    def receive(cupti: Any, record: Any) -> None:
-        if int(record.kind) == int(cupti.ActivityKind.CONCURRENT_KERNEL):
-            seen.append([int(record.start), int(record.end)])
-
-    def finished() -> None:
-        work()
-        device.streams.synchronize()
-
-    try:
-        cast("CudaCounters", device.counters).watch(("CONCURRENT_KERNEL",), receive, finished)
-    except NotCounted as error:
-        return str(error)
-    return [[start - seen[0][0], end - seen[0][0]] for start, end in seen]
+                nanoseconds = [1e9 * seconds for seconds in samples.take(main, None, [work] * 10)]
+                found[label] = {"median": statistics.median(nanoseconds), "half_width": half_width(nanoseconds)}
+    bench.add("streams", case, {"found": found})

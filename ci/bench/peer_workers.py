@@ -68,17 +68,16 @@ class NvbenchSkipped(RuntimeError):
     """nvbench skipped a state, or gave no value for it: what it said."""
 
 
-def gpumem(bench: TriadBench, mib: list[int], *, brief: bool = False) -> tuple[float, list[Case]]:
-    """This project, as a test measures: the default plan in each mode, and hot on one placement; or the first alone."""
-    ways = dict(list(WAYS.items())[:1]) if brief else WAYS
+def gpumem(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+    """This project, as a test measures: the default plan in each mode, and hot on one placement."""
     begun = time.perf_counter()
     with bench.arrays(TINY) as arrays:
-        for plan in ways.values():
+        for plan in WAYS.values():
             bench.measure((*arrays, SCALAR), dataclasses.replace(plan, budget=TINY_PLAN_SECONDS))
     first_use = time.perf_counter() - begun
     cases = []
     for size in mib:
-        for way, plan in ways.items():
+        for way, plan in WAYS.items():
             with bench.arrays(size * MiB) as arrays:
                 case = _case(bench, f"gpumem {way}", size, arrays)
                 measurement, wall = bench.measure((*arrays, SCALAR), plan)
@@ -96,8 +95,8 @@ def gpumem(bench: TriadBench, mib: list[int], *, brief: bool = False) -> tuple[f
     return first_use, cases
 
 
-def nvbench(bench: TriadBench, mib: list[int], *, brief: bool = False) -> tuple[float, list[Case]]:
-    """cuda-bench with its default stopping criterion: the mean GPU time of its cold pass, and of its batched pass unless `brief`.
+def nvbench(bench: TriadBench, mib: list[int]) -> tuple[float, list[Case]]:
+    """cuda-bench with its default stopping criterion: the mean GPU time of its cold pass, and of its batched pass.
 
     It runs all benchmarks of a process in one call, so each state times its own `exec`. The batched pass cannot be had alone: it is taken
     in a second benchmark whose cold pass stops after 100 samples.
@@ -136,11 +135,10 @@ def nvbench(bench: TriadBench, mib: list[int], *, brief: bool = False) -> tuple[
     warm_up.set_stopping_criterion("sample-count")
     warm_up.add_int64_axis("KiB", [TINY // KiB])
     nv.register(body("cold", False)).add_int64_axis("KiB", kib)
-    if not brief:
-        batch = nv.register(body("batch", True))
-        batch.set_stopping_criterion("sample-count")
-        batch.set_batch_target_time(NVBENCH_BATCH_SECONDS)
-        batch.add_int64_axis("KiB", kib)
+    batch = nv.register(body("batch", True))
+    batch.set_stopping_criterion("sample-count")
+    batch.set_batch_target_time(NVBENCH_BATCH_SECONDS)
+    batch.add_int64_axis("KiB", kib)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "nvbench.json"
         nv.run_all_benchmarks(["-q", "--devices", str(index), "--json", str(file)])
@@ -153,7 +151,7 @@ def nvbench(bench: TriadBench, mib: list[int], *, brief: bool = False) -> tuple[
         for name, mean, count in (
             ("cold", "nv/cold/time/gpu/mean", "nv/cold/sample_size"),
             ("batch", "nv/batch/time/gpu/mean", "nv/batch/sample_size"),
-        )[: 1 if brief else 2]:
+        ):
             summaries = nvbench_summaries(results, name, size * 1024)
             value, samples = summaries.get(mean), summaries.get(count)
             if value is None or not samples:
@@ -362,12 +360,10 @@ def main() -> None:
     def work(given: tuple[DeviceChoice, bool | None]) -> dict[str, Any]:
         chosen, context = given
         begun = time.perf_counter()
-        bench = TriadBench(chosen, job["unrelated"], index=cuda_index(device))
+        bench = TriadBench(chosen, index=cuda_index(device))
         opened = time.perf_counter() - begun
         try:
-            options: dict[str, Any] = {"brief": True} if job.get("brief") and peer in ("gpumem", "nvbench") else {}
-            if peer == "babelstream":
-                options = {"executable": job["executable"]}
+            options = {"executable": job["executable"]} if peer == "babelstream" else {}
             first_use, cases = PEERS[peer](bench, job["mib"], **options)
         finally:
             bench.close()

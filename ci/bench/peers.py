@@ -1,14 +1,11 @@
 """Measure one triad side by side: this project, nvbench (cuda-bench), Triton, PyTorch and CuPy, each in fresh processes.
 
-    python ci/bench/peers.py --processes 30 --json ci/records/nvidia-h200/peers.json --condition same --seconds 560
-    python ci/bench/peers.py --processes 30 --json ci/records/nvidia-h200/peers.json --condition random --seconds 560 --append
-    python ci/bench/peers.py --processes 4 --json ci/records/nvidia-h200/peers.json --condition same --append \\
-        --babelstream ./cuda-stream --peers stream,babelstream --sizes 1024
+    python ci/bench/peers.py --processes 12 --json peers.json --seconds 560
+    python ci/bench/peers.py --processes 4 --json peers.json --append --babelstream ./cuda-stream --peers stream,babelstream --sizes 1024
+    python ci/keep_record.py peers.json ci/records/nvidia-h200/peers_nvbench.json
 
-a = b + 3 c in float32, on arrays of the given sizes, by the same compiled kernel. A round runs every peer once for each condition, in an
-order drawn anew, each in a process of its own with the GPU to itself; the next workers import their libraries meanwhile. "same": every
-process allocates the same things in the same order. "random": a random number of unrelated allocations of 0.5 to 512 MiB is made first
-and kept, the same draw for every peer of a round.
+a = b + 3 c in float32, on arrays of the given sizes, by the same compiled kernel. A round runs every peer once, in an order drawn anew,
+each in a process of its own with the GPU to itself and the same allocations; the next workers import their libraries meanwhile.
 
 The peers "stream" and "babelstream" are copy, mul, add, triad and dot on doubles, by this project and by BabelStream's own program. It is
 built of github.com/UoB-HPC/BabelStream, v5.0, in `src`: `nvcc -O3 -std=c++17 -arch=sm_90 -DCUDA -I. -Icuda main.cpp cuda/CUDAStream.cu`.
@@ -37,52 +34,23 @@ from record_file import chosen_device, installed, record_parser, utc_now, write_
 
 from pytest_gpumem.kernels.sources import fingerprint
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.units import MiB
 
 PEERS = ("gpumem", "nvbench", "triton", "cupy")
 STREAM_PEERS = ("stream", "babelstream")
-CONDITIONS = ("same", "random")
 PACKAGES = ("pytest-gpumem", "cuda-bench", "triton", "torch", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "numpy")
 WORKER = Path(__file__).resolve().parent / "peer_workers.py"
 AHEAD = 6
 """Workers that import while another measures: PyTorch takes longer to import than most peers to measure."""
 WORKER_SECONDS = 180.0
 """A worker is ended after this long: nvbench may take its time-out of 15 s at each size."""
-MOST_UNRELATED = 8
-UNRELATED_MIB = (0.5, 512.0)
-GRAIN = 512
-"""Unrelated allocations are whole multiples of this many bytes."""
-
 Job = dict[str, Any]
 
 
-def unrelated(seed: int, round_number: int) -> list[int]:
-    """Bytes of each unrelated allocation of a round: 1 to 8 of them, sizes uniform on a logarithmic scale."""
-    random = np.random.default_rng([seed, round_number, 1])
-    low, high = np.log(UNRELATED_MIB)
-    sizes = np.exp(random.uniform(low, high, size=random.integers(1, MOST_UNRELATED + 1))) * MiB
-    return [int(nbytes) // GRAIN * GRAIN for nbytes in sizes]
-
-
-def jobs_of_round(
-    round_number: int, *, seed: int, peers: Sequence[str], conditions: Sequence[str], mib: Sequence[int], device: str, **more: Any
-) -> list[Job]:
-    """Every peer in every condition, in an order of this round's own; each job gets `more` besides."""
-    pairs = [(peer, condition) for condition in conditions for peer in peers]
-    order = np.random.default_rng([seed, round_number]).permutation(len(pairs))
-    return [
-        {
-            "round": round_number,
-            "order": place,
-            "peer": pairs[i][0],
-            "condition": pairs[i][1],
-            "device": device,
-            "mib": list(mib),
-            **more,
-            "unrelated": unrelated(seed, round_number) if pairs[i][1] == "random" else [],
-        }
-        for place, i in enumerate(order)
-    ]
+def jobs_of_round(round_number: int, *, seed: int, peers: Sequence[str], mib: Sequence[int], device: str, **more: Any) -> list[Job]:
+    """Every peer once, in an order of this round's own; each job gets `more` besides."""
+    order = np.random.default_rng([seed, round_number]).permutation(len(peers))
+    job = {"round": round_number, "device": device, "mib": list(mib), **more}
+    return [{**job, "order": place, "peer": peers[i]} for place, i in enumerate(order)]
 
 
 def command(job: Job) -> list[str]:
@@ -93,7 +61,7 @@ def command(job: Job) -> list[str]:
 def run_of(outcome: Outcome, card: str | None) -> dict[str, Any]:
     """One worker's part of the record."""
     job = outcome.job
-    run = {name: job[name] for name in ("round", "order", "peer", "condition", "unrelated")}
+    run = {name: job[name] for name in ("round", "order", "peer")}
     run |= {"card": card, "seconds": outcome.seconds, "error": outcome.error, "cases": []}
     if outcome.answer is not None:
         run |= outcome.answer
@@ -140,7 +108,7 @@ def measure(
             record["runs"] += runs
             for run in runs:
                 if run["error"] is not None:
-                    print(f"round {number}, {run['peer']}, {run['condition']}: {run['error']}", file=sys.stderr, flush=True)
+                    print(f"round {number}, {run['peer']}: {run['error']}", file=sys.stderr, flush=True)
             print(f"round {number}: {now() - started:.1f} s; " + ", ".join(f"{r['peer']} {r['seconds']:.1f} s" for r in runs), flush=True)
             after_round(record)
     finally:
@@ -204,23 +172,20 @@ def _positive(text: str) -> int:
 
 def main() -> int:
     parser = record_parser(__doc__)
-    parser.add_argument("--processes", type=_positive, default=30, help="fresh processes of each peer and condition (default 30)")
+    parser.add_argument("--processes", type=_positive, default=30, help="fresh processes of each peer (default 30)")
     parser.add_argument("--append", action="store_true", help="add the rounds to the record that FILE holds")
-    parser.add_argument("--condition", choices=(*CONDITIONS, "both"), default="both")
     parser.add_argument("--sizes", type=_sizes, default=[2, 32, 256], help="MiB of each array (default 2,32,256)")
     accepted = _several("peers", (*PEERS, *STREAM_PEERS))
     parser.add_argument("--peers", type=accepted, default=list(PEERS), help=f"of these and stream,babelstream (default {','.join(PEERS)})")
     parser.add_argument("--babelstream", type=Path, metavar="FILE", help="BabelStream's program for CUDA, for the peer babelstream")
-    parser.add_argument("--brief", action="store_true", help="gpumem in clean-cold mode alone, nvbench without its batched pass")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round that would end after this long")
-    parser.add_argument("--seed", type=int, default=1, help="of the orders and the unrelated allocations (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="of the orders (default 1)")
     chosen = parser.parse_args()
     facts = chosen_device(parser, chosen.device).facts
     if facts.simulated and not {"gpumem", "stream"}.issuperset(chosen.peers):
         parser.error(f"--device {chosen.device}: on the simulated device there are --peers gpumem,stream only")
     if "babelstream" in chosen.peers and not (chosen.babelstream and chosen.babelstream.is_file()):
         parser.error(f"--peers babelstream needs --babelstream FILE, its program; it is {chosen.babelstream}")
-    conditions = list(CONDITIONS) if chosen.condition == "both" else [chosen.condition]
     record = new_record(facts)
     if chosen.append:
         if chosen.json is None or not chosen.json.exists():
@@ -229,22 +194,20 @@ def main() -> int:
         for name in ("kind", "device", "versions", "kernel"):
             if held.get(name) != record[name]:
                 parser.error(f"--append: {chosen.json} holds {name} {held.get(name)!r}, here it is {record[name]!r}")
-        cards = {run["card"] for run in held["runs"] if run["condition"] in conditions}
+        cards = {run["card"] for run in held["runs"]}
         if cards - {facts.uuid}:
-            parser.error(f"--append: {chosen.json} holds these conditions from another card, {', '.join(map(str, cards))}")
+            parser.error(f"--append: {chosen.json} is of another card, {', '.join(map(str, cards))}")
         record["runs"] = held["runs"]
     record["card"] = facts.uuid
-    first = 1 + max((run["round"] for run in record["runs"] if run["condition"] in conditions), default=0)
+    first = 1 + max((run["round"] for run in record["runs"]), default=0)
 
     def jobs(number: int) -> list[Job]:
         return jobs_of_round(
             number,
             seed=chosen.seed,
             peers=chosen.peers,
-            conditions=conditions,
             mib=chosen.sizes,
             device=chosen.device,
-            brief=chosen.brief,
             executable=None if chosen.babelstream is None else str(chosen.babelstream.resolve()),
         )
 

@@ -45,9 +45,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class Row:
-    """One way of measuring, at one size, in one condition, over all processes."""
+    """One way of measuring, at one size, over all processes."""
 
-    condition: str
     way: str
     mib: int
     processes: int
@@ -68,7 +67,6 @@ class Line:
     """One claim, what was measured for it, and whether it holds."""
 
     claim: str
-    condition: str
     mib: int
     limit: float
     measured: Interval | None
@@ -127,24 +125,21 @@ def mean_difference(ours: Values, theirs: Values) -> Interval | None:
 # Over a record
 
 
-def cases(record: dict[str, Any], condition: str | None = None, way: str | None = None, mib: int | None = None) -> list[dict[str, Any]]:
-    """The cases in the order of their rounds, each with its run's condition. A worker that failed has none.
+def cases(record: dict[str, Any], way: str | None = None, mib: int | None = None) -> list[dict[str, Any]]:
+    """The cases in the order of their rounds. A worker that failed has none.
 
     Ways whose cases all know their process's launch overhead come a second time, corrected.
     """
-    taken = [{**case, "condition": run["condition"]} for run in record["runs"] for case in run["cases"]]
-    return [
-        case
-        for case in (*taken, *_corrected(taken))
-        if condition in (None, case["condition"]) and way in (None, case["way"]) and mib in (None, case["mib"])
-    ]
+    taken = [case for run in record["runs"] for case in run["cases"]]
+    every = [*taken, *_corrected(taken)]
+    return [case for case in every if way in (None, case["way"]) and mib in (None, case["mib"])]
 
 
 def _corrected(taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Cases with the launch overhead put to the mean of their condition, way and size (`pytest_gpumem.judging.spread.level`)."""
-    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    """Cases with the launch overhead put to the mean of their way and size (`pytest_gpumem.judging.spread.level`)."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for case in taken:
-        groups.setdefault((case["condition"], case["way"], case["mib"]), []).append(case)
+        groups.setdefault((case["way"], case["mib"]), []).append(case)
     found = []
     for group in groups.values():
         overheads = [case.get("overhead") for case in group]
@@ -157,15 +152,14 @@ def _corrected(taken: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rows(record: dict[str, Any]) -> list[Row]:
-    """A row for each condition, size and way, in the order in which the record names them first."""
-    keys = dict.fromkeys((case["condition"], case["mib"], case["way"]) for case in _sorted(cases(record)))
+    """A row for each size and way, in the order in which the record names them first."""
+    keys = dict.fromkeys((case["mib"], case["way"]) for case in _sorted(cases(record)))
     found = []
-    for condition, mib, way in keys:
-        own = cases(record, condition, way, mib)
+    for mib, way in keys:
+        own = cases(record, way, mib)
         values = [case["value"] for case in own]
         found.append(
             Row(
-                condition=condition,
                 way=way,
                 mib=mib,
                 processes=len(values),
@@ -201,10 +195,10 @@ WAYS = (
 
 
 def _sorted(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(found, key=lambda case: (case["condition"] != "same", case["mib"], WAYS.index(case["way"])))
+    return sorted(found, key=lambda case: (case["mib"], WAYS.index(case["way"])))
 
 
-def made_of(record: dict[str, Any], condition: str, mib: int) -> dict[str, float] | None:
+def made_of(record: dict[str, Any], mib: int) -> dict[str, float] | None:
     """The parts of our clean-cold spread between processes.
 
     A process reports the mean of its placements' medians. If placements were drawn independently, that mean would spread by the deviation
@@ -217,7 +211,7 @@ def made_of(record: dict[str, Any], condition: str, mib: int) -> dict[str, float
         (0 where it is unknown), `found`, and the `rest` whose square is what `found` has beyond the squares of both; and `placements`,
         their median number. None with fewer than two processes or placements.
     """
-    own = [case for case in cases(record, condition, OURS, mib) if len(case["medians"]) > 1]
+    own = [case for case in cases(record, OURS, mib) if len(case["medians"]) > 1]
     if len(own) < 2:
         return None
     values = [case["value"] for case in own]
@@ -240,81 +234,92 @@ def made_of(record: dict[str, Any], condition: str, mib: int) -> dict[str, float
 def lines(record: dict[str, Any]) -> list[Line]:
     """Every claim of the comparison, with what this record measured for it."""
 
-    def values(condition: str, way: str, mib: int, what: str = "value") -> list[float]:
-        return [case[what] for case in cases(record, condition, way, mib)]
+    def values(way: str, mib: int, what: str = "value") -> list[float]:
+        return [case[what] for case in cases(record, way, mib)]
 
     found = []
     for way in (OURS, OURS + CORRECTED):
-        for condition in ("same", "random"):
-            for mib, limit in COST_LIMITS.items():
-                figures = (values(condition, one, mib, what) for what in ("value", "wall") for one in (way, NVBENCH))
-                claim = f"cost of precision over nvbench's{way.removeprefix(OURS)}"
-                found.append(_line(claim, condition, mib, limit, cost_ratio(*figures), "F"))
+        for mib, limit in COST_LIMITS.items():
+            figures = (values(one, mib, what) for what in ("value", "wall") for one in (way, NVBENCH))
+            claim = f"cost of precision over nvbench's{way.removeprefix(OURS)}"
+            found.append(_line(claim, mib, limit, cost_ratio(*figures), "F"))
     for mib, limit in DIRTY_LIMITS.items():
-        difference = mean_difference(values("same", DIRTY, mib), values("same", NVBENCH, mib))
-        found.append(_line("dirty-cold less nvbench's cold mean", "same", mib, limit, difference, "Welch", both_ways=True))
+        difference = mean_difference(values(DIRTY, mib), values(NVBENCH, mib))
+        found.append(_line("dirty-cold less nvbench's cold mean", mib, limit, difference, "Welch", both_ways=True))
     for claim, way in (("hot less do_bench_cudagraph", HOT), ("hot, one placement, less do_bench_cudagraph", HOT_ONCE)):
         for mib in COST_LIMITS:
-            difference = mean_difference(values("same", way, mib), values("same", CUDAGRAPH, mib))
-            found.append(_line(claim, "same", mib, HOT_LIMIT, difference, "Welch", both_ways=True))
-    for mib in {case["mib"] for case in cases(record, "same", "BabelStream copy")}:
+            difference = mean_difference(values(way, mib), values(CUDAGRAPH, mib))
+            found.append(_line(claim, mib, HOT_LIMIT, difference, "Welch", both_ways=True))
+    for mib in {case["mib"] for case in cases(record, "BabelStream copy")}:
         for ours, theirs in STREAM.items():
-            difference = mean_difference(values("same", f"gpumem {ours}", mib), values("same", f"BabelStream {theirs}", mib))
-            found.append(_line(f"{ours} less BabelStream's average of {theirs}", "same", mib, STREAM_LIMIT, difference, "Welch"))
+            difference = mean_difference(values(f"gpumem {ours}", mib), values(f"BabelStream {theirs}", mib))
+            found.append(_line(f"{ours} less BabelStream's average of {theirs}", mib, STREAM_LIMIT, difference, "Welch"))
     return found
 
 
-def _line(claim: str, condition: str, mib: int, limit: float, measured: Interval | None, interval: str, *, both_ways: bool = False) -> Line:
+def _line(claim: str, mib: int, limit: float, measured: Interval | None, interval: str, *, both_ways: bool = False) -> Line:
     size: Callable[[float], float] = abs if both_ways else float
     if measured is None:
-        return Line(claim, condition, mib, limit, None, interval, None, False)
+        return Line(claim, mib, limit, None, interval, None, False)
     holds = size(measured.value) <= limit
     ends = [size(measured.low) <= limit, size(measured.high) <= limit]
     beyond = all(ends) if holds else not any(ends) and not (both_ways and measured.low < 0 < measured.high)
-    return Line(claim, condition, mib, limit, measured, interval, holds, beyond)
+    return Line(claim, mib, limit, measured, interval, holds, beyond)
 
 
 def summary(record: dict[str, Any]) -> dict[str, Any]:
-    """All of it, as JSON holds it."""
-    own = dict.fromkeys((case["condition"], case["mib"]) for case in _sorted(cases(record)))
-    parts = [
-        {"condition": condition, "mib": mib, **parts} for condition, mib in own if (parts := made_of(record, condition, mib)) is not None
-    ]
+    """What a record keeps of its runs, as JSON holds it."""
+    parts = []
+    for mib in dict.fromkeys(case["mib"] for case in _sorted(cases(record))):
+        part = made_of(record, mib)
+        if part is not None:
+            parts.append({"mib": mib, **part})
+    runs = record["runs"]
     return {
+        "workers": len(runs),
+        "failed": sum(run["error"] is not None for run in runs),
+        "cards": len({run["card"] for run in runs}),
         "rows": [asdict(row) for row in rows(record)],
         "must_show": [asdict(line) for line in lines(record)],
         "clean_cold_spread_is_made_of": parts,
     }
 
 
-# As text
+def kept_rows(summary: dict[str, Any]) -> list[Row]:
+    """The rows that a summary keeps."""
+    return [Row(**{**row, "spread": _interval(row["spread"])}) for row in summary["rows"]]
 
-CONDITIONS = {"same": "The same allocations in every process", "random": "Random unrelated allocations first, another draw in every round"}
+
+def kept_lines(summary: dict[str, Any]) -> list[Line]:
+    """The claims that a summary keeps."""
+    return [Line(**{**line, "measured": _interval(line["measured"])}) for line in summary["must_show"]]
+
+
+def _interval(plain: dict[str, float] | None) -> Interval | None:
+    return None if plain is None else Interval(**plain)
+
+
+# As text
 
 
 def table(record: dict[str, Any]) -> str:
-    """The rows by condition and size, the claims that the record can judge, and the parts of our spread; at most 119 columns."""
-    conditions = sorted({run["condition"] for run in record["runs"]}, key=list(CONDITIONS).index)
-    cards = len({run["card"] for run in record["runs"]})
-    failed = sum(run["error"] is not None for run in record["runs"])
-    several = f", {cards} cards" if cards > 1 else ""
+    """The rows by size, the claims that the record can judge, and the parts of our spread; at most 119 columns."""
+    kept = record["summary"]
+    several = f", {kept['cards']} cards" if kept["cards"] > 1 else ""
     said = [head(record) + several, ", ".join(f"{name} {version}" for name, version in record["versions"].items())]
-    if failed:
-        said.append(f"{failed} of {len(record['runs'])} workers failed and are left out")
-    found = rows(record)
-    for condition in conditions:
-        said += ["", CONDITIONS[condition], "", _HEAD]
-        last = None
-        for row in found:
-            if row.condition == condition:
-                said.append(_row_text(row, first=row.mib != last))
-                last = row.mib
+    if kept["failed"]:
+        said.append(f"{kept['failed']} of {kept['workers']} workers failed and are left out")
+    said += ["", _HEAD]
+    last = None
+    for row in kept_rows(kept):
+        said.append(_row_text(row, first=row.mib != last))
+        last = row.mib
     said += ["", f"{'':4}  {'claim':<62}{'measured (95 % interval)':<34}limit"]
-    claims = lines(record)
+    claims = kept_lines(kept)
     said += [_claim_text(line, line.measured) for line in claims if line.measured is not None]
     if left := sum(line.measured is None for line in claims):
         said.append(f"{left} further claims are not measured in this record")
-    parts = summary(record)["clean_cold_spread_is_made_of"]
+    parts = kept["clean_cold_spread_is_made_of"]
     if parts:
         said += ["", "What gpumem clean-cold's spread between processes is made of; 'expected': if placements were independent", ""]
         said.append(
@@ -322,7 +327,7 @@ def table(record: dict[str, Any]) -> str:
         )
         for part in parts:
             said.append(
-                f"{part['mib']:>4} MiB, {part['condition']:<8}{part['placements']:>10.0f}{100 * part['between_placements']:>16.3f}"
+                f"{part['mib']:>4} MiB{'':<10}{part['placements']:>10.0f}{100 * part['between_placements']:>16.3f}"
                 f"{100 * part['expected']:>12.3f}{100 * part['overhead']:>12.3f}{100 * part['found']:>10.3f}{100 * part['rest']:>12.3f}"
             )
     return "\n".join(said)
@@ -345,7 +350,7 @@ def _percent(interval: Interval) -> str:
 def _claim_text(line: Line, measured: Interval) -> str:
     mark = "ok" if line.holds else "MISS"
     ratio = "over" in line.claim
-    claim = f"{line.claim}, {line.mib} MiB, {line.condition}"
+    claim = f"{line.claim}, {line.mib} MiB"
     said = f"{measured.value:.3f} ({measured.low:.3f} to {measured.high:.3f})" if ratio else f"{_percent(measured)} %"
     if not line.beyond_doubt:
         said += " *"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from msgspec import structs
 
-from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.opening import DeviceChoice, choose
-from pytest_gpumem.devices.protocol import Allocation
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.stream import tile_bytes
 from pytest_gpumem.measuring.bound import Kernels
@@ -56,22 +54,20 @@ def has_context(choice: str) -> bool:
 
 
 class TriadBench:
-    """An open device with nothing on it but the unrelated allocations that a condition asks for.
+    """An open device with nothing on it.
 
     Args:
         chosen: from `prepared`; the context is created here.
-        unrelated: bytes of each unrelated allocation, made before anything else and kept to the end.
         index: the CUDA device number, which other libraries want to be told.
     """
 
-    def __init__(self, chosen: DeviceChoice, unrelated: Sequence[int], *, index: int) -> None:
+    def __init__(self, chosen: DeviceChoice, *, index: int) -> None:
         self.index = index
         self.device = chosen.open()
         self.arena = Arena(self.device, seed=0)
         self._kernels = Kernels(self.device)
         self.triad = self._kernels.triad
         self._conductor = Conductor(self.device, Ranges(), profiled=False)
-        self._unrelated: list[Allocation] = [self.device.memory.allocate(nbytes, MemoryKind.DEVICE) for nbytes in unrelated]
 
     @contextmanager
     def arrays(self, nbytes: int, dtype: str = "f4") -> Iterator[tuple[Buffer, Buffer, Buffer]]:
@@ -142,8 +138,6 @@ class TriadBench:
         """Free everything."""
         self._conductor.close()
         self.arena.close()
-        for allocation in self._unrelated:
-            self.device.memory.free(allocation)
         self.device.close()
 
 

@@ -5,9 +5,9 @@
 
 An acceptance raises limits up to a size, and no further:
 
-- `time`: the change of the latency, such as "8.41%", or "-12%" for a gain;
+- `time`: the slow-down, such as "8.41%";
 - `memory`: the peak of the memory, such as "96 MiB", in place of a growth over the baseline;
-- `kernels`: the count, or the kernels, of a limit over the baseline;
+- `kernels`: the count of a limit "base";
 - `limit`: the new value of a limit that a change loosens, or "none";
 - `removed`: the measurement is gone.
 
@@ -35,7 +35,7 @@ from pytest_gpumem.baselines.layout import digest
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.footprint import peaks_of
-from pytest_gpumem.judging.limits import COUNTS, kernels_text, relative
+from pytest_gpumem.judging.limits import COUNTS, relative
 from pytest_gpumem.limits import LIMITS, count_of
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.printable import printable
@@ -65,9 +65,7 @@ class Scope(str, Enum):
 
 SCOPES: Mapping[str, Scope] = {
     "max_regression": Scope.TIME,
-    "fail_if_faster": Scope.TIME,
     "max_peak_regression": Scope.MEMORY,
-    "same_kernels": Scope.KERNELS,
     **dict.fromkeys(COUNTS, Scope.KERNELS),
 }
 """By the name of a limit that is relative to the baseline, or may be: the scope that covers it."""
@@ -172,26 +170,19 @@ def _parsed(change: AcceptedChange) -> float | str | None:
     """The size as a number where it is one. Raises `QuantityError`: it cannot be read."""
     size, limit = change.size or "", change.limit or ""
     if change.scope is Scope.TIME:
-        return share_of(size)
+        return parse_share(size)
     if change.scope is Scope.MEMORY:
         return parse_bytes(size)
-    if change.scope is Scope.KERNELS and limit != "same_kernels":
+    if change.scope is Scope.KERNELS:
         return count_of(size)
     if change.scope is Scope.LIMIT and size != NONE:
         return LIMITS[limit].parse(size)
     return change.size
 
 
-def share_of(size: str) -> float:
-    """The change of a latency such as "8.41%", or "-12%" for a gain. Raises `QuantityError`: it is none."""
-    written = size.strip()
-    return -parse_share(written[1:]) if written.startswith("-") else parse_share(written.removeprefix("+"))
-
-
-def share_text(change: float) -> str:
-    """The size that holds a measured change: hundredths of a percent, away from 0."""
-    hundredths = math.ceil(abs(change) * 1e4 - 1e-6)
-    return f"{'-' if change < 0 and hundredths else ''}{hundredths / 100:g}%"
+def share_text(slow_down: float) -> str:
+    """The size that holds a measured slow-down, in hundredths of a percent."""
+    return f"{math.ceil(max(slow_down, 0.0) * 1e4 - 1e-6) / 100:g}%"
 
 
 def acceptances(root: Path) -> tuple[Acceptance, ...]:
@@ -273,35 +264,28 @@ def _within(
     if not found:
         return False
     if scope is Scope.TIME:
-        return _time_within(result, comparison, [share_of(size) for size in found], low)
+        return _time_within(result, comparison, [parse_share(size) for size in found], low)
     if scope is Scope.MEMORY:
         return row.footprint is not None and max(peaks_of(row.footprint)) <= max(map(parse_bytes, found))
     size = exact_size(name, row)
-    if size is None or name == "same_kernels":
-        return size in found
-    return name in relative(row.limits) and count_of(size) <= max(map(count_of, found))
+    return size is not None and name in relative(row.limits) and count_of(size) <= max(map(count_of, found))
 
 
 def _time_within(result: LimitResult, comparison: Comparison | None, shares: Sequence[float], low: float | None) -> bool:
-    gain = 1 - math.prod(1 + share for share in shares if share < 0) + ROUNDING
-    if result.limit == "fail_if_faster":
-        return comparison is not None and 0 < -comparison.high <= gain
     if low is None and comparison is not None:
         low = comparison.since_first_low if result.code is Code.CREPT else comparison.low
-    return low is not None and any(share >= 0 for share in shares) and low <= _slow_down(shares)
+    return low is not None and low <= _slow_down(shares)
 
 
 def _slow_down(shares: Iterable[float]) -> float:
     """The accepted slow-down: several were accepted since the last saved run, one after the other."""
-    return math.prod(1 + share for share in shares if share >= 0) - 1 + ROUNDING
+    return math.prod(1 + share for share in shares) - 1 + ROUNDING
 
 
 def exact_size(limit: str, row: Row) -> str | None:
-    """The size of a change of kernels: the row's count, or its kernels; None if they are not known."""
+    """The size of a change of kernels: the row's count; None if it is not known."""
     if row.measurement is None:
         return None
-    if limit == "same_kernels":
-        return kernels_text(row.measurement)
     count = COUNTS[limit](row.measurement)
     return None if isinstance(count, str) else LIMITS[limit].parse(count)
 
@@ -331,17 +315,16 @@ class Acceptances:
         """The acceptance by which a test may be held to another value of a limit than base demands; None without one.
         `new`: the value; None for no limit.
         """
-        looser = LIMITS[limit].looser
         for one in self.of(key, (Scope.LIMIT,)):
             for size in (str(change.size) for change in one.of(key, (Scope.LIMIT,)) if change.limit == limit):
-                if size in (NONE, new) or (new is not None and looser is not None and not looser(new, size)):
+                if size in (NONE, new) or (new is not None and not LIMITS[limit].looser(new, size)):
                     return one
         return None
 
     def slow_down(self, key: str) -> float:
         """The accepted slow-down of a row, as a share."""
         changes = (change for one in self.of(key) for change in one.of(key, (Scope.TIME,)))
-        return _slow_down(share_of(str(change.size)) for change in changes)
+        return _slow_down(parse_share(str(change.size)) for change in changes)
 
     def other_way(self, row: Row) -> bool:
         """True if a row may be measured in another way than its baseline."""
@@ -375,8 +358,7 @@ def in_words(row: Row, change: float | None = None) -> list[str]:
         elif scope is Scope.MEMORY:
             words.append("memory" if row.footprint is None else f"a peak of {short_bytes(max(peaks_of(row.footprint)))}")
         else:
-            size = exact_size(name, row) if name != "same_kernels" else None
-            words.append("other kernels" if size is None else f"{name} {size}")
+            words.append(f"{name} {exact_size(name, row)}")
     return words
 
 
@@ -411,10 +393,8 @@ def changes_of(row: Row, change: float | None = None) -> Iterator[AcceptedChange
                 yield AcceptedChange(row.key, scope, format_bytes(max(peaks_of(row.footprint))))
         else:
             measured = change if change is not None else _measured(row, result.code)
-            if measured is None and other_way:
-                measured = 0.0
-            if measured is not None:
-                yield AcceptedChange(row.key, scope, share_text(max(measured, 0.0) if other_way else measured))
+            if measured is not None or other_way:
+                yield AcceptedChange(row.key, scope, share_text(measured or 0.0))
 
 
 def own_limits(row: Row) -> list[str]:

@@ -103,7 +103,7 @@ def compare_sides(base: SideResults, head: SideResults, max_regression: str | No
     pairs = []
     for key, taken in rows.items():
         failed, limits = head.left_out.get(key) == FAILED, _limits(taken, max_regression)
-        row = replace(taken, limits=limits, failed=failed, why=(), changed=())
+        row = replace(taken, limits=limits, failed=failed, differences=(), changed=())
         if failed:
             in_itself = LimitResult("", Outcome.FAIL, None, f"{FAILED} in {head.name}")
             row = with_verdict(row, [in_itself], comparison=None, simulated=facts.simulated)
@@ -169,10 +169,7 @@ def _notes(base: SideResults, head: SideResults, pairs: Sequence[Pair]) -> list[
     there = {key: sum(one.processes for one in rows) for key, rows in head.rows.items()}
     taken = ((pair.row.key, pair.row.measurement) for pair in pairs)
     if apart := sum(own is not None and 1 + len(own.further) < there.get(key, 0) for key, own in taken):
-        notes.append(
-            f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the newest, or on another variant of the "
-            "card, are left out"
-        )
+        notes.append(f"{counted(apart, 'row')} of {head.name}: processes that measured in another way than the newest are left out")
     return notes
 
 

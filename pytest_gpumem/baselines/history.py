@@ -14,10 +14,10 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
-from pytest_gpumem.judging.drift import clocks_agree
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.judging.judge import clocks_agree
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
@@ -80,6 +80,9 @@ class SavedFootprint:
         return key_of(self.nodeid, self.label)
 
 
+Saved = TypeVar("Saved", SavedRow, SavedFootprint)
+
+
 @dataclass(frozen=True)
 class Reset:
     """A change of a row that a saved run took over, or a gain: earlier runs no longer count."""
@@ -94,40 +97,27 @@ class Reset:
     accepted: tuple[str, ...] = ()  # `Acceptance.digest` of each accepted change; none for a gain. A change is taken over once.
 
 
-class RowPlace(Protocol):
-    """A row of a file, with its figures or without."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def reset(self) -> str | None: ...
-    @property
-    def process(self) -> SavedProcess: ...
-
-
-class TimedRow(RowPlace, Protocol):
-    """A row with a time."""
-
-    @property
-    def processes(self) -> int: ...
-
-
-P = TypeVar("P", bound=RowPlace)
-R = TypeVar("R", bound=TimedRow, covariant=True)
-F = TypeVar("F", bound=RowPlace, covariant=True)
-
-
 @dataclass(frozen=True)
-class AnyFile(Generic[R, F]):
-    """One file: a run, with its figures (`RunFile`) or without."""
+class RunFile:
+    """One file: a run."""
 
     key: str  # `DeviceFacts.key` of the device. The file belongs into the folder of that name.
     process: SavedProcess
-    rows: tuple[R, ...] = ()
-    footprints: tuple[F, ...] = ()
+    rows: tuple[SavedRow, ...] = ()
+    footprints: tuple[SavedFootprint, ...] = ()
     resets: tuple[Reset, ...] = ()
     rejected: tuple[str, ...] = ()
     """By `Row.key`: rows that show the revision to be slower than their baseline. Earlier runs of the revision leave it."""
+
+    @property
+    def id(self) -> str:
+        """As `SavedProcess.id`."""
+        return self.process.id
+
+    @property
+    def utc(self) -> datetime:
+        """As `SavedProcess.utc`."""
+        return self.process.utc
 
     @property
     def revision(self) -> str | None:
@@ -143,25 +133,6 @@ class AnyFile(Generic[R, F]):
     def processes(self) -> int:
         """Number of processes of the run."""
         return max((row.processes for row in self.rows), default=1)
-
-
-class RunFile(AnyFile[SavedRow, SavedFootprint]):
-    """One file: a run."""
-
-    @property
-    def id(self) -> str:
-        """As `SavedProcess.id`."""
-        return self.process.id
-
-    @property
-    def utc(self) -> datetime:
-        """As `SavedProcess.utc`."""
-        return self.process.utc
-
-    @property
-    def nodeids(self) -> dict[str, str]:
-        """The node id of each row, by its key: of those with times, then of those with footprints."""
-        return {row.key: row.nodeid for row in self.rows} | {one.key: one.nodeid for one in self.footprints}
 
 
 @dataclass(frozen=True)
@@ -253,20 +224,11 @@ def _order(one: SavedProcess | Reset) -> tuple[int, datetime, str]:
     return one.sequence, one.utc, one.id
 
 
-@dataclass(frozen=True)
-class DeviceHistory(Generic[R, F]):
-    """What counts of the files of one kind of device. Fields as of `Baseline`."""
-
-    rows: Mapping[str, Sequence[R]]
-    footprints: Mapping[str, Sequence[F]]
-    resets: Mapping[str, Reset]
-    before: Mapping[str, int]
-    processes: int
-    taken_over: frozenset[tuple[str, str]] = frozenset()
-
-
-def counting(files: Collection[AnyFile[R, F]], resets: Iterable[Reset] = ()) -> DeviceHistory[R, F]:
-    """Choose the rows that count, from files in any order. `resets`: of files that are not there."""
+def assemble(files: Collection[RunFile], window: int = WINDOW, resets: Iterable[Reset] = ()) -> Baseline:
+    """Build a baseline from files in any order.
+    `window`: newest runs of a row to compare with.
+    `resets`: of files that are not there.
+    """
     every = [*resets, *(reset for one in files for reset in one.resets)]
     current = {reset.key: reset for reset in sorted(every, key=_order)}
     rows = _since_reset((row for one in files for row in one.rows), current)
@@ -277,41 +239,29 @@ def counting(files: Collection[AnyFile[R, F]], resets: Iterable[Reset] = ()) -> 
         if not _follows(row, current):
             before[row.key] = before.get(row.key, 0) + row.processes
     footprints = _since_reset((footprint for one in files for footprint in one.footprints), current)
-    taken_over = frozenset((digest, reset.key) for reset in every for digest in reset.accepted)
-    return DeviceHistory(rows, footprints, current, before, sum(one.processes for one in files), taken_over)
+    return Baseline(
+        {key: tuple(runs) for key, runs in rows.items()},
+        sum(one.processes for one in files),
+        resets=current,
+        before=before,
+        window=window,
+        footprints={key: tuple(runs) for key, runs in footprints.items()},
+        taken_over=frozenset((digest, reset.key) for reset in every for digest in reset.accepted),
+    )
 
 
-def _follows(row: RowPlace, resets: Mapping[str, Reset]) -> bool:
+def _follows(row: SavedRow | SavedFootprint, resets: Mapping[str, Reset]) -> bool:
     """True if a row was saved after the last reset of its key."""
     return row.reset == (resets[row.key].id if row.key in resets else None)
 
 
-def _since_reset(rows: Iterable[P], resets: Mapping[str, Reset]) -> dict[str, list[P]]:
+def _since_reset(rows: Iterable[Saved], resets: Mapping[str, Reset]) -> dict[str, list[Saved]]:
     """By key, the rows since the last reset, oldest first."""
-    found: dict[str, list[P]] = {}
+    found: dict[str, list[Saved]] = {}
     for row in sorted(rows, key=lambda row: _order(row.process)):
         if _follows(row, resets):
             found.setdefault(row.key, []).append(row)
     return found
-
-
-def assemble(
-    chosen: DeviceHistory[SavedRow, SavedFootprint] | Collection[RunFile], window: int = WINDOW, resets: Iterable[Reset] = ()
-) -> Baseline:
-    """Build a baseline from what counts, or from the files of which it is chosen.
-    `window`: newest runs of a row to compare with.
-    `resets`: of files that are not there.
-    """
-    found = chosen if isinstance(chosen, DeviceHistory) else counting(chosen, resets)
-    return Baseline(
-        {key: tuple(runs) for key, runs in found.rows.items()},
-        found.processes,
-        resets=found.resets,
-        before=found.before,
-        window=window,
-        footprints={key: tuple(runs) for key, runs in found.footprints.items()},
-        taken_over=found.taken_over,
-    )
 
 
 CLOCKS = {"memory clock": "memory_clock_hz", "SM clock": "sm_clock_hz"}
@@ -319,7 +269,7 @@ CLOCKS = {"memory clock": "memory_clock_hz", "SM clock": "sm_clock_hz"}
 registers and caches the SM clock."""
 
 
-def _without_rejected(rows: Mapping[str, list[R]], file: AnyFile[R, F]) -> dict[str, list[R]]:
+def _without_rejected(rows: Mapping[str, list[SavedRow]], file: RunFile) -> dict[str, list[SavedRow]]:
     """By key, the rows that are left of those which a file rejects: the runs of its revision before it do not count."""
     left = {
         key: [row for row in rows.get(key, ()) if row.process.revision != file.revision or row.process.sequence >= file.sequence]

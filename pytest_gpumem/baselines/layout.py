@@ -98,7 +98,7 @@ def reduced(measurement: Measurement, process: SavedProcess) -> Measurement:
     lacks its time and card, it gets those of its process."""
     provenance = measurement.provenance or Provenance(process.utc.isoformat(timespec="seconds"), process.device.uuid)
     placements = tuple((median,) for median in measurement.medians)
-    return replace(measurement, placements=placements, sampler_reason="", notes=(), dram_bytes=None, provenance=provenance)
+    return replace(measurement, placements=placements, sampler_reason="", notes=(), provenance=provenance)
 
 
 def written(content: RunFile, settings: Mapping[str, object] | None = None) -> str:

@@ -11,14 +11,12 @@ import json
 import os
 import re
 import select
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +96,12 @@ class Storage:
         """Write files, by name. Raises `BaselineError`: not all of them could be written."""
         _written(self.at(key), files)
 
-    def remove(self, key: str, names: Sequence[str]) -> None:
-        """Remove files. Raises `BaselineError`: not all of them could be removed."""
-        try:
-            for name in names:
-                (self.at(key) / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise BaselineError(f"{self.at(key)}: cannot remove {error.filename}: {error.strerror or error}") from None
-
 
 class RemoteStorage(Storage):
     """Runs behind a URL. `folder` is the copy, in the user's cache folder."""
 
     def __init__(self, url: str, *, offline: bool = False) -> None:
-        """`url`: as fsspec reads it. `offline`: read the copy as it is."""
+        """`url`: as fsspec reads it. `offline`: read the copy as it is: another process has brought it up to date."""
         self.url = url.rstrip("/")
         self.offline = offline
         # Without credentials: a gate knows the store by its results, which have none.
@@ -134,20 +124,8 @@ class RemoteStorage(Storage):
         return self._devices
 
     def update(self, key: str) -> None:
-        stamp = self._stamp(key)
-        if self.offline:
-            if not stamp.exists():
-                raise BaselineError(
-                    f"{self}: this machine has no copy of the baseline of {key}; only a run that reaches the store makes one"
-                )
-            return
-        self._devices = self._ask("fetch", key, folder=str(self.at(key)))
-        with suppress(OSError):
-            write_whole(stamp, "")
-
-    def copied(self, key: str) -> datetime:
-        """When the copy was last brought up to date."""
-        return datetime.fromtimestamp(self._stamp(key).stat().st_mtime, timezone.utc)
+        if not self.offline:
+            self._devices = self._ask("fetch", key, folder=str(self.at(key)))
 
     def shown(self, path: Path) -> str:
         return f"{self}/{path.relative_to(self.folder).as_posix()}"
@@ -162,28 +140,17 @@ class RemoteStorage(Storage):
         self.update(path.parent.parent.name)
         return True
 
-    def unwritable(self, key: str) -> str | None:
-        return f"nothing can be stored in {self} offline" if self.offline else None
-
     def write(self, key: str, files: Mapping[str, str | bytes]) -> None:
         unsent = Storage(self._own / UNSENT)
         kept = _written(unsent.at(key), files)
         try:
             self._ask("send", key, files=[str(path) for path in kept])
         except BaselineError as error:
-            command = shlex.join(["gpumem", "baseline", "push", str(unsent), str(self)])
-            raise BaselineError(f"{error}; it is kept on this machine: {command}") from None
+            raise BaselineError(f"{error}; it is kept on this machine: copy {unsent} into the store") from None
         with suppress(OSError):  # the store has them
             for path in kept:
                 self.at(key).mkdir(parents=True, exist_ok=True)
                 path.replace(self.at(key) / path.name)
-
-    def remove(self, key: str, names: Sequence[str]) -> None:
-        self._ask("remove", key, names=list(names))
-        super().remove(key, names)
-
-    def _stamp(self, key: str) -> Path:
-        return self.folder / key / f"{SUBFOLDER}.updated"
 
     def _ask(self, do: str, key: str, **more: object) -> list[str]:
         """Have a process do one request of `transfer`.
@@ -199,16 +166,14 @@ class RemoteStorage(Storage):
         raise AssertionError("the last line has devices or an error")
 
 
-def storage(written: str | Path | Storage, base: Path | None = None, *, offline: bool = False) -> Storage:
+def storage(written: str, base: Path | None = None, *, offline: bool = False) -> Storage:
     """The place that an option names.
-    `written`: a folder, which may begin with "~", or a URL; a storage is given back.
+    `written`: a folder, which may begin with "~", or a URL.
     `base`: a relative folder is below it; None: the working directory.
     `offline`: as of `RemoteStorage`; a folder is always there.
     Raises `QuantityError`: it is no place.
     """
-    if isinstance(written, Storage):
-        return written
-    text = place(str(written))
+    text = place(written)
     if _URL.match(text) and not text.startswith("file://"):
         return RemoteStorage(text, offline=offline)
     return Storage((base or Path()) / Path(text.removeprefix("file://")).expanduser())

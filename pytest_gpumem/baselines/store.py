@@ -13,34 +13,25 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from pathlib import Path
-
-from msgspec import structs
 
 from pytest_gpumem.baselines.acceptance import improvement, refusal, rejects
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances
 from pytest_gpumem.baselines.history import (
     WINDOW,
     Baseline,
-    DeviceHistory,
     Reset,
     RunFile,
     SavedFootprint,
     SavedProcess,
     SavedRow,
     assemble,
-    counting,
 )
-from pytest_gpumem.baselines.index import IndexRun, listed, needed
 from pytest_gpumem.baselines.layout import LARGEST, read, read_checked, reduced, reduced_footprint, written
-from pytest_gpumem.baselines.storage import BaselineError, Storage, storage
+from pytest_gpumem.baselines.storage import BaselineError, Storage
 from pytest_gpumem.collector import uncollected
-from pytest_gpumem.judging.judge import comparable, way_of
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Controls, Provenance
-from pytest_gpumem.records.record import LONGEST_TIME
-from pytest_gpumem.records.row import ENOUGH, Row
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.result_files import FileError
 from pytest_gpumem.result_files import content as bytes_of
 from pytest_gpumem.revisions import DIRTY, Ancestry
@@ -84,39 +75,18 @@ class Store:
         skipped.
         """
         with uncollected():
-            contents, seen = dict[Path, RunFile](), dict[str, str]()
-            found = listed(_paths(self.storage, self._facts.key), partial(load_file, at=self.storage), contents)
-            for path, one in found.items():
-                _refuse_copy(seen, one.process.id, path, self.storage)
-                if one.process.device.simulated != self._facts.simulated:
+            found = dict(files(self.storage, self._facts.key))
+            for path, content in found.items():
+                if content.process.device.simulated != self._facts.simulated:
                     kinds = ("real", "simulated") if self._facts.simulated else ("simulated", "real")
                     raise BaselineError(f"{self.storage.shown(path)}: of a {kinds[0]} device, this one is {kinds[1]}")
-                if one.key != self._facts.key:
-                    raise BaselineError(f"{self.storage.shown(path)}: of {one.key!r}, this device is {self._facts.key}")
-            files, left_out = _of_history(found, ancestry)
-            baseline = self._with_figures(files, window, contents)
+                if content.key != self._facts.key:
+                    raise BaselineError(f"{self.storage.shown(path)}: of {content.key!r}, this device is {self._facts.key}")
+            runs, left_out = _of_history(found, ancestry)
+            baseline = assemble(runs, window)
         note = None if baseline.processes else self._absence(left_out)
-        return replace(baseline, note=note, left_out=left_out, sequence=_highest(found.values()), dated_ahead=_dated_ahead(found))
-
-    def _with_figures(self, files: Mapping[Path, IndexRun], window: int, contents: dict[Path, RunFile]) -> Baseline:
-        """The baseline of the files that count. Only those are read whose runs are compared with.
-        `contents`: the files that were read already.
-        """
-        chosen = counting(files.values())
-        timed, watched = needed(chosen.rows, window), needed(chosen.footprints, window)
-        wanted = {run for by_key in (timed, watched) for runs in by_key.values() for run in runs}
-        read = [contents.get(path) or load_file(path, self.storage) for path, one in files.items() if one.process.id in wanted]
-        rows = {(one.process.id, one.key): one for content in read for one in content.rows}
-        footprints = {(one.process.id, one.key): one for content in read for one in content.footprints}
-        counted = DeviceHistory(
-            {key: [rows[run, key] for run in runs] for key, runs in timed.items()},
-            {key: [footprints[run, key] for run in runs] for key, runs in watched.items()},
-            chosen.resets,
-            chosen.before,
-            chosen.processes,
-            chosen.taken_over,
-        )
-        return assemble(counted, window)
+        sequence = max((content.sequence for content in found.values()), default=0)
+        return replace(baseline, note=note, left_out=left_out, sequence=sequence, dated_ahead=_dated_ahead(found))
 
     def save(
         self,
@@ -165,23 +135,18 @@ class Store:
         return f"no baseline of {self._facts.key} in {self.storage}{also}"
 
 
-def files(where: Path | Storage, key: str) -> Iterator[tuple[Path, RunFile]]:
+def files(at: Storage, key: str) -> Iterator[tuple[Path, RunFile]]:
     """Every file of one kind of device, by name. Of a URL, the paths are those of the copy, which is brought up to date first.
 
     Raises `BaselineError`: as `Store.load`.
     """
-    at = storage(where)
-    seen: dict[str, str] = {}  # by the id of a run, the name of its file
+    names: dict[str, str] = {}  # of files, by the id of their run
     for path in _paths(at, key):
         content = load_file(path, at)
-        _refuse_copy(seen, content.id, path, at)
+        first = names.setdefault(content.id, path.name)
+        if first != path.name:
+            raise BaselineError(f"{at.shown(path)}: a copy of {first}, of the same process; it would count twice")
         yield path, content
-
-
-def _refuse_copy(seen: dict[str, str], run: str, path: Path, at: Storage) -> None:
-    """Raises `BaselineError`: a run has another file too. `seen`: by the id of a run, the name of its file."""
-    if (first := seen.setdefault(run, path.name)) != path.name:
-        raise BaselineError(f"{at.shown(path)}: a copy of {first}, of the same process; it would count twice")
 
 
 def _paths(at: Storage, key: str) -> list[Path]:
@@ -222,68 +187,7 @@ def _bytes(path: Path) -> bytes:
     return bytes_of(path, LARGEST)
 
 
-def copy(source: Storage, target: Storage) -> dict[str, int]:
-    """Copy the files that a place lacks; by device key, how many.
-    Raises `BaselineError`: a place cannot be reached or written; a file of `source` as of `Store.load`.
-    """
-    found: dict[str, int] = {}
-    for key in source.devices():
-        there = {path.name for path, _ in files(target, key)}
-        missing = [path for path, _ in files(source, key) if path.name not in there]
-        if missing:
-            target.write(key, {path.name: path.read_bytes() for path in missing})
-        found[key] = len(missing)
-    return found
-
-
-def _rejecting(contents: Collection[RunFile], kept: Collection[str]) -> set[str]:
-    """The ids of files that reject rows of the kept ones: a run that another row keeps stays out of the row that was rejected."""
-    # The earliest of a revision comes last.
-    rows = [(row.key, one) for one in sorted(contents, key=lambda one: -one.sequence) if one.id in kept for row in one.rows]
-    earliest = {(key, one.revision): one.sequence for key, one in rows}
-    return {one.id for one in contents if any(earliest.get((key, one.revision), one.sequence) < one.sequence for key in one.rejected)}
-
-
-def surplus(found: Mapping[Path, RunFile], keep: int) -> list[Path]:
-    """The files without which every comparison over the newest `keep` runs of a row is the same.
-    `found`: all files of one kind of device (`files`).
-    `keep`: runs of each row, at least those of `gpumem_baseline_window`.
-    """
-    contents = found.values()
-    baseline = assemble(contents, keep)
-    kept = {one.process.id for runs in baseline.rows.values() for one in _compared(runs, keep)}
-    kept |= {one.process.id for runs in baseline.footprints.values() for one in (*runs[:1], *runs[-keep:])}
-    current = {reset.id for reset in baseline.resets.values()}
-    # Without the digest of an accepted change, a later run would take it over again.
-    kept |= {content.id for content in contents if any(reset.id in current or reset.accepted for reset in content.resets)}
-    # A later file continues the numbers.
-    kept |= {content.id for content in contents if content.sequence == _highest(contents)}
-    while True:
-        needed = _rejecting(contents, kept)
-        if needed <= kept:
-            return [path for path, content in found.items() if content.id not in kept]
-        kept |= needed
-
-
-def _compared(runs: Sequence[SavedRow], keep: int) -> Iterator[SavedRow]:
-    """The first and the newest runs of a row that a new run may be compared with, measured in a way of these runs: on a card of their
-    variants, on one of another variant, or on one whose variant is unknown.
-    """
-    for one in {way_of(run.measurement): run.measurement for run in runs}.values():
-        taken = one.provenance or Provenance("")
-        other = structs.replace(taken.controls or Controls(), latency=LONGEST_TIME)
-        for controls in (taken.controls, other, None):
-            new = structs.replace(one, provenance=structs.replace(taken, controls=controls))
-            alike = [run for run in runs if comparable(new, run.measurement)]
-            yield from (*alike[:ENOUGH], *alike[-keep:])
-
-
-def _highest(contents: Iterable[RunFile | IndexRun]) -> int:
-    """The highest sequence number."""
-    return max((content.sequence for content in contents), default=0)
-
-
-def _dated_ahead(found: Mapping[Path, IndexRun]) -> str | None:
+def _dated_ahead(found: Mapping[Path, RunFile]) -> str | None:
     """One sentence on files that are dated ahead of this machine's clock; None without any."""
     latest = datetime.now(timezone.utc) + CLOCKS_DIFFER
     ahead = {path.name: one.process.utc for path, one in found.items() if one.process.utc > latest}
@@ -303,20 +207,18 @@ def _revisions(row: Row, revision: str | None, baseline: Baseline) -> set[str | 
     return {one.process.revision for one in baseline.rows.get(row.key, ())}
 
 
-def _of_history(
-    found: Mapping[Path, IndexRun], ancestry: Callable[[frozenset[str]], Ancestry] | None
-) -> tuple[dict[Path, IndexRun], str | None]:
+def _of_history(found: Mapping[Path, RunFile], ancestry: Callable[[frozenset[str]], Ancestry] | None) -> tuple[list[RunFile], str | None]:
     """The files that count, and a sentence about the others."""
     if ancestry is None:
-        return dict(found), None
+        return list(found.values()), None
     known = ancestry(frozenset(one.revision for one in found.values() if one.revision is not None))
     other, dirty = f"are not of the history of {known.merge_base[:12]}", "of uncommitted changes"
     unknown = "of a revision that this repository does not know"
-    counting, left = dict[Path, IndexRun](), {other: 0, dirty: 0, unknown: 0}
-    for path, one in found.items():
+    counting, left = list[RunFile](), {other: 0, dirty: 0, unknown: 0}
+    for one in found.values():
         revision = one.revision
         if revision in known.base:
-            counting[path] = one
+            counting.append(one)
         elif revision is not None and revision.endswith(DIRTY):
             left[dirty] += 1
         else:

@@ -76,11 +76,6 @@ class Remote:
                 self._fs.rm_file(temporary)
             raise
 
-    def remove(self, under: str, name: str) -> None:
-        """Remove a file; one that is gone is no error."""
-        with suppress(FileNotFoundError):
-            self._fs.rm_file(self._path(under, name))
-
     def _path(self, *parts: str) -> str:
         return "/".join((self._root, *filter(None, parts)))
 
@@ -153,9 +148,6 @@ def answer(request: Mapping[str, Any], tell: Callable[[object], object]) -> None
         elif do == "send":
             store, files = Remote(url), {Path(file).name: Path(file) for file in request["files"]}
             _each(lambda name: store.write(under, name, files[name].read_bytes()), files, step)
-        elif do == "remove":
-            store = Remote(url)
-            _each(lambda name: store.remove(under, name), request["names"], step)
         else:
             devices = Remote(url).devices(_last(under))
     except Exception as error:  # of any library behind fsspec

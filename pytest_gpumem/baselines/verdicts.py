@@ -7,7 +7,7 @@ from functools import partial
 
 from pytest_gpumem.baselines.history import Baseline
 from pytest_gpumem.judging.finding import Finding, Judgement
-from pytest_gpumem.judging.footprint import AT_THE_END, RULES, PastFootprint, decidable, judge_footprint
+from pytest_gpumem.judging.footprint import AT_THE_END, RULES, PastFootprint, judge_footprint
 from pytest_gpumem.judging.judge import comparable, judge
 from pytest_gpumem.judging.screen import Family
 from pytest_gpumem.judging.verdict import with_verdict
@@ -24,7 +24,6 @@ def judged(
     *,
     siblings: Mapping[str, Measurement],
     strict: bool,
-    changes: Callable[[], Mapping[str, float]] = dict,
     evidence: bool = True,
     left: Callable[[Row, list[Finding], Comparison | None], Iterable[Finding | LimitResult]] = lambda row, findings, comparison: findings,
 ) -> tuple[Row, Family]:
@@ -44,11 +43,10 @@ def judged(
             no_history=history.reason,
             siblings=siblings,
             first=history.first_measurements,
-            changes=changes,
             evidence=evidence,
             family=family,
         )
-        if row.limits.max_regression is not None or row.limits.fail_if_faster is not None:
+        if row.limits.max_regression is not None:
             family = family.after(found)
     findings, comparison = found
     if row.footprint is not None:
@@ -64,11 +62,6 @@ def memory_findings(row: Row, baseline: Baseline, names: Sequence[str], *, simul
     past = _footprints(row, baseline)
     why = baseline.accepted(row.key) or baseline.note
     return list(judge_footprint(row.footprint, row.limits, past, names, None if past else why, fixtures_alone=simulated and not row.label))
-
-
-def peak_is_open(row: Row, baseline: Baseline, most: int) -> bool:
-    """True if further processes of this run may decide a growth of a row's peak. `most`: processes of this run at most."""
-    return row.footprint is not None and decidable(row.footprint, row.limits, row.verdict, _footprints(row, baseline), most)
 
 
 def _footprints(row: Row, baseline: Baseline) -> list[PastFootprint]:

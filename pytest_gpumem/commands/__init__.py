@@ -45,7 +45,7 @@ def margin(_context: click.Context, option: click.Parameter, written: str | None
 
 
 ROUNDS = 96
-"""Default limit of pairs: enough for the noisiest kernel on record, 2 MiB on an H200, at delta = 1 % (ci/bench/duet_simulation.py)."""
+"""Default limit of pairs: enough for the noisiest kernel on record, 2 MiB on an H200, at delta = 1 % (simulated)."""
 rounds_option = click.option(
     "--rounds-max",
     type=click.IntRange(11, 10_000),  # fewer pairs prove no small slow-down

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_gpumem.commands import examples
-from pytest_gpumem.commands.baseline import names_row
 from pytest_gpumem.commands.gate import DUET, FOLDER, RESULTS
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.outcomes import Outcome, UserError
 from pytest_gpumem.printable import printable
-from pytest_gpumem.records.row import ITS_TEST_FAILED, Omission, Row
+from pytest_gpumem.records.row import ITS_TEST_FAILED, Omission, Row, selects
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.revisions import DIRTY, RevisionError, ancestry, files_at, head
 from pytest_gpumem.units import did_you_mean
@@ -121,7 +120,7 @@ def _as_given(test: str, scopes: Iterable[Any], sizes: Iterator[str], last: Resu
             limit, equals, size = size.partition("=")
             if not equals:
                 raise click.UsageError(f"--size: {limit!r}; of the scope {scope.value} it names a limit: max_copies=3.")
-        rows = [row for row in last.document.rows if names_row(test, row.key, row.nodeid)] if last is not None else []
+        rows = [row for row in last.document.rows if _names_row(test, row.key, row.nodeid)] if last is not None else []
         old = next((getattr(row.limits, str(limit), None) for row in rows), None) if scope is Scope.LIMIT else None
         change = AcceptedChange(test, scope, size, limit, old)
         if (why := refusal(change)) is not None:
@@ -153,13 +152,18 @@ def _of_last(tests: Sequence[str], last: Results, scopes: Sequence[Any]) -> dict
 def _of_test(test: str, last: Results) -> tuple[list[Row], list[Omission]]:
     """The rows and the missing rows of the last run that TEST selects. Raises `UserError`: there are none."""
     document = last.document
-    rows = [row for row in document.rows if names_row(test, row.key, row.nodeid)]
-    missing = [one for one in document.missing if names_row(test, one.key, one.nodeid)]
+    rows = [row for row in document.rows if _names_row(test, row.key, row.nodeid)]
+    missing = [one for one in document.missing if _names_row(test, one.key, one.nodeid)]
     if not rows and not missing:
         every = [*((row.key, row.nodeid) for row in document.rows), *((one.key, one.nodeid) for one in document.missing)]
         names = [name for pair in every for name in pair]
-        raise UserError(f"{test}: no row of {last.path} belongs to it{did_you_mean(test, names, cutoff=0.5)}")
+        raise UserError(f"{test}: no row of {last.path} belongs to it{did_you_mean(test, names)}")
     return rows, missing
+
+
+def _names_row(test: str, key: str, nodeid: str) -> bool:
+    """True if TEST is the row's name, or selects its node id as pytest's command line would."""
+    return test == key or selects(test, nodeid)
 
 
 def _flagged(test: str, last: Results, scopes: Sequence[Any]) -> dict[str, list[AcceptedChange]]:

@@ -15,7 +15,7 @@ from rich.text import Text
 from pytest_gpumem.baselines.compare import Pair, SetComparison, compare_sides
 from pytest_gpumem.baselines.result_sets import UNKNOWN_GPU, SideResults
 from pytest_gpumem.commands import examples, json_option, margin, terminal, write_json
-from pytest_gpumem.explain.what_ran import differences
+from pytest_gpumem.judging import differences
 from pytest_gpumem.judging.expectations import lost
 from pytest_gpumem.judging.finding import bounds, change, counted
 from pytest_gpumem.outcomes import Outcome
@@ -24,6 +24,7 @@ from pytest_gpumem.records.measurement import MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import WhatRan
 from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
+from pytest_gpumem.reporting.differences import describe
 from pytest_gpumem.reporting.row_facts import names_of
 from pytest_gpumem.reporting.summary import OF_FILES, remedies
 from pytest_gpumem.reporting.terminal import missing_lines
@@ -150,7 +151,7 @@ def ran_differently(pair: Pair) -> tuple[str, ...]:
     launches = [row.measurement.what_ran for row in (pair.before, pair.row) if row is not None and row.measurement is not None]
     # What a side did not watch would look like steps that are gone.
     watched = [one for one in launches if one is not None and one.not_watched is None]
-    return tuple(one.text for one in differences(*watched)) if len(watched) == 2 else ()
+    return tuple(map(describe, differences.ran_differently(*watched))) if len(watched) == 2 else ()
 
 
 def _differing(compared: SetComparison, width: int, colour: bool) -> list[str]:

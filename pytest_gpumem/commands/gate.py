@@ -8,13 +8,13 @@ import re
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from msgspec import structs
@@ -22,26 +22,24 @@ from msgspec import structs
 from pytest_gpumem.baselines.accepted import FOLDER as ACCEPTED
 from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, acceptances
 from pytest_gpumem.commands import examples, margin, pytest_arguments, rounds_option, say, terminal
-from pytest_gpumem.commands.baseline import FOLDER as STORAGE
 from pytest_gpumem.commands.duet import compare, ended_by_signals
-from pytest_gpumem.commands.explain import explanations
 from pytest_gpumem.files import write_whole
 from pytest_gpumem.judging.expectations import LooserLimit, Selection, edited, loosened
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.limits import OF_FOOTPRINT
-from pytest_gpumem.outcomes import Exit, NoAnswer, Outcome, UserError
+from pytest_gpumem.outcomes import Exit, Outcome, UserError
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import SIMULATED, DeviceFacts
+from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.row import DID_NOT_RUN, ENOUGH, Omission, Row
 from pytest_gpumem.records.schema import Document, from_plain, to_plain
 from pytest_gpumem.result_files import FileError, load, load_results
 from pytest_gpumem.revisions import RevisionError, ancestry, files_at
-from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, DUET_FOLLOWS, SELECTION, OptionRole, of_role
+from pytest_gpumem.settings import ACCEPTS, BASE_SELECTION, BASELINE_OF, SELECTION, OptionRole, of_role
 
 if TYPE_CHECKING:
     from pytest_gpumem.baselines.history import Baseline
     from pytest_gpumem.baselines.storage import Storage
-    from pytest_gpumem.reporting.run import Place, Run
+    from pytest_gpumem.reporting.run import Place
     from pytest_gpumem.runs.base import Base
     from pytest_gpumem.runs.decision import Decision, OfBase
     from pytest_gpumem.runs.processes import ProcessRecord
@@ -49,8 +47,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path("gpumem-results")  # default of --output
 RESULTS, JUNIT, DUET = "results.json", "junit.xml", "duet.json"
-OUTPUT_FILES = {option.name: str(option.gate_file) for option in of_role(OptionRole.OUTPUT)}  # by the name of an output
-FILES = (RESULTS, JUNIT, DUET, *OUTPUT_FILES.values())  # the files of the folder
+REPORT, SUMMARY = "report.html", "summary.md"
+FILES = (RESULTS, JUNIT, DUET, REPORT, SUMMARY)  # the files of the folder
 IGNORED, MARKER = ".gitignore", "# made by gpumem gate, which replaces its own files in this folder\n*\n"
 """File in the folder, and its text: it marks a folder that a gate made, and hides its files from git."""
 
@@ -98,10 +96,10 @@ def gate(
 
     Collects the tests of the merge base of BASE and HEAD: what these tests measure must be judged, by limits that are not looser. Runs
     pytest with --gpumem against the saved processes of BASE's history. One process of the merge base gives the exact figures of rows
-    whose bytes, counts or kernels grew or have no baseline; a duet of the merge base and the working tree decides the rows that look
-    slower, are undecided or have no baseline. The causes of the worst five failures come from the baseline, or from further processes, in
-    60 s at most. Writes results, a report, a Markdown summary and a code-quality report into a folder, and under GitHub Actions the
-    job's summary and annotations.
+    whose bytes or counts grew or have no baseline; a duet of the merge base and the working tree decides the rows that look
+    slower, are undecided or have no baseline. What differs in the worst five failures is known from the baseline or the duet, else
+    from further processes in 60 s at most. Writes results, a report and a Markdown summary into a folder, and
+    under GitHub Actions the job's summary and annotations.
     """
     from pytest_gpumem.reporting.columns import fitted
     from pytest_gpumem.reporting.concerns import ending
@@ -127,7 +125,7 @@ def gate(
         of_base = _base(base, merge_base, measuring, stack)
         selecting = stack.enter_context(of_base.selecting()) if of_base is not None else _nothing()
         _say(f"step 2 of {steps}: measure the tests, and compare them with the history shared with {base}", err=True)
-        screened = _screen(output, base, measuring, duet_follows=not screen_only, selecting=selecting, accepts=accept_from_change)
+        screened = _screen(output, base, measuring, selecting=selecting, accepts=accept_from_change)
         # The change's own mistake comes first.
         selection = Selection({}) if screened.code == Exit.USAGE else selecting.result()
         changes = list(loosened(screened.selection, selection)) if screened.selection is not None else []
@@ -144,7 +142,9 @@ def gate(
     decision = replace(decision, remarks=lines)
     meant = if_meant(decision)
     if screened.document is not None:
-        _tell(output, base, screened.document, replace(decision, remarks=(*lines, *meant)))
+        _tell(output, base, screened.document, replace(decision, remarks=(*lines, *meant)), screened.places)
+    else:
+        _write(output / SUMMARY, "".join(f"{line}\n" for line in printable(list(lines))))
     if written := [name for name in FILES if (output / name).exists()]:
         _say(f"{counted(len(written), 'file')} in {output}: {' '.join(written)}", err=True)
     for remark in decision.remarks:
@@ -152,7 +152,7 @@ def gate(
     if decision.code == Exit.FAILED and screened.document is not None:
         errors = {one.nodeid: one.message for one in screened.failures if not one.unrun}
         counts = f"{counts_text(decision.rows)}; {rounded_duration(time.monotonic() - begun)} on {screened.document.device.name_and_driver}"
-        last = [*ending(decision.rows, gated.again, base, errors), *meant, counts, f"report: {output / OUTPUT_FILES['report']}"]
+        last = [*ending(decision.rows, gated.again, errors), *meant, counts, f"report: {output / REPORT}"]
         for part in (part for line in printable(last) for part in fitted(line, terminal()[0])):
             click.echo(part)
     return decision.code
@@ -263,39 +263,63 @@ class GateRun:
             *remarks, result = decision.remarks
             end, _, why_so = result.partition(": ")
             decision = replace(decision, remarks=(*remarks, f"{end} (simulated): {why_so}"))
-        why = self.causes(decision.rows, duet or {})
-        return replace(decision, rows=tuple(structs.replace(row, why=why.get(row.key, row.why)) for row in decision.rows))
+        return replace(decision, rows=self.with_differences(decision.rows, duet or {}))
 
-    def causes(
-        self, rows: Sequence[Row], duet: Mapping[str, DuetVerdict], clock: Callable[[], float] = time.monotonic
-    ) -> dict[str, tuple[str, ...]]:
-        """The causes of what fails, as `Row.why` by row key: of the worst rows that the screen did not explain, while there is time.
+    def with_differences(self, rows: Sequence[Row], duet: Mapping[str, DuetVerdict]) -> tuple[Row, ...]:
+        """The rows; the worst that fail have their differences from base, of the duet or of one more process of each side.
         `duet`: its verdicts, by row key.
         """
-        from pytest_gpumem.reporting.concerns import CAUSE_SECONDS, EXPLAINED, worst_first
-        from pytest_gpumem.reporting.row_facts import causes
+        from pytest_gpumem.judging.differences import fails_by_memory
+        from pytest_gpumem.reporting.concerns import EXPLAINED, worst_first
 
-        def explained(row: Row) -> bool:
-            of_time = any(one.limit == "max_regression" for one in row.verdict.limits)
-            return bool(row.why and _watched(row) if of_time else causes(row))
+        known = []
+        for row in rows:
+            of_duet = duet[row.key].differences if row.key in duet else ()
+            known.append(structs.replace(row, differences=row.differences or of_duet))
+        unknown, failing = [], 0
+        for row in worst_first(known):
+            by_figures = row.verdict.outcome is Outcome.FAIL and row.measured_something and row.test_error is not True
+            if not by_figures or self.selection.lacks(row.nodeid) or failing == EXPLAINED:
+                continue
+            failing += 1
+            lines = [difference for difference in row.differences if difference.site is not None]
+            if not (lines if fails_by_memory(row) else row.differences):
+                unknown.append(row)
+        found = {row.key: row for row in self._looked_at_again(unknown)}
+        return tuple(found.get(row.key, row) for row in known)
 
-        failing = [row for row in worst_first(rows) if row.verdict.outcome is Outcome.FAIL and row.measured_something]
-        failing = [row for row in failing if row.test_error is not True and not self.selection.lacks(row.nodeid)][:EXPLAINED]
-        unknown, until, found = [row for row in failing if not explained(row)], clock() + CAUSE_SECONDS, dict[str, tuple[str, ...]]()
-        for batch in (unknown[:1], unknown[1:]):  # whatever the others take, the worst one is explained
-            if batch and self.of_base is not None and (left := until - clock()) > 0:
-                found |= _causes(self.base, self.of_base, batch, duet, self.arguments, left)
+    def _looked_at_again(self, rows: Sequence[Row]) -> list[Row]:
+        """Failing rows with their differences between one more process of base and of the change."""
+        from pytest_gpumem.judging.differences import fails_by_memory, memory_differences, row_differences
+        from pytest_gpumem.reporting.concerns import CAUSE_SECONDS
+        from pytest_gpumem.runs import RunError
+
+        if not rows or self.of_base is None:
+            return []
+        _say(f"causes of {counted(len(rows), 'failing row')}: one more pair of processes, {CAUSE_SECONDS:.0f} s at most", err=True)
+        try:
+            base, head = self.of_base.traced(sorted({row.nodeid for row in rows}), CAUSE_SECONDS)
+        except RunError as error:
+            _say(f"no causes: {error}", err=True)
+            return []
+        found = []
+        for row in rows:
+            was, now = base.by_key.get(row.key), head.by_key.get(row.key)
+            if was is None or now is None:
+                continue
+            now = structs.replace(now, verdict=row.verdict)
+            lines: tuple[Difference, ...] = ()
+            if fails_by_memory(row) and now.footprint is not None:
+                lines = memory_differences(was.footprint, now.footprint)
+            if was.measurement is not None and now.measurement is not None:
+                lines += row_differences(now, was.measurement)
+            found.append(structs.replace(row, differences=lines or row.differences))
         return found
 
     def again(self, row: Row) -> list[str]:
         """The command that measures a failing row again."""
-        from pytest_gpumem.judging.limits import relative
-
-        failing = {one.limit for one in row.verdict.limits if one.outcome is Outcome.FAIL}
-        if "max_regression" in failing:
+        if any(one.limit == "max_regression" and one.outcome is Outcome.FAIL for one in row.verdict.limits):
             return ["gpumem", "duet", self.base, "--test", row.nodeid]
-        if failing & {*relative(row.limits)}:
-            return ["gpumem", "explain", "--base", self.base, row.nodeid]
         words = [word for word in self.arguments if word.startswith("-") or not Path(word.partition("::")[0]).exists()]
         return ["pytest", "--gpumem", *words, row.nodeid]
 
@@ -400,7 +424,7 @@ def _place(document: Document) -> Storage:
     """The place of the baseline. The screen has brought the copy of a URL up to date."""
     from pytest_gpumem.baselines.storage import storage
 
-    return storage(str(document.settings.get("baseline") or STORAGE), offline=True)
+    return storage(str(document.settings.get("baseline") or ".benchmarks"), offline=True)
 
 
 def _saved(base: str, document: Document) -> Baseline:
@@ -429,7 +453,7 @@ def _flags(found: int, wanted: int) -> str:
 def _check_arguments(arguments: Sequence[str], output: Path) -> None:
     """Refuse options that a gate sets itself. Raises `click.UsageError`: names the option and why."""
     why = f"the gate writes into {output}; see --output"
-    refused = dict.fromkeys(("--benchmark-json", "--junitxml", "--junit-xml", *(option.flag for option in of_role(OptionRole.OUTPUT))), why)
+    refused = dict.fromkeys(("--benchmark-json", "--junitxml", "--junit-xml", "--gpumem-report"), why)
     refused |= {option.flag: "a gate saves nothing into a baseline" for option in of_role(OptionRole.SAVING)}
     for argument in arguments:
         if (name := argument.partition("=")[0]) in refused:
@@ -456,38 +480,36 @@ class ScreenResult:
     failures: Sequence[Failure]  # failures and errors that it counted
     document: Document | None  # its results; None if it wrote none
     selection: Selection | None = None  # the tests that it selects; None if it did not come to its end
+    places: Mapping[str, Place] = field(default_factory=dict)  # where its tests are defined, by node id
 
 
-def _screen(
-    output: Path, base: str, arguments: Sequence[str], *, duet_follows: bool, selecting: Future[Selection], accepts: bool
-) -> ScreenResult:
+def _screen(output: Path, base: str, arguments: Sequence[str], *, selecting: Future[Selection], accepts: bool) -> ScreenResult:
     """`selecting`: finds the tests that base selects; no test runs before. `accepts`: what the change accepts counts."""
     from pytest_gpumem.runs.child import for_a_run, pytest_command, run_here
 
     # One word each: pytest looks for its root folder among all words that are paths. The user's own words come after the defaults
     # that they may change, and before what the gate relies on.
-    own = [
-        f"--junitxml={output / JUNIT}",
-        *(f"{option.flag}={output / OUTPUT_FILES[option.name]}" for option in of_role(OptionRole.OUTPUT)),
-    ]
+    # In this family JUnit's file says where each test is defined.
+    own = [f"--junitxml={output / JUNIT}", "--override-ini=junit_family=xunit1", f"--gpumem-report={output / REPORT}"]
     # Tests after the first failure are judged too: the duet may clear that failure.
     own += ["--maxfail=0"]
-    command = pytest_command([*arguments, *own], options=["--no-header", f"--gpumem-baseline-of={base}"], results=output / RESULTS)
+    command = pytest_command([*arguments, *own], options=["--no-header"], results=output / RESULTS)
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         of_base, of_head = Path(folder, "base.json"), Path(folder, "head.json")
         selecting.add_done_callback(partial(_write_selection, of_base))
-        variables = {BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
-        variables |= {name: "1" for name, given in ((DUET_FOLLOWS, duet_follows), (ACCEPTS, accepts)) if given}
+        variables = {BASELINE_OF: base, BASE_SELECTION: str(of_base), SELECTION: str(of_head)}
+        if accepts:
+            variables[ACCEPTS] = "1"
         code = run_here(command, for_a_run(os.environ) | variables)
         selected = from_plain(json.loads(of_head.read_text(encoding="utf-8")), Selection) if of_head.exists() else None
     try:
         if not (output / RESULTS).exists() or not (output / JUNIT).exists():
             return ScreenResult(code, (), None, selected)
         document = load(output / RESULTS)
-        failures = _failures(output / JUNIT, selected)
+        failures, places = _read_junit(output / JUNIT, selected)
     except (FileError, OSError, ValueError, ElementTree.ParseError) as error:
         raise UserError(f"the screen's results in {output} cannot be read: {error}") from None
-    return ScreenResult(code, failures, document, selected)
+    return ScreenResult(code, failures, document, selected, places)
 
 
 def _write_selection(file: Path, selecting: Future[Selection]) -> None:
@@ -508,67 +530,34 @@ def _in_junit(nodeid: str) -> tuple[str, str]:
 _OF_PYTEST = re.compile(r'^(?:failed on (?:setup|teardown) with ")?(?:Failed: )?(.*?)"?$')  # what it adds to a message
 
 
-def _failures(junit: Path, selected: Selection | None) -> list[Failure]:
-    """Those of a JUnit file, in its order. `selected`: tests whose node ids are known; of others the names in the file stand."""
+def _read_junit(junit: Path, selected: Selection | None) -> tuple[list[Failure], dict[str, Place]]:
+    """The failures of a JUnit file, in its order, and where its tests are defined, by node id.
+    `selected`: tests whose node ids are known; of others the names in the file stand.
+    """
+    from pytest_gpumem.reporting.concerns import place_of
+
     ids = () if selected is None else (*selected.tests, *selected.others)
     named = {_in_junit(nodeid): nodeid for nodeid in ids}
-    found = []
+    found: list[Failure] = []
+    places: dict[str, Place] = {}
+    here = Path.cwd()
     for case in ElementTree.parse(junit).getroot().iter("testcase"):
         name = case.get("classname", ""), case.get("name", "")
+        file, line = case.get("file"), case.get("line")
+        if name in named and file is not None and line is not None:
+            # pytest's root folder, which paths are relative to, is this one or above.
+            root = next((folder for folder in (here, *here.parents) if (folder / file).exists()), here)
+            places[named[name]] = place_of(root, file, int(line) + 1)
         for failed in (*case.findall("failure"), *case.findall("error")):
             lines = (failed.get("message") or failed.text or "").strip().splitlines()
             message = _OF_PYTEST.sub(r"\1", lines[0]) if lines else "failed"
             found.append(Failure(named.get(name, "::".join(filter(None, name))), message))
-    return found
+    return found, places
 
 
-def _watched(row: Row) -> bool:
-    """True if the row was measured with the pass from which causes follow, which it is if its baseline has one."""
-    return row.measurement is not None and row.measurement.activity is not None
-
-
-def _causes(
-    base: str, of_base: Base, rows: Sequence[Row], duet: Mapping[str, DuetVerdict], arguments: Sequence[str], seconds: float
-) -> dict[str, tuple[str, ...]]:
-    """Measure the causes of failures in one more process of each side, and print those of slow-downs; by row key, as `Row.why`.
-    `rows`: those that are explained.
-    `duet`: its verdicts, by row key.
-    `seconds`: which the processes may take.
-    """
-    from pytest_gpumem.explain.causes import slow_down_of
-    from pytest_gpumem.explain.processes import ExplainRequest, measure_sides
-    from pytest_gpumem.explain.text import reasons, text
-    from pytest_gpumem.reporting.footprints import memory_reasons
-    from pytest_gpumem.runs.processes import BASE, HEAD
-
-    asked = ExplainRequest(
-        tuple(dict.fromkeys(row.nodeid for row in rows)), tuple(arguments), 1, counters=False, traces=False, seconds=seconds
-    )
-    _say(f"causes of {counted(len(rows), 'failing row')}: one more pair of processes, {seconds:.0f} s at most", err=True)
-    known = {}
-    for key, one in duet.items():
-        if one.paired is not None and one.base_latency and (change := slow_down_of(one.base_latency, one.paired)) is not None:
-            known[key] = change
-    try:
-        measured = measure_sides({BASE: of_base.side, HEAD: of_base.tree}, asked, os.environ, lambda _line: None)
-        found = explanations(measured[BASE], measured[HEAD], known=known)
-    except (UserError, NoAnswer) as error:
-        _say(f"no causes: {error}", err=True)
-        return {}
-    why = dict[str, tuple[str, ...]]()
-    for row in rows:
-        if (explanation := found.get(row.key)) is not None:
-            why[row.key] = reasons(row, explanation, base)
-            if explanation.causes:
-                click.echo(text(row.key, explanation, width=terminal()[0], skipped=False))
-        of_memory = any(result.limit in OF_FOOTPRINT for result in row.verdict.limits)
-        if of_memory and (now := measured[HEAD].footprints.get(row.key)) is not None:
-            why[row.key] = (*why.get(row.key, ()), *memory_reasons(measured[BASE].footprints.get(row.key), now))
-    return why
-
-
-def _tell(output: Path, base: str, document: Document, decision: Decision) -> None:
-    """Write the outputs anew, with the gate's verdicts; under GitHub Actions the job's summary and annotations too."""
+def _tell(output: Path, base: str, document: Document, decision: Decision, places: Mapping[str, Place]) -> None:
+    """Write results, report and summary, with the gate's verdicts; under GitHub Actions the job's summary and annotations too."""
+    from pytest_gpumem.reporting import html, markdown
     from pytest_gpumem.reporting.run import Run
 
     _write_results(output / RESULTS, document, decision)
@@ -576,26 +565,12 @@ def _tell(output: Path, base: str, document: Document, decision: Decision) -> No
     run = Run(decision.rows, document.device, document.settings, shown.utc, shown.revision, remarks=decision.remarks)
     saved = _saved(base, document)
     past = {row.key: saved.past(row) for row in run.rows}
-    run = replace(run, places=_places(output, document), past=past, footprints=saved.newest_footprints)
-    _write_outputs(output, run)
-    _announce(run)
-
-
-def _places(output: Path, document: Document) -> dict[str, Place]:
-    """The places of tests in the screen's own code-quality report."""
-    from pytest_gpumem.reporting.concerns import fingerprint
-    from pytest_gpumem.reporting.run import Place
-
-    try:
-        findings: list[dict[str, Any]] = json.loads((output / OUTPUT_FILES["code_quality"]).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    by_fingerprint = {one["fingerprint"]: one["location"] for one in findings}
-    found = {}
-    for row in document.rows:
-        if (location := by_fingerprint.get(fingerprint(row))) is not None:
-            found[row.nodeid] = Place(location["path"], location["lines"]["begin"])
-    return found
+    run = replace(run, past=past, footprints=saved.newest_footprints)
+    summary = markdown.page(run)
+    _write(output / SUMMARY, summary)
+    if run.rows:
+        _write(output / REPORT, html.page(run))
+    _announce(run.rows, summary, places)
 
 
 # The folder of results
@@ -635,30 +610,25 @@ def _write_results(path: Path, screen: Document, decision: Decision) -> None:
         for one in value.get("benchmarks", ()):
             if (fed := one.get("extra_info", {}).get("gpumem")) is not None:
                 one["extra_info"]["gpumem"] = found.get((fed["range"], fed.get("label", "")), fed)
-        write_whole(path, json.dumps(value, allow_nan=False, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(f"--output: cannot read {path}: {error.strerror or error}") from None
+    _write(path, json.dumps(value, allow_nan=False, indent=1) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file of the folder. Raises `UserError`: it cannot be written."""
+    try:
+        write_whole(path, text)
     except OSError as error:
         raise UserError(f"--output: cannot write {path}: {error.strerror or error}") from None
 
 
-def _write_outputs(output: Path, run: Run) -> None:
-    """Write the outputs of a run into the folder. Raises `UserError`: a file cannot be written."""
-    from pytest_gpumem.reporting.outputs import OUTPUTS
-
-    try:
-        for name, file in OUTPUT_FILES.items():
-            if (text := OUTPUTS[name](run)) is not None:
-                write_whole(output / file, text)
-    except OSError as error:
-        raise UserError(f"--output: cannot write {error.filename}: {error.strerror or error}") from None
-
-
-def _announce(run: Run) -> None:
+def _announce(rows: Sequence[Row], summary: str, places: Mapping[str, Place]) -> None:
     """Under GitHub Actions, add a run to the job's summary, and print its annotations."""
     from pytest_gpumem.reporting.concerns import summarise, workflow_commands
-    from pytest_gpumem.reporting.outputs import OUTPUTS
 
-    if (note := summarise(str(OUTPUTS["markdown"](run)), os.environ)) is not None:
+    if (note := summarise(summary, os.environ)) is not None:
         click.echo(printable(note), err=True)
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in workflow_commands(run.rows, run.places):
+        for line in workflow_commands(rows, places):
             click.echo(line)

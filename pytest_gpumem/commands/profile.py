@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from pytest_gpumem.commands import examples, json_option, log, pytest_arguments, terminal, test_option, write_json
-from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.limits import COUNTERS, absolute
-from pytest_gpumem.judging.traffic import Agreement, account
-from pytest_gpumem.outcomes import Exit, Outcome
+from pytest_gpumem.commands import examples, log, pytest_arguments, test_option
+from pytest_gpumem.outcomes import Exit
 from pytest_gpumem.printable import printable
 
 if TYPE_CHECKING:
@@ -87,22 +83,10 @@ def nsys(tests: tuple[str, ...], report: Path | None, options: tuple[str, ...], 
 
 @profile.command(
     short_help="Collect counters by Nsight Compute.",
-    epilog=examples(
-        'gpumem profile ncu --test tests/test_a.py::test_triad --tool-options "--set full"',
-        "gpumem profile ncu --traffic -- tests/gpu    # declared bytes against counted ones",
-    ),
+    epilog=examples('gpumem profile ncu --test tests/test_a.py::test_triad --tool-options "--set full"'),
 )
-@click.option("--traffic", is_flag=True, help="Write no report: compare the bytes that tests declare with those that ncu counts.")
-@json_option("With --traffic: write the counts as JSON.")
 @_options
-def ncu(
-    tests: tuple[str, ...],
-    report: Path | None,
-    options: tuple[str, ...],
-    traffic: bool,
-    file: Path | None,
-    pytest_arguments: tuple[str, ...],
-) -> int:
+def ncu(tests: tuple[str, ...], report: Path | None, options: tuple[str, ...], pytest_arguments: tuple[str, ...]) -> int:
     """Collect counters of each measured launch by Nsight Compute.
 
     Only the measured launches of the selected tests are profiled; clocks are left alone, and the caches are emptied before each. GPUMEM_NCU
@@ -111,15 +95,7 @@ def ncu(
     from pytest_gpumem.nsight.profile import ProfileRequest
     from pytest_gpumem.nsight.tools import NCU
 
-    if not traffic and file is not None:
-        raise click.UsageError("--json writes the counts of --traffic; without it, -o names the report.")
-    if not traffic:
-        return _profiled(ProfileRequest(NCU, pytest_arguments, tests, report, options))
-    if report is not None or options:
-        raise click.UsageError(
-            f"--traffic writes no report and sets ncu's options itself: leave out {'-o' if report else '--tool-options'}."
-        )
-    return _traffic(tests, file, pytest_arguments)
+    return _profiled(ProfileRequest(NCU, pytest_arguments, tests, report, options))
 
 
 def _profiled(request: ProfileRequest) -> int:
@@ -143,27 +119,3 @@ def _profiled(request: ProfileRequest) -> int:
         log(f"gpumem: pytest ended with exit code {report.exit_code}: tests failed, or it was stopped; its output is above")
         return Exit.FAILED
     return Exit.FINE
-
-
-def _traffic(tests: tuple[str, ...], file: Path | None, pytest_arguments: tuple[str, ...]) -> int:
-    from pytest_gpumem.nsight import counting
-    from pytest_gpumem.reporting.table import traffic_table
-
-    now = datetime.now(timezone.utc)
-    found = counting.count(pytest_arguments, tests, os.environ, log, day=now.date().isoformat())
-    width, colour = terminal()
-    click.echo(traffic_table(found.rows, found.facts, width=width, colour=colour))
-    if failed := sum(row.failed for row in found.rows):
-        click.echo(f"tests of {failed} of {counted(len(found.rows), 'row')} failed in this run, whose times a profiler changes")
-    write_json(file, counting.to_json(found, utc=now.isoformat(timespec="seconds")))
-    beyond = [
-        printable(f"{row.key}: {finding.sentence}")
-        for row in found.rows
-        if row.measurement is not None
-        for finding in absolute(row.measurement, row.limits, found.facts, names=COUNTERS)
-        if finding.outcome is not Outcome.PASS
-    ]
-    for line in beyond:
-        click.echo(line)
-    accounts = [account(row.measurement, found.facts) for row in found.rows if row.measurement is not None]
-    return Exit.FAILED if beyond or any(one is not None and one.finding is Agreement.WRONG for one in accounts) else 0

@@ -16,12 +16,12 @@ from pytest_gpumem.judging.verdict import OPEN, known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome, UserError
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import ROW, LimitResult, Row
-from pytest_gpumem.reporting.exports import as_bmf, as_csv, as_json
+from pytest_gpumem.reporting.exports import as_csv, as_json
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.result_files import load_results
 from pytest_gpumem.units import QuantityError
 
-FORMATS: Mapping[str, Callable[[Run], str]] = MappingProxyType({"csv": as_csv, "bmf": as_bmf, "json": as_json})
+FORMATS: Mapping[str, Callable[[Run], str]] = MappingProxyType({"csv": as_csv, "json": as_json})
 """By the name of an option: the text of its file."""
 
 
@@ -45,11 +45,10 @@ def _judged_as(row: Row, judged: Row) -> Row:
 
 @click.command(
     short_help="Make an HTML report, or files for other programs.",
-    epilog=examples("gpumem report results.json", "gpumem report results.json --csv results.csv --bmf bencher.json"),
+    epilog=examples("gpumem report results.json", "gpumem report results.json --csv results.csv"),
 )
 @file_option("-o", "The page. Default, if no other file is named: beside RESULTS, with .html.", "output")
 @file_option("--csv", "A line for each row, in SI units.")
-@file_option("--bmf", "Times, bytes and counts for Bencher, in its Metric Format.")
 @file_option("--json", "Times, bytes and counts for github-action-benchmark's tool customSmallerIsBetter.")
 @click.option(
     "--base",

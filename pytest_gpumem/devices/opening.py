@@ -33,8 +33,6 @@ class DeviceChoice:
     open: Callable[[], Device]  # create the context (or the model) and give the device
     fallback_reason: str | None = None  # why `auto` chose the simulated device
     conditions: Callable[[], Conditions] = Conditions  # reads clocks and throttle reasons without a context; by default all are unknown
-    card: Callable[[], Card] = lambda: Card(cards=1)
-    """Reads the card's state from the driver, without a context. Raises `NoDevice`: the driver does not answer."""
     prepare: Callable[[], object] = lambda: None
     """Imports the modules that `open` needs, without a context: a process that waits for its turn does so beforehand."""
     gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that CUDA sees, beginning with this one and its peer; empty for the simulated device
@@ -102,7 +100,6 @@ def _cuda(index: int, asked: DriverAnswer) -> DeviceChoice:
         facts,
         lambda: _open_cuda(index, facts),
         conditions=lambda: _cuda_conditions(facts),
-        card=lambda: look(facts.pci_bus_id),
         prepare=_import_cuda,
         gpus=found.gpus,
         alike=found.alike,
@@ -145,10 +142,10 @@ def _open_cuda(index: int, facts: DeviceFacts) -> Device:
     from pytest_gpumem.devices.cuda.context import made_meanwhile
     from pytest_gpumem.devices.cuda.own_kernels import compiled_meanwhile
 
-    with uncollected(), made_meanwhile(index), compiled_meanwhile(facts) as cache:
+    with uncollected(), made_meanwhile(index), compiled_meanwhile(facts) as nvrtc:
         from pytest_gpumem.devices.cuda.device import CudaDevice  # imports CuPy, which need not be installed to find no GPU
 
-        return CudaDevice(index, facts, cache)
+        return CudaDevice(index, facts, nvrtc)
 
 
 def _simulated(name: str, seed: int, fallback_reason: str | None) -> DeviceChoice:
@@ -168,6 +165,5 @@ def _simulated(name: str, seed: int, fallback_reason: str | None) -> DeviceChoic
         datasheet.facts(),
         open_,
         fallback_reason,
-        card=datasheet.card,
         unfinished=lambda: any(device.timeline.unfinished() for device in opened),
     )

@@ -359,9 +359,8 @@ class Content(Protocol):
         """Seeded content: floats uniform in [0, 1), integers over their full range, booleans 0 or 1, complex numbers two floats each. The
         same seed gives the same content."""
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream, *, length: int | None = None) -> None:
-        """One random cycle over nodes of `node_bytes` each: the first 4 bytes of a node hold the index of the next node. With `length`, the
-        cycle is over so many nodes, spread evenly, and all others lead to it."""
+    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
+        """One random cycle over nodes of `node_bytes` each: the first 4 bytes of a node hold the index of the next node."""
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:
         """Fill with bytes 0xFF (NaN for floats, -1 for integers), so that an unwritten output shows."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from pytest_gpumem.devices import opening
 from pytest_gpumem.doctor.report import Check, Status
 from pytest_gpumem.kernels import sources
-from pytest_gpumem.memory.pinned import DEFAULT_SHARE
+from pytest_gpumem.memory.pinned import SHARE
 from pytest_gpumem.nsight.tools import COUNTERS_DOCUMENT, NCU, NSYS, Tool, ToolMissing, find
 from pytest_gpumem.records.device import Card, DeviceFacts
 from pytest_gpumem.runs.child import run
@@ -106,7 +106,7 @@ def pinned(machine: Machine) -> Check:
         details.append(f"{_gib(min(free, total))} free")
     lockable = machine.lockable()
     details.append(f"RLIMIT_MEMLOCK {short_bytes(lockable) if lockable is not None else 'unlimited'}")
-    detail = f"buffers may lock {_gib(DEFAULT_SHARE * total)} ({', '.join(details)})"
+    detail = f"buffers may lock {_gib(SHARE * total)} ({', '.join(details)})"
     if free is not None and min(free, total) < LEAST_FREE:
         return Check("pinned memory", Status.WARNING, detail, "free some, or give the container more: locked pages cannot be swapped")
     return Check("pinned memory", Status.OK, detail)

@@ -1,6 +1,6 @@
 """The limits on the calls of a test's body, or of a part of it. Counts are exact: a limit holds or does not.
 
-A limit relative to the baseline is held against the newest saved run. Where runs of one revision have different counts, the count varies
+The limit "base" is held against the newest saved run. Where runs of one revision have different counts, the count varies
 with unchanged code: a count above all of them is UNDECIDED.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pytest_gpumem.judging.finding import Finding, against_most, counted, find
-from pytest_gpumem.limits import count_of, over_baseline
+from pytest_gpumem.limits import BASE, count_of
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.units import short_bytes
@@ -51,19 +51,19 @@ def judge_calls(name: str, calls: Calls, limit: str, written: str, past: Sequenc
     figure, words = FIGURES[name]
     count = figure(calls)
     shown = words(count) + (_lines(calls) if name == "max_waits" else "")
-    if (growth := over_baseline(written)) is None:
+    if written != BASE:
         return _certain(against_most(limit, count, count_of(written), shown), calls, limit)
     known = [one for one in past if one.calls.not_counted is None]
     if not known:
         return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=no_history or f"no run of {of} counted calls")
     counts = [figure(one.calls) for one in known]
     if varies(known, figure):
-        most = growth.most(max(counts))
+        most = max(counts)
         if count > most:
             low, high = words(min(counts)), words(max(counts))
             return find(Outcome.UNDECIDED, "varies", Code.NOISY, figure=shown, limit=limit, low=low, high=high)
     else:
-        most = growth.most(counts[-1])
+        most = counts[-1]
     return _certain(against_most(limit, count, most, f"{shown}, {words(counts[-1])} in {of}"), calls, limit)
 
 

@@ -1,4 +1,4 @@
-"""A row against that of one process of base: its exact figures, which are bytes, counts and kernels, and the limits of its calls. Pure.
+"""A row against that of one process of base: its exact figures, which are bytes and counts, and the limits of its calls. Pure.
 
 A gate compares rows with the baseline. Where an exact figure grew against it, or it has none, base says whether the growth is of this
 change. The limits of a call are known only after the test has run.
@@ -68,7 +68,7 @@ def held_to_base(row: Row, base: Row, facts: DeviceFacts, siblings: Mapping[str,
     names = [limit for limit in LIMITS if getattr(limits, limit) != getattr(row.limits, limit)]
     if not names:
         return row
-    open_ = {*relative(limits), "max_regression", "fail_if_faster"}
+    open_ = {*relative(limits), "max_regression"}
     findings, alone = list[Finding](), [limit for limit in names if limit not in open_]
     if row.measurement is not None:
         findings += absolute(row.measurement, limits, facts, siblings, names=[limit for limit in alone if limit not in OF_FOOTPRINT])

@@ -66,7 +66,6 @@ class Selection(Record, frozen=True):
     """Node ids of tests that a mark skips or expects to fail, and of modules that skip or cannot be imported: on another machine, or with
     another library, they may run."""
     dividing: tuple[str, ...] = ()  # Files of installed plugins that left out tests, which stand above all the same
-    allow_lost: tuple[str, ...] = ()  # Tests whose measurements may be lost
     files: dict[str, str] = field(default_factory=dict)  # SHA-256 of test files, by their path in node ids
 
     def has(self, nodeid: str) -> bool:

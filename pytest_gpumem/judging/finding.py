@@ -24,8 +24,6 @@ SENTENCES: Mapping[str, str] = {
     "not read": "{limit} cannot be judged: {why}",
     "counted": "{figure}, {side} {limit}",
     "varies": "{figure}, above {limit}; it varies with unchanged code, {low} to {high}: too few runs to judge it exactly",
-    "same kernels": "the kernels are those of {past}: {limit} holds",
-    "other kernels": "{limit} does not hold{past}: {changed}",
     "beats": "{times}: {limit} holds",
     "does not beat": "{times}: {limit} does not hold",
     "may not beat": "{times}: {limit} is not beyond doubt",
@@ -41,23 +39,16 @@ SENTENCES: Mapping[str, str] = {
     "same code": "{seen}: passes {limit}, as the same machine code ran in the same way{but}; would miss up to {catches}",
     "crept": "{seen}: crept beyond {limit}; gpumem compare shows the runs between",
     "looks crept": "{seen}: looks crept beyond {limit}; {doubt}",
-    "faster": "{seen}: faster than {limit}; the baseline is stale, and a slow-down back to it would pass: accept the gain into it",
-    "no gain": "no gain beyond {limit}",
     "no limit": "no limit set",
     "no limit, compared": "{seen}, no limit set, catches {catches}",
     # Nothing to compare with.
     "no history": "{limit} has nothing to compare with: {why}",
-    "other variant": "{limit} cannot be judged: the baseline is of another variant of this card, or of another clock: DRAM answers in "
-    "{own} here and in {theirs} there, and unchanged code takes another time; accept runs of this variant (--gpumem-save), or let gpumem "
-    "duet decide",
     "measured differently": "{limit} cannot be judged, the measurement itself has changed: {changed}; gpumem duet compares them",
     "other work": "{finding}; a launch does other work, {changed}",
     "not the same work": "{seen}, but a launch does other work, {changed}: no limit was judged; gpumem duet compares them",
     # The device and its conditions.
     "unreliable": "{doubts}: no limit was judged",
     "too wide": "the 95 % interval is ± {noise} of the latency, {basis}: too wide to pass; measure more placements",
-    "device changed": "{finding}; the device has changed since the baseline: {control} takes {share}{whose}",
-    "device changes": "{finding}; {change}",
 }
 
 

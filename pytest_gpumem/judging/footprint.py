@@ -1,4 +1,4 @@
-"""The limits of a footprint. Bytes and allocations are counted: a limit holds or does not, and no statistics are needed.
+"""The limits of a footprint. Bytes are counted: a limit holds or does not, and no statistics are needed.
 
 A growth of the peak is judged by the least peak of a run's processes against the least one of the saved runs, so that small steps do not
 add up. Where unchanged code has different peaks, as by caches and autotuning, a run fails only if chance explains its peaks in at most one
@@ -20,7 +20,7 @@ from pytest_gpumem.limits import OF_CALLS
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ENOUGH, Row, Verdict
+from pytest_gpumem.records.row import Row
 from pytest_gpumem.units import format_share, parse_bytes, parse_growth, short_bytes, sizes
 
 
@@ -42,9 +42,7 @@ class _FootprintCheck:
     of: str | None = None  # what the one run of `past` is, in words; None: saved runs
 
 
-def _most(
-    name: str, words: Callable[[int, Footprint], str], parse: Callable[[str], int] = parse_bytes
-) -> Callable[[_FootprintCheck], Finding]:
+def _most(name: str, words: Callable[[int, Footprint], str]) -> Callable[[_FootprintCheck], Finding]:
     """The rule of a limit on a figure of a footprint, in the process of the run that has most of it. `words` has it in words."""
 
     def rule(one: _FootprintCheck) -> Finding:
@@ -52,8 +50,8 @@ def _most(
         count = max(own, *(getattr(further, name) for further in one.footprint.further), own)
         text = words(count, one.footprint)
         if count > own:
-            text += f" in another process of the run, {short_bytes(own) if parse is parse_bytes else own} in the first"
-        return against_most(one.limit, count, parse(one.written), text, Code.TOO_MUCH_MEMORY)
+            text += f" in another process of the run, {short_bytes(own)} in the first"
+        return against_most(one.limit, count, parse_bytes(one.written), text, Code.TOO_MUCH_MEMORY)
 
     return rule
 
@@ -63,11 +61,6 @@ def _kept(count: int, footprint: Footprint) -> str:
     text = _in_brackets(f"{use.library} {short_bytes(use.kept)}{kind}" for use, kind in kinds)
     beside = sum(use.allowed for use in footprint.uses)
     return f"{short_bytes(count)} kept{text}{f', beside {short_bytes(beside)} that allow_kept names' if beside else ''}"
-
-
-def _reserved(count: int, footprint: Footprint) -> str:
-    parts = (f"{use.library} {short_bytes(use.reserved)}" for use in footprint.uses if use.reserved > 0)
-    return f"{short_bytes(count)} reserved and unused{_in_brackets(parts)}"
 
 
 def _max_peak_regression(one: _FootprintCheck) -> Finding:
@@ -133,30 +126,7 @@ def by_chance(high: int, processes: int, own: int) -> float:
 
 
 MISTAKEN = 1 - UPPER
-"""Highest `by_chance` with a FAIL. By simulation (`ci/bench/peak_simulation.py`), at most 0.3 % of the nights of unchanged code fail, at
-any share of higher peaks: runs that fail are not saved, so that a baseline has too few of them."""
-
-
-def decidable(footprint: Footprint, limits: Limits, verdict: Verdict, past: Sequence[PastFootprint], most: int) -> bool:
-    """True if further processes of this run may decide a growth of the peak.
-    `verdict`: on its row.
-    `past`: as of `judge_footprint`.
-    `most`: processes of this run at most.
-    """
-    written, processes = limits.max_peak_regression, 1 + len(footprint.further)
-    open_ = [one for one in verdict.limits if one.outcome is not Outcome.PASS]
-    if written is None or processes >= most or not any(one.limit == "max_peak_regression" for one in open_):
-        return False
-    if any(one.outcome is Outcome.FAIL and one.limit != "max_peak_regression" for one in open_):
-        return False  # it fails anyway
-    (found,) = judge_footprint(footprint, limits, past, ("max_peak_regression",))
-    if found.outcome is not Outcome.FAIL and found.code is not Code.NOISY:
-        return False
-    alike = [one for one in past if comparable(footprint, one.footprint)]
-    high, all_ = variation(alike, parse_growth(written).most(min(peak for one in alike for peak in peaks_of(one.footprint))))
-    if found.outcome is Outcome.FAIL:
-        return processes < ENOUGH or by_chance(high, all_, processes) > MISTAKEN
-    return by_chance(high, all_, most) <= MISTAKEN
+"""Highest `by_chance` with a FAIL."""
 
 
 def _calls(name: str) -> Callable[[_FootprintCheck], Finding]:
@@ -172,15 +142,13 @@ def _calls(name: str) -> Callable[[_FootprintCheck], Finding]:
 
 RULES: Mapping[str, Callable[[_FootprintCheck], Finding]] = {
     "max_peak": _most("peak", lambda count, _: f"a peak of {short_bytes(count)}"),
-    "max_allocations": _most("allocations", lambda count, _: counted(count, "allocation"), int),
     "max_peak_regression": _max_peak_regression,
     "max_kept": _most("kept", _kept),
-    "max_reserved": _most("reserved", _reserved),
     **{name: _calls(name) for name in OF_CALLS},
 }
 """By the limit's name. Those of calls are judged where calls were to be counted."""
 OF_PEAK = ("max_peak", "max_peak_regression")
-AT_THE_END = ("max_kept", "max_reserved")  # limits on what is there when the test has ended; the others are judged at the end of its body
+AT_THE_END = ("max_kept",)  # limits on what is there when the test has ended; the others are judged at the end of its body
 
 
 def judge_footprint(
@@ -212,7 +180,7 @@ def judge_footprint(
         if not footprint.watched and found.outcome is not Outcome.FAIL:
             why = "; ".join(footprint.not_watched) or "nothing was watched"
             found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=why)
-        elif fixtures_alone and name in AT_THE_END and not (footprint.kept or footprint.reserved):
+        elif fixtures_alone and name in AT_THE_END and not footprint.kept:
             found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=ENDS_WITH_FIXTURES)
         elif found.outcome is Outcome.PASS and (unseen := _unseen(one, name)) is not None:
             found = find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=one.limit, why=unseen)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pytest_gpumem.judging import drift, screen, spread
+from pytest_gpumem.judging import screen, spread
 from pytest_gpumem.judging.change import Evidence, decide_change
 from pytest_gpumem.judging.finding import Finding, Judgement, against, basis, counted, find, of_limit, window_text
-from pytest_gpumem.judging.limits import STEPS, absolute, physical, uncounted
-from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, allowed, compared, decidable, judge_change
+from pytest_gpumem.judging.limits import STEPS, absolute, physical
+from pytest_gpumem.judging.screen import ALONE, Family, allowed, compared, judge_change
 from pytest_gpumem.judging.spread import Difference, difference
 from pytest_gpumem.limits import OF_MEASUREMENT
 from pytest_gpumem.outcomes import Code, Outcome
@@ -22,7 +22,7 @@ from pytest_gpumem.records import what_ran
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import NOTHING_RAN, Limits, Measurement, Repeat
 from pytest_gpumem.records.row import ENOUGH, Comparison, LimitResult, Row, Verdict
-from pytest_gpumem.units import format_share, format_time, parse_share, short_bytes
+from pytest_gpumem.units import format_share, format_time, short_bytes
 
 
 def judge(
@@ -35,7 +35,6 @@ def judge(
     siblings: Mapping[str, Measurement] | None = None,
     family: Family = ALONE,
     first: Sequence[Measurement] = (),
-    changes: Callable[[], Mapping[str, float]] = dict,
     evidence: bool = True,
 ) -> Judgement:
     """Judge one measurement.
@@ -45,8 +44,6 @@ def judge(
     `siblings`: the other measurements of its test by label, for `faster_than`.
     `family`: the rows of the suite that are compared with a baseline.
     `first`: the first saved runs, if the history has moved on from them.
-    `changes`: reads the controls again; by kind the log-ratio to the session's start. Called only before a row fails against its baseline.
-    Such a row is UNDECIDED if the device may have changed as much.
     `evidence`: let the same machine code settle a doubt that noise alone leaves (`same_code`).
     Raises `QuantityError`: a limit that cannot be read.
     """
@@ -58,25 +55,18 @@ def judge(
         findings.insert(0, find(Outcome.UNDECIDED, "too wide", Code.NOISY, noise=format_share(noise), basis=basis(measurement)))
     alike = [past for past in history if comparable(measurement, past)]
     if not alike:
-        compares = [name for name in ("max_regression", "fail_if_faster") if getattr(limits, name) is not None]
-        if compares:
-            written = f"{compares[0]} {getattr(limits, compares[0])} ({limits.origin.get(compares[0], 'limit')})"
-            findings.append(of_limit(compares[0], _not_compared(measurement, history, written, no_history)))
+        if limits.max_regression is not None:
+            written = f"max_regression {limits.max_regression} ({limits.origin.get('max_regression', 'limit')})"
+            findings.append(of_limit("max_regression", _not_compared(measurement, history, written, no_history)))
         return Judgement(findings)
-    moved = drift.drift_of(measurement, alike, facts)
-    if moved is not None and moved.too_large:
-        return Judgement(_without_times(moved.doubt("no limit was judged"), measurement, limits, facts, history))
     found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
     since = [past for past in first if comparable(measurement, past)]
     same = evidence and not changed_work(alike[-1], measurement) and same_code(measurement, [*alike, *since])
     comparison = replace(compared(found, delta), same_code=same)
-    drifts = [one for one in (moved, drift.clock_drift(measurement, alike, facts)) if one is not None]
-    against_runs = _Against(measurement, alike, limits, facts, family, changes, drifts, found)
+    against_runs = _Against(measurement, alike, limits, family, found)
     if limits.max_regression is not None:
         finding, comparison = against_runs.regression(comparison, delta, since)
         findings.append(finding)
-    if limits.fail_if_faster is not None:
-        findings.append(against_runs.gain(limits.fail_if_faster))
     return Judgement(findings, comparison)
 
 
@@ -87,10 +77,7 @@ class _Against:
     measurement: Measurement
     alike: Sequence[Measurement]
     limits: Limits
-    facts: DeviceFacts
     family: Family
-    changes: Callable[[], Mapping[str, float]]
-    drifts: Sequence[drift.Drift]  # of its control, and of the SM clock
     found: Difference
 
     def regression(self, comparison: Comparison, delta: float, first: Sequence[Measurement]) -> tuple[Finding, Comparison]:
@@ -100,22 +87,19 @@ class _Against:
         """
         written = self.limits.max_regression or ""
         name = screen.limit_name(written, self.limits.origin.get("max_regression", "limit"), delta)
-        judged = judge_change(self.measurement, self.found, comparison, delta, name, self.family)
-        finding, beyond = _whatever_followed(self.drifts, judged, comparison, delta), comparison.low - delta
-        in_doubt = finding.code in SETTLED or (judged.outcome is Outcome.PASS and finding is not judged)
+        finding = judge_change(self.measurement, self.found, comparison, delta, name, self.family)
+        in_doubt = finding.code in SETTLED
         if finding.outcome is not Outcome.FAIL and first and (crept := self._crept(first, delta)) is not None:
             since_first = compared(crept, delta)
             creep = screen.judge_creep(self.measurement, crept, since_first, delta, name, self.family)
-            drifts = (of(self.measurement, first, self.facts) for of in (drift.drift_of, drift.clock_drift))
-            creep = _whatever_followed([one for one in drifts if one is not None], creep, since_first, delta)
-            in_doubt, beyond = creep.code is Code.NOISY, since_first.low - delta
+            in_doubt = creep.code is Code.NOISY
             if creep.outcome.rank <= finding.outcome.rank:
                 finding = creep
             comparison = replace(comparison, p_value=since_first.p_value, since_first=since_first.delta, since_first_low=since_first.low)
         if in_doubt and self._only_noise(comparison, delta):
             words = {"limit": name, "seen": against(comparison), "but": _left_out(self.alike)}
             finding = find(Outcome.PASS, "same code", Code.SAME_CODE, **words, catches=format_share(comparison.catches))
-        return self._final("max_regression", finding, beyond, 1), comparison
+        return of_limit("max_regression", _same_work(self.measurement, self.alike[-1], finding)), comparison
 
     def _crept(self, first: Sequence[Measurement], delta: float) -> Difference | None:
         """This run and the two before it less the first ones; None unless both it and their mean are above the limit."""
@@ -125,32 +109,14 @@ class _Against:
 
     def _only_noise(self, comparison: Comparison, delta: float) -> bool:
         """True if the same machine code ran, and the row is nearly within its limit and does not look slower."""
-        shift = max((-one.log for one in self.drifts if one.log < 0), default=0.0)  # it may follow the device's drift
         low = self.found.log - self.found.variance(seen=True).reach(screen.LOWER)
-        nearly = low <= 0 and screen.below(self.found, delta, shift=shift)
+        nearly = low <= 0 and screen.below(self.found, delta)
         return decide_change(Evidence(slower=False, within=False, same_code=comparison.same_code and nearly)) is Outcome.PASS
-
-    def gain(self, written: str) -> Finding:
-        """The finding about `fail_if_faster`."""
-        origin = self.limits.origin.get("fail_if_faster", "limit")
-        gain = screen.judge_gain(self.found, compared(self.found, 0.0), written, origin, self.family)
-        if gain.outcome is Outcome.PASS:
-            return gain
-        beyond = screen.least_gain(self.found) - parse_share(written)
-        if explains := [one for one in self.drifts if -one.share >= beyond]:
-            gain = explains[0].doubt(gain.sentence)
-        return self._final("fail_if_faster", gain, beyond, -1)
-
-    def _final(self, limit: str, finding: Finding, beyond: float, sign: int) -> Finding:
-        """The finding about a limit, once the device and the work of a launch are known to be as before. Arguments as for
-        `_of_this_device`."""
-        finding = _of_this_device(finding, self.measurement, self.facts, self.changes, beyond, sign)
-        return of_limit(limit, _same_work(self.measurement, self.alike[-1], finding))
 
 
 BUSY = 0.25  # share of the looks at which other work may keep the device busy; choice: medians of samples do not notice as much
-SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)
-"""Codes of a doubt that the same machine code settles, as it does that of a PASS which depends on the device's drift."""
+CLOCKS_APART = 0.01  # least difference, as a share, of clocks that do not agree; choice: one step of 15 MHz is less
+SETTLED = (Code.NOISY, Code.TOO_FEW_RUNS)  # codes of a doubt that the same machine code settles
 
 
 def ran_the_same(one: Measurement, *past: Measurement) -> bool:
@@ -188,63 +154,14 @@ def _same_clocks(measurement: Measurement, past: Measurement) -> bool:
     for name in ("sm_clock_hz", "memory_clock_hz"):
         seen = ((one.during,) if one.during is not None else one.conditions for one in (measurement, past))
         own, then = (min((clock for conditions in each if (clock := getattr(conditions, name))), default=None) for each in seen)
-        if own is None or then is None or not drift.clocks_agree(own, then):
+        if own is None or then is None or not clocks_agree(own, then):
             return False
     return True
 
 
-def repeatable(
-    measurement: Measurement,
-    limits: Limits,
-    verdict: Verdict,
-    history: Sequence[Measurement],
-    *,
-    most: int = LOOKS[-1],
-    duet_follows: bool = False,
-) -> bool:
-    """True if further processes of this run may decide an undecided row.
-    `most`: processes of this run at most.
-    `duet_follows`: a duet decides what few processes leave undecided, except rows of the same machine code.
-    """
-    if verdict.outcome is not Outcome.UNDECIDED or limits.max_regression is None or verdict.code is Code.NOT_READ:
-        return False
-    few = 1 + len(measurement.further) < ENOUGH
-    if verdict.code is Code.CONDITIONS:
-        # A disturbance passes; a changed device stays as it is, and so does a missing count of pages.
-        return not measurement.profiled and few and not uncounted(measurement, limits)
-    alike = [past for past in history if comparable(measurement, past)]
-    if not alike or verdict.code is Code.MEASURED_DIFFERENTLY:
-        # An accident can leave one process to the host's clock; another process of this run may use the device's.
-        return few and not alike and any(_other_clock(measurement, past) for past in history)
-    return _decidable(measurement, limits, verdict, alike, most, duet_follows=duet_follows)
-
-
-def _decidable(
-    measurement: Measurement,
-    limits: Limits,
-    verdict: Verdict,
-    alike: Sequence[Measurement],
-    most: int,
-    *,
-    duet_follows: bool,
-) -> bool:
-    """True if further processes of this run may decide its change; arguments as for `repeatable`."""
-    found, delta = difference(measurement, alike), allowed(limits.max_regression, alike)
-    change = judge_change(measurement, found, compared(found, delta), delta, limits.max_regression or "")
-    if verdict.code is Code.NOISY and change.outcome is Outcome.PASS:
-        return False  # another limit is too close to call, which this process alone decides
-    slower = change.code is Code.LOOKS_SLOWER or (verdict.comparison is not None and verdict.comparison.since_first is not None)
-    if slower and 1 + len(measurement.further) < ENOUGH:
-        return True  # a duet takes many more processes, and most rows that look slower by one process are not
-    settles = change.code in SETTLED and verdict.comparison is not None and verdict.comparison.same_code
-    most = min(most, ENOUGH) if duet_follows and not settles else most
-    return 1 + len(measurement.further) < most and decidable(found, delta, most, settles=settles)
-
-
-def _other_clock(measurement: Measurement, past: Measurement) -> bool:
-    """True if the host's clock timed one of the two alone."""
-    same = (measurement.mode, measurement.target) == (past.mode, past.target) and drift.same_variant(measurement, past)
-    return same and (measurement.sampler == "host") != (past.sampler == "host")
+def clocks_agree(one: float, other: float) -> bool:
+    """True if two clocks, in hertz, differ by no more than a step."""
+    return abs(one - other) < CLOCKS_APART * max(one, other)
 
 
 def how(measurement: Measurement) -> tuple[str, str]:
@@ -252,18 +169,9 @@ def how(measurement: Measurement) -> tuple[str, str]:
     return measurement.target, measurement.sampler
 
 
-def way_of(measurement: Measurement) -> Hashable:
-    """What decides which runs a measurement is compared with; a variant of the card by its latency of DRAM, rounded."""
-    controls = measurement.controls
-    if controls is None or controls.latency is None:
-        return measurement.mode, how(measurement), None
-    return measurement.mode, how(measurement), (controls.source, round(math.log(controls.latency) / drift.LIMITS["latency"]))
-
-
 def comparable(measurement: Measurement, past: Measurement) -> bool:
-    """True if a measurement is compared with a past one: same mode, target and sampler, same variant of the card, no profiler."""
-    alike = past.mode == measurement.mode and how(past) == how(measurement) and not past.profiled
-    return alike and drift.same_variant(measurement, past)
+    """True if a measurement is compared with a past one: same mode, target and sampler, no profiler."""
+    return past.mode == measurement.mode and how(past) == how(measurement) and not past.profiled
 
 
 def is_failure(judged: Verdict | Finding | LimitResult, strict: bool) -> bool:
@@ -323,9 +231,6 @@ def _judges_time(limits: Limits) -> bool:
 def _not_compared(measurement: Measurement, past: Sequence[Measurement], limit: str, no_history: str | None) -> Finding:
     """The finding about a limit if no past measurement is comparable."""
     same = [m for m in past if m.mode == measurement.mode and not m.profiled]
-    if of_other_variants := [m for m in same if how(m) == how(measurement)]:
-        own, theirs = drift.latencies(measurement, of_other_variants)
-        return find(Outcome.UNDECIDED, "other variant", Code.OTHER_CARD_VARIANT, limit=limit, own=own, theirs=theirs)
     if same:
         # The change of how a test is measured may have made it slower too, such as a new synchronisation.
         changed = f"its rows are {', '.join(how(same[-1]))}; this one is {', '.join(how(measurement))}"
@@ -333,33 +238,6 @@ def _not_compared(measurement: Measurement, past: Sequence[Measurement], limit: 
     modes = " and ".join(sorted({m.mode for m in past}))
     why = f"its rows are {modes}; this one is {measurement.mode}" if past else no_history or "the baseline holds no such row"
     return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=why)
-
-
-def _whatever_followed(drifts: Sequence[drift.Drift], found: Finding, comparison: Comparison, delta: float) -> Finding:
-    """The finding, or UNDECIDED instead of a PASS or FAIL that depends on how far the row follows a drift of the device."""
-    for moved in drifts:
-        passes = found.outcome is Outcome.PASS and comparison.high - min(moved.share, 0.0) >= delta
-        fails = found.outcome is Outcome.FAIL and comparison.low - max(moved.share, 0.0) <= delta
-        if passes or fails:
-            return moved.doubt(found.sentence)
-    return found
-
-
-def _of_this_device(
-    found: Finding, measurement: Measurement, facts: DeviceFacts, changes: Callable[[], Mapping[str, float]], beyond: float, sign: int
-) -> Finding:
-    """The finding, or UNDECIDED instead of a FAIL that a change of the device since the session's start can explain.
-    `found`: about a change against the baseline.
-    `beyond`: share by which the bound of the row's change lies beyond its limit.
-    `sign`: 1 for a slow-down, -1 for a gain.
-    """
-    if found.outcome is not Outcome.FAIL:
-        return found
-    # A row that follows no control may follow any part of the device; the read of DRAM stands for it.
-    kind = drift.control_of(measurement, facts) or "dram"
-    log = changes().get(kind, 0.0)
-    change = drift.since_start(kind, log) if sign * math.expm1(log) >= beyond else None
-    return found if change is None else find(Outcome.UNDECIDED, "device changes", Code.CONDITIONS, change=change, finding=found.sentence)
 
 
 def changed_work(past: Measurement, measurement: Measurement) -> list[tuple[str, str, str]]:

@@ -6,8 +6,7 @@
 - FAIL: its lower bound (99.9 %) is above delta, also after Holm's procedure over the suite;
 - UNDECIDED: the interval holds delta, or too few runs or processes stand behind it.
 
-A slow-down of delta or more passes in at most 0.5 % of verdicts, and unchanged code fails in at most 0.1 %. A run may be judged again with
-more processes (`--gpumem-processes auto`). ci/bench/gate_simulation.py judges as often, and the rates hold for all looks together.
+A slow-down of delta or more passes in at most 0.5 % of verdicts, and unchanged code fails in at most 0.1 %.
 
 Holm's procedure limits false alarms of a whole suite of unchanged tests. A test is judged when it ends, before the suite has ended. Its
 p-value is compared with Holm's threshold at that moment: alpha over the number of the baseline's rows less the rows rejected so far. In any
@@ -30,7 +29,7 @@ from pytest_gpumem.judging.spread import Difference, corrected_logs, readings
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import ENOUGH, GROSS, Comparison, Verdict
-from pytest_gpumem.units import format_share, parse_margin, parse_share
+from pytest_gpumem.units import format_share, parse_margin
 
 ALPHA = 0.05  # largest share of suites of unchanged tests with a false alarm; choice
 
@@ -62,7 +61,6 @@ LOWER = 0.999  # confidence of the lower bound, which decides FAIL; choice: an a
 UPPER = 0.995  # confidence of the upper bound, which decides PASS; choice
 SETTLES = 1 - ALPHA  # confidence of the upper bound that decides PASS where the same machine code ran
 POWER = 0.99  # probability that a slow-down of `Comparison.catches` fails, and that a repetition shows the same side of a limit; choice
-LOOKS = (1, ENOUGH, 12)  # processes after which an undecided run is judged again; choice: 12 halve the error of 3
 
 
 def mean_latency(history: Sequence[Measurement]) -> float:
@@ -122,7 +120,7 @@ def judge_change(
         return find(outcome, "too few days", Code.TOO_FEW_RUNS, **words, days=counted(found.days, "day"))
     looks_slower = comparison.delta > delta and comparison.low > 0
     form, code = ("looks slower", Code.LOOKS_SLOWER) if looks_slower else ("noisy", Code.NOISY)
-    return find(outcome, form, code, **words, doubt=_remedy(found, delta), catches=format_share(comparison.catches))
+    return find(outcome, form, code, **words, doubt="gpumem duet decides", catches=format_share(comparison.catches))
 
 
 def judge_creep(
@@ -141,40 +139,11 @@ def judge_creep(
     return find(outcome, "looks crept", Code.LOOKS_SLOWER if comparison.low > 0 else Code.NOISY, limit=limit, seen=seen, doubt=doubt or "")
 
 
-def least_gain(found: Difference) -> float:
-    """The gain that a run shows at least (99.9 %), as a share of the baseline; what a FAIL by `fail_if_faster` rests on."""
-    return -math.expm1(found.log + found.variance().reach(LOWER))
-
-
-def judge_gain(found: Difference, comparison: Comparison, written: str, origin: str, family: Family = ALONE) -> Finding:
-    """The finding about a gain that makes the baseline stale: a FAIL if there is one beyond doubt.
-    Raises `QuantityError`: a limit that cannot be read.
-    """
-    gain, limit = parse_share(written), f"fail_if_faster {written} ({origin})"
-    if not _known(found) or least_gain(found) <= gain or found.variance().chance(math.log1p(-gain) - found.log) > family.threshold:
-        return find(Outcome.PASS, "no gain", limit=limit)
-    return find(Outcome.FAIL, "faster", Code.FASTER, limit=limit, seen=against(comparison))
-
-
-def below(found: Difference, delta: float, measured: int | None = None, *, shift: float = 0.0) -> bool:
+def below(found: Difference, delta: float) -> bool:
     """True if the upper bound that the same machine code asks for is below the limit.
     `delta`: allowed slow-down, as a share.
-    `measured`: processes of this run; default: as many as it has.
-    `shift`: added to the difference.
     """
-    return found.log + shift + found.variance(measured, seen=True).reach(SETTLES) < math.log1p(delta)
-
-
-def decidable(found: Difference, delta: float, most: int = LOOKS[-1], *, settles: bool = False) -> bool:
-    """True if as many processes of this run as at the last look decide it, should its change stay the same.
-    `delta`: allowed slow-down, as a share.
-    `most`: processes at the last look.
-    `settles`: the same machine code ran.
-    """
-    limit, variance = math.log1p(delta), found.variance(most)
-    if settles and below(found, delta, most):
-        return True
-    return _known(found) and not found.log - variance.reach(LOWER) <= limit <= found.log + variance.reach(UPPER)
+    return found.log + found.variance(seen=True).reach(SETTLES) < math.log1p(delta)
 
 
 def limit_name(written: str, origin: str, delta: float) -> str:
@@ -191,7 +160,7 @@ def _doubt(found: Difference, comparison: Comparison, delta: float, family: Fami
     if not _known(found):
         return _needed(found)
     if found.measured < ENOUGH and comparison.low <= delta + GROSS:
-        return f"a FAIL below {format_share(delta + GROSS)} needs {counted(ENOUGH, 'process')} of this run"
+        return f"a FAIL below {format_share(delta + GROSS)} needs {counted(ENOUGH, 'process')} of this run; gpumem duet decides"
     return None
 
 
@@ -202,9 +171,3 @@ def _known(found: Difference) -> bool:
 
 def _needed(found: Difference) -> str:
     return f"{counted(ENOUGH - found.runs, 'more saved run')} (--gpumem-save) or gpumem duet decides"
-
-
-def _remedy(found: Difference, delta: float) -> str:
-    if found.measured < LOOKS[-1] and decidable(found, delta):
-        return "more processes of this run decide (--gpumem-processes)"
-    return "gpumem duet decides"

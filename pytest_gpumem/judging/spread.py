@@ -31,16 +31,16 @@ from pytest_gpumem.records.row import ENOUGH
 
 # Standard deviations of a latency: a time in seconds and a share of it.
 BETWEEN_PROCESSES = (27.5e-9, 0.0004)
-"""Spread between processes, in seconds and as a share; recorded: 0.51 % at 2 MiB (5.4 us) and 0.12 % at 32 MiB
-(ci/records/nvidia-h200/peers_random.json), 0.037 % at 256 MiB (ci/records/nvidia-h200/peers.json). Twelve processes of an H100 and of an
-H200 (peers_nvbench.json) show it, and the spread between placements, within a factor of two."""
+"""Spread between processes, in seconds and as a share; recorded on an H200, 2026-11-21: 0.51 % at 2 MiB (5.4 us),
+0.12 % at 32 MiB and 0.037 % at 256 MiB. Twelve processes of an H200 (ci/records/nvidia-h200/peers_nvbench.json) and of an H100 show it,
+and the spread between placements, within a factor of two."""
 BETWEEN_PLACEMENTS = (50e-9, 0.0017)
-"""Spread between placements, in seconds and as a share; recorded: 0.94, 0.29 and 0.16 % in the same records."""
+"""Spread between placements, in seconds and as a share; recorded at the same time: 0.94, 0.29 and 0.16 %."""
 BETWEEN_DAYS = (13.5e-9, BETWEEN_PROCESSES[1])
-"""Spread between days and between cards, in seconds and as a share; recorded: 0.25 and 0.07 % at 2 and 32 MiB, between the same records and
-ci/records/nvidia-h200/unrelated_allocation.json; one session alone is recorded at 256 MiB."""
+"""Spread between days and between cards, in seconds and as a share; recorded on H200s, 2026-11-21: 0.25 and 0.07 %
+at 2 and 32 MiB; one session alone at 256 MiB."""
 LAUNCH_OVERHEAD = 60e-9
-"""Spread of the launch overhead between processes, in seconds; recorded: ci/records/nvidia-h200/reading_noise.json."""
+"""Spread of the launch overhead between processes, in seconds; recorded on an H200, 2026-11-21."""
 
 
 def process_spread(latency: float, *, overhead_corrected: bool = True) -> float:
@@ -153,9 +153,9 @@ class Difference:
     measured: int  # processes of the run
     has_prior: bool  # True if the prior of device-timed kernels applies, so that few runs suffice
 
-    def variance(self, measured: int | None = None, *, seen: bool = False) -> Variance:
-        """Variance of `log` for unchanged code and a run of this many processes; default: as many as it has. `seen`: without `unseen`."""
-        value = self.day + self.process / (measured or self.measured) + self.base
+    def variance(self, *, seen: bool = False) -> Variance:
+        """Variance of `log` for unchanged code. `seen`: without `unseen`."""
+        value = self.day + self.process / self.measured + self.base
         return Variance(value if seen else value + self.unseen, self.freedom)
 
 

@@ -1,7 +1,6 @@
-"""Machine code: the kernels of a cubin, their resources, and a digest that is equal for equal code.
+"""Machine code: the kernels of a cubin, their parameters, and a digest that is equal for equal code.
 
-A cubin is an ELF file. NVIDIA documents its tools (`cuobjdump -res-usage` prints the same figures) and not its sections; the tests compare
-them with the log of `ptxas` for every architecture of NVRTC. A cubin of a large library holds thousands of kernels, so sections are read
+A cubin is an ELF file, whose sections NVIDIA does not document. A cubin of a large library holds thousands of kernels, so sections are read
 when they are asked for; a general ELF reader takes seconds for such a file.
 """
 
@@ -13,8 +12,6 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-
-from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES
 
 _EM_CUDA = 190
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -28,10 +25,8 @@ _STO_ENTRY = 0x10  # bit of a symbol's `st_other`: the function is a kernel
 
 # Items of `.nv.info`: one byte of format, one of attribute, and two of value or, in the last format, of the size of what follows.
 _EIFMT_SVAL = 4
-_EIATTR_FRAME_SIZE = 0x11
 _EIATTR_KPARAM_INFO = 0x17
 _EIATTR_CBANK_PARAM_SIZE = 0x19
-_EIATTR_REGCOUNT = 0x2F
 _EIATTR_KPARAM_INFO_V2 = 0x45  # of kernels whose parameters together take more than 4 KiB
 _PARAMETER = struct.Struct("<4xHHI")  # ordinal, offset and, with flags, size
 
@@ -48,15 +43,10 @@ class NotInCubin(KeyError):
 class MachineCode:
     """One kernel of a cubin."""
 
-    name: str  # mangled name, as CUDA reports it of a launch
     digest: str
     """SHA-256, in hexadecimal, of all that decides what the instructions do: the section `.text.NAME`, the constants that the compiler put
     beside it, the functions that the module's kernels may call, and the initial values of the module's constants and variables. It does not
     depend on paths, line numbers, comments or debug information."""
-    code_bytes: int
-    registers: int | None  # registers of a thread
-    local_bytes: int | None  # stack frame of a thread in local memory: spilled registers, and arrays that are indexed at run time
-    shared_bytes: int  # static shared memory of a block
     parameters: tuple[tuple[int, int], ...] | None
     """Offset and bytes of each C parameter, in their order, in the block of parameters; None if the cubin does not say."""
 
@@ -89,14 +79,11 @@ class Cubin:
         if content[:4] != b"\x7fELF":
             raise NotACubin("no ELF file: it begins with other bytes")
         try:
-            (ident, _, machine, _, _, _, offset, flags, _, _, _, entry_size, count, names) = _HEADER.unpack_from(content)
+            (ident, _, machine, _, _, _, offset, _, _, _, _, entry_size, count, names) = _HEADER.unpack_from(content)
         except struct.error:
             raise NotACubin(f"an ELF file of only {len(content)} bytes") from None
         if machine != _EM_CUDA or ident[4:6] != b"\x02\x01":
             raise NotACubin(f"an ELF file for machine {machine}; that of CUDA is {_EM_CUDA}, with 64 bits and little endian")
-        # CUDA 13 moved the number of the architecture to the second byte of the flags, and counts its ABI as version 8.
-        self.capability: int = (flags >> 8 if ident[8] >= 8 else flags) & 0xFF
-        """Compute capability without the point: 90."""
         try:
             rows = [_SECTION.unpack_from(content, offset + index * entry_size) for index in range(count)]
             names_at, names_size = rows[names][4:6]
@@ -105,28 +92,11 @@ class Cubin:
         table = content[names_at : names_at + names_size]
         self._sections = [_Section(_string(table, row[0]), row[1], row[4], row[5], row[6], row[7]) for row in rows]
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Mangled names of the kernels, sorted."""
-        return tuple(sorted(self._kernels))
-
     def kernel(self, name: str) -> MachineCode:
         """One kernel. Raises `NotInCubin`: there is none of that name."""
         if name not in self._kernels:
             raise NotInCubin(name)
-        symbol = self._kernels[name]
-        resources = self._resources.get(symbol, {})
-        shared = self._by_name.get(f".nv.shared.{name}")
-        reserved = RESERVED_SHARED_BYTES if self.capability >= 90 else 0  # counted in the section from there on
-        return MachineCode(
-            name=name,
-            digest=self._digest(name),
-            code_bytes=self._section_of(f".text.{name}").size,
-            registers=resources.get(_EIATTR_REGCOUNT),
-            local_bytes=resources.get(_EIATTR_FRAME_SIZE),
-            shared_bytes=0 if shared is None else max(0, shared.size - reserved),
-            parameters=self._parameters(name),
-        )
+        return MachineCode(self._digest(name), self._parameters(name))
 
     def _parameters(self, name: str) -> tuple[tuple[int, int], ...] | None:
         """As `MachineCode.parameters`."""
@@ -209,11 +179,11 @@ class Cubin:
         ]
 
     @cached_property
-    def _kernels(self) -> dict[str, int]:
-        """Index of the symbol of each kernel."""
+    def _kernels(self) -> set[str]:
+        """Mangled names of the kernels."""
         return {
-            symbol.name: index
-            for index, symbol in enumerate(self._symbols)
+            symbol.name
+            for symbol in self._symbols
             if symbol.kind == _STT_FUNC and symbol.other & _STO_ENTRY and f".text.{symbol.name}" in self._by_name
         }
 
@@ -234,17 +204,6 @@ class Cubin:
         for section in self._sections:
             if section.kind in (_SHT_RELA, _SHT_REL):
                 found.setdefault(section.info, []).append(section)
-        return found
-
-    @cached_property
-    def _resources(self) -> dict[int, dict[int, int]]:
-        """Attributes of each function, by the index of its symbol."""
-        found: dict[int, dict[int, int]] = {}
-        if ".nv.info" in self._by_name:
-            for attribute, value in _items(self._bytes(self._by_name[".nv.info"])):
-                if attribute in (_EIATTR_REGCOUNT, _EIATTR_FRAME_SIZE) and len(value) == 8:
-                    symbol, figure = struct.unpack("<II", value)
-                    found.setdefault(symbol, {})[attribute] = figure
         return found
 
 

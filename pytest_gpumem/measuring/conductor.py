@@ -21,7 +21,7 @@ from pytest_gpumem.measuring.target import NotChecked, Target
 from pytest_gpumem.measuring.target_callable import callable_target
 from pytest_gpumem.measuring.target_case import Case, CasePlacements
 from pytest_gpumem.measuring.target_kernel import KernelLaunches
-from pytest_gpumem.measuring.untimed import OUTSIDE, count_migrations, find_outside, find_what_ran, watch_launch
+from pytest_gpumem.measuring.untimed import OUTSIDE, count_migrations, find_outside, find_what_ran
 from pytest_gpumem.measuring.work import InTurn, StagedCopy, Together, Work, bound_of
 from pytest_gpumem.measuring.works import work_target
 from pytest_gpumem.memory.buffers import Arena, on_its_device
@@ -40,10 +40,7 @@ class Passes(NamedTuple):
     """Untimed passes of a measurement."""
 
     pages: bool = False  # counts page faults and migrations
-    ran: bool = False  # finds each step of a launch, with the machine code of its kernels
-    causes: Callable[[Measurement], bool] | None = None
-    """Given what was measured so far, True to take the passes from which causes of a slow-down follow: kernels, copies and memsets of a
-    launch, with their times; and the counts of `pages` where a buffer is managed."""
+    ran: bool = False  # finds each step of a launch, with the machine code of its kernels, and counts the pages of managed buffers
     varying: tuple[int, ...] = ()  # numbers of the kernels' arguments that vary on purpose, as for `what_ran.declared`
 
     streams: bool = True  # finds work of a foreign launch outside of the timed interval
@@ -170,10 +167,8 @@ class Conductor:
         measured = replace(measured, outside=outside if isinstance(outside, float) else UNSET)
         if any(sampling.looks):
             harness.forget_floors()
-        if explains := passes.causes is not None and passes.causes(measured):
-            measured = self._with_causes(measured, target, name)
         looked = passes.ran or (target.foreign and passes.streams)
-        if passes.pages or explains or (looked and not self._watched and not device.facts.simulated):
+        if migrations is not None or (looked and not self._watched and not device.facts.simulated):
             # What CUPTI leaves in a process once it has looked may change what a launch costs there.
             harness.forget_floors()
             self._watched = True
@@ -259,7 +254,8 @@ class Conductor:
     def _untimed(self, sampling: Sampling, arena: Arena, passes: Passes, name: str) -> tuple[Migrations | None, WhatRan | None]:
         """The page faults of a launch and what it runs, where passes are to find them."""
         device, target, profiled, migrations, ran = self.device, sampling.target, self.profiled, None, None
-        if passes.pages:  # first: the other puts managed pages back, which belongs to what a count finds before its launch
+        # First: the other pass puts managed pages back, which belongs to what a count finds before its launch.
+        if passes.pages or (passes.ran and target.managed):
             with self._ranges.range(phase(name, "count")):
                 migrations = count_migrations(device, target, profiled=profiled)
         if passes.ran:
@@ -267,14 +263,6 @@ class Conductor:
                 latency = min(sampling.medians, default=0.0)
                 ran = find_what_ran(device, target, arena.managed, latency, profiled=profiled, varying=passes.varying)
         return migrations, ran
-
-    def _with_causes(self, measured: Measurement, target: Target, name: str) -> Measurement:
-        """The measurement with the passes from which causes of a slow-down follow."""
-        if measured.managed and measured.migrations is None:
-            with self._ranges.range(phase(name, "count")):
-                measured = replace(measured, migrations=count_migrations(self.device, target, profiled=self.profiled))
-        with self._ranges.range(phase(name, "watch")):
-            return replace(measured, activity=watch_launch(self.device, target, profiled=self.profiled))
 
     def _check(self, target: Target, name: str) -> str | None:
         """Check the result of a launch; the reason if it could not be."""
@@ -285,10 +273,6 @@ class Conductor:
                 except NotChecked as reason:
                     return str(reason)
         return None
-
-    def ready(self) -> None:
-        """Raise the clocks, as the first `measure` would."""
-        self._harness.wake()
 
     def floors(self) -> Floors:
         """What readings contain besides the timed work."""
@@ -402,7 +386,7 @@ def with_overlap(conductor: Conductor, work: Work, measured: Measurement, plan: 
             break
         again = conductor.measure(work_target(work, arena), plan, arena=arena, label=measured.label, name=name)
         if again.latency < measured.latency:
-            measured = replace(again, what_ran=measured.what_ran, migrations=measured.migrations, activity=measured.activity)
+            measured = replace(again, what_ran=measured.what_ran, migrations=measured.migrations)
     return replace(measured, overlap=overlap, notes=(*measured.notes, overlap_note(overlap, measured.latency)))
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+
+import numpy as np
 
 from pytest_gpumem.collector import uncollected
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Device, Launch, Stream
+from pytest_gpumem.devices.protocol import Allocation, Device, HoldExpired, Launch, Stream
 from pytest_gpumem.kernels.catalogue import CATALOGUE
+from pytest_gpumem.kernels.kernel import ArrayFacts, Call
 from pytest_gpumem.kernels.stream import VECTOR_BYTES, tile_bytes
 from pytest_gpumem.measuring.bound import BoundKernel
-from pytest_gpumem.measuring.controls import idle_launch, middle_mean, readings
+from pytest_gpumem.measuring.samplers import held
 from pytest_gpumem.measuring.stopping import steady
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.ranges import Ranges
+from pytest_gpumem.records.device import DeviceFacts
 
 FLUSH_FACTOR = 2  # size over L2: nothing of the sample before survives least-recently-used eviction, an eighth survives random eviction
 
@@ -57,6 +63,7 @@ class Flush:
         self._arena.close()
 
 
+BLOCKS_PER_SM = 2  # grid of the idle launch: full, like that of measured kernels
 STREAMS = 4
 """Streams that take turns: what a launch adds to a reading differs between streams by 30 ns and between processes by 60 ns (standard
 deviations on an H200); more than four streams average no better."""
@@ -199,3 +206,44 @@ class Harness:
             flush.close()
         self._flushes.clear()
         self._arena.close()
+
+
+def idle_launch(facts: DeviceFacts, memory: Allocation) -> Launch:
+    """A launch of a full grid of `write` with no elements to write; `memory` is any device memory.
+
+    One element would not do: the address of a written line changes the reading by as much as processes differ (standard deviation 52 ns
+    on an H200: ci/records/nvidia-h200/reading_noise.json, "16 bytes, by where they lie").
+    """
+    kernel = CATALOGUE["write"]
+    call = Call({"a": ArrayFacts(0, "f4", 4)}, {"value": 1.0}, BLOCKS_PER_SM * facts.sm_count)
+    return Launch(kernel, call, kernel.shape(facts, call), {"a": memory})
+
+
+def middle_mean(readings: Sequence[float]) -> float:
+    """Mean of the middle half: finer than the ticks that a median falls on, and untouched by outliers."""
+    quarter = len(readings) // 4
+    return float(np.mean(sorted(readings)[quarter : len(readings) - quarter]))
+
+
+def readings(device: Device, streams: Sequence[Stream], launches: Sequence[Launch], rounds: int, *, hold: bool = True) -> list[float]:
+    """Seconds between two events around all of `launches`, each stream in turn, without the first round: first launches are slow.
+    `streams`: read one after another in each round.
+    `launches`: kernels that are loaded already; none for an empty interval.
+    `rounds`: readings on each stream, including the one that is left out.
+    `hold`: hold the stream while work is queued; given up once a hold expires.
+    """
+    start, end = device.streams.event(), device.streams.event()
+    found = list[float]()
+    for _ in range(rounds):
+        for stream in streams:
+            with uncollected(), held(device, stream) if hold else nullcontext():
+                device.streams.record(start, stream)
+                for launch in launches:
+                    device.kernels.launch(launch, stream)
+                device.streams.record(end, stream)
+            try:
+                device.streams.synchronize(stream)
+            except HoldExpired:  # something makes every launch wait, such as CUDA_LAUNCH_BLOCKING
+                hold = False
+            found.append(device.streams.elapsed(start, end))
+    return found[len(streams) :]

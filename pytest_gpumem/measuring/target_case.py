@@ -138,7 +138,7 @@ class CasePlacements:
 
     def _build_once(self, places: Sequence[Allocation] = ()) -> _Built:
         # The same seed for every placement: the same content at other addresses.
-        arena = Arena(self._device, self._arena.seed, self._arena.pinned, oversubscribes=self._arena.oversubscribes)
+        arena = Arena(self._device, self._arena.seed, oversubscribes=self._arena.oversubscribes)
         arena.offer(places, self._arena)
         try:
             case = self._build(Memory(arena, self._stream))

@@ -1,4 +1,4 @@
-"""Untimed passes after the samples: page faults and migrations, the activity of a launch, and what it ran."""
+"""Untimed passes after the samples: page faults and migrations, and what a launch ran."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pytest_gpumem.measuring.target import Target
 from pytest_gpumem.memory.buffers import Buffer
 from pytest_gpumem.memory.managed import ManagedBuffer
 from pytest_gpumem.records.migrations import Migrations
-from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.records.what_ran import WhatRan, declared, together, what_ran
 from pytest_gpumem.units import format_bytes
 
@@ -36,21 +35,6 @@ def launch(device: Device, target: Target) -> None:
     """Launch once on the first placement, and wait."""
     target.launch(0, target.stream)
     device.streams.synchronize()
-
-
-def watch_launch(device: Device, target: Target, *, profiled: bool) -> Activity:
-    """Find the kernels, copies and memsets of one launch; a reason why it cannot is in the result, not raised. Inputs and pages are put
-    back first, as before a sample, outside the pass."""
-    set_aside = device.l2.set_aside() if device.facts.persists else None
-    known = Activity(arguments=target.host_memory, set_aside=set_aside)
-    if profiled:
-        return replace(known, not_counted="a profiler is attached, and CUPTI serves one tool at a time; it shows what ran itself")
-    put_back(device, target)
-    try:
-        seen = device.counters.activity(partial(launch, device, target))
-    except NotCounted as reason:
-        return replace(known, not_counted=str(reason))
-    return replace(seen, arguments=known.arguments, set_aside=known.set_aside)
 
 
 OUTSIDE = 0.01  # share of the latency up to which work outside of the timed interval does not matter

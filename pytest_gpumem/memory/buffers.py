@@ -13,7 +13,7 @@ import numpy as np
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, Device, OutOfMemory, Stream
 from pytest_gpumem.kernels.kernel import ArrayFacts
-from pytest_gpumem.memory.pinned import PinnedCap, touch
+from pytest_gpumem.memory.pinned import check_cap, touch
 from pytest_gpumem.units import QuantityError, format_bytes, parse_bytes
 
 Home = Literal["host", "device", "prefetched", "as left"]
@@ -221,13 +221,11 @@ def _ours(method: Callable[Concatenate[Arena, Args], Made]) -> Callable[Concaten
 
 class Arena:
     """Everything that one test allocates; `close` frees it, whatever happened.
-    `pinned`: how much of the host's RAM may be page-locked.
     `oversubscribes`: managed memory may be more than the device has free.
     """
 
-    def __init__(self, device: Device, seed: int, pinned: PinnedCap | None = None, *, oversubscribes: bool = False) -> None:
+    def __init__(self, device: Device, seed: int, *, oversubscribes: bool = False) -> None:
         self.device = device
-        self.pinned = pinned or PinnedCap()
         self.oversubscribes = oversubscribes
         self.stream = device.streams.create()
         self.seed = seed
@@ -275,7 +273,7 @@ class Arena:
         elements, element = parse_shape(shape, dtype)
         nbytes = math.prod(elements) * element.itemsize
         if kind.locked:
-            self.pinned.check(self.device, nbytes)
+            check_cap(self.device, nbytes)
         flags = {"mapped": mapped, "write_combined": write_combined, "portable": portable}
         if make is None:
             make = self._offer(nbytes, kind)
@@ -337,7 +335,7 @@ class Arena:
         if not array.flags.c_contiguous or array.size == 0:
             raise BadBuffer(f"a host array must be C-contiguous and not empty; this one has shape {array.shape}, strides {array.strides}")
         if register:
-            self.pinned.check(self.device, array.nbytes)
+            check_cap(self.device, array.nbytes)
         else:
             first = int(array.__array_interface__["data"][0])
             end = first + array.nbytes

@@ -123,7 +123,7 @@ class Memory:
             numa: NUMA node of the host on which it is to lie; None: the one that the device is attached to, where the host says it.
 
         Raises:
-            TooMuchPinned: it would pass the cap on page-locked memory (`gpumem_pinned_share`).
+            TooMuchPinned: it would pass the cap on page-locked memory, half of the host's RAM.
             Unsupported: the device cannot map host memory, or the host has no such NUMA node; the test skips.
         """
         if numa is not None and (isinstance(numa, bool) or not isinstance(numa, (int, np.integer)) or numa < 0):

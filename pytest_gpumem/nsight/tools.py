@@ -178,20 +178,6 @@ def ncu_command(program: Path, child: Sequence[str], report: Path, *, names: Seq
     return [str(program), *options, *included(names), "--export", str(report), "--force-overwrite", *child]
 
 
-def counting_command(program: Path, child: Sequence[str], log: Path, *, hot: bool = False, more: Sequence[str] = ()) -> list[str]:
-    """The command that counts the measured launches of a child into a CSV log. Clocks are left alone.
-
-    By default ncu empties the caches before every kernel. So each one is counted cold, whatever the measurement's mode, and several kernels
-    of one launch share nothing through L2.
-    `hot`: leave the caches as each pass finds them, which is hot from the second one on: for kernels that are measured hot.
-    `more`: metrics beside `TRAFFIC_METRICS`.
-    """
-    command = [str(program), "--clock-control", "none", "--cache-control", "none" if hot else "all", "--target-processes", "all"]
-    command += included(())
-    command += ["--metrics", ",".join((*TRAFFIC_METRICS, *more)), "--csv", "--page", "raw", "--print-units", "base"]
-    return [*command, "--log-file", str(log), *child]
-
-
 def opening(program: Path, report: Path, name: str | None) -> list[str]:
     """How to open a report of Nsight Systems or Nsight Compute, in lines."""
     tool, file = str(program), str(report)
@@ -253,11 +239,6 @@ def ncu_error(output: str) -> str | None:
     # ncu calls every exit code but 0 an error; pytest reports failed tests itself.
     errors = [error for error in errors if error and "returned an error code" not in error]
     return f"ncu: {errors[0]}" if errors else None
-
-
-def lacks_metric(output: str) -> bool:
-    """True if ncu refused a metric that this GPU does not have."""
-    return any(line.startswith("==ERROR==") and "metric" in line for line in output.splitlines())
 
 
 def ncu_trouble(output: str) -> str | None:

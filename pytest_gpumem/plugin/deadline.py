@@ -1,7 +1,7 @@
-"""The deadline of a measurement: a process that exceeds it writes the stacks of its threads, and exits with 1.
+"""The deadline of a measurement: its process writes the stacks of its threads, and exits with 1.
 
-A worker of pytest-xdist writes into a file, which the controller puts on the report of the test. Any other process writes to its
-standard error, past pytest's capture.
+A worker of pytest-xdist writes into a file, which the controller puts on the report of the test.
+Any other process writes to its standard error, past pytest's capture.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import pytest
 from pytest_gpumem.plugin.workers import given
 
 FOLDER = "last_words"  # what a worker is given: the folder of the files of `last_words`
-_INTERPRETER_SECONDS = 1.0  # after the limit, if the hint was not written: C code keeps the interpreter's lock
+_INTERPRETER_SECONDS = 1.0
+"""Time after the limit for Python to write the hint; it cannot while C code keeps its lock."""
 
 
 def last_words(folder: str | os.PathLike[str], nodeid: str) -> Path:
-    """The file in which a worker leaves why a test ended it: the stacks of its threads, or its last report as JSON."""
+    """The file that a worker leaves if a test ends it: stacks, or the last report as JSON."""
     return Path(folder, hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest())
 
 
@@ -41,7 +42,7 @@ class Deadline:
 
     @contextmanager
     def limit(self, item: pytest.Item, seconds: float) -> Iterator[None]:
-        """Limit the time of a block. Where pytest-timeout limits the test, its limit alone holds."""
+        """Limit the time of a block. A limit of pytest-timeout on the test holds alone."""
         if hasattr(item, "cancel_timeout"):  # pytest-timeout's timer runs
             yield
             return
@@ -49,7 +50,8 @@ class Deadline:
             self._hint = threading.Timer(seconds, self._end, [item.nodeid, seconds])
             self._hint.daemon = True
             self._hint.start()
-            faulthandler.dump_traceback_later(seconds + _INTERPRETER_SECONDS, exit=True, file=self._stderr)
+            latest = seconds + _INTERPRETER_SECONDS
+            faulthandler.dump_traceback_later(latest, exit=True, file=self._stderr)
             try:
                 yield
             finally:
@@ -73,14 +75,15 @@ class Deadline:
 
     def _end(self, nodeid: str, seconds: float) -> None:
         hint = (
-            f"\ngpumem: {nodeid}: a measurement did not end within {seconds:g} s (--gpumem-timeout), and the process ends. Rows that "
-            "were not saved are lost; with --gpumem-isolate only this test fails.\n"
+            f"\ngpumem: {nodeid}: a measurement did not end within {seconds:g} s "
+            "(--gpumem-timeout), and the process ends. Rows that were not saved are lost; "
+            "with --gpumem-isolate only this test fails.\n"
         )
         os.write(self._stderr, hint.encode(errors="backslashreplace"))
         faulthandler.dump_traceback_later(0.001, exit=True, file=self._stderr)
 
     def _restore(self) -> None:
-        """End the limit, and start the timer of pytest's faulthandler_timeout again, which it has replaced."""
+        """End the limit, and start again what it replaced: the timer of faulthandler_timeout."""
         faulthandler.cancel_dump_traceback_later()
         if not self._config.pluginmanager.hasplugin("faulthandler"):
             return

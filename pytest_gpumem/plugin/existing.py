@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.devices.calls import calls_counted
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, ContextLost, Stream
+from pytest_gpumem.devices.protocol import Allocation, ContextLost, NotCounted, Stream
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.measuring.target import Target, nothing
 from pytest_gpumem.memory.buffers import Buffer
@@ -260,24 +260,40 @@ class _Adoption:
             with closing(called):
                 repeats = self._repeats(called, test)
                 measured = _AdoptionBenchmark(test, replay).measure(called)
+                gpu_time = self._gpu_time(called, test) if measured.sampler == "host" else None
             if measured.work_seen is False:
                 raise CannotAdopt("no work of the GPU was seen in a call")
         except BaseException:
             del test.measurements[before:]
             raise
         host = float(self._fixture.stats.stats.median)
-        notes = (*measured.notes, *self._notes(measured, host), *repeats)
+        notes = (*measured.notes, *self._notes(measured, host, gpu_time), *repeats)
         test.measurements[-1] = (replace(measured, notes=notes), test.measurements[-1][1])
         test.extra[""] = Extra({HOST_FIGURE: host})
         test.replay = replay
         replay.take(measured, host, simulated=self._session.facts.simulated)
 
-    def _notes(self, measured: Measurement, host: float) -> Iterator[str]:
+    def _notes(self, measured: Measurement, host: float, gpu_time: str | None) -> Iterator[str]:
         yield f"adopted: pytest-benchmark's own time of a call is {format_time(host)}, by the host's clock"
-        if measured.sampler == "host":
-            busy = measured.activity.busy if measured.activity is not None else None
-            gpu = "not known" if not busy else format_time(busy)
-            yield f"wall time {format_time(measured.latency)} of a call until the GPU is done; GPU time of its kernels and copies {gpu}"
+        if gpu_time is not None:
+            wall = format_time(measured.latency)
+            yield f"wall time {wall} of a call until the GPU is done; GPU time of its kernels and copies {gpu_time}"
+
+    def _gpu_time(self, called: _BenchmarkCall, test: GpuTest) -> str:
+        """The time of the kernels and copies of one more call, in words."""
+
+        def call() -> None:
+            called()
+            test.device.streams.synchronize()
+
+        with test.device.current(), test.device.footprints.paused():
+            called.prepare()
+            test.device.streams.synchronize()
+            try:
+                busy = test.device.counters.activity(call).busy
+            except NotCounted:
+                busy = 0.0
+        return format_time(busy) if busy else "not known"
 
     def _repeats(self, called: _BenchmarkCall, test: GpuTest) -> list[str]:
         """Call until two calls that follow each other run the same; gives notes on what differs or is not known.
@@ -342,9 +358,6 @@ class _AdoptionBenchmark(GpuBenchmark):
         limits = merge_limits(marker_limits({}, "call"), test.limits, test.session.settings)
         self._measure(target, "", limits, mode, None)
         return test.measurements[-1][0]
-
-    def _needs_causes(self, limits: Any, measured: Measurement) -> bool:
-        return measured.sampler == "host" or super()._needs_causes(limits, measured)
 
 
 def _content(called: _BenchmarkCall, test: GpuTest) -> list[bytes]:

@@ -30,12 +30,11 @@ from pytest_gpumem.judging.expectations import (
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT
 from pytest_gpumem.plugin import running
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, MEMORY_FIXTURE, TEST_FIXTURE, marks_of, uses
-from pytest_gpumem.plugin.reported import FAILED, PASSED
 from pytest_gpumem.plugin.running import Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.plugin.workers import given, is_part
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ACCEPTED, ALLOWED, LOST, ROW, TEST, Omission, selects
+from pytest_gpumem.records.row import ACCEPTED, LOST, ROW, TEST, Omission, selects
 from pytest_gpumem.records.schema import from_plain, to_plain
 from pytest_gpumem.settings import (
     BASE_SELECTION,
@@ -130,7 +129,6 @@ class ExpectationFeature(Feature):
             tuple(nodeid for nodeid in chosen if nodeid not in tests and nodeid not in self._no_verdict),
             tuple(sorted({*self._no_verdict, *self._seen["modules"]})),
             tuple(sorted({*plugins.values()})),
-            self._session.settings.allow_lost,
             self._seen["files"],
         )
 
@@ -154,8 +152,6 @@ class ExpectationFeature(Feature):
         """What this session did not judge, of all that was to be judged. `complete`: it collected all that it was asked for."""
         gpu = self._session
         ends, lost = dict[str, Ending](), set[str]()
-        # In a gate the ini file of the change allows nothing.
-        allow_lost = gpu.settings.allow_lost if gpu.base is None else gpu.base.allow_lost
         for one in self._expected():
             if one.what != ROW and one.nodeid in lost:
                 continue
@@ -167,14 +163,9 @@ class ExpectationFeature(Feature):
             missing = discharge(one, gpu.rows.of(one.nodeid), ended)
             if missing is not None:
                 lost.update([one.nodeid] if one.what in (ROW, TEST) else [])
-                allowed = missing.status == LOST and any(missing.named(name) for name in allow_lost)
-                if allowed:
-                    missing = replace(missing, status=ALLOWED, what=ROW)
-                elif missing.status == LOST and (by := gpu.removed(missing.key)) is not None:
+                if missing.status == LOST and (by := gpu.removed(missing.key)) is not None:
                     missing = replace(missing, status=ACCEPTED, reason=f"its removal was accepted ({by.who}: {by.reason})")
                 yield missing
-        measured = {row.key for row in gpu.rows if row.measurement is not None and gpu.rows.end(row.nodeid) in (PASSED, FAILED)}
-        gpu.remark(*self._useless(measured))
 
     def _ended(self, nodeid: str, *, complete: bool) -> Ending:
         """How a test ended, and who left it out."""
@@ -202,17 +193,6 @@ class ExpectationFeature(Feature):
         if words.ignored(nodeid):
             return Ending("left out", "ignored", words.ignore)
         return Ending("gone")
-
-    def _useless(self, measured: set[str]) -> Iterator[str]:
-        """Remarks about names in `allow_lost` that allow nothing."""
-        gpu = self._session
-        origin = gpu.settings.origins.get("allow_lost")
-        for name in gpu.settings.allow_lost if gpu.baseline.rows else ():
-            named = [key for key, rows in gpu.baseline.rows.items() if name == key or selects(name, rows[-1].nodeid)]
-            if not named:
-                yield f"{origin}: the baseline holds no measurement {name!r}"
-            elif measured.issuperset(named):
-                yield f"{origin}: {name!r} is measured; the name is no longer needed"
 
 
 class BaseOfGate:

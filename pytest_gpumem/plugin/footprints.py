@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines.verdicts import memory_findings, peak_is_open
+from pytest_gpumem.baselines.verdicts import memory_findings
 from pytest_gpumem.devices.calls import CallWindow
 from pytest_gpumem.devices.protocol import DeviceError, MemoryWatch
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.footprint import AT_THE_END, RULES, with_further
 from pytest_gpumem.judging.judge import is_failure
-from pytest_gpumem.judging.screen import LOOKS
 from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.limits import OF_CALLS, OF_FOOTPRINT
 from pytest_gpumem.measuring.bound import BadCall
@@ -416,8 +415,6 @@ class FootprintFeature(Feature):
             left = session.without_accepted(row, [*known(row), *findings], row.verdict.comparison)
             row = with_verdict(row, left, strict=strict)
             fails = is_failure(row.verdict, strict) and any(is_failure(finding, strict) for finding in findings)
-            if session.decides and peak_is_open(row, session.baseline, LOOKS[-1]):
-                fails = False  # it is measured again at the session's end
             rows.append(replace(row, failed=row.failed or fails))
             # A test whose body failed is reported, and what a failure keeps is no finding of its own.
             if fails and not before.failed and not session.is_further:

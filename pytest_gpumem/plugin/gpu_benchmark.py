@@ -8,15 +8,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from msgspec import structs
 
 from pytest_gpumem.devices.protocol import Stream
-from pytest_gpumem.judging.limits import counts_steps, waits_for_counts
-from pytest_gpumem.judging.spread import difference
-from pytest_gpumem.judging.verdict import OPEN
+from pytest_gpumem.judging.limits import counts_steps
 from pytest_gpumem.limits import LIMITS, OF_FOOTPRINT, OF_MEASUREMENT, LimitKeywords
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.conductor import Passes, with_overlap
@@ -29,15 +26,14 @@ from pytest_gpumem.plugin.replay import Replay, check_timer
 from pytest_gpumem.plugin.result import Extra, Result
 from pytest_gpumem.plugin.state import GpuTest
 from pytest_gpumem.ranges import labelled
-from pytest_gpumem.records.measurement import Limits, Measurement
-from pytest_gpumem.records.row import Row, key_of
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import key_of
 from pytest_gpumem.settings import imposed, loosened, marker_limits, merge_limits
 from pytest_gpumem.units import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-LIKELY = 0.975  # confidence that a row takes longer than its baseline, one-sided, from which it may have to be explained
 DECLARED = ("moved", "reads", "writes", "check", "reference")  # fields of a `Case` that a call of a function may have as keywords
 KEYWORDS = ("label", "stream", "mode", "count_pages", *DECLARED, *OF_MEASUREMENT)
 """Keywords of a measurement. All others go to the function, and so does one that is the name of a parameter of it."""
@@ -202,9 +198,8 @@ class GpuBenchmark:
             target.close()
             raise BadCall("this test was judged already: measure in its body, not while fixtures are torn down")
         session, settings = test.session, test.session.settings
-        # What a launch runs is recorded for the baseline, for a limit, or to explain.
-        ran = session.evidence or session.explains or counts_steps(limits)
-        provenance = test.session.provenance  # the control readings come before the first measurement
+        # What a launch runs is recorded for the baseline, or for a limit.
+        ran = session.evidence or counts_steps(limits)
         # A profiler tells the measurements of one test apart by it.
         labelled_range = test.session.ranges.range(labelled(test.range_name, label)) if label else nullcontext()
         with labelled_range, test.spending(label) as plan:
@@ -221,7 +216,6 @@ class GpuBenchmark:
                         pages=self._counts(count_pages, limits),
                         ran=ran,
                         varying=test.varying_arguments,
-                        causes=partial(self._needs_causes, limits),
                         streams=session.watches_streams,
                     ),
                 )
@@ -233,28 +227,11 @@ class GpuBenchmark:
         measurement = structs.replace(
             measurement,
             notes=(*measurement.notes, *loosened(limits, settings)),
-            provenance=provenance,
+            provenance=session.provenance,
         )
-        if (note := waits_for_counts(measurement, limits)) is not None:
-            measurement = structs.replace(measurement, notes=(*measurement.notes, note))
         test.measurements.append((measurement, limits))
         extra = test.extra[label] = Extra()
         return Result(measurement, test.device.facts, extra, self._claim)
-
-    def _needs_causes(self, limits: Limits, measured: Measurement) -> bool:
-        """True if a measurement takes the passes from which causes of a slow-down follow: its run is saved, or it takes longer than a
-        baseline that has them, by its interval."""
-        test, session = self._test, self._test.session
-        if session.explains or not session.evidence:
-            return session.explains
-        if session.settings.save:
-            return True
-        measured = structs.replace(measured, provenance=session.provenance)
-        past = [one.measurement for one in session.past(Row(test.item.nodeid, limits, OPEN, measured, measured.label))]
-        if not past or past[-1].activity is None:
-            return False
-        found = difference(measured, past)
-        return found.log > found.variance().reach(LIKELY)
 
     def _counts(self, count_pages: bool | None, limits: Limits) -> bool:
         """True if page faults are counted: a limit needs them, or the call, else the marker, else the session asks for it."""
@@ -262,8 +239,7 @@ class GpuBenchmark:
             raise BadCall(f"count_pages={count_pages!r}; accepted are True, False and None")
         if limits.max_gpu_page_faults is not None or limits.max_migrated is not None:
             return True
-        asked = self._test.settings.count_pages if count_pages is None else count_pages
-        return asked or self._test.session.explains
+        return self._test.settings.count_pages if count_pages is None else count_pages
 
     def _claim(self, label: str, other: str, by: float) -> None:
         """Add the claim of `Result.faster_than` to a measurement of this test; it is judged when the test ends."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 
 import pytest
@@ -28,14 +27,6 @@ def orders(gpus: Sequence[str], alike: Collection[str], visible: str | None) -> 
         listed = [name.strip() for name in (visible or "").split(",")]
         return list(dict.fromkeys(name for name in listed if name.startswith(_MIG))) or [gpus[0]]
     return [",".join((first, *(other for other in gpus if other != first))) for first in gpus if first in alike]
-
-
-def beginning_with(gpu: str | None, chosen: DeviceChoice) -> str | None:
-    """The value of `CUDA_VISIBLE_DEVICES` under which a GPU is device 0; None if it is that of the session, or is not among them."""
-    if gpu is None or gpu == chosen.facts.uuid:
-        return None
-    every = orders(chosen.gpus, chosen.alike, os.environ.get(VISIBLE))
-    return next((order for order in every if order.split(",")[0] == gpu), None)
 
 
 def reserved(item: pytest.Item, chosen: DeviceChoice) -> tuple[str, ...]:

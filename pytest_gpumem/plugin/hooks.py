@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from copy import copy
 from functools import partial
-from itertools import pairwise, takewhile
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -40,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for option in OPTIONS:
         text = option.help.replace("%%", "%")
         if not option.ini_only:
-            action = "store_true" if option.is_flag else "append" if option.repeats else "store"
+            action = "store_true" if option.is_flag else "store"
             more: dict[str, Any] = {} if option.is_flag else {"metavar": option.metavar}
             if option.bare is not None:
                 more |= {"nargs": "?", "const": option.bare}
@@ -48,49 +45,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             group.addoption(option.flag, dest=option.key, action=action, default=None, help=text.replace("%", "%%"), **more)
         kind: Literal["linelist", "string"] = "linelist" if option.repeats else "string"
         parser.addini(option.key, text, type=kind, default=None)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> Generator[None, object, object]:
-    """Name the setting that a word takes for an option, and the option that a misspelt word means; give an option that may stand alone its
-    own value where a path follows, which argparse takes for the value.
-    """
-    _refuse_settings(args)
-    flags = {option.flag: option for option in OPTIONS if option.bare is not None}
-    for at, (word, following) in enumerate(pairwise(args)):
-        if word not in flags or following.startswith("-") or flags[word].accepts(following):
-            continue
-        if Path(following.partition("::")[0]).exists():
-            args[at] = f"{word}={flags[word].bare}"
-            early_config.known_args_namespace = parser.parse_known_args(args, namespace=copy(early_config.option))
-    loaded = yield
-    if any(word.startswith("--gpumem") for word in args):
-        # A conftest may have options whose names begin with ours.
-        _refuse_misspelt(parser.parse_known_and_unknown_args(args, namespace=copy(early_config.option))[1])
-    return loaded
-
-
-def _refuse_settings(args: list[str]) -> None:
-    settings = {f"--{option.key}".replace("_", "-"): option for option in OPTIONS if option.ini_only}
-    for word in takewhile(lambda word: word != "--", args):
-        name, _, value = word.partition("=")
-        if name in settings:
-            import shlex
-
-            from pytest_gpumem.printable import printable
-
-            option = settings[name]
-            override = shlex.quote(f"{option.key}={value or option.metavar or 'true'}")
-            raise pytest.UsageError(printable(f"gpumem: {name} is a setting of the ini file; -o {override} sets it for one run"))
-
-
-def _refuse_misspelt(unknown: list[str]) -> None:
-    from pytest_gpumem.printable import printable
-    from pytest_gpumem.units import did_you_mean
-
-    for name in (word.partition("=")[0] for word in unknown if word.startswith("--gpumem")):
-        if hint := did_you_mean(name, (option.flag for option in OPTIONS if not option.ini_only)):
-            raise pytest.UsageError(printable(f"gpumem: there is no option {name}{hint}"))
 
 
 @pytest.hookimpl(wrapper=True)  # before other plugins read their options
@@ -114,11 +68,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_gpumem.devices.opening import asked
 
         with uncollected(), asked(settings.device) as answer:
-            from pytest_gpumem.plugin.session import check_ini_file, start
+            from pytest_gpumem.plugin.session import start
             from pytest_gpumem.printable import printable
 
             try:
-                check_ini_file(config)
                 start(config, settings, answer)
             except pytest.UsageError as error:
                 from pytest_gpumem.plugin.workers import Refusal, is_part

@@ -1,5 +1,6 @@
-"""Tests in workers of pytest-xdist: a worker that hangs, or whose context is lost, ends, and xdist replaces it.
-The worker leaves its last words in a folder of the controller's, which reports them where xdist would report a crash.
+"""Tests in workers of pytest-xdist, which replaces a worker that hangs, or whose context is lost.
+The worker leaves its last words in a folder of the controller, which reports them as xdist would
+report a crash.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ def isolate(config: pytest.Config, settings: Settings, *, asked: bool) -> None:
             raise pytest.UsageError("gpumem: --gpumem-isolate needs pytest-xdist: pip install pytest-xdist")
         return
     option = config.option
-    refused = (settings.processes or 1) > 1 or option.collectonly
+    refused = settings.processes > 1 or option.collectonly
     if option.numprocesses is None and not option.tx and not config.getoption("usepdb", False) and (asked or not refused):
         option.tx = ["popen"]
         option.dist = "load" if option.dist == "no" else option.dist
 
 
 class IsolationFeature(Feature):
-    """In a worker: leaves after a test that lost the context; skips a test that has ended a worker."""
+    """In a worker: leaves after a test that lost the context; skips one that ended a worker."""
 
     def __init__(self, session: GpuSession, folder: Path) -> None:
         """`folder`: of the files of `last_words`."""
@@ -92,8 +93,8 @@ class ReplacementFeature(Feature):
         file = last_words(self._folder.name, crashitem)
         words = file.read_text(errors="replace") if file.exists() else ""
         if words.startswith("{"):
-            last = self._config.hook.pytest_report_from_serializable(config=self._config, data=json.loads(words))
-            vars(report).update(vars(last))
+            restore, data = self._config.hook.pytest_report_from_serializable, json.loads(words)
+            vars(report).update(vars(restore(config=self._config, data=data)))
         elif words:
             report.longrepr = f"{_HUNG}\n\n{_without_pytest(words)}"
         else:

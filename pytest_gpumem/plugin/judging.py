@@ -13,10 +13,9 @@ from contextlib import contextmanager
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.baselines import verdicts
 from pytest_gpumem.baselines.history import changes
-from pytest_gpumem.judging.judge import is_failure, merged, repeatable
-from pytest_gpumem.judging.screen import LOOKS
+from pytest_gpumem.judging.differences import row_differences
+from pytest_gpumem.judging.judge import is_failure, merged
 from pytest_gpumem.judging.verdict import OPEN, with_verdict
 from pytest_gpumem.measuring.target import WrongResult
 from pytest_gpumem.outcomes import Code, Outcome
@@ -29,9 +28,10 @@ from pytest_gpumem.plugin.state import ROWS, TEST, GpuSession, GpuTest
 from pytest_gpumem.plugin.tracing import memory_texts, with_lines
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.measurement import Limits
-from pytest_gpumem.records.row import ENOUGH, LimitResult, Row, key_of
+from pytest_gpumem.records.row import LimitResult, Row, key_of
 from pytest_gpumem.records.schema import row_to_json
 from pytest_gpumem.reporting.columns import wrapped
+from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.exports import PROPERTY, figures
 from pytest_gpumem.settings import ANNOUNCE, switched_off
 
@@ -58,42 +58,19 @@ def source_of(item: pytest.Item) -> str | None:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def explained(row: Row, session: GpuSession) -> Row:
-    """The row with what ran differently than in the baseline, the causes of a slow-down, and the command for the causes that need more
-    counts."""
-    measurement, past = row.measurement, session.past(row)
-    if measurement is None or not past:
-        return row
-    from pytest_gpumem.explain.causes import explain, slow_down  # here: few rows need it
-    from pytest_gpumem.explain.evidence import SideFigures
-    from pytest_gpumem.explain.text import reasons
-
-    # The newest process of the baseline ran the newest code.
-    newest = past[-1]
-    measurements = [one.measurement for one in past]
-    found = explain(
-        SideFigures(newest.measurement, session.facts), SideFigures(measurement, session.facts), slow_down(measurements, measurement)
-    )
-    # A gate takes the causes from its base, once a duet has confirmed the slow-down.
-    return replace(row, why=reasons(row, found, None if session.duet_follows else base_of(row, session)))
-
-
-def base_of(row: Row, session: GpuSession) -> str:
-    """The revision that a failing row was compared with; "BASE" where none is known."""
-    if session.settings.baseline_of is not None:
-        return session.settings.baseline_of
-    revisions = [one.process.revision for one in session.past(row)]
-    revisions = revisions or [one.process.revision for one in session.baseline.past_footprints(row.key)]
-    newest = revisions[-1] if revisions else None
-    return newest[:12] if newest is not None and not newest.endswith("-dirty") else "BASE"
+def with_differences(row: Row, session: GpuSession) -> Row:
+    """The row with its differences from the newest run of its baseline."""
+    past = session.past(row)
+    return replace(row, differences=row_differences(row, past[-1].measurement)) if past else row
 
 
 def why_text(row: Row) -> str:
-    """The causes of a row's slow-down for the text of a failure, as wide as the terminal; empty if there are none."""
-    key, why = printable(row.key), printable(list(row.why))
+    """The differences of a row for the text of a failure, as wide as the terminal; empty if there are none."""
+    row = printable(row)
+    why = why_lines(row)
     if not why:
         return ""
-    lines = [f"why: {key}: {why[0]}", *(line if line.startswith(" ") else f"  {line}" for line in why[1:])]
+    lines = [f"why: {row.key}: {why[0]}", *(f"  {line}" for line in why[1:])]
     width = shutil.get_terminal_size().columns
     return "\n".join(part for line in lines for part in wrapped(line, width, indent="    "))
 
@@ -120,7 +97,7 @@ def judge_test(item: pytest.Item, session: GpuSession, error: BaseException | No
         rows = [replace(unmeasured(item.nodeid, test.range_name, session, error), test_source=source_of(item))]
     item.stash[ROWS] = rows
     if test.replay is not None:
-        _replay(item.nodeid, rows, test.replay, session)
+        _replay(rows, test.replay, session)
     return [row for row in rows if fails(row, session)] if error is None else []
 
 
@@ -139,45 +116,16 @@ def _judged(item: pytest.Item, test: GpuTest, session: GpuSession, error: BaseEx
     return [session.judged(row, siblings) for row in with_footprints(item, rows, test.range_name, session)]
 
 
-def _replay(nodeid: str, rows: Iterable[Row], replay: Replay, session: GpuSession) -> None:
+def _replay(rows: Iterable[Row], replay: Replay, session: GpuSession) -> None:
     """Hand the samples of a test's rows to pytest-benchmark."""
-    if session.decides:
-        session.replays[nodeid] = replay
     for row in rows:
         if row.measurement is not None:
             replay.feed(row.label, row.measurement.samples, figures(row, session.facts), failed=row.failed)
 
 
 def fails(row: Row, session: GpuSession) -> bool:
-    """True if a row's verdict fails its test. A row that is measured again at the session's end does not yet."""
-    return is_failure(row.verdict, session.settings.strict) and not (session.decides and undecided(row, session))
-
-
-def undecided(row: Row, session: GpuSession, most: int = LOOKS[-1]) -> bool:
-    """True if measuring a row in further processes may decide it, or begins its baseline well.
-    `most`: processes of this run at most.
-    """
-    if verdicts.peak_is_open(row, session.baseline, most):
-        return True
-    if row.measurement is None:
-        return False
-    history = session.history(row)
-    return begins_baseline(row, session) or repeatable(
-        row.measurement,
-        row.limits,
-        row.verdict,
-        history.measurements,
-        most=most,
-        duet_follows=session.duet_follows,
-    )
-
-
-def begins_baseline(row: Row, session: GpuSession) -> bool:
-    """True if one of a row's first saves has fewer processes than tell how they differ: later runs are compared with these for creep."""
-    measurement = row.measurement
-    if measurement is None or not session.settings.save or len(session.history(row).accepted) >= ENOUGH:
-        return False
-    return 1 + len(measurement.further) < ENOUGH and not is_failure(row.verdict, session.settings.strict)
+    """True if a row's verdict fails its test."""
+    return is_failure(row.verdict, session.settings.strict)
 
 
 def _of_memory(item: pytest.Item, session: GpuSession, error: BaseException | None) -> list[Row]:
@@ -246,7 +194,7 @@ class VerdictFeature(Feature):
             raise caught
         failing = judge_test(item, self._session, error)
         if failing and not self._session.is_further:
-            failing = [explained(row, self._session) for row in failing]
+            failing = [with_differences(row, self._session) for row in failing]
             by_key = {row.key: with_lines(row, self._session) for row in failing}
             item.stash[ROWS] = [by_key.get(row.key, row) for row in item.stash[ROWS]]
             # A gate's screen is not final, and its duet is about to decide.

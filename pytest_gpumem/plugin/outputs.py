@@ -1,4 +1,4 @@
-"""Writes a session's outputs: the files of `OUTPUTS`, GitHub's job summary and annotations. Workers write none."""
+"""Writes a session's report, GitHub's job summary and annotations. Workers write none."""
 
 from __future__ import annotations
 
@@ -15,18 +15,13 @@ from pytest_gpumem.plugin import replay
 from pytest_gpumem.plugin.running import NOTHING, Feature
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
-from pytest_gpumem.reporting.concerns import VARIABLE, summarise, workflow_commands
-from pytest_gpumem.reporting.outputs import OUTPUTS
+from pytest_gpumem.reporting.concerns import VARIABLE, place_of, summarise, workflow_commands
 from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.reporting.terminal import missing_lines
-from pytest_gpumem.settings import ANNOUNCE, OptionRole, of_role, switched_off
+from pytest_gpumem.settings import ANNOUNCE, switched_off
 
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.run import Run
-
-
-CHECKOUTS = ("GITHUB_WORKSPACE", "CI_PROJECT_DIR")
-"""Variables with the folder of the checked-out repository, to which paths of GitHub and GitLab are relative."""
 
 
 class OutputFeature(Feature):
@@ -38,8 +33,9 @@ class OutputFeature(Feature):
         self._session = session
         self._locations: dict[str, tuple[str, int]] = {}  # file, relative to the root folder, and line of each test
         self._notes: list[str] = []
-        files = {option: session.output(option.name) for option in of_role(OptionRole.OUTPUT)}
-        self._files = {option: path for option, path in files.items() if path is not None}
+        self._report: Path | None = None
+        if session.settings.report is not None:
+            self._report = session.writable(session.settings.origins["report"], Path(session.settings.report).expanduser())
         # Before pytest-benchmark 5.3, which writes it, an open file.
         if isinstance(results := session.config.option.benchmark_json, (str, os.PathLike)):
             session.writable("--benchmark-json", Path(results))
@@ -51,37 +47,34 @@ class OutputFeature(Feature):
 
     def places(self) -> dict[str, Place]:
         """The places where the reported tests are defined, by node id."""
-        return {nodeid: Place(self._within_checkout(file), line) for nodeid, (file, line) in self._locations.items()}
-
-    def _within_checkout(self, file: str) -> str:
-        """A path relative to the root folder as one that is relative to the repository, where a CI says which folder that is."""
-        whole = Path(os.path.normpath(self._session.config.rootpath / file))
-        for variable in CHECKOUTS:
-            if (checkout := os.environ.get(variable)) and whole.is_relative_to(checkout):
-                return whole.relative_to(checkout).as_posix()
-        return Path(file).as_posix()
+        root = self._session.config.rootpath
+        return {nodeid: place_of(root, file, line) for nodeid, (file, line) in self._locations.items()}
 
     def write(self) -> bool:
-        """Write all of them; False if one cannot be written."""
-        announced = os.environ.get(VARIABLE) and (len(self._session.rows) or self._session.missing) and self._announces
-        if not self._files and not announced:
-            return True
-        run, written = self._run(), True
-        for option, path in self._files.items():
-            text = OUTPUTS[option.name](run)
-            try:
-                if text is None:
-                    self._notes.append(f"{option.flag}: nothing was measured, so {path} is not written")
-                    continue
-                write_whole(path, text)
-                if ANNOUNCE not in switched_off(os.environ):  # a gate names its own files
-                    self._notes.append(f"{option.flag}: wrote {path}")
-            except OSError as error:
-                self._notes.append(f"{option.flag}: cannot write {path}: {error.strerror or error}")
-                written = False
-        if announced and (failed := summarise(str(OUTPUTS["markdown"](run)), os.environ)) is not None:
-            self._notes.append(failed)
+        """Write all of them; False if the report cannot be written."""
+        written = self._report is None or self._write_report(self._report)
+        if os.environ.get(VARIABLE) and (len(self._session.rows) or self._session.missing) and self._announces:
+            from pytest_gpumem.reporting import markdown
+
+            failed = summarise(markdown.page(self._run()), os.environ)
+            if failed is not None:
+                self._notes.append(failed)
         return written
+
+    def _write_report(self, path: Path) -> bool:
+        if not len(self._session.rows):
+            self._notes.append(f"--gpumem-report: nothing was measured, so {path} is not written")
+            return True
+        from pytest_gpumem.reporting import html
+
+        try:
+            write_whole(path, html.page(self._run()))
+        except OSError as error:
+            self._notes.append(f"--gpumem-report: cannot write {path}: {error.strerror or error}")
+            return False
+        if ANNOUNCE not in switched_off(os.environ):  # a gate names its own files
+            self._notes.append(f"--gpumem-report: wrote {path}")
+        return True
 
     @property
     def _announces(self) -> bool:
@@ -101,8 +94,6 @@ class OutputFeature(Feature):
             revision=replay.revision(gpu.config),
             past={row.key: gpu.baseline.past(row) for row in gpu.rows},
             footprints=gpu.baseline.newest_footprints,
-            places=self.places(),
-            duet_follows=gpu.duet_follows or gpu.in_gate,
             remarks=missing_lines(gpu.missing),
         )
 

@@ -83,7 +83,7 @@ class Attempts:
             first, *further = known(before)
             findings = [replace(first, reason=f"{which}: {first.reason}"), *further]
             row = with_verdict(now, findings, comparison=before.verdict.comparison)
-            found[key] = replace(row, failed=True, why=before.why)
+            found[key] = replace(row, failed=True, differences=before.differences)
             by_earlier.append(found[key])
         failed = bool(by_earlier)
         return [replace(row, failed=row.failed or failed) for row in found.values()], by_earlier
@@ -100,7 +100,6 @@ class Rows:
         # By node id.
         self._rows: dict[str, tuple[Row, ...]] = {}
         self._ends: dict[str, str] = {}
-        self._calls: dict[str, pytest.TestReport] = {}
         self._skips: dict[str, str] = {}
         self._errors: set[str] = set()
 
@@ -118,14 +117,6 @@ class Rows:
         rows = [_reported(row, self._ends.get(nodeid)) for row in self.of(nodeid)]
         return [replace(row, test_error=True) for row in rows] if nodeid in self._errors else rows
 
-    def update(self, row: Row) -> None:
-        """Take a row that was judged again."""
-        self._rows[row.nodeid] = tuple(row if row.key == old.key else old for old in self._rows[row.nodeid])
-
-    def call(self, nodeid: str) -> pytest.TestReport | None:
-        """The report of a test's body; None while there is none."""
-        return self._calls.get(nodeid)
-
     def report(self, report: pytest.TestReport) -> None:
         """Take a report of a test: of a phase, a subtest, or a worker's crash."""
         test = report.nodeid
@@ -133,8 +124,6 @@ class Rows:
             # The first report of a run of the test, which may be a rerun.
             self._ends.pop(test, None)
             self._errors.discard(test)
-        if report.when == "call":
-            self._calls[test] = report
         if report.failed:
             self._ends[test] = FAILED
             if not getattr(report, BY_LIMITS_ATTRIBUTE, False):

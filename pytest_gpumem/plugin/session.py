@@ -1,14 +1,12 @@
-"""The begin and the end of a session with `--gpumem`: device, baseline, hooks; controls that changed, measurements that are lost."""
+"""The begin and the end of a session with `--gpumem`: device, baseline, hooks; measurements that are lost."""
 
 from __future__ import annotations
 
 import atexit
 import os
-import re
-import shlex
 import sys
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -33,7 +31,6 @@ from pytest_gpumem.plugin.footprints import FootprintFeature
 from pytest_gpumem.plugin.gpus import VISIBLE
 from pytest_gpumem.plugin.isolation import IsolationFeature, ReplacementFeature
 from pytest_gpumem.plugin.judging import VerdictFeature
-from pytest_gpumem.plugin.junit import JUnit
 from pytest_gpumem.plugin.leftovers import LeftoverFeature, WorkFeature
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, SESSION_PLUGIN, TEST_FIXTURE, uses
 from pytest_gpumem.plugin.reported import COMPLETE, ROWS_ATTRIBUTE, exit_code
@@ -49,6 +46,7 @@ from pytest_gpumem.plugin.workers import (
     is_part,
     own_in_turn,
     prepare,
+    settings_of_session,
 )
 from pytest_gpumem.records.device import SIMULATED
 from pytest_gpumem.records.schema import device_to_json, document, row_from_json
@@ -59,20 +57,11 @@ from pytest_gpumem.units import comparison_text, did_you_mean
 
 if TYPE_CHECKING:
     from pytest_gpumem.plugin.outputs import OutputFeature
-    from pytest_gpumem.plugin.repeating import DecideFeature, RepeatFeature
+    from pytest_gpumem.plugin.repeating import RepeatFeature
     from pytest_gpumem.plugin.terminal import TerminalFeature
 
 GPU_IDENTITY = ("key", "name", "simulated", "compute_capability", "memory_bytes", "ecc", "mig_profile", "driver", "cuda")
 """Facts that go into pytest-benchmark's `machine_info`."""
-
-_SECTIONS = {
-    **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), re.compile("")),
-    "pyproject.toml": re.compile(r"^\s*\[tool\.pytest\b", re.MULTILINE),
-    "tox.ini": re.compile(r"^\[pytest\]", re.MULTILINE),
-    "setup.cfg": re.compile(r"^\[tool:pytest\]", re.MULTILINE),
-}
-"""By the name of an ini file, in pytest's order, the section that it must have
-(https://docs.pytest.org/en/stable/reference/customize.html#finding-the-rootdir)."""
 
 
 def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> None:
@@ -82,18 +71,19 @@ def start(config: pytest.Config, settings: Settings, asked: DriverAnswer) -> Non
     """
     prepare(config)
     _check_plugins(config)
+    settings = settings_of_session(config, settings)
     place = _baseline_place(config, settings)
     chosen = _chosen(config, settings, place, asked)
     of_base = base_of_gate(config)
     session = _session(config, settings, place, chosen, of_base)
     config.stash[SESSION] = session
-    expectations, leftovers, entries = ExpectationFeature(session), LeftoverFeature(session), JUnit(config)
-    repeats = _repeats(session, entries)
+    expectations, leftovers = ExpectationFeature(session), LeftoverFeature(session)
+    repeats = _repeats(session)
     channel = _channel(session, expectations)
     if of_base is not None:
         channel.give(IN_BASE, of_base.given)
     results = None if session.is_part else _results(session, Controller(settings, chosen, place, channel), channel)
-    whole = Session(session, expectations, leftovers, entries, repeats, results, channel)
+    whole = Session(session, expectations, leftovers, repeats, results, channel)
     # The first feature enters each phase of a test before the others, and leaves it after them.
     features: list[Feature] = [
         whole,  # has the rows of a report before anyone looks at them
@@ -149,33 +139,26 @@ def _session(config: pytest.Config, settings: Settings, place: Storage, chosen: 
     shared = partial(ancestry, settings.baseline_of, folder=config.rootpath) if settings.baseline_of is not None else None
     try:
         baseline, accepted, added = _with_accepted(store.load(shared, settings.baseline_window), config, settings)
-    except UserError as error:
+    except (UserError, RevisionError) as error:
         raise pytest.UsageError(f"gpumem: {error}") from None
-    except RevisionError as error:
-        raise pytest.UsageError(f"gpumem: {settings.origins['baseline_of']}: {error}") from None
     if settings.save and not config.option.collectonly and not is_part(config) and (why := store.unwritable()) is not None:
         raise pytest.UsageError(f"gpumem: {settings.origins['save']}: {why}")
     return GpuSession(config, settings, chosen, store, baseline, accepted, added, None if of_base is None else of_base.selection)
 
 
-def _repeats(session: GpuSession, entries: JUnit) -> DecideFeature | RepeatFeature | None:
+def _repeats(session: GpuSession) -> RepeatFeature | None:
     """What measures in further processes; None if nothing does."""
-    if (session.settings.processes or 1) > 1:
-        from pytest_gpumem.plugin.repeating import RepeatFeature
+    if session.settings.processes == 1:
+        return None
+    from pytest_gpumem.plugin.repeating import RepeatFeature
 
-        return RepeatFeature(session)
-    if session.decides and not session.is_part:
-        from pytest_gpumem.plugin.repeating import DecideFeature
-
-        return DecideFeature(session, entries)
-    return None
+    return RepeatFeature(session)
 
 
 def _channel(session: GpuSession, expectations: ExpectationFeature) -> Channel:
     """What the processes of a session tell each other."""
     channel = Channel(session.config)
     channel.carry("collected", lambda: expectations.seen, expectations.take)
-    channel.carry("drifts", lambda: session.drifts, session.drifted_elsewhere)
     channel.collect(expectations.select)
     return channel
 
@@ -275,11 +258,7 @@ def _baseline_place(config: pytest.Config, settings: Settings) -> Storage:
         # A folder is relative to the ini file that names it, else to where pytest was called.
         from_ini = config.inipath if settings.origins["baseline"].startswith("gpumem_") else None
         base = config.invocation_params.dir if from_ini is None else from_ini.parent
-        place = storage(settings.baseline, base, offline=settings.baseline_offline)
-    if settings.baseline_offline and not isinstance(place, RemoteStorage):
-        raise pytest.UsageError(
-            f"gpumem: {settings.origins['baseline_offline']}: the baseline {place} is a folder, which has no copy; accepted is a URL"
-        )
+        place = storage(settings.baseline, base)
     named = settings.baseline is not None and not isinstance(place, RemoteStorage)
     if named and not place.folder.exists() and not _may_be_new(config, settings):
         near = did_you_mean(place.folder.name, [one.name for one in place.folder.parent.glob("*/")])
@@ -315,16 +294,14 @@ class Session(Feature):
         session: GpuSession,
         expectations: ExpectationFeature,
         leftovers: LeftoverFeature,
-        entries: JUnit,
-        repeats: DecideFeature | RepeatFeature | None,
+        repeats: RepeatFeature | None,
         results: tuple[OutputFeature, TerminalFeature] | None,
         channel: Channel,
     ) -> None:
-        """`repeats`: None if nothing is measured again. `results`: None in a worker, whose rows another process has."""
+        """`repeats`: None with one process. `results`: None in a worker, whose rows another process has."""
         self._session = session
         self._expectations = expectations
         self._leftovers = leftovers
-        self._entries = entries
         self._repeats = repeats
         self._results = results
         self._channel = channel
@@ -355,11 +332,7 @@ class Session(Feature):
         self._session.rows.report(report)
         if report.when in ("call", "teardown"):  # JUnit takes the properties of the last report
             own = self._properties(report.nodeid)
-            waits = self._repeats is not None and self._repeats.waits(report.nodeid)
-            written = () if waits else own.items()
-            report.user_properties = [*(one for one in report.user_properties if one[0] not in own), *written]
-            if waits and report.when == "teardown":
-                self._entries.wait(report)
+            report.user_properties = [*(one for one in report.user_properties if one[0] not in own), *own.items()]
         yield
 
     def _properties(self, nodeid: str) -> dict[str, object]:
@@ -381,20 +354,17 @@ class Session(Feature):
         with _stoppable(session):
             self._leftovers.end(session)
             if self._repeats is not None:
-                failed = self._repeats.measure_again(session)
-            if session.exitstatus in COMPLETE and not gpu.is_further:  # the main process has a further one's rows
-                gpu.check_controls()
+                failed = self._repeats.failed_elsewhere()
         if self._results is None:
             self._channel.send()
             return
         complete = session.exitstatus in COMPLETE
         outputs, terminal = self._results
         terminal.end_progress()
-        self._entries.complete(self._properties)
         self._expectations.write_selection()
         if not session.config.option.collectonly and not gpu.ranges.tool_attached():  # under a profiler nothing is judged
             gpu.lacks(self._expectations.discharged(complete=complete))
-        open_ = gpu.drifted or open_under_strict(gpu.missing)
+        open_ = open_under_strict(gpu.missing)
         saved = terminal.save(complete=complete)
         written = session.config.option.collectonly or outputs.write()
         session.exitstatus = exit_code(session.exitstatus, failed=failed or bool(strict and open_) or not saved or not written)
@@ -456,58 +426,3 @@ class Session(Feature):
             if (fed := one.get("extra_info", {}).get("gpumem")) is not None:  # since then the row may have been judged again
                 one["extra_info"]["gpumem"] = found.get((fed["range"], fed.get("label", "")), fed)
         output_json["gpumem"] = document(session.facts, list(session.rows), session.settings.to_json(), session.missing)
-
-
-def check_ini_file(config: pytest.Config) -> None:
-    """That the ini file in use is that of the tests, and no option stands in `[tool.gpumem]`, which pytest does not read.
-    Raises `pytest.UsageError`: a value of an option led pytest away from the ini file, or a key of `[tool.gpumem]` cannot be used.
-    """
-    if is_part(config):  # its controller has checked
-        return
-    if (config.rootpath / "pyproject.toml").exists():
-        from pytest_gpumem.kernels.declared import BadDeclaration, project  # here: it imports the reader of TOML
-
-        try:
-            project(config.rootpath)
-        except BadDeclaration as error:
-            raise pytest.UsageError(f"gpumem: {error}") from None
-    if config.option.inifilename is not None:
-        return
-    tests = [str(given) for given in config.option.file_or_dir]
-    given = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *map(str, config.invocation_params.args)]
-    away = astray(tests, given, config.invocation_params.dir, config.inipath)
-    if away is not None:
-        raise pytest.UsageError(f"gpumem: {away}")
-
-
-def astray(tests: Sequence[str], arguments: Sequence[str], folder: Path, used: Path | None) -> str | None:
-    """A sentence, if pytest uses another ini file than that of the tests because it took values of options for tests.
-    `used`: the ini file in use; None if there is none.
-    """
-    values = [one for one in arguments if not one.startswith("-") and one not in tests and (folder / one).exists()]
-    wanted = _ini_file(list(_folders(tests, folder)) or [folder])
-    if not values or wanted is None or wanted == used:
-        return None
-    instead = f"{used} is used" if used is not None else "none is used"
-    which = "it" if len(values) == 1 else "them"
-    return (
-        f"the settings in {wanted} are lost, {instead}: pytest takes {' and '.join(values)} for tests, and looks for an ini file there; "
-        f"write {which} as --option=VALUE, with an equals sign, or name the file with -c"
-    )
-
-
-def _folders(tests: Iterable[str], folder: Path) -> Iterator[Path]:
-    for one in tests:
-        path = Path(os.path.abspath(folder / one.split("::")[0]))
-        if path.exists():
-            yield path if path.is_dir() else path.parent
-
-
-def _ini_file(folders: Sequence[Path]) -> Path | None:
-    """The file that pytest would find: from the common folder upwards, then from each folder."""
-    for start in (Path(os.path.commonpath(folders)), *folders):
-        for folder in (start, *start.parents):
-            for name, section in _SECTIONS.items():
-                if (path := folder / name).is_file() and section.search(path.read_text(errors="replace")):
-                    return path
-    return None

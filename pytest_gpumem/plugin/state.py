@@ -24,7 +24,6 @@ from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.devices.protocol import OWN_CONTEXT, ContextLost, Device, DeviceError, HoldExpired
 from pytest_gpumem.files import unwritable
-from pytest_gpumem.judging.drift import control_of, since_start
 from pytest_gpumem.judging.expectations import Selection, held
 from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.judge import comparable
@@ -33,16 +32,14 @@ from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.measuring.bound import Kernels
 from pytest_gpumem.measuring.budget import Ledger, need
 from pytest_gpumem.measuring.conductor import Conductor
-from pytest_gpumem.measuring.controls import changed, read_controls
 from pytest_gpumem.measuring.sampling import Plan
 from pytest_gpumem.measuring.works import Works
 from pytest_gpumem.memory.buffers import Arena
 from pytest_gpumem.memory.l2 import PersistingStream
 from pytest_gpumem.memory.l2_leftovers import L2Watch
-from pytest_gpumem.memory.pinned import PinnedCap
 from pytest_gpumem.memory.spaces import Memory
 from pytest_gpumem.plugin.deadline import Deadline
-from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, LockUnusable, exclusive
+from pytest_gpumem.plugin.exclusive import REPEAT, GpuBusy, exclusive
 from pytest_gpumem.plugin.gpus import reserved
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, marks_of, uses
 from pytest_gpumem.plugin.replay import Replay
@@ -52,16 +49,13 @@ from pytest_gpumem.plugin.workers import hands_out, is_part
 from pytest_gpumem.printable import printable
 from pytest_gpumem.ranges import Names, Ranges
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import Controls, Limits, Measurement, Provenance
+from pytest_gpumem.records.measurement import Limits, Measurement, Provenance
 from pytest_gpumem.records.row import DID_NOT_RUN, Comparison, LimitResult, Omission, Row, key_of
 from pytest_gpumem.settings import (
-    CAUSES,
     DEFAULT_BUDGET,
-    DUET_FOLLOWS,
     EVIDENCE,
     EXPERIMENT,
     FURTHER_PROCESS,
-    READS_CONTROLS,
     Settings,
     SettingsError,
     marker_keywords,
@@ -111,8 +105,6 @@ class GpuSession:
         self.names = Names()
         self.tests: frozenset[str] = frozenset()  # `key_of` of each collected test, without a label
         self.rows = Rows()
-        self.replays: dict[str, Replay] = {}
-        """By node id, the access to pytest-benchmark's results of tests that may be judged again."""
         self.ledger: Ledger | None = None
         """The total budget, set after collection; None if each measurement has its own."""
         self.family = Family(size=max(1, sum(map(bool, baseline.rows.values()))))
@@ -121,8 +113,6 @@ class GpuSession:
         self.is_further = FURTHER_PROCESS in os.environ and config.pluginmanager.has_plugin(EXPERIMENT)
         """True in a further process, whose rows the main process judges; not in a session that a test of it starts."""
         self.begun = datetime.now(timezone.utc)
-        self.drifts: list[tuple[str, str]] = []
-        """Controls that changed since the session's start, each with a message; from this process and from workers."""
         self.watch: L2Watch | None = None  # of persisting L2, while the device is open
         self.lost_in: str | None = None  # the node id of the test that lost the device's context
         self.lost_how = ""  # of that test: the error, and where it is defined
@@ -146,14 +136,6 @@ class GpuSession:
         """Add lines to the summary."""
         self.remarks.extend(lines)
 
-    def output(self, name: str) -> Path | None:
-        """The file that an option names, relative to where pytest was called; None if the option is not set.
-        Raises `pytest.UsageError`: it cannot be written.
-        """
-        if (written := getattr(self.settings, name)) is None:
-            return None
-        return self.writable(self.settings.origins[name], Path(written).expanduser())
-
     def writable(self, flag: str, written: Path) -> Path:
         """A file relative to where pytest was called. Raises `pytest.UsageError`: it cannot be written."""
         path = Path(self.config.invocation_params.dir, written)
@@ -167,17 +149,6 @@ class GpuSession:
         return self.is_part or os.getpid() != self._pid
 
     @property
-    def decides(self) -> bool:
-        """True if the session measures undecided rows again at its end: until then none of them fails."""
-        decided_elsewhere = self.settings.processes is not None or "processes" in switched_off(os.environ)
-        return not decided_elsewhere and not self.ranges.tool_attached()
-
-    @property
-    def duet_follows(self) -> bool:
-        """True in the screen of a gate, whose duet decides what the screen leaves undecided."""
-        return DUET_FOLLOWS in os.environ
-
-    @property
     def evidence(self) -> bool:
         """True if the session records what each row runs, and lets it settle doubts."""
         return not self.settings.no_what_ran and EVIDENCE not in switched_off(os.environ) and not self.ranges.tool_attached()
@@ -186,11 +157,6 @@ class GpuSession:
     def watches_streams(self) -> bool:
         """True if each row of foreign code is watched for work on streams of its own, in further processes too."""
         return not self.settings.no_what_ran and not self.ranges.tool_attached()
-
-    @property
-    def explains(self) -> bool:
-        """True in a process of `gpumem explain`: every measurement takes the passes from which causes follow."""
-        return CAUSES in os.environ
 
     def history(self, row: Row) -> History:
         """The baseline of a measured row."""
@@ -214,7 +180,6 @@ class GpuSession:
             self.family,
             siblings=siblings,
             strict=self.settings.strict,
-            changes=self.changes,
             evidence=self.evidence,
             left=self.without_accepted,
         )
@@ -381,7 +346,7 @@ class GpuSession:
             finally:
                 device.close()
 
-    def _exclusive(self, test: str | None, uuid: str | None = None) -> AbstractContextManager[None]:
+    def _exclusive(self, test: str, uuid: str | None) -> AbstractContextManager[None]:
         """A GPU for this process alone: that of the session, or another one."""
         facts = self.facts if uuid is None else replace(self.facts, uuid=uuid)
         return exclusive(facts, self._announce, test=test, limit=None if self._waits else 0.0)
@@ -395,71 +360,10 @@ class GpuSession:
         with capture.global_and_fixture_disabled() if capture is not None else nullcontext():
             print(f"\n{line}", file=sys.stderr, flush=True)
 
-    # Control kernels, which tell whether the device changed
-
-    @cached_property
+    @property
     def provenance(self) -> Provenance:
-        """When and on which device this process measures, with its control readings, which the first use takes."""
-        # The latency tells the variant of the card, which is the same in a further process.
-        controls = self._controls(latency=not self.is_further)
-        return Provenance(self.begun.isoformat(timespec="seconds"), self.facts.uuid, controls)
-
-    @property
-    def reads_controls(self) -> bool:
-        """True if rows are compared or stored, here or in the main process of this further process."""
-        from_main = self.is_further and os.environ[FURTHER_PROCESS] == READS_CONTROLS
-        asked = bool(self.baseline.processes) or self.settings.save or from_main
-        return asked and not self.ranges.tool_attached()
-
-    def _controls(self, *, latency: bool = True) -> Controls | None:
-        """Control readings; None if nothing is compared or stored, or if the device cannot take them."""
-        if not self.reads_controls:
-            return None
-        try:
-            with self.device.current(), self.device.footprints.paused():
-                self.conductor.ready()
-                return read_controls(self.device, latency=latency)
-        except DeviceError:  # such as too little free memory; the measurements report any other cause
-            return None
-
-    def check_controls(self) -> None:
-        """Read the controls once more, and note which of them changed since the start."""
-        if "provenance" not in self.__dict__ or self.provenance.controls is None or self._device is None or self.lost_in is not None:
-            return
-        try:
-            with self._exclusive(None):
-                changes = self.changes()
-        except LockUnusable as error:
-            self.drifts.append(("dram", f"UNDECIDED: whether the device changed while it was measured is not known: {error}"))
-            return
-        for kind, log in changes.items():
-            if (message := since_start(kind, log)) is not None:
-                self.drifts.append((kind, f"UNDECIDED: {message}"))
-
-    def changes(self) -> dict[str, float]:
-        """Read the controls once more: by kind, the log-ratio to the start, positive if slower. Empty if they are not read."""
-        if "provenance" not in self.__dict__:  # a process that hands out the tests measured nothing
-            return {}
-        start, now = self.provenance.controls, self._controls(latency=False)
-        return changed(start, now) if start is not None and now is not None else {}
-
-    def drifted_elsewhere(self, drifts: Iterable[Sequence[str]]) -> None:
-        """Take the controls that changed for a worker."""
-        self.drifts += [(kind, message) for kind, message in drifts]
-
-    @property
-    def drifted(self) -> list[str]:
-        """Messages about controls that changed and that some row of this session follows; every row follows DRAM."""
-        concerned = {"dram", *(self._follows(row) for row in self.rows)}
-        return [message for kind, message in self.drifts if kind in concerned]
-
-    def settled(self, rows: Iterable[Row]) -> list[Row]:
-        """Rows that follow no control that changed."""
-        changed_kinds = {kind for kind, _ in self.drifts}
-        return [] if "dram" in changed_kinds else [row for row in rows if self._follows(row) not in changed_kinds]
-
-    def _follows(self, row: Row) -> str | None:
-        return control_of(row.measurement, self.facts) if row.measurement is not None else None
+        """When and on which device this process measures."""
+        return Provenance(self.begun.isoformat(timespec="seconds"), self.facts.uuid)
 
     # Plans and budgets
 
@@ -493,7 +397,7 @@ class GpuSession:
             measured = known.get(item.nodeid, {})
             expected[item.nodeid] = {label: need(measurement, self.facts, most) for label, measurement in measured.items()}
         # Each process of the run has its part.
-        self.ledger = Ledger(total / (self.settings.processes or 1), expected)
+        self.ledger = Ledger(total / self.settings.processes, expected)
 
 
 class GpuTest:
@@ -513,9 +417,7 @@ class GpuTest:
         self.varying_arguments: tuple[int, ...] = of_marker(keywords, "varying_arguments") or ()
         """Numbers of the kernels' arguments that vary on purpose."""
         oversubscribes = bool(of_marker(keywords, "oversubscribe"))
-        settings = session.settings
-        cap = PinnedCap(settings.pinned_share, settings.origins.get("pinned_share", "default"))
-        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), cap, oversubscribes=oversubscribes)
+        self.arena = Arena(self.device, zlib.crc32(item.nodeid.encode(errors="surrogatepass")), oversubscribes=oversubscribes)
         self.memory = Memory(self.arena)
         self.works = Works(self.memory)
         self.measurements: list[tuple[Measurement, Limits]] = []

@@ -23,7 +23,6 @@ from pytest_gpumem.judging.screen import allowed, compared
 from pytest_gpumem.judging.spread import difference
 from pytest_gpumem.outcomes import Code
 from pytest_gpumem.plugin import replay
-from pytest_gpumem.plugin.judging import base_of
 from pytest_gpumem.plugin.marks import BENCHMARK_FIXTURE, uses
 from pytest_gpumem.plugin.reported import exit_code
 from pytest_gpumem.plugin.running import RUNNING_PLUGIN, Feature
@@ -99,14 +98,12 @@ class TerminalFeature(Feature):
         baseline = self._session.baseline
         place, here = self._session.store.storage, self._session.config.invocation_params.dir
         shown = str(place)
-        if isinstance(place, RemoteStorage):
-            shown += f" (offline: the copy of {place.copied(self._session.facts.key):%Y-%m-%d %H:%M} UTC)" if place.offline else ""
-        elif place.folder.is_relative_to(here):
+        if not isinstance(place, RemoteStorage) and place.folder.is_relative_to(here):
             shown = str(place.folder.relative_to(here))
         if baseline.note is not None:
             # Baselines of other devices, and processes that do not count, are a reason that a person must see.
             return f"{baseline.note}; --gpumem-save makes one" if place.devices() else baseline_line(0, None, shown)
-        least = catches(baseline, self._session.settings.limits.get("max_regression"), self._session.settings.processes or 1)
+        least = catches(baseline, self._session.settings.limits.get("max_regression"), self._session.settings.processes)
         line = baseline_line(baseline.processes, least, shown)
         return line if baseline.left_out is None else f"{line}; {baseline.left_out}"
 
@@ -124,7 +121,7 @@ class TerminalFeature(Feature):
     @property
     def _of_process(self) -> str:
         """For whom a budget is: each process of a run has a part of the total one."""
-        processes = self._session.settings.processes or 1
+        processes = self._session.settings.processes
         return f" for each of {processes} processes" if processes > 1 else ""
 
     def _budget(self) -> str | None:
@@ -156,7 +153,7 @@ class TerminalFeature(Feature):
         gpu, saved = self._session, True
         if gpu.baseline.dated_ahead is not None:
             self._notes.append(f"baseline: {gpu.baseline.dated_ahead}")
-        self._notes += [*gpu.drifted, *missing_lines(gpu.missing), *gpu.remarks]
+        self._notes += [*missing_lines(gpu.missing), *gpu.remarks]
         if len(gpu.rows) or gpu.missing:
             path, saved = self._tried(partial(replay.write_json, gpu.config))
             if path is not None:
@@ -184,35 +181,28 @@ class TerminalFeature(Feature):
 
     def _save(self, *, complete: bool) -> Iterator[str]:
         """Store the saved rows; lines about stored and refused rows."""
-        gpu = self._session
         if not complete:
             yield "the session was interrupted, nothing is stored"
             return
         if not (rows := self._measured()):
             yield "nothing was measured, nothing is stored"
             return
-        settled = gpu.settled(rows)
-        if not settled:
-            yield "the device changed while it was measured, nothing is stored"
-            return
-        if len(settled) < len(rows):
-            yield f"the device changed while it was measured, not stored: {counted(len(rows) - len(settled), 'later row')}"
         if (fork := untrusted(os.environ)) is not None:
             yield f"nothing is stored of code that is not ours: {fork}"
             return
-        yield from self._store(settled, len(rows))
+        yield from self._store(rows)
 
     def _measured(self) -> list[Row]:
         """Without tests that failed before they measured anything, of which pytest reports the failure."""
         return [row for row in self._session.rows if row.measured_something]
 
-    def _store(self, rows: Sequence[Row], measured: int) -> Iterator[str]:
-        """Store the saved rows of so many measured ones, as `_save`."""
+    def _store(self, rows: Sequence[Row]) -> Iterator[str]:
+        """Store the saved rows, as `_save`."""
         gpu = self._session
         removed = [one.key for one in gpu.missing if one.status == ACCEPTED]
         saved = gpu.store.save(rows, replay.revision(gpu.config), gpu.settings.to_json(), gpu.baseline, gpu.accepted, removed)
         if saved.path is not None:
-            yield f"{len(saved.accepted)} of {counted(measured, 'row')} stored in {gpu.store.storage}"
+            yield f"{len(saved.accepted)} of {counted(len(rows), 'row')} stored in {gpu.store.storage}"
         else:
             yield "no row was accepted, nothing is stored"
         for key in saved.rejected:
@@ -235,7 +225,7 @@ class TerminalFeature(Feature):
 
         session, width, colour = self._session, writer._tw.fullwidth, writer._tw.hasmarkup
         measured = [row for row in rows if row.measured_something]
-        how: dict[str, Any] = {"width": width, "colour": colour, "saved": session.settings.save or session.duet_follows}
+        how: dict[str, Any] = {"width": width, "colour": colour, "saved": session.settings.save or session.in_gate}
         how["memory"] = session.settings.footprint in ("on", "trace")
         if writer.verbosity == 0:
             drawn = [summary(rows, session.facts, in_session=True, **how)]
@@ -293,7 +283,7 @@ class TerminalFeature(Feature):
         from pytest_gpumem.reporting.concerns import ending, worst_first
 
         failing = worst_first(failing)
-        lines = ending(failing, self._again, base_of(failing[0], gpu))
+        lines = ending(failing, self._again)
         if meant := [row for row in failing if row.test_error is not True and any(changes_of(row))]:
             which = f" (the worst of {len(meant)})" if len(meant) > 1 else ""
             lines += printable([f"if it is meant, commit the file that this writes{which}: {command(meant[0])}"])

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.allocation_sites import is_allowed, sites
 from pytest_gpumem.devices.memory_events import Series
 from pytest_gpumem.devices.protocol import MemoryWatch
+from pytest_gpumem.judging.differences import fails_by_memory, memory_differences
 from pytest_gpumem.limits import OF_FOOTPRINT
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Code
 from pytest_gpumem.plugin.state import GpuSession
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Row
-from pytest_gpumem.reporting.footprints import memory_reasons, site_lines
+from pytest_gpumem.reporting.footprints import site_lines
 
 
 def traced(footprint: Footprint, watch: MemoryWatch, allowed: Sequence[str], item: pytest.Item, session: GpuSession) -> Footprint:
@@ -55,21 +56,13 @@ def without_allowed(footprint: Footprint, watch: MemoryWatch, patterns: Sequence
     return replace(footprint, uses=tuple(uses))
 
 
-WATCH = ("--gpumem-footprint=trace",)
-
-
-def by_memory(row: Row) -> bool:
-    """True if a row fails by its memory."""
-    return row.footprint is not None and any(one.limit in OF_FOOTPRINT and one.outcome is Outcome.FAIL for one in row.verdict.limits)
-
-
 def with_lines(row: Row, session: GpuSession) -> Row:
     """A row that fails by its memory, with the lines that took it; unchanged unless allocations were traced."""
-    if row.footprint is None or not by_memory(row):
+    if row.footprint is None or not fails_by_memory(row):
         return row
     past = session.baseline.past_footprints(row.key)
-    lines = memory_reasons(past[-1].footprint if past else None, row.footprint)
-    return replace(row, why=(*row.why, *(line for line in lines if line not in row.why)))
+    lines = memory_differences(past[-1].footprint if past else None, row.footprint)
+    return replace(row, differences=(*lines, *(difference for difference in row.differences if difference.site is None)))
 
 
 def memory_texts(rows: Sequence[Row], session: GpuSession) -> list[str]:

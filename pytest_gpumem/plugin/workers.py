@@ -19,7 +19,7 @@ from pytest_gpumem.devices.opening import DeviceChoice
 from pytest_gpumem.plugin.gpus import VISIBLE, orders
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.settings import Settings
+from pytest_gpumem.settings import BASELINE_OF, Settings
 
 SESSION = "session"  # what a part is given: device and baseline of the whole, which stores the rows of all parts
 REFUSED = "refused"  # what a part sends: why it cannot take part
@@ -140,6 +140,13 @@ def baseline_of_session(config: pytest.Config) -> Storage | None:
     return None if session is None else storage(session["baseline"], offline=session["offline"])
 
 
+def settings_of_session(config: pytest.Config, settings: Settings) -> Settings:
+    """The settings with BASE of a gate, which a worker learns from the controller."""
+    session = given(config, SESSION)
+    base = os.environ.pop(BASELINE_OF, None) if session is None else session["baseline_of"]  # not of a session that a test starts
+    return settings._replace(baseline_of=base)
+
+
 def check_worker(config: pytest.Config, facts: DeviceFacts, place: Storage) -> None:
     """Raises `pytest.UsageError`: in a worker, whose GPU is of another model than the session's, or which has not its baseline."""
     whole: Mapping[str, Any] | None = given(config, SESSION)
@@ -178,6 +185,7 @@ class Controller:
         self._orders = orders(chosen.gpus, chosen.alike, os.environ.get(VISIBLE)) if several else []
         self._facts = chosen.facts
         self._baseline = baseline
+        self._baseline_of = settings.baseline_of
 
     def header(self, config: pytest.Config) -> list[str]:
         """How many workers measure on how many GPUs, if several do."""
@@ -199,6 +207,11 @@ class Controller:
 
     def _session(self, here: bool) -> dict[str, object]:
         place = self._baseline
-        offline = isinstance(place, RemoteStorage) and (here or place.offline)
-        baseline = {"baseline": place.location, "offline": offline, "exists": place.folder.exists()}
-        return {"key": self._facts.key, "name": self._facts.name, **baseline}
+        return {
+            "key": self._facts.key,
+            "name": self._facts.name,
+            "baseline": place.location,
+            "baseline_of": self._baseline_of,
+            "offline": here,
+            "exists": place.folder.exists(),
+        }

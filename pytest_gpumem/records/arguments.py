@@ -139,12 +139,14 @@ def unknown_bytes(text: str) -> int:
 
 
 def in_words(token: str) -> str:
-    """A token for a reader: "0x100", "an address aligned to 256 bytes"."""
+    """A token for a reader: "256", "an address aligned to 256 bytes"; a word with unknown bytes is hexadecimal, such as "0x12??"."""
     if token.startswith("p"):
         return f"an address aligned to {token[1:]} bytes"
     if token == "h":
         return "an address of the host"
-    return VARIES if token == VARIES else f"0x{token}"
+    if token == VARIES:
+        return VARIES
+    return f"0x{token}" if "?" in token else str(int(token, 16))
 
 
 def tokens(text: str) -> list[str]:

@@ -81,8 +81,6 @@ class FootprintRepeat(Record, frozen=True):
 
     peak: Bytes  # As `Footprint.peak`
     kept: Bytes = 0  # As `Footprint.kept`
-    reserved: Bytes = 0  # As `Footprint.reserved`
-    allocations: Count = 0  # As `Footprint.allocations`
 
 
 class Footprint(Record, frozen=True):
@@ -121,7 +119,7 @@ class Footprint(Record, frozen=True):
     @property
     def repeat(self) -> FootprintRepeat:
         """The part that a run keeps of a further process."""
-        return FootprintRepeat(self.peak, self.kept, self.reserved, self.allocations)
+        return FootprintRepeat(self.peak, self.kept)
 
     @property
     def kept(self) -> int:

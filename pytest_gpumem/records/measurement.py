@@ -17,8 +17,6 @@ from pytest_gpumem.records.overlap import Overlap
 from pytest_gpumem.records.record import (
     Bytes,
     Count,
-    Launches,
-    LaunchTime,
     LaunchTimes,
     NotNegative,
     Placements,
@@ -27,7 +25,6 @@ from pytest_gpumem.records.record import (
     Sectors,
     Share,
 )
-from pytest_gpumem.records.uses import Activity
 from pytest_gpumem.records.what_ran import WhatRan
 
 REPEATED = 3  # Requested over compulsory bytes from which on the compulsory bytes are no measure of the traffic of caches and memory
@@ -84,25 +81,6 @@ class MovedBytes(Record, frozen=True):
         return max(self.reads, self.writes) if self.link else self.reads + self.writes
 
 
-class DramBytes(Record, frozen=True):
-    """Bytes that one launch moves according to the hardware's counters: the mean over `launches`."""
-
-    reads: Bytes  # Bytes read from DRAM
-    writes: Bytes  # Bytes written to DRAM, without those that are still dirty in L2 when the launch ends
-    l2_reads: Bytes | None  # Bytes that the SMs read from L2, in whole sectors of 32 bytes; None where they were not counted
-    l2_writes: Bytes | None  # Bytes that the SMs wrote to L2, in whole sectors of 32 bytes; None where they were not counted
-    launches: Launches  # Launches that were counted
-    source: str  # Source of the counts, such as "ncu"
-    sectors_per_request: Sectors | None = None
-    """Sectors of 32 bytes that one load of a warp from global memory touches, of the kernel with most; None where it was not counted."""
-    l2_hit_rate: float | None = None  # L2 hit rate of all sectors, 0 to 1, of the kernel with the lowest; None where it was not counted
-
-    @property
-    def total(self) -> int:
-        """Bytes read from and written to DRAM."""
-        return self.reads + self.writes
-
-
 class Conditions(Record, frozen=True):
     """State of the device at one moment, from NVML or the simulated clock."""
 
@@ -128,23 +106,11 @@ class Window(Record, frozen=True):
     offset: Bytes = 0  # Bytes of the buffer before the window
 
 
-class Controls(Record, frozen=True):
-    """Readings of the control kernels, which run no code of the project under test: a drift between two readings is the device's."""
-
-    dram: LaunchTime | None = None  # Seconds of a read from DRAM; None where it was not measured
-    l2: LaunchTime | None = None  # Seconds of a read from L2; None where it was not measured
-    launch: LaunchTime | None = None  # Seconds between two events with an idle launch between them; None where it was not measured
-    latency: LaunchTime | None = None
-    """Seconds of one of many dependent accesses to DRAM: cards of one model come with different memory; None where it was not measured."""
-    source: str = ""  # Digest of the control kernels' source and of the arrays that they read; readings of different sources do not compare
-
-
 class Provenance(Record, frozen=True):
     """When and where a process measured: processes of one session agree better than those of another hour or another card."""
 
     utc: str  # Start of the process's session, ISO 8601
     card: str | None = None  # UUID of the GPU; None where it has none
-    controls: Controls | None = None  # Readings of the control kernels at the session's start; None where they did not run
 
 
 class Repeat(Record, frozen=True):
@@ -152,7 +118,6 @@ class Repeat(Record, frozen=True):
 
     medians: LaunchTimes  # Seconds: median of each buffer placement
     overhead: Seconds | None = None  # Seconds of launch overhead in that process, as `Measurement.overhead`
-    controls: Controls | None = None  # Readings of the control kernels in that process; None where they did not run
 
 
 class NoShare(str, Enum):
@@ -209,17 +174,12 @@ class Measurement(Record, frozen=True, dict=True):
     it in another way."""
     during: Conditions | None = None
     """The least favourable conditions between the first and the last sample."""
-    dram_bytes: DramBytes | None = None
-    """Bytes of a launch of the same test and label by the hardware's counters, where `gpumem profile ncu --traffic` has counted them."""
     kernel_source: str | None = None
     """SHA-256 of the source file of a catalogue kernel; None for a copy and for user code."""
     overlap: Overlap | None = None
     """The parts of work that overlaps, each measured alone (`gpu_work.together`, `staged_copy`)."""
     migrations: Migrations | None = None
-    """Page faults and migrations of managed memory in an untimed pass (`--gpumem-count-pages`)."""
-    activity: Activity | None = None
-    """Kernels, copies and memsets of one launch in an untimed pass: of a run that is saved, and of a row that takes longer than its
-    baseline."""
+    """Page faults and migrations of managed memory in an untimed pass (`--gpumem-count-pages`, or where `what_ran` is recorded)."""
     what_ran: WhatRan | None = None
     """Kernels with their machine code, copies, allocations and waits of one launch in an untimed pass; None without such a pass."""
     sectors_per_request: Sectors | None = None
@@ -255,14 +215,9 @@ class Measurement(Record, frozen=True, dict=True):
     """Seconds of each phase of this measurement: "check", "warm-up", "placements", "samples", "passes"."""
 
     @property
-    def controls(self) -> Controls | None:
-        """Readings of the control kernels in its process; None where they did not run."""
-        return self.provenance.controls if self.provenance is not None else None
-
-    @property
     def repeat(self) -> Repeat:
         """The part of this measurement that `further` of another process's measurement keeps."""
-        return Repeat(self.medians, self.overhead, self.controls)
+        return Repeat(self.medians, self.overhead)
 
     @property
     def samples(self) -> tuple[float, ...]:
@@ -362,27 +317,18 @@ class Limits(Record, frozen=True):
 
     min_bandwidth: str | None = None  # Least bandwidth: "2.4 TB/s" or "85% of peak"
     max_latency: str | None = None  # Longest latency: "12 us"
-    max_host_time: str | None = None  # Longest time of the host to queue one launch: "50 us"
     max_gpu_page_faults: str | None = None  # Most page faults of the GPU during one launch: "0"
     max_migrated: str | None = None  # Most bytes of managed memory that move during one launch: "64 MiB"
     max_kernels: str | None = None  # Most kernels in one launch: "3"
     max_copies: str | None = None  # Most copies in one launch: "1"
     max_copied_bytes: str | None = None  # Most bytes that copies move in one launch: "64 MiB"
     max_waits: str | None = None  # Most times that the host waits for the device in one launch: "0"
-    max_registers: str | None = None  # Most registers of a thread, over the kernels of one launch: "64"
     max_spill: str | None = None  # Most bytes of local memory of a thread, over the kernels of one launch: "0 B"
-    same_kernels: str | None = None  # "true": the kernels of one launch and their shapes are those of the baseline
-    max_dram_bytes: str | None = None  # Most bytes of DRAM in one launch, by the hardware's counters: "512 MiB"
-    max_sectors_per_request: str | None = None  # Most sectors that a load of a warp touches, by the hardware's counters: "4"
-    min_l2_hit_rate: str | None = None  # Least L2 hit rate, by the hardware's counters: "80%"
     min_overlap: str | None = None  # Least hidden share of the time that overlap can hide: "80%"
     max_regression: str | None = None  # Largest slow-down against the baseline: "1%" or "1% + 0.2 us"
-    fail_if_faster: str | None = None  # Gain against the baseline from which on the baseline is stale: "5%"
     faster_than: str | None = None  # Another measurement of the same test that must be slower: "faulting", or "20 x faulting"
     max_peak: str | None = None  # Most bytes of device memory in use at once: "2 GiB"
     max_kept: str | None = None  # Most bytes still in use after the test: "0 B"
-    max_reserved: str | None = None  # Most bytes by which the unused memory of pools grows: "512 MiB"
-    max_allocations: str | None = None  # Most allocations: "100"
     max_peak_regression: str | None = None  # Largest growth of the peak against the baseline: "0 B" or "5%"
     origin: dict[str, str] = field(default_factory=dict)
     """Source of each limit: "marker", "--gpumem-max-regression", "gpumem_max_latency in pytest.ini", "call"."""

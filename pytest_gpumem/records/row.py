@@ -9,14 +9,15 @@ from typing import Final, Literal
 from msgspec import UNSET, UnsetType, field
 
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Measurement
 from pytest_gpumem.records.record import Record
 
 ENOUGH = 3  # Days, runs or processes whose own spread counts; choice: the fewest with a middle one
 GROSS = 0.1
-"""Slow-down beyond the limit that fewer processes prove; recorded: 5 of 2475 single processes of unchanged code were 2 to 3 % slow, for no
-visible reason (ci/records/nvidia-h200/gate_validation_short.json)."""
+"""Slow-down beyond the limit that fewer processes prove; recorded on H200s, 2026-11-21: 5 of 2475 single processes of unchanged
+code were 2 to 3 % slow, for no visible reason."""
 
 
 class Comparison(Record, frozen=True):
@@ -79,8 +80,8 @@ class Row(Record, frozen=True):
     footprint: Footprint | None = None
     """Memory that the test took; of a labelled row, memory that the part with this label took. None where it was not watched."""
 
-    why: tuple[str, ...] = ()
-    """For a row that fails: the differences from what the baseline ran, the causes of a slow-down, and a command for more, one a line."""
+    differences: tuple[Difference, ...] = ()
+    """For a row that fails: its differences from what it is compared with, the first that users read first."""
 
     @property
     def measured_something(self) -> bool:
@@ -109,9 +110,8 @@ class Past(Record, frozen=True):
 
 ROW: Final = "row"  # `Omission.what` of a measurement of the baseline
 TEST: Final = "test"  # `Omission.what` of a test that BASE runs
-Status = Literal["lost", "allowed", "accepted", "not run", "undecided"]
+Status = Literal["lost", "accepted", "not run", "undecided"]
 LOST: Final = "lost"
-ALLOWED: Final = "allowed"
 ACCEPTED: Final = "accepted"
 NOT_RUN: Final = "not run"
 UNJUDGED: Final = "undecided"
@@ -121,18 +121,14 @@ DID_NOT_RUN: Final = "did not run: "
 """Begins the error of a test that an earlier one kept from running, and the reason in `Omission.reason`; which one and how follows."""
 
 
-UP_TO: Final = "up to this: "  # begins a cause in `Row.why` that may have cost less
-UNEXPLAINED: Final = "unexplained"  # name of the part of a slow-down without a cause, in `Row.why`
-
-
 class Omission(Record, frozen=True):
     """An expectation that this run did not judge: a measurement of the baseline, a limit, or a test of BASE."""
 
     nodeid: str  # pytest's id of the test
     label: str  # Label of the measurement inside its test
     status: Status
-    """`lost`; `allowed`, if --gpumem-allow-lost names it; `accepted`, if somebody accepted its removal; `not run`, if its test was left out
-    or the session ended first; or `undecided`, if its test ran and nothing that the limit is about was measured."""
+    """`lost`; `accepted`, if somebody accepted its removal; `not run`, if its test was left out or the session ended first; or
+    `undecided`, if its test ran and nothing that the limit is about was measured."""
     reason: str  # Why it was not judged
     what: str = ROW  # "row" for a measurement of the baseline, "test" for a test that BASE runs in a gate, else the name of the limit
     by_words: bool = False  # Words of the command line left its test out: somebody meant it
@@ -142,7 +138,7 @@ class Omission(Record, frozen=True):
     @property
     def accounted(self) -> bool:
         """True if it leaves the exit code of a strict session as it is."""
-        return self.status in (ALLOWED, ACCEPTED) or self.by_words or self.base_too
+        return self.status == ACCEPTED or self.by_words or self.base_too
 
     @property
     def may_be_meant(self) -> bool:
@@ -153,10 +149,6 @@ class Omission(Record, frozen=True):
     def key(self) -> str:
         """As `Row.key`."""
         return key_of(self.nodeid, self.label)
-
-    def named(self, name: str) -> bool:
-        """True if a name is this measurement's key, or a node id that selects its test."""
-        return name == self.key or selects(name, self.nodeid)
 
 
 def selects(name: str, nodeid: str) -> bool:

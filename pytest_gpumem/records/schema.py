@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,12 +18,10 @@ import msgspec
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Measurement
-from pytest_gpumem.records.profile import TestProfile
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import Omission, Row
 
 SCHEMA = 2  # Version of the layout that is written
-PROFILE_SCHEMA = 1  # Version of the layout of profiles; no other is read
 
 DERIVED: dict[type[msgspec.Struct], tuple[str, ...]] = {
     Row: ("key",),
@@ -144,20 +142,6 @@ def document_from_json(value: object) -> Document:
 def other_schema(found: object, reads: int) -> str:
     """The error of a file with another version of its layout; None: with no version."""
     return f"$.schema: {'missing' if found is None else repr(found)}; this version reads {reads}"
-
-
-def profiles_to_json(profiles: Iterable[TestProfile]) -> dict[str, Any]:
-    """Profiles as plain values, with the version of their layout. Raises `SchemaError`: a number that is not finite."""
-    return {"schema": PROFILE_SCHEMA, "profiles": [to_plain(one, f"$.profiles[{index}]") for index, one in enumerate(profiles)]}
-
-
-def profiles_from_json(value: object) -> tuple[TestProfile, ...]:
-    """The profiles that `profiles_to_json` wrote. Raises `SchemaError`: another version, or a value that does not fit, with its path."""
-    if not isinstance(value, dict) or not isinstance(value.get("profiles"), list):
-        raise SchemaError("$.profiles: missing, or not a JSON list; accepted is what `gpumem explain --keep` writes")
-    if (schema := value.get("schema")) != PROFILE_SCHEMA or isinstance(schema, bool):
-        raise SchemaError(other_schema(schema, PROFILE_SCHEMA))
-    return from_plain(value["profiles"], tuple[TestProfile, ...], "$.profiles")
 
 
 def _derived(record: Record, path: str) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from pytest_gpumem.records.record import Bytes, Count, Launches, Nanoseconds, Record
 
 COPY_KINDS = ("H2D", "D2H", "D2D", "P2P", "H2H", "H2A", "A2H", "A2A", "A2D", "D2A", "other")
-"""Direction of a copy: host, device, array, or one device to another ("P2P"). Migrations of managed memory are not among them; they are in
-`TestProfile.migrations`."""
+"""Direction of a copy: host, device, array, or one device to another ("P2P"). Migrations of managed memory are not among them."""
 
 MEMORY_KINDS = ("pageable", "pinned", "device", "array", "managed", "unknown")
 """Kind of memory on one side of a copy (CUPTI, `CUpti_ActivityMemoryKind`)."""
@@ -75,18 +74,12 @@ class CopyUse(Record, frozen=True):
 
 
 class Activity(Record, frozen=True):
-    """One untimed pass of a measurement that traces a single launch, to explain a slow-down. Tracing slows a launch down: its times compare
-    the parts with each other and are not the latency of the launch."""
+    """What some work ran, traced. Tracing slows it down: its times compare the parts with each other and are not its latency."""
 
-    kernels: tuple[KernelUse, ...] = ()  # Kernels of the launch in the order of their first launch; hardware counters are None
-    copies: tuple[CopyUse, ...] = ()  # Copies of the launch, the longest first
-    memsets: tuple[CopyUse, ...] = ()  # Memsets of the launch, the longest first
+    kernels: tuple[KernelUse, ...] = ()  # Kernels in the order of their first launch; hardware counters are None
+    copies: tuple[CopyUse, ...] = ()  # Copies, the longest first
+    memsets: tuple[CopyUse, ...] = ()  # Memsets, the longest first
     at_once: Nanoseconds = 0  # Nanoseconds in which two kernels or more ran, by their starts and ends
-    arguments: tuple[tuple[str, str], ...] = ()
-    """Name and kind of memory of each buffer argument that is not plain device memory, such as ("source", "pageable")."""
-    set_aside: int | None = None  # Bytes of L2 that are set aside, whether or not a window uses them; None where this is unknown
-    source: str = ""  # Source of the trace: "CUPTI" or "the model"
-    not_counted: str | None = None  # Why kernels, copies and memsets were not traced; they are empty then
 
     @property
     def busy(self) -> float:

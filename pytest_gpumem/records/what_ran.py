@@ -1,4 +1,4 @@
-"""Machine code as compiled, and what one launch of a measurement ran: exact, without times, so that unchanged code gives equal records."""
+"""What one launch of a measurement ran: exact, without times, so that unchanged code gives equal records."""
 
 from __future__ import annotations
 
@@ -13,26 +13,6 @@ from msgspec.structs import replace
 
 from pytest_gpumem.records import arguments as texts
 from pytest_gpumem.records.record import Bytes, Count, Record
-
-
-class CompiledKernel(Record, frozen=True):
-    """One kernel, compiled for one architecture."""
-
-    source: str  # Its file, or "module:function" of a Triton kernel
-    name: str  # As declared: a C++ name expression, or the signature of a Triton kernel
-    architecture: str  # Such as "sm_90"
-    digest: str  # Digest of the machine code: equal for equal code (`kernels.cubin`)
-    registers: Count | None  # Registers of a thread
-    spill: Bytes | None  # Local memory of a thread: spilled registers, and arrays that are indexed at run time
-    shared: Bytes  # Shared memory of a block: static, and of a Triton kernel also the dynamic one
-    code: Bytes  # Machine code
-
-
-class CompiledKernels(Record, frozen=True):
-    """The kernels of a project."""
-
-    kernels: tuple[CompiledKernel, ...]
-
 
 _DIGEST_BYTES = 8
 

@@ -1,10 +1,9 @@
-"""Rows that need a look: the end of a gate, annotations and job summary of GitHub, code quality of GitLab."""
+"""Rows that need a look: the end of a gate, annotations and job summary of GitHub."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,19 +13,22 @@ from types import MappingProxyType
 from pytest_gpumem.files import append_whole
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.screen import base_latency
-from pytest_gpumem.limits import LIMITS, count_of, over_baseline
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.limits import BASE, LIMITS, count_of
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Row, did_not_run
+from pytest_gpumem.reporting.differences import place_of as line_of
+from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.exports import exact_figures
 from pytest_gpumem.reporting.groups import FAILING, attention
-from pytest_gpumem.reporting.row_facts import causes, place_of_cause, verdict_text
+from pytest_gpumem.reporting.row_facts import verdict_text
 from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.units import QuantityError, Share, parse_growth, parse_margin, parse_rate, parse_time
 
 MOST = 10  # annotations of each level that GitHub shows of one step; it drops further ones silently
 VARIABLE = "GITHUB_STEP_SUMMARY"  # environment variable that names the file of GitHub's job summary
+CHECKOUT = "GITHUB_WORKSPACE"  # environment variable with the folder of the repository, to which paths of annotations are relative
 LIMIT = 1 << 20  # bytes of that file; GitHub shows nothing of a larger one ("Workflow commands", step isolation and limits)
 
 
@@ -35,9 +37,9 @@ def fails(row: Row) -> bool:
     return attention(row) == FAILING
 
 
-def concerns(rows: Iterable[Row], *, new: bool = False) -> list[Row]:
-    """Failures, then UNDECIDED and ACCEPTED rows; within each, the largest slow-down first. A NEW row needs no look, unless `new`."""
-    doubtful = (Outcome.UNDECIDED, Outcome.ACCEPTED, *([Outcome.NEW] if new else []))
+def concerns(rows: Iterable[Row]) -> list[Row]:
+    """Failures, then UNDECIDED and ACCEPTED rows; within each, the largest slow-down first. A NEW row needs no look."""
+    doubtful = (Outcome.UNDECIDED, Outcome.ACCEPTED)
     found = [row for row in rows if fails(row) or row.verdict.outcome in doubtful]
     return sorted(worst_first(found), key=lambda row: not fails(row))
 
@@ -71,7 +73,7 @@ def _beyond(row: Row, before: Footprint | None) -> float:
         for name in LIMITS:
             stem, written = name.removeprefix("max_"), getattr(limits, name)
             count = exact.get(stem, exact.get(f"{stem}_bytes"))
-            if written is not None and count is not None and over_baseline(written) is None:
+            if written is not None and count is not None and written != BASE:
                 most = count_of(written)
                 found.append((count - most) / (most or 1))
     except QuantityError:  # in a file that somebody else wrote
@@ -91,20 +93,20 @@ def in_words(row: Row) -> str:
 
 _BASIS = re.compile(r", \d+ samples? on \d+ placements?(?=:|$)")
 WORDS = 25  # of a reason in few words
-EXPLAINED = 5  # rows whose causes are looked for, and that the end of a gate or a session names
+EXPLAINED = 5  # rows whose differences are looked for, and that the end of a gate or a session names
 CAUSE_SECONDS = 60.0  # that looking for them may take
 OWN_ERROR = "its test failed by an assertion or an error of its own"
 
 
 def in_brief(row: Row, error: str | None = None) -> list[str]:
-    """A row that fails in two lines at most: its first reason, and its first cause. The results have all.
+    """A row that fails in two lines at most: its first reason, and its first difference. The results have all.
     `error`: the first line of the error of its test, if that is known.
     """
     by_limits = row.verdict.outcome is Outcome.FAIL or row.test_error is not True
     worst = row.verdict.limits[0].reason if row.verdict.limits else row.verdict.reason
     name = verdict_text(row) if by_limits else Outcome.FAIL.value
     lines = [f"{name} {row.key}: {few(worst) if by_limits else few(error or OWN_ERROR)}"]
-    return [*lines, *(f"  why: {few(why)}" for why in causes(row)[:1])]
+    return [*lines, *(f"  why: {few(why)}" for why in why_lines(row)[:1])]
 
 
 def few(reason: str) -> str:
@@ -127,12 +129,9 @@ def _words(text: str) -> int:
     return sum(any(letter.isalnum() for letter in word) for word in text.split())
 
 
-def ending(
-    rows: Iterable[Row], repeat: Callable[[Row], Sequence[str]], base: str, errors: Mapping[str, str] = MappingProxyType({})
-) -> list[str]:
+def ending(rows: Iterable[Row], repeat: Callable[[Row], Sequence[str]], errors: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """The last lines of a gate or a session that fails: each row that fails, why, and how to repeat it. `fitted` makes them fit.
     `repeat`: the words of the command that measures a row again.
-    `base`: the revision that causes are looked for in.
     `errors`: the first line of the error of tests that failed, by node id; tests without a row are among them.
     """
     rows = printable(list(rows))
@@ -147,8 +146,7 @@ def ending(
         if words := repeat(row):
             lines.append(f"  repeat: {shlex.join(words)}")
     if (left := len(failing) - EXPLAINED) > 0:
-        fail = "fails" if left == 1 else "fail"
-        lines.append(f"{left} more {fail}; for the causes of one: {shlex.join(['gpumem', 'explain', '--base', base])} TEST")
+        lines.append(f"{left} more {'fails' if left == 1 else 'fail'}")
     otherwise = [(nodeid, error) for nodeid, error in errors.items() if nodeid not in of_rows]
     lines += [f"{Outcome.FAIL.value} {nodeid}: {few(error)}" for nodeid, error in printable(otherwise[:EXPLAINED])]
     if (left := len(otherwise) - EXPLAINED) > 0:
@@ -173,12 +171,23 @@ def workflow_commands(rows: Iterable[Row], places: Mapping[str, Place]) -> list[
     return lines
 
 
+def place_of(root: Path, file: str, line: int) -> Place:
+    """The place of a test within the repository, if GitHub says which folder that is.
+    `file`: relative to `root`.
+    `line`: from 1 on.
+    """
+    whole, checkout = Path(os.path.normpath(root / file)), os.environ.get(CHECKOUT)
+    if checkout and whole.is_relative_to(checkout):
+        return Place(whole.relative_to(checkout).as_posix(), line)
+    return Place(Path(file).as_posix(), line)
+
+
 def _place(row: Row, test: Place | None) -> Place | None:
-    """Where a row's annotation stands: on the line of its cause, or on its test. `test`: where that is; None if it is unknown."""
+    """Where a row's annotation stands: on the line of its first difference, or on its test, which is at `test` if that is known."""
     own = row.nodeid.partition("::")[0]
-    if test is None or not fails(row) or (cause := place_of_cause(row)) is None or not test.file.endswith(own):
+    if test is None or not fails(row) or (line := line_of(row)) is None or not test.file.endswith(own):
         return test
-    return Place(f"{test.file.removesuffix(own)}{cause[0]}", cause[1])  # both are relative to the same folder
+    return Place(f"{test.file.removesuffix(own)}{line[0]}", line[1])  # both are relative to the same folder
 
 
 def _message(text: str) -> str:
@@ -188,34 +197,6 @@ def _message(text: str) -> str:
 
 def _property(text: str) -> str:
     return _message(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def code_quality(rows: Iterable[Row], places: Mapping[str, Place], *, new: bool = False) -> str:
-    """GitLab's code-quality report as JSON. Without concerns it is an empty array, by which GitLab knows what was resolved.
-    A test without a place, by node id, is on line 1 of its file. `new`: as for `concerns`.
-    """
-    return json.dumps([_finding(row, places.get(row.nodeid)) for row in concerns(rows, new=new)], indent=1) + "\n"
-
-
-def _finding(row: Row, place: Place | None) -> dict[str, object]:
-    place = place if place is not None else Place(row.nodeid.partition("::")[0], 1)
-    undecided = "minor" if row.verdict.code is Code.LOOKS_SLOWER else "info"
-    return {
-        "description": sentence(row),
-        "check_name": _check(row),
-        "fingerprint": fingerprint(row),
-        "severity": "major" if fails(row) else undecided,
-        "location": {"path": place.file, "lines": {"begin": place.line}},
-    }
-
-
-def fingerprint(row: Row) -> str:
-    """The same for one row and verdict in different runs: without figures, which always differ."""
-    return hashlib.sha256(f"{_check(row)}\0{row.key}".encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _check(row: Row) -> str:
-    return f"gpumem {row.verdict.outcome.value}"
 
 
 def summarise(text: str, environment: Mapping[str, str]) -> str | None:

@@ -1,7 +1,7 @@
-"""Rows for other programs: as plain values, as CSV (RFC 4180), in the Bencher Metric Format, and as JSON for github-action-benchmark.
+"""Rows for other programs: as plain values, as CSV (RFC 4180), and as JSON for github-action-benchmark.
 
-CSV has SI units, shares as fractions, and empty fields where unknown. In the formats of chart services every name ends with the key of the
-GPU, so that no line of a chart mixes GPUs, or a simulated device with a real one.
+CSV has SI units, shares as fractions, and empty fields where unknown. In JSON every name ends with the key of the GPU, so that no line of a
+chart mixes GPUs, or a simulated device with a real one.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
-from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.what_ran import StepKind, WhatRan
-from pytest_gpumem.reporting.row_facts import causes, place_of_cause
+from pytest_gpumem.reporting.differences import place_of, why_lines
 
 if TYPE_CHECKING:
     from pytest_gpumem.reporting.run import Run
 
 _EXACT = (
     *("peak_bytes", "kept_bytes", "reserved_bytes", "allocations", "kernels", "copies", "copied_bytes", "waits", "registers"),
-    *("spill_bytes", "moved_bytes", "dram_bytes", "gpu_page_faults", "cpu_page_faults", "migrated_bytes"),
+    *("spill_bytes", "moved_bytes", "gpu_page_faults", "cpu_page_faults", "migrated_bytes"),
 )
 """Figures of bytes and counts. Of each, less is better."""
 _HEADINGS = (
@@ -88,7 +87,6 @@ def figures(row: Row, facts: DeviceFacts) -> dict[str, Any]:
             "sampler": measurement.sampler,
             "profiled": measurement.profiled,
         }
-        known["card_variant_dram_latency_s"] = None if measurement.controls is None else measurement.controls.latency
         known["share_of_peak"] = measurement.share_of_peak(facts)
     if row.extra:
         found["extra"] = row.extra
@@ -103,7 +101,6 @@ def exact_figures(row: Row) -> dict[str, int]:
     found: dict[str, int] = {}
     if (measurement := row.measurement) is not None:
         found |= {} if measurement.moved_bytes is None else {"moved_bytes": measurement.moved_bytes.total}
-        found |= {} if measurement.dram_bytes is None else {"dram_bytes": measurement.dram_bytes.total}
         if measurement.what_ran is not None and measurement.what_ran.order:
             found |= _counts(measurement.what_ran)
         if measurement.migrations is not None and (counts := measurement.migrations.launch) is not None:
@@ -142,43 +139,13 @@ def properties(row: Row, facts: DeviceFacts) -> list[tuple[str, object]]:
     `facts`: of the session's device.
     """
     suffix, found = f"[{row.label}]" if row.label else "", figures(row, facts)
-    why, place = causes(row)[:1], place_of_cause(row)
+    why, place = why_lines(row)[:1], place_of(row)
     own = {"why": why[0] if why else None, "why_line": f"{place[0]}:{place[1]}" if place is not None else None}
     return [
         (f"{PROPERTY}{suffix}", json.dumps(found)),
         *((f"{PROPERTY}_{name}{suffix}", found[name]) for name in READABLE if found.get(name) is not None),
         *((f"{PROPERTY}_{name}{suffix}", printable(value)) for name, value in own.items() if value is not None),
     ]
-
-
-# Chart services
-
-
-def as_bmf(run: Run) -> str:
-    """JSON of the Bencher Metric Format: the figures of each row, times with the 95 % interval.
-
-    Latencies are in nanoseconds, as Bencher's built-in measure has them (https://bencher.dev/docs/reference/bencher-metric-format/).
-    """
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for row, known in _charted(run):
-        measures = {name: {"value": value} for name, value in row.extra.items()}
-        measures |= {} if row.measurement is None else _times(row.measurement)
-        measures |= {name: {"value": known[name]} for name in _EXACT if name in known}
-        if measures:
-            found[printable(f"{row.key} @ {known['gpu']}")] = printable(measures)
-    return json.dumps(found, indent=1) + "\n"
-
-
-def _times(measured: Measurement) -> dict[str, dict[str, float]]:
-    """Latency and bandwidth, with their intervals where they are known."""
-    ends = {"value": measured.latency}
-    if measured.half_width is not None and measured.half_width < measured.latency:
-        ends |= {"lower_value": measured.latency - measured.half_width, "upper_value": measured.latency + measured.half_width}
-    figures = {"latency": {name: 1e9 * seconds for name, seconds in ends.items()}}
-    if measured.moved_bytes is not None:
-        swapped = {"lower_value": "upper_value", "upper_value": "lower_value"}
-        figures["bandwidth_bytes_per_s"] = {swapped.get(name, name): measured.moved_bytes.total / seconds for name, seconds in ends.items()}
-    return figures
 
 
 def as_json(run: Run) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from difflib import SequenceMatcher
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
 
+from pytest_gpumem.judging.differences import bytes_of, grown_lines
 from pytest_gpumem.judging.finding import counted
+from pytest_gpumem.records.difference import KEPT, PEAK, Difference
 from pytest_gpumem.records.footprint import Footprint, MemoryUse, Site
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.calls import call_facts, call_totals
@@ -67,65 +66,6 @@ def _library(use: MemoryUse) -> str:
     return use.library if use.kind == "device" else f"{use.library} {use.kind}"
 
 
-ALIKE = 0.5  # two lines of one function with at least this similarity (`SequenceMatcher.ratio`) count as one changed line
-
-_Key = tuple[str, str, str, str, str]
-
-
-@dataclass(frozen=True)
-class SiteChange:
-    """One line in both runs."""
-
-    site: Site  # as it is now; as it was where it allocates nothing now
-    before: int  # bytes in the baseline
-    after: int  # bytes now
-    was: str = ""  # text of the line in the baseline, where it was another
-
-    @property
-    def growth(self) -> int:
-        return self.after - self.before
-
-
-def site_changes(base: Sequence[Site], head: Sequence[Site], name: str) -> tuple[SiteChange, ...]:
-    """The lines whose bytes (`name`: "at_peak" or "kept") changed, the largest growth first. Lines are the same if file, function, text,
-    library and kind of memory are: a line that only moved is the same. Two other lines of one function with similar text count as one
-    changed line."""
-    before, after = _by_line(base), _by_line(head)
-    was = {key: key for key in after if key in before}
-    gone = [key for key in before if key not in after]
-    for key in after:
-        if key in was:
-            continue
-        alike = max((one for one in gone if one[0] == key[0] and one[2:] == key[2:]), key=lambda one: _similarity(one, key), default=None)
-        if alike is not None and _similarity(alike, key) >= ALIKE:
-            was[key] = alike
-            gone.remove(alike)
-    of, found = attrgetter(name), []
-
-    def total(sites: Iterable[Site]) -> int:
-        return sum(map(of, sites))
-
-    for key, sites in after.items():
-        old = was.get(key)
-        text = old[1] if old is not None and old[1] != key[1] else ""
-        found.append(SiteChange(max(sites, key=of), 0 if old is None else total(before[old]), total(sites), text))
-    found += [SiteChange(max(before[key], key=of), total(before[key]), 0) for key in gone]
-    return tuple(sorted((one for one in found if one.growth), key=lambda one: -one.growth))
-
-
-def _by_line(sites: Iterable[Site]) -> dict[_Key, list[Site]]:
-    found: dict[_Key, list[Site]] = {}
-    for site in sites:
-        # A line whose text cannot be read is told by its number.
-        key = (site.file, site.code or str(site.line), site.function, site.library, site.kind)
-        found.setdefault(key, []).append(site)
-    return found
-
-
-def _similarity(one: _Key, other: _Key) -> float:
-    return SequenceMatcher(None, one[1], other[1], autojunk=False).ratio()
-
-
 SHOWN = 3  # tests that the totals of a run name; lines, and changes, that a failed test's report shows
 _NO_PYTHON = "a thread without Python code, such as PyTorch's backward pass"
 
@@ -136,13 +76,21 @@ def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]
     `base`: of the newest run of the baseline; None if there is none.
     """
     lines: list[str] = []
-    for title, name in (("in use at the peak", "at_peak"), ("kept", "kept")):
-        sites = sorted((site for site in footprint.sites if getattr(site, name)), key=lambda site: -getattr(site, name))
-        if sites:
-            lines.append(f"{title}, {_total(sites, name)}:")
-            lines += [line for site in sites[:SHOWN] for line in _site(site, name)]
-        if sites and base is not None and base.sites:
-            lines += _changes(site_changes(base.sites, footprint.sites, name))
+    for title, kind in (("in use at the peak", PEAK), ("kept", KEPT)):
+        sites = [site for site in footprint.sites if bytes_of(site, kind)]
+        sites.sort(key=lambda site: -bytes_of(site, kind))
+        if not sites:
+            continue
+        number = sum(_count(site, kind) for site in sites)
+        lines.append(f"{title}, {short_bytes(sum(bytes_of(site, kind) for site in sites))} in {counted(number, 'allocation')}:")
+        for site in sites[:SHOWN]:
+            lines.append(f"  {short_bytes(bytes_of(site, kind))}  {place(site)}  ({allocations_of(site, kind)})")
+            if kind == KEPT:
+                lines += [f"    kept by {referrer}" for referrer in site.referrers]
+        grown = [] if base is None or not base.sites else grown_lines(base.sites, footprint.sites, kind)
+        if grown:
+            lines.append("since the baseline:")
+            lines += [_grown(difference) for difference in grown]
     if lines and base is not None and not base.sites and (footprint.peak > base.peak or footprint.kept > base.kept):
         lines.append("the baseline was saved without --gpumem-footprint=trace: which line grew is not known")
     return lines
@@ -151,32 +99,10 @@ def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]
 def growths(base: Footprint, head: Footprint) -> list[str]:
     """Peak and kept memory of a test, as far as they changed."""
     lines = []
-    for title, name in (("peak memory", "peak"), ("kept memory", "kept")):
-        was, now = getattr(base, name), getattr(head, name)
+    for title, was, now in (("peak memory", base.peak, head.peak), ("kept memory", base.kept, head.kept)):
         if was != now:
             lines.append(f"{title} {short_bytes(was)} -> {short_bytes(now)} ({'+' if now > was else ''}{short_bytes(now - was)})")
     return lines
-
-
-def growth_lines(base: Footprint, head: Footprint) -> list[str]:
-    """What changed in the memory of a test, and the lines that grew; empty if nothing did."""
-    lines = growths(base, head)
-    if lines and base.sites and head.sites:
-        for name in ("at_peak", "kept"):
-            lines += _changes(site_changes(base.sites, head.sites, name))[1:]
-    return lines
-
-
-def memory_reasons(base: Footprint | None, head: Footprint) -> list[str]:
-    """Lines of `Row.why`: what grew in the memory of a test and the lines that it comes from; its largest lines where none grew.
-    `base`: None if it is unknown.
-    """
-    lines = growth_lines(base, head) if base is not None and base.sites else []
-    if any(line.startswith(" ") for line in lines):
-        return lines
-    name = "at_peak" if any(site.at_peak for site in head.sites) else "kept"
-    largest = sorted((site for site in head.sites if getattr(site, name)), key=lambda site: -getattr(site, name))
-    return [_site(site, name)[0] for site in largest[:SHOWN]]
 
 
 def peak_stack(footprint: Footprint) -> list[str]:
@@ -192,30 +118,27 @@ def place(site: Site) -> str:
     return f"{site.file}:{site.line} in {site.function}" + (f": {site.code}" if site.code else "")
 
 
-def _total(sites: Sequence[Site], name: str) -> str:
-    nbytes, count = (sum(getattr(site, each) for site in sites) for each in (name, f"{name}_count"))
-    return f"{short_bytes(nbytes)} in {counted(count, 'allocation')}"
+def allocations_of(site: Site, kind: str) -> str:
+    """The library of a site and the number of its allocations: "PyTorch, 3 allocations". `kind`: `PEAK` or `KEPT`."""
+    memory = "" if site.kind == "device" else f" {site.kind}"
+    return f"{site.library}{memory}, {counted(_count(site, kind), 'allocation')}"
 
 
-def _site(site: Site, name: str) -> list[str]:
-    number = getattr(site, f"{name}_count")
-    kind = "" if site.kind == "device" else f" {site.kind}"
-    lines = [f"  {short_bytes(getattr(site, name))}  {place(site)}  ({site.library}{kind}, {counted(number, 'allocation')})"]
-    if name == "kept":
-        lines += [f"    kept by {referrer}" for referrer in site.referrers]
-    return lines
+def before_text(difference: Difference) -> str:
+    """What a line that grew took before: "64 MiB before", with its text where that was another."""
+    assert isinstance(difference.was, int)
+    if not difference.was:
+        return "new"
+    before = f"{short_bytes(difference.was)} before"
+    return f"{before}, by {difference.name}" if difference.name else before
 
 
-def _changes(changes: Sequence[SiteChange]) -> list[str]:
-    grown = [change for change in changes if change.growth > 0][:SHOWN]
-    return ["since the baseline:", *(_change(change) for change in grown)] if grown else []
+def _grown(difference: Difference) -> str:
+    assert difference.site is not None
+    assert isinstance(difference.was, int)
+    assert isinstance(difference.now, int)
+    return f"  +{short_bytes(difference.now - difference.was)}  {place(difference.site)}  ({before_text(difference)})"
 
 
-def _change(change: SiteChange) -> str:
-    if not change.before:
-        was = "new"
-    elif change.was:
-        was = f"{short_bytes(change.before)} before, by {change.was}"
-    else:
-        was = f"{short_bytes(change.before)} before"
-    return f"  +{short_bytes(change.growth)}  {place(change.site)}  ({was})"
+def _count(site: Site, kind: str) -> int:
+    return site.at_peak_count if kind == PEAK else site.kept_count

@@ -25,6 +25,7 @@ from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.row import Past, Row
 from pytest_gpumem.reporting.concerns import worst_first
+from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.families import caption_of, colours, curve, families
 from pytest_gpumem.reporting.footprints import growths, peak_stack, site_lines
 from pytest_gpumem.reporting.groups import FINE, SLOWER, attention, behaviours, function_of, ordered
@@ -33,13 +34,13 @@ from pytest_gpumem.reporting.plots.memory import MOST as MOST_TESTS
 from pytest_gpumem.reporting.plots.memory import BytesOfTest, legend, memory_bars, memory_course
 from pytest_gpumem.reporting.plots.runs import Load, history, roofline, strip, trend, turns
 from pytest_gpumem.reporting.plots.svg import TEMPLATES, static
-from pytest_gpumem.reporting.row_facts import OF_MEMORY, RowFacts, causes, row_facts, short, shown_headings
+from pytest_gpumem.reporting.row_facts import OF_MEMORY, RowFacts, row_facts, short, shown_headings
 from pytest_gpumem.reporting.run import Run
 from pytest_gpumem.reporting.summary import counts_text, remedies
 from pytest_gpumem.reporting.terminal import header
 from pytest_gpumem.units import QuantityError, format_time, parse_margin, short_bytes
 
-CAUSES = 3  # of a row that needs a look
+DIFFERENCES = 3  # of a row that needs a look
 
 
 def anchor(key: str) -> str:
@@ -103,7 +104,7 @@ def _taken(run: Run) -> str:
 
 
 def _concerns(rows: Sequence[RowFacts], strict: bool) -> Iterator[tuple[str, str, str, str, Sequence[str], str]]:
-    """What needs a look, worst first: verdict, its class, test or row, reason, causes, and element of the page."""
+    """What needs a look, worst first: verdict, its class, test or row, reason, differences, and element of the page."""
     errors = failing_in_themselves([one.row for one in rows], strict)
     failed = Counter(one.row.nodeid for one in rows if one.row.nodeid in errors and one.row.verdict.outcome is not Outcome.FAIL)
     for one in rows:
@@ -115,7 +116,7 @@ def _concerns(rows: Sequence[RowFacts], strict: bool) -> Iterator[tuple[str, str
             failed[row.nodeid] = 0
         elif how_soon < FINE and (is_failure(row.verdict, strict) or not row.failed):  # else another row fails the test
             verdict, css = ("SLOWER", "doubt") if how_soon == SLOWER else (one.verdict, one.css)
-            yield verdict, css, row.key, row.verdict.reason, causes(row)[:CAUSES], anchor(row.key)
+            yield verdict, css, row.key, row.verdict.reason, why_lines(row)[:DIFFERENCES], anchor(row.key)
 
 
 def _line(one: RowFacts, kind: str, headings: Sequence[str], before: Footprint | None) -> dict[str, object]:

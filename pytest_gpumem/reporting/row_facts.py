@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from functools import cached_property
 from msgspec import UNSET
 
 from pytest_gpumem.judging.finding import basis, bounds, change, counted, window_text
-from pytest_gpumem.judging.limits import EXACT
 from pytest_gpumem.judging.traffic import no_share_text
 from pytest_gpumem.limits import LIMITS
 from pytest_gpumem.outcomes import Code, Outcome
@@ -20,8 +18,9 @@ from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Measurement
 from pytest_gpumem.records.migrations import Migrations, PageCounts
-from pytest_gpumem.records.row import UNEXPLAINED, UP_TO, Comparison, Row
+from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.reporting.columns import hanging, wrapped
+from pytest_gpumem.reporting.differences import why_lines
 from pytest_gpumem.reporting.footprints import footprint_facts
 from pytest_gpumem.reporting.groups import COALESCED, function_of
 from pytest_gpumem.units import format_rate, format_share, format_time, short_bytes
@@ -107,7 +106,7 @@ class RowFacts:
                 f"{change(past.delta)} against {counted(past.processes, 'process')}, between {low} (99.9 %) and {high} (99.5 %); "
                 f"catches {format_share(past.catches)}",
             )
-        for line in row.why:
+        for line in why_lines(row):
             yield "why", line
         for changed in row.changed:
             yield "changed since", changed
@@ -158,28 +157,6 @@ def short(keys: Sequence[str]) -> list[str]:
 def verdict_text(row: Row) -> str:
     """Such as "PASS", "PASS, test failed" (by something else than its verdict) or "FAIL (simulated)"."""
     return "".join(_verdict(row)) + (" (simulated)" if row.verdict.simulated else "")
-
-
-CAUSE = re.compile(rf"\s+(?P<share>\S+ %)\s+\S+ \S+\s+(?P<most>{UP_TO})?(?P<cause>.+)")  # a line of `Row.why`: share, time, cause
-MEMORY = re.compile(r"\s+(?P<size>\+?\S+ [KMGT]?i?B)  (?P<place>.+)")  # a line of `Row.why`: bytes, and the line that allocates them
-RAN = "ran differently: "
-
-
-def causes(row: Row) -> list[str]:
-    """The causes in words, of memory first; what ran differently where no share is explained, or where the row fails by a count alone;
-    none if neither is known."""
-    memory = [f"{one['size']} at {' '.join(one['place'].split())}" for line in row.why if (one := MEMORY.fullmatch(line))]
-    found = [one for line in row.why if (one := CAUSE.fullmatch(line)) and one["cause"] != UNEXPLAINED]
-    ran = [line.strip().removeprefix(RAN) for line in row.why if line.strip().startswith(RAN)]
-    times = [f"{one['cause']} ({'up to ' if one['most'] else ''}{one['share']} of the change)" for one in found]
-    of_counts = bool(row.verdict.limits) and all(one.limit in EXACT for one in row.verdict.limits)
-    return memory + ((ran or times) if of_counts else (times or ran))
-
-
-def place_of_cause(row: Row) -> tuple[str, int] | None:
-    """The file and line of a row's first cause, relative to pytest's root folder; None if it is of no line there."""
-    found = re.match(r"\S+ \w+ at (?P<file>[^/\s:][^\s:]*):(?P<line>\d+) in ", next(iter(causes(row)), ""))
-    return (found["file"], int(found["line"])) if found is not None else None
 
 
 def failure_text(row: Row, device: DeviceFacts, width: int) -> str:

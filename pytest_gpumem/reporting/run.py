@@ -29,6 +29,4 @@ class Run:
     revision: str | None = None  # of the code that was measured; None if unknown
     past: Mapping[str, Sequence[Past]] = field(default_factory=dict)  # by `Row.key`, the saved runs, oldest first
     footprints: Mapping[str, Footprint] = field(default_factory=dict)  # by `Row.key`, of the newest run of the baseline
-    places: Mapping[str, Place] = field(default_factory=dict)  # where tests are defined, by node id
-    duet_follows: bool = False  # a gate reads the places of the rows that its duet judges from the code-quality report of its screen
     remarks: Sequence[str] = ()  # sentences about the run as a whole, such as lost measurements or what decided a gate

@@ -194,7 +194,6 @@ OF_A_RUN: Mapping[Code, tuple[str, str]] = MappingProxyType(
         Code.NOISY: ("is too close to its limit", f"to decide: {_DUET}"),
         Code.TOO_FEW_RUNS: ("needs {runs}", f"{_SAVE}, or at once: {_DUET}"),
         Code.MEASURED_DIFFERENTLY: ("is measured differently than its baseline", f"to compare: {_DUET}; to begin anew: gpumem accept"),
-        Code.OTHER_CARD_VARIANT: ("has a baseline of another variant of this card only", f"{_SAVE}, or {_DUET}"),
         Code.NO_BASELINE: ("has nothing to compare with", f"{_SAVE} stores this state as the baseline"),
     }
 )
@@ -206,7 +205,6 @@ OF_FILES: Mapping[Code, tuple[str, str]] = MappingProxyType(
         Code.NOISY: ("is too close to its limit", "more runs a side, or gpumem duet, decide"),
         Code.TOO_FEW_RUNS: ("needs {runs} of the base", "a quoted pattern names several files, such as 'base-*.json'"),
         Code.MEASURED_DIFFERENTLY: ("is measured differently on the two sides", "gpumem duet compares them"),
-        Code.OTHER_CARD_VARIANT: ("is of another variant of this card on each side", "measure both sides on one card"),
     }
 )
 """The same of a comparison of files."""

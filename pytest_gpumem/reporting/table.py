@@ -1,4 +1,4 @@
-"""The table of results in a terminal with the sentences under it, and the table of declared and counted traffic. ASCII only."""
+"""The table of results in a terminal with the sentences under it. ASCII only."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from pytest_gpumem.judging.finding import counted
-from pytest_gpumem.judging.traffic import Account, Agreement, account
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
-from pytest_gpumem.records.measurement import DramBytes, Measurement, MovedBytes
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.reporting.columns import Columns, Line, narrowed, wrapped
 from pytest_gpumem.reporting.groups import by_function, ordered
-from pytest_gpumem.reporting.row_facts import HEADINGS, UNCHECKED, RowFacts, interval_text, names_of, row_facts, sectors_text
+from pytest_gpumem.reporting.row_facts import HEADINGS, UNCHECKED, RowFacts, interval_text, row_facts, sectors_text
 from pytest_gpumem.reporting.summary import remedies, since_the_baseline
-from pytest_gpumem.units import format_share, short_bytes
+from pytest_gpumem.units import format_share
 
 _SIMULATED, _BARS, _INTERVALS = "(simulated)", "bars", "intervals"
 _LEFT_OUT = (
@@ -191,56 +189,3 @@ def _notes(shown: Sequence[RowFacts]) -> list[list[str]]:
                 told = f"{term} {one.name}: {fact}"
                 noted.setdefault(told if term == "pages" else _FIGURE.sub("", fact), []).append(told)
     return list(noted.values())
-
-
-_NOT_COUNTED = "not counted"
-_STYLES = {Agreement.AGREES: "green", Agreement.WRONG: "bold red", Agreement.EXCESS: "yellow"}
-_FIGURES = ("declared read + written", "DRAM read + written", "difference", "asked of L2")
-
-
-def traffic_table(rows: Sequence[Row], facts: DeviceFacts, *, width: int, colour: bool) -> str:
-    """One line for each measurement, and a sentence for each whose figures differ, without a trailing line break. ASCII only.
-    `rows`: in the order in which they are shown.
-    """
-    rows = printable(rows)
-    lines, sentences = list[Line](), list[str]()
-    for row, name in zip(rows, names_of(rows), strict=True):
-        found = account(row.measurement, facts) if row.measurement is not None else None
-        result = found.finding.value if found is not None else _NOT_COUNTED
-        style = _STYLES.get(found.finding, "") if found is not None else ""
-        lines.append(Line(name, _figures(row.measurement, found), Text(result, style=style)))
-        if found is None or found.notable:
-            sentences.append(f"{result} {row.key}: {found.sentence if found is not None else _why_not(row)}")
-    drawn = Columns("test", _FIGURES, "the count says", lines).drawn(width, colour)
-    return "\n".join([drawn, *(line for sentence in sentences for line in wrapped(sentence, width))])
-
-
-def _figures(measurement: Measurement | None, found: Account | None) -> tuple[str, str, str, str]:
-    if measurement is None:
-        return "", "", "", ""
-    difference = "" if found is None or found.difference is None else format_share(found.difference, sign=True)
-    return _declared(measurement.moved_bytes), _counted(measurement.dram_bytes), difference, _asked(measurement.dram_bytes)
-
-
-def _declared(traffic: MovedBytes | None) -> str:
-    if traffic is None:
-        return "-"
-    if traffic.declared is not None:
-        return f"{short_bytes(traffic.declared)} moved"
-    return f"{short_bytes(traffic.reads)} + {short_bytes(traffic.writes)}"
-
-
-def _counted(counted: DramBytes | None) -> str:
-    return f"{short_bytes(counted.reads)} + {short_bytes(counted.writes)}" if counted is not None else "-"
-
-
-def _asked(counted: DramBytes | None) -> str:
-    if counted is None or counted.l2_reads is None or counted.l2_writes is None:
-        return "-"
-    return f"{short_bytes(counted.l2_reads)} + {short_bytes(counted.l2_writes)}"
-
-
-def _why_not(row: Row) -> str:
-    if row.measurement is None:
-        return row.verdict.reason
-    return "no kernel ran in its measured launches on the test's own thread; copies and memsets are not counted"

@@ -11,7 +11,7 @@ from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.printable import printable
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions
-from pytest_gpumem.records.row import ACCEPTED, ALLOWED, DID_NOT_RUN, LOST, NOT_REACHED, NOT_RUN, ROW, TEST, UNJUDGED, Omission
+from pytest_gpumem.records.row import ACCEPTED, DID_NOT_RUN, LOST, NOT_REACHED, NOT_RUN, ROW, TEST, UNJUDGED, Omission
 from pytest_gpumem.reporting.row_facts import conditions_text
 from pytest_gpumem.settings import Settings
 from pytest_gpumem.units import format_bytes, format_rate, format_share, format_time
@@ -67,7 +67,7 @@ def _short_device(facts: DeviceFacts, fallback_reason: str | None, conditions: C
     return f"{device}; {conditions_text(conditions)}" if conditions is not None and disturbed else device
 
 
-REMEDY = "to remove a measurement on purpose: gpumem accept TEST --scope removed; to allow it in one run: --gpumem-allow-lost"
+REMEDY = "to remove a measurement on purpose: gpumem accept TEST --scope removed"
 
 
 def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str]:
@@ -76,7 +76,7 @@ def missing_lines(missing: Sequence[Omission], remedy: str = REMEDY) -> list[str
     """
     crashed = [one for one in missing if one.status == LOST and (one.reason == NOT_REACHED or DID_NOT_RUN in one.reason)]
     lines = list(_crash_lines(crashed))
-    for status, name in ((LOST, "lost"), (ALLOWED, "lost, as allowed"), (ACCEPTED, "removed"), (UNJUDGED, "not judged")):
+    for status, name in ((LOST, "lost"), (ACCEPTED, "removed"), (UNJUDGED, "not judged")):
         those = [one for one in missing if one.status == status and one not in crashed]
         lines += [f"{name}: {one.key}{'' if one.what in (ROW, TEST) else f', {one.what}'}: {one.reason}" for one in those[:MOST]]
         if len(those) > MOST:

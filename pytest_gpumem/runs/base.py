@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,9 +16,10 @@ from pytest_gpumem.outcomes import NoAnswer
 from pytest_gpumem.records.schema import SchemaError, from_plain
 from pytest_gpumem.runs import RunError
 from pytest_gpumem.runs.experiment import Experiment, Processes
-from pytest_gpumem.runs.processes import BASE, ProcessRecord, Turn
+from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord, Turn
 from pytest_gpumem.runs.worktree import Side
 from pytest_gpumem.settings import SELECTION
+from pytest_gpumem.units import format_time
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,25 @@ class Base:
         """
         with self._experiment(["--gpumem-footprint=on", "--gpumem-count-pages"], {}, side, evidence=True) as experiment:
             return experiment.measure(tests)
+
+    def traced(self, tests: Sequence[str], seconds: float) -> tuple[ProcessRecord, ProcessRecord]:
+        """One more process of each side, base first, with the lines that allocate, the counts of pages and what a launch runs.
+        Raises `RunError`: a process broke off, or they take longer than `seconds`.
+        """
+        until = time.monotonic() + seconds
+
+        def watch(_finished: int) -> None:
+            if time.monotonic() > until:
+                raise RunError(f"they take longer than {format_time(seconds)}")
+
+        found = []
+        for side in (BASE, HEAD):
+            with self._experiment(["--gpumem-footprint=trace", "--gpumem-count-pages"], {}, side, evidence=True) as experiment:
+                process = experiment.measure(tests, watch=watch)
+            if process.error is not None:
+                raise RunError(f"{process.name} {process.error}")
+            found.append(process)
+        return found[0], found[1]
 
     def _experiment(
         self, arguments: Sequence[str], variables: Mapping[str, str], side: str = BASE, *, evidence: bool = False

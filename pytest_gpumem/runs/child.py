@@ -56,7 +56,7 @@ def pytest_command(
 def for_a_part(environment: Mapping[str, str], *, evidence: bool = False) -> dict[str, str]:
     """Variables of a pytest that is no run of its own: options of a whole run, such as those that save or write reports, are off, and its
     baseline is an empty folder. With `evidence`, it records what a launch runs."""
-    return switch_off(environment, [*OF_A_RUN, "baseline_offline", *([] if evidence else [EVIDENCE])])
+    return switch_off(environment, [*OF_A_RUN, *([] if evidence else [EVIDENCE])])
 
 
 def for_a_run(environment: Mapping[str, str]) -> dict[str, str]:

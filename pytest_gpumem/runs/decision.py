@@ -44,7 +44,6 @@ from pytest_gpumem.runs.reading import DuetVerdict
 
 _REGRESSION = (Code.SLOWER, Code.CREPT)  # codes of a FAIL that a duet may clear
 _NOISE = (*SETTLED, Code.LOOKS_SLOWER)  # codes of a doubt that more processes may decide
-_OF_THE_DUET = ("max_regression", "fail_if_faster")  # limits that it judges, or that its base has no use for
 _TIME = ("max_regression", "")  # limits of results that a duet decides: the slow-down, and a doubt about the whole measurement
 
 
@@ -128,8 +127,7 @@ def _open(one: LimitResult, row: Row, judged: DuetVerdict | None, *, new: bool) 
     # Without a limit on slow-downs there is no duet.
     of_time = one.limit in _TIME and row.limits.max_regression is not None
     if one.outcome is Outcome.NEW:
-        # Without a baseline no row is too fast for it.
-        return not (new or one.limit == "fail_if_faster" or (of_time and _by_pairs(judged)))
+        return not (new or (of_time and _by_pairs(judged)))
     if of_time and not new:
         return not _by_pairs(judged) or (one.code is Code.CONDITIONS and _judges_more(row))
     # What a simulated device does not show, nothing else shows either.
@@ -143,7 +141,7 @@ def _by_pairs(judged: DuetVerdict | None) -> bool:
 
 def _judges_more(row: Row) -> bool:
     """True if a row has a limit on its time that no duet judges."""
-    return any(getattr(row.limits, name) is not None for name in OF_MEASUREMENT if name not in _OF_THE_DUET)
+    return any(getattr(row.limits, name) is not None for name in OF_MEASUREMENT if name != "max_regression")
 
 
 def standing_of_missing(missing: Omission) -> Standing:
@@ -281,7 +279,7 @@ def without_regression(row: Row, rows: Sequence[Row], facts: DeviceFacts) -> lis
     siblings = {one.label: one.measurement for one in rows if one.nodeid == row.nodeid and one.measurement is not None}
     # The screen, or base, has compared the exact figures.
     compared = relative(row.limits)
-    others = structs.replace(row.limits, max_regression=None, fail_if_faster=None, **dict.fromkeys(compared))
+    others = structs.replace(row.limits, max_regression=None, **dict.fromkeys(compared))
     left = [one for one in row.verdict.limits if one.limit in compared]
     if row.verdict.code is Code.CONDITIONS and not left and all(getattr(others, name) is None for name in LIMITS):
         # The conditions of the screen are none of the duet's, and nothing else was to be judged by them.

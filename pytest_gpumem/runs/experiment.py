@@ -1,8 +1,7 @@
 """The engine of runs: an experiment measures its sides in fresh processes, one at a time on the GPU.
 
 An experiment has sides, a schedule that is its budget, and a judge. Who asks for the next process says which tests are still open, and
-stops where none is. Repetitions (`--gpumem-processes`) have one side, this environment. A duet and `gpumem explain` have base and head
-in pairs.
+stops where none is. Repetitions (`--gpumem-processes`) have one side, this environment. A duet has base and head in pairs.
 
 One rule for failed runs: a process that is in trouble, such as by a crash, runs again, up to the attempts of its experiment. The last
 attempt counts as it is.
@@ -177,10 +176,6 @@ class Experiment:
     def coming(self) -> Sequence[Turn]:
         """The turns that are left."""
         return tuple(self._coming)
-
-    def get_ready(self, most: int, tests: Sequence[str] | None) -> None:
-        """Start processes ahead of their turn. `tests`: as for `Processes.get_ready`."""
-        self.processes.get_ready(self.coming[:most], tests)
 
     def measure(
         self,

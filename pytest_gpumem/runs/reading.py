@@ -11,6 +11,7 @@ from pytest_gpumem.judging.paired import Paired
 from pytest_gpumem.judging.spread import corrected_latencies, readings
 from pytest_gpumem.limits import of_the_test
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.measurement import Measurement
 from pytest_gpumem.records.row import Row, covers, selects
 from pytest_gpumem.runs import RunError
@@ -39,6 +40,7 @@ class DuetVerdict:
     base_latency: float | None = None  # seconds: the median over base's processes
     head_latency: float | None = None
     new: bool = False  # base does not have it
+    differences: tuple[Difference, ...] = ()  # of a FAIL: head's from base, by the last process of each
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ from rich.text import Text
 from pytest_gpumem.judging.finding import change, counted
 from pytest_gpumem.outcomes import Exit, Outcome
 from pytest_gpumem.printable import printable
+from pytest_gpumem.records.schema import to_plain
 from pytest_gpumem.reporting.columns import Columns, Line, wrapped
+from pytest_gpumem.reporting.differences import describe
 from pytest_gpumem.runs.processes import BASE, HEAD, ProcessRecord
 from pytest_gpumem.runs.reading import DuetVerdict
 from pytest_gpumem.runs.rounds import DuetResult
@@ -51,6 +53,8 @@ def text(result: DuetResult, sides: Mapping[str, Side] | None, *, width: int, co
     for one in verdicts:
         name = one.outcome.value if one.outcome is not None else _NONE
         lines += wrapped(f"{name}{simulated} {one.key}: {one.sentence}", width)
+        for difference in one.differences:
+            lines += wrapped(f"  why: {describe(difference)}", width)
     measured = f"{counted(len(result.processes), 'process')} in {seconds:.0f} s"
     resumed = f", {result.resumed} of them from the journal" if result.resumed else ""
     lines.append(f"{measured}{resumed}; intervals are of 99 %")
@@ -107,6 +111,7 @@ def _verdict(one: DuetVerdict) -> dict[str, Any]:
         "key": one.key,
         "outcome": one.outcome.value if one.outcome is not None else None,
         "sentence": one.sentence,
+        "differences": [to_plain(difference) for difference in one.differences],
         "new_in_head": one.new,
         "base_latency": one.base_latency,
         "head_latency": one.head_latency,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from pytest_gpumem.judging.differences import differences
 from pytest_gpumem.judging.finding import counted
 from pytest_gpumem.judging.judge import same_code_in_pairs
 from pytest_gpumem.judging.paired import MODE_PAIRS, Paired, judge_pairs, least_pairs
@@ -223,4 +224,6 @@ class Duet:
         notes = changes(base[0][0], head[0][0])
         if (way := self._ways.get(key)) is not None:
             notes.append(f"both sides are measured as base is, {' and '.join(f'{name} {value}' for name, value in way.items())}")
-        return DuetVerdict(key, found.outcome or Outcome.UNDECIDED, "; ".join([found.sentence, *notes]), found, was, now)
+        different = differences(base[-1][1], head[-1][1]) if found.outcome is Outcome.FAIL else ()
+        sentence = "; ".join([found.sentence, *notes])
+        return DuetVerdict(key, found.outcome or Outcome.UNDECIDED, sentence, found, was, now, differences=different)

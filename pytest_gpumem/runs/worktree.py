@@ -97,24 +97,6 @@ def _sides(base: str, head: str | None, here: Path, left_out: tuple[Path, ...], 
 
 
 @contextmanager
-def checked_out(base: str, here: Path) -> Iterator[Path]:
-    """The folder `here` of another state of the project, without an environment; what is made for it is removed at the end.
-    `base`: a git revision, or a folder.
-    `here`: the folder in which the command was called.
-    Raises `RunError`: there is no such revision or folder.
-    """
-    here = here.resolve()
-    with ExitStack() as stack:
-        kind = _kind(base, here)
-        if kind == "wheel":
-            raise RunError(f"{base} is a wheel, which has no sources; accepted is a revision or a folder")
-        if kind == "folder":
-            yield Path(here, base).resolve()
-            return
-        yield _worktree(base, kind, here, held_folder(stack), stack)[1]
-
-
-@contextmanager
 def commit_side(commit: str, here: Path, title: str) -> Iterator[Side]:
     """A commit, ready to run in the folder that is `here` in the working tree; what is made for it is removed at the end.
     `title`: what it is, for messages.

@@ -12,8 +12,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from tutorial import Project, change, steps
 
-from pytest_gpumem.nsight.tools import NCU, ToolMissing, find
-
 OPERATION = "tests/test_operations.py::test_channel"
 PATTERN = "tests/test_patterns.py::test_channel_pattern"
 
@@ -35,11 +33,6 @@ def test_the_whole_story(tmp_path: Path) -> None:
     for test in (OPERATION, PATTERN):
         assert f"FAIL, {test}" in output["red"], output["red"]
         assert f"why: {test}" in output["red"], output["red"]
-    assert "sectors per request 4 → 16: stride 4" in output["red"]
+    assert "sectors per request 4 → 16" in output["red"]
     assert "5 PASS" in output["fix"], output["fix"]
     assert "gpumem gate: green: 5 rows" in output["gate"], output["gate"]
-    try:
-        find(NCU, project.environment)
-    except ToolMissing:
-        return
-    assert "sectors" in output["explain"].partition("not looked at")[0], output["explain"]

@@ -15,7 +15,6 @@ import quick_plugins
 from sessions import QUICKLY, SIMULATED
 
 from pytest_gpumem.devices.simulated import content
-from pytest_gpumem.measuring import controls
 from pytest_gpumem.units import KiB
 
 # Once here: pytester forgets what a session inside this process imports, and each would import it again.
@@ -71,7 +70,6 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Calla
     """Runs pytest inside this process: a process of its own would take ten times as long to start."""
     for name in ("BACKED_BYTES", "PREFIX_BYTES"):  # what the simulated device computes decides no time
         monkeypatch.setattr(content, name, 16 * KiB)
-    monkeypatch.setattr(controls, "READINGS", 6)  # a quarter of them takes a quarter of the time, which is most of a session's
 
     def run(*arguments: str) -> pytest.RunResult:
         # The filters of the outer session, which make warnings errors, are not the inner one's.
@@ -82,5 +80,5 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Calla
 
 @pytest.fixture
 def gpumem(session: Callable[..., pytest.RunResult]) -> Callable[..., pytest.RunResult]:
-    """As `session`, with `--gpumem` on the simulated device; undecided rows are not measured again."""
-    return functools.partial(session, *SIMULATED, "--gpumem-processes", "1")
+    """As `session`, with `--gpumem` on the simulated device."""
+    return functools.partial(session, *SIMULATED)

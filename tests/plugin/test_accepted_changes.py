@@ -13,15 +13,14 @@ from committing import git
 from sessions import Run, row_in, stored_in
 
 from pytest_gpumem.baselines.accepted import FOLDER, Acceptance, AcceptedChange, Scope, write
-from pytest_gpumem.judging.limits import kernels_text
-from pytest_gpumem.records.schema import row_from_json
+from pytest_gpumem.settings import BASELINE_OF
 
 TEST = "test_it.py::test_copy"
 COPY = """
 import os
 import pytest
 
-@pytest.mark.gpumem(same_kernels=True, max_copies=os.environ.get("COPIES", "baseline"))
+@pytest.mark.gpumem(max_copied_bytes="base")
 def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
     nbytes = int(os.environ.get("NBYTES", 64)) << 20
     gpu_benchmark(gpu_kernels.copy, device_buffer(nbytes), device_buffer(nbytes), max_regression="2%")
@@ -32,7 +31,7 @@ Measure = Callable[..., dict[str, Any]]
 @pytest.fixture
 def measure(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> Measure:
     """Runs the test with so many MiB; its row. The baseline has three runs of 64 MiB."""
-    pytester.makepyfile(test_it=COPY.replace("same_kernels=True, ", ""))
+    pytester.makepyfile(test_it=COPY)
     assert gpumem("--gpumem-save").ret == 0
     make_three(stored_in(pytester.path)[0])
 
@@ -93,27 +92,25 @@ def test_a_larger_slow_down_fails_and_is_not_saved(pytester: pytest.Pytester, me
 
 def test_a_test_that_fails_by_itself_is_not_accepted(pytester: pytest.Pytester, measure: Measure) -> None:
     slow_down(pytester.path, "30%")
-    pytester.makepyfile(test_it=COPY.replace("same_kernels=True, ", "") + "    assert False\n")
+    pytester.makepyfile(test_it=COPY + "    assert False\n")
     stored = len(stored_in(pytester.path))
     assert measure(80, "--gpumem-save")["failed"] is True
     assert len(stored_in(pytester.path)) == stored
 
 
-def test_accepted_kernels_leave_the_limit_on_the_time(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytester.makepyfile(test_it=COPY)
+def test_accepted_copies_leave_the_limit_on_the_time(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytester.makepyfile(test_it=COPY.replace("gpu_kernels.copy", "gpu_kernels.memcpy"))
     assert gpumem("--gpumem-save").ret == 0
     make_three(stored_in(pytester.path)[0])
     monkeypatch.setenv("NBYTES", "80")
     gpumem("--benchmark-json=out.json")
     row = row_in(pytester.path)
     failing = {one["limit"] for one in row["verdict"]["limits"] if one["outcome"] == "FAIL"}
-    assert failing == {"max_regression", "same_kernels"}
-    measured = row_from_json(row).measurement
-    assert measured is not None
-    accept(pytester.path, AcceptedChange(TEST, Scope.KERNELS, str(kernels_text(measured)), "same_kernels"))
+    assert failing == {"max_regression", "max_copied_bytes"}
+    accept(pytester.path, AcceptedChange(TEST, Scope.KERNELS, "80 MiB", "max_copied_bytes"))
     gpumem("--benchmark-json=out.json")
     verdict = row_in(pytester.path)["verdict"]
-    assert (verdict["outcome"], verdict["code"], verdict["accepted"]) == ("FAIL", "slower", ["same_kernels"])
+    assert (verdict["outcome"], verdict["code"], verdict["accepted"]) == ("FAIL", "slower", ["max_copied_bytes"])
     assert [one["limit"] for one in verdict["limits"]] == ["max_regression"]
 
 
@@ -126,12 +123,16 @@ def test_a_change_of_the_merge_base_has_no_history_and_one_of_the_change_no_effe
         git(pytester.path, "add", ".")
         git(pytester.path, "commit", "-qm", name)
 
+    def against_main(*arguments: str) -> pytest.RunResult:
+        monkeypatch.setenv(BASELINE_OF, "main")
+        return gpumem(*arguments)
+
     def verdict() -> tuple[str, str]:
-        gpumem("--benchmark-json=out.json", "--gpumem-baseline-of=main")
+        against_main("--benchmark-json=out.json")
         found = row_in(pytester.path)["verdict"]
         return found["outcome"], found["reason"]
 
-    pytester.makepyfile(test_it=COPY.replace("same_kernels=True, ", ""))
+    pytester.makepyfile(test_it=COPY)
     pytester.makefile(".ini", pytest="[pytest]")
     (pytester.path / ".gitignore").write_text(".benchmarks\nout.json\n__pycache__\n")
     git(pytester.path, "init", "-q", "-b", "main")
@@ -150,11 +151,11 @@ def test_a_change_of_the_merge_base_has_no_history_and_one_of_the_change_no_effe
     assert outcome == "NEW"
     assert "a change of it was accepted (ada: checks bounds), and no run was saved since" in reason
     # A saved run takes it over: compared as usual.
-    assert gpumem("--gpumem-save", "--gpumem-baseline-of=main").ret == 0
+    assert against_main("--gpumem-save").ret == 0
     assert verdict()[0] in ("PASS", "UNDECIDED")
     # Under another name an old one would count anew.
     path.rename(path.with_name("renamed.json"))
-    refused = gpumem("--gpumem-baseline-of=main")
+    refused = against_main()
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = filter(None, refused.stderr.lines)
     assert line.startswith(f"ERROR: gpumem: {FOLDER / 'renamed.json'}: its name does not fit its content; ")

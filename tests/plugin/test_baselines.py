@@ -20,6 +20,7 @@ from pytest_gpumem.measuring import target_kernel
 from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.settings import BASELINE_OF
 
 COPY = """
 import os
@@ -207,7 +208,8 @@ def test_only_the_history_that_is_shared_counts(repository: pytest.Pytester, gpu
     git(repository.path, "commit", "-q", "--allow-empty", "-m", "second")
     gpumem("--gpumem-save").assert_outcomes(passed=1)
     assert len(stored_in(repository.path)) == 2
-    result = gpumem("--gpumem-baseline-of", "main", "--benchmark-json=out.json")
+    monkeypatch.setenv(BASELINE_OF, "main")
+    result = gpumem("--benchmark-json=out.json")
     merge_base = git(repository.path, "rev-parse", "main")[:12]
     result.stdout.fnmatch_lines([f"*baseline: 1 process in *; 1 of 2 files do not count: 1 are not of the history of {merge_base}"])
     assert row_in(repository.path)["verdict"]["comparison"]["processes"] == 1
@@ -215,22 +217,11 @@ def test_only_the_history_that_is_shared_counts(repository: pytest.Pytester, gpu
     assert row_in(repository.path)["verdict"]["comparison"]["processes"] == 2
 
 
-def test_by_environment_and_ini(repository: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpumem("--gpumem-save").assert_outcomes(passed=1)
-    monkeypatch.setenv("GPUMEM_BASELINE_OF", "nowhere")
-    result = gpumem()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = [line for line in result.stderr.lines if line.strip()]
-    assert line.startswith("ERROR: gpumem: GPUMEM_BASELINE_OF: 'nowhere' is no commit of ")
-    monkeypatch.delenv("GPUMEM_BASELINE_OF")
-    repository.makeini("[pytest]\ngpumem_baseline_of = main\n")
-    gpumem().stdout.fnmatch_lines(["*baseline: 1 process in*"])
-
-
 def test_outside_a_repository(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     pytester.makepyfile(COPY)
-    result = gpumem("--gpumem-baseline-of", "main")
+    monkeypatch.setenv(BASELINE_OF, "main")
+    result = gpumem()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [line for line in result.stderr.lines if line.strip()]
-    assert line.startswith("ERROR: gpumem: --gpumem-baseline-of: 'main' is no commit of ")
+    assert line.startswith("ERROR: gpumem: 'main' is no commit of ")

@@ -600,7 +600,7 @@ def test_limits_hold_on_any_test_and_in_a_block(pytester: pytest.Pytester, gpume
     assert outcomes["test_waits", ""] == outcomes["test_block_waits", "inside"] == "FAIL"
     # A limit on calls by a marker counts the calls of its test, whatever the session does.
     gpumem("-k", "test_holds or test_waits").assert_outcomes(passed=1, failed=1)
-    gpumem(WATCH, "--gpumem-max-waits=0", "-k", "test_block and not test_block_waits").assert_outcomes(failed=1)
+    gpumem(WATCH, "-o", "gpumem_max_waits=0", "-k", "test_block and not test_block_waits").assert_outcomes(failed=1)
 
 
 def test_known_waits_are_saved_and_new_ones_fail(pytester: pytest.Pytester, gpumem: Run) -> None:
@@ -613,7 +613,7 @@ def test_known_waits_are_saved_and_new_ones_fail(pytester: pytest.Pytester, gpum
                 gpu.waits()
         """
     )
-    limited = (WATCH, "--gpumem-max-waits=baseline")
+    limited = (WATCH, "-o", "gpumem_max_waits=base")
     gpumem(*limited, "--gpumem-save").assert_outcomes(passed=1)
     gpumem(*limited, "--benchmark-json=out.json").assert_outcomes(passed=1)
     assert row_in(pytester.path)["verdict"]["outcome"] == "PASS"

@@ -18,7 +18,7 @@ from pytest_gpumem.cli import main
 
 TESTS = """
 import pytest
-from kern import GRID, NBYTES
+from kern import COPIED, NBYTES
 
 @pytest.mark.gpumem(max_regression="2%")
 def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
@@ -28,11 +28,11 @@ def test_copy(gpu_benchmark, device_buffer, gpu_kernels):
 def test_memory(device_buffer):
     device_buffer(NBYTES)
 
-@pytest.mark.gpumem(max_regression="20%", same_kernels=True)
-def test_grid(gpu_benchmark, device_buffer, gpu_kernels):
-    gpu_benchmark(gpu_kernels.copy.with_grid(GRID), device_buffer(64 << 20), device_buffer(64 << 20))
+@pytest.mark.gpumem(max_regression="20%", max_copied_bytes="base")
+def test_copied(gpu_benchmark, device_buffer, gpu_kernels):
+    gpu_benchmark(gpu_kernels.memcpy, device_buffer(COPIED), device_buffer(COPIED))
 """
-KERN = "NBYTES = 64 << 20\nGRID = 4096\n"
+KERN = "NBYTES = 64 << 20\nCOPIED = 100 << 20\n"
 LIMITED = '@pytest.mark.gpumem(max_regression="2%")\ndef test_copy'
 TIME, ALL = "origin/main -- -k test_copy", "origin/main"
 
@@ -147,22 +147,22 @@ def test_between_the_merge_and_the_next_saved_run_a_test_is_guarded(gates: Gates
 
 
 @pytest.mark.parametrize("words", [ALL, f"{ALL} -- -n 2"])
-def test_memory_and_kernels_are_accepted_and_the_time_is_not(gates: Gates, words: str) -> None:
-    """By the file of the kernels alone the limit on the time stays in force."""
-    grid = f"{ALL} -- -k test_grid"
-    gates.change({"kern.py": KERN.replace("4096", "64")})
-    assert gates.gate(grid)[0] == 1
-    gates.accept("test_it.py::test_grid", "--scope", "kernels")
-    code, last, text = gates.gate(grid)
-    (row,) = gates_rows(gates)
-    assert row["verdict"]["accepted"] == ["same_kernels"], text
-    assert (code, last) == (1, "red: 1 of 1 row fails"), text
-    gates.change({"kern.py": KERN.replace("4096", "1000")})
+def test_memory_and_copies_are_accepted_and_the_time_is_not(gates: Gates, words: str) -> None:
+    """By the file of the copies alone the limit on the time stays in force."""
+    copied = f"{ALL} -- -k test_copied"
+    gates.change({"kern.py": KERN.replace("100", "101")})
     red, _, text = gates.gate(words)
     assert red == 1, text
-    gates.accept("test_it.py::test_grid", "--scope", "kernels")
+    gates.accept("test_it.py::test_copied", "--scope", "kernels")
     code, last, text = gates.gate(words)
-    assert (code, last) == (0, "ACCEPTED: 1 test other kernels by this change"), text
+    assert (code, last) == (0, "ACCEPTED: 1 test max_copied_bytes 101 MiB by this change"), text
+    gates.change({"kern.py": KERN.replace("100", "200")})
+    assert gates.gate(copied)[0] == 1
+    gates.accept("test_it.py::test_copied", "--scope", "kernels")
+    code, last, text = gates.gate(copied)
+    (row,) = gates_rows(gates)
+    assert row["verdict"]["accepted"] == ["max_copied_bytes"], text
+    assert (code, last) == (1, "red: 1 of 1 row fails"), text
     gates.change({"kern.py": KERN.replace("64 <<", "65 <<")})
     gates.accept("test_it.py::test_memory", "--scope", "memory", "--size", "65 MiB")
     code, last, text = gates.gate(f"{ALL} -- -k test_memory")

@@ -62,11 +62,11 @@ from kern import NBYTES
 def test_peak(device_buffer):
     device_buffer(NBYTES)
 
-@pytest.mark.gpumem(same_kernels=True)
-def test_kernels(gpu_benchmark, device_buffer, gpu_kernels):
-    {COPY}
+@pytest.mark.gpumem(max_copied_bytes="base")
+def test_copied(gpu_benchmark, device_buffer, gpu_kernels):
+    {COPY.replace("gpu_kernels.copy", "gpu_kernels.memcpy")}
 
-@pytest.mark.gpumem(max_copied_bytes="baseline", max_kernels="baseline + 1")
+@pytest.mark.gpumem(max_copied_bytes="base", max_kernels="base")
 def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
     {COPY}
 """
@@ -138,16 +138,10 @@ def test_nothing_changed_is_green_else_the_others_would_show_nothing(gate: Gate)
         (replaced("import pytest", 'import pytest\npytest.importorskip("no_such_library")'), "copy", "test_it.py skipped"),
         (replaced("def test_memory", '@pytest.mark.skip(reason="not today")\ndef test_memory'), "memory", "its test skipped (not today)"),
         (replaced("def test_memory", "@pytest.mark.xfail\ndef test_memory"), "memory", "its test xpassed"),
-        # What the change allows itself is not allowed.
-        (
-            {"pytest.ini": INI + "gpumem_allow_lost = test_it.py::test_copy\n", **replaced("def test_copy", "def test_renamed")},
-            "copy",
-            "its test is no longer collected",
-        ),
     ],
     ids=[
         "renamed", "deleted", "parametrised away", "marked otherwise", "testpaths", "addopts", "python_functions", "collect_ignore",
-        "import", "skipped", "xfail", "allow_lost",
+        "import", "skipped", "xfail",
     ],
 )  # fmt: skip
 def test_what_base_selects_and_the_change_does_not_run_is_lost(gate: Gate, change: Change, lost: str, why: str) -> None:
@@ -162,11 +156,10 @@ def test_what_base_selects_and_the_change_does_not_run_is_lost(gate: Gate, chang
     [
         (replaced("@pytest.mark.gpu\ndef test_cpu():\n    pass\n", ""), GPU),
         (replaced("def test_copy", "def test_renamed"), "--screen-only origin/main -- -k memory"),
-        (replaced("def test_copy", "def test_renamed"), f"{GPU} --gpumem-allow-lost=test_it.py::test_copy"),
         ({}, f"{GPU} --splits 2 --group 1"),
         ({}, "--screen-only origin/main -- {folder}/test_it.py --rootdir={folder}"),
     ],
-    ids=["nobody relies on it", "left out by the words", "allowed by the words", "of another runner", "whole paths"],
+    ids=["nobody relies on it", "left out by the words", "of another runner", "whole paths"],
 )
 def test_what_the_words_leave_out_or_allow_is_not_lost(gate: Gate, change: Change, words: str) -> None:
     code, text = gate(change, words)
@@ -222,13 +215,13 @@ def test_exact_figures_that_grow_are_red_without_a_baseline(gate: Gate, options:
     code, text = gate(GROWN, f"{options}origin/exact")
     assert code == 1, text
     assert gate_result(text) == "gpumem gate: red (simulated): 2 of 3 rows fail"
-    summary = Path("gpumem-results", "code-quality.json").read_text()
+    summary = Path("gpumem-results", "results.json").read_text()
     assert "a peak of 80 MiB against 64 MiB of origin/exact (+16 MiB, +25.0 %), above max_peak_regression 0 B" in summary
-    assert "does not hold against origin/exact: no longer copy" in summary
+    assert "80 MiB copied in one launch, 64 MiB copied in one launch in origin/exact, above max_copied_bytes base" in summary
     # The causes: one more pair of processes, with the lines that allocate and with what a launch runs.
     shown = " ".join(text[text.index("gpumem gate: red") :].split())
     assert "why: +16 MiB at test_it.py:7 in test_peak: device_buffer(NBYTES) (64 MiB before)" in shown
-    assert "why: kernel copy: grid 16384 → 20480" in shown
+    assert "80 MiB copied in one launch, 64 MiB copied in one launch in origin/exact, above" in shown
     assert "why: +16 MiB at test_it.py:7 in test_peak" in Path("gpumem-results", "summary.md").read_text()
 
 
@@ -259,7 +252,7 @@ def test_what_base_has_grown_by_is_not_this_changes_fault(gate: Gate, exact: Pro
     code, text = gate({"README.md": "words\n"}, "origin/grown")
     assert code == 0, text
     assert "gpumem gate: origin/grown has it too: test_it.py::test_peak: a peak of 80 MiB against 64 MiB of 1 saved run (+16 MiB" in text
-    assert "gpumem gate: origin/grown has it too: test_it.py::test_kernels: same_kernels true (marker) does not hold: " in text
+    assert "gpumem gate: origin/grown has it too: test_it.py::test_copied: 80 MiB copied in one launch, " in text
     # It grows further.
     code, text = gate({"kern.py": "NBYTES = 96 << 20\n"}, "origin/grown")
     assert code == 1, text
@@ -318,7 +311,7 @@ def test_the_tests_of_base_and_change_are_collected_at_once_and_no_test_runs_bef
     ("words", "named"),
     [
         ("--no-such-option", "unrecognized arguments: --no-such-option"),
-        ("--gpumem-mod hot", "there is no option --gpumem-mod (did you mean --gpumem-mode?)"),
+        ("--gpumem-mod hot", "unrecognized arguments: --gpumem-mod"),
         ("--gpumem-mode hott", "--gpumem-mode: 'hott' is not one of"),
     ],
 )
@@ -362,7 +355,7 @@ def test_part(gpu_memory, device_buffer):
         device_buffer(NBYTES)
 
 def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
-    {MEASURE.format("NBYTES", ", same_kernels=True")}
+    {MEASURE.format("NBYTES", ", max_copied_bytes='base'").replace("gpu_kernels.copy", "gpu_kernels.memcpy")}
 """
 
 
@@ -380,7 +373,7 @@ def test_counts(gpu_benchmark, device_buffer, gpu_kernels):
         ('"45 us"', '"1 s"', "test_latency[x]: max_latency 45 us -> 1 s in this change (45 us holds)", "--screen-only", 1),
         ("max_latency=LONGEST, ", "", "test_latency[x]: max_latency 45 us -> none in this change (45 us holds)", "--screen-only", 1),
         ('"70 MiB"', '"1 GiB"', "test_part[decode]: max_peak 70 MiB -> 1 GiB in this change (70 MiB holds)", "--screen-only", 1),
-        (", same_kernels=True", "", "test_counts: same_kernels true -> none in this change (true holds)", "--screen-only", 1),
+        (", max_copied_bytes='base'", "", "test_counts: max_copied_bytes base -> none in this change (base holds)", "--screen-only", 1),
         ("from kern", "# words\nfrom kern", None, "--screen-only", 1),
     ],
     ids=["time", "lifted", "latency", "latency removed", "memory", "kernels", "words alone"],

@@ -19,11 +19,11 @@ from pytest_gpumem import MiB
 def test_memory(device_buffer):
     device_buffer({memory} * MiB)
 
-@pytest.mark.gpumem(max_regression="5%", max_kernels="baseline")
+@pytest.mark.gpumem(max_regression="5%", max_kernels="base")
 def test_time(gpu_benchmark, device_buffer, gpu_kernels):
     gpu_benchmark(gpu_kernels.copy, device_buffer({copied} * MiB), device_buffer({copied} * MiB))
 
-@pytest.mark.gpumem(max_kernels="baseline")
+@pytest.mark.gpumem(max_kernels="base")
 def test_kernels(gpu_benchmark, device_buffer, gpu_kernels):
     a, b = device_buffer(64 * MiB), device_buffer(64 * MiB)
     gpu_benchmark({kernel}, a, b, label="{label}")

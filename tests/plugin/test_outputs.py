@@ -29,7 +29,7 @@ def test_slow(gpu_benchmark, device_buffer, gpu_kernels, name):
 def test_fine(gpu_benchmark, device_buffer, gpu_kernels):
     measure(gpu_benchmark, device_buffer, gpu_kernels)
 """
-FILES = ("--gpumem-markdown=out.md", "--gpumem-code-quality=quality.json", "--benchmark-json=out.json", "--junitxml=junit.xml")
+FILES = ("--gpumem-report=report.html", "--benchmark-json=out.json", "--junitxml=junit.xml")
 
 
 def test_a_run_in_github_actions(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,18 +47,16 @@ def test_a_run_in_github_actions(pytester: pytest.Pytester, gpumem: Run, monkeyp
     assert commands[0].startswith(
         f"::error file={pytester.path.name}/test_it.py,line=6,title=gpumem%3A FAIL (simulated)::FAIL (simulated) {nodeid}: "
     )
-    summary = (pytester.path / "out.md").read_text()
-    assert (pytester.path / "steps.md").read_text() == f"before\n{summary}\n"
+    summary = (pytester.path / "steps.md").read_text()
+    assert summary.startswith("before\n")
     assert "**2 rows (simulated): 1 FAIL, 1 measured**" in summary
-    (finding,) = json.loads((pytester.path / "quality.json").read_text())
-    assert finding["location"] == {"path": f"{pytester.path.name}/test_it.py", "lines": {"begin": 6}}
     document = results_in(pytester.path)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(document)
     cases = {case.get("name"): case for case in ET.parse(pytester.path / "junit.xml").getroot().iter("testcase")}
     properties = {p.get("name"): p.get("value") for p in cases["test_fine"].iter("property")}
     named = ("verdict", "reason", "latency_s", "half_width_s", "bandwidth_bytes_per_s", "mode", "sampler", "gpu", "simulated")
     assert {f"gpumem_{name}" for name in named} <= set(properties)
-    result.stdout.fnmatch_lines(["--gpumem-markdown: wrote *out.md", "--gpumem-code-quality: wrote *quality.json"])
+    result.stdout.fnmatch_lines(["--gpumem-report: wrote *report.html"])
 
 
 def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
@@ -66,6 +64,7 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
 ) -> None:
     """It fails no strict session, enters the baseline as a PASS does, and later shows its change against it."""
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
     pytester.makepyfile(
         test_it="""
         import pytest
@@ -87,7 +86,7 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
         """
     )
     gpumem("--gpumem-save")
-    result = gpumem(*FILES, "--gpumem-report=report.html", "--gpumem-strict", "-v")
+    result = gpumem(*FILES, "--gpumem-strict", "-v")
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["test_free *[+-]0.0? [[]*measured (*", "4 rows (simulated): 2 PASS, 2 measured"])
     assert not [line for line in result.outlines if line.startswith("::")]
@@ -99,11 +98,10 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
         "test_memory[part]": "MEASURED",
     }
     assert rows["test_it.py::test_free"]["comparison"]["runs"] == 1
-    markdown, html = ((pytester.path / name).read_text() for name in ("out.md", "report.html"))
+    markdown, html = ((pytester.path / name).read_text() for name in ("steps.md", "report.html"))
     assert "**4 rows (simulated): 2 PASS, 2 measured**" in markdown
     assert "| measured (simulated) |" in markdown
     assert '<span class="chip measured">2 measured</span>' in html
-    assert json.loads((pytester.path / "quality.json").read_text()) == []
     cases = {case.get("name"): case for case in ET.parse(pytester.path / "junit.xml").getroot().iter("testcase")}
     assert ("gpumem_verdict", "MEASURED") in [(p.get("name"), p.get("value")) for p in cases["test_free"].iter("property")]
     report = CliRunner().invoke(main, ["report", "out.json", "--csv", "rows.csv"])
@@ -113,8 +111,9 @@ def test_a_row_without_a_limit_is_measured_and_passes_nothing_in_every_output(
     ]
 
 
-def test_a_result_that_nothing_checked_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
+def test_a_result_that_nothing_checked_is_said(pytester: pytest.Pytester, gpumem: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A `Case` without a check is not taken for a kernel whose result was compared."""
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "steps.md")
     pytester.makepyfile(
         test_it="""
         import pytest
@@ -132,25 +131,25 @@ def test_a_result_that_nothing_checked_is_said(pytester: pytest.Pytester, gpumem
             gpu_benchmark(gpu_kernels.copy, device_buffer(1 << 20), device_buffer(1 << 20))
         """
     )
-    result = gpumem("-v", "--benchmark-json=out.json", "--gpumem-report=report.html", "--gpumem-markdown=out.md")
+    result = gpumem("-v", "--benchmark-json=out.json", "--gpumem-report=report.html")
     result.assert_outcomes(passed=5)
     assert [row["measurement"]["checked"] for row in results_in(pytester.path)["rows"]] == [False, True, False, True, True]
     result.stdout.fnmatch_lines(
         ["unchecked test_case*: * (1 row more with such a note)", "*5 measured; 2 rows measured without a check of the result"]
     )
-    assert "2 rows measured without a check of the result" in (pytester.path / "out.md").read_text()
+    assert "2 rows measured without a check of the result" in (pytester.path / "steps.md").read_text()
     assert (pytester.path / "report.html").read_text().count("<small>unchecked</small>") == 2
 
 
 def test_elsewhere_nothing_is_annotated_and_nothing_measured_is_said(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile("def test_it(): pass")
-    result = gpumem(*FILES[:2])
+    result = gpumem(*FILES[:1])
     assert "::" not in "".join(line for line in result.outlines if line.startswith("::"))
-    assert "Nothing was measured." in (pytester.path / "out.md").read_text()
-    assert (pytester.path / "quality.json").read_text() == "[]\n"
+    result.stdout.fnmatch_lines(["--gpumem-report: nothing was measured, so *report.html is not written"])
+    assert not (pytester.path / "report.html").exists()
 
 
-@pytest.mark.parametrize("option", ["--gpumem-markdown", "--gpumem-code-quality", "--benchmark-json"])
+@pytest.mark.parametrize("option", ["--gpumem-report", "--benchmark-json"])
 def test_a_file_that_cannot_be_written_is_noticed_before_anything_is_measured(pytester: pytest.Pytester, gpumem: Run, option: str) -> None:
     pytester.makepyfile("def test_it(): pass")
     result = gpumem(f"{option}=nowhere/out")
@@ -161,14 +160,14 @@ def test_a_file_that_cannot_be_written_is_noticed_before_anything_is_measured(py
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
 def test_a_full_disk_costs_only_the_file_that_is_on_it(pytester: pytest.Pytester, gpumem: Run, workers: tuple[str, ...]) -> None:
     pytester.makepyfile(TRIAD)
-    result = gpumem("--benchmark-json=/dev/full", "--gpumem-save", "--gpumem-markdown=out.md", "--gpumem-max-regression=5%", *workers)
+    result = gpumem("--benchmark-json=/dev/full", "--gpumem-save", "--gpumem-report=out.html", "--gpumem-max-regression=5%", *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines_random(
         [
             "1 row (simulated): 1 NEW",
             "pytest-benchmark cannot save its results: No space left on device",
             "--gpumem-save: 1 of 1 row stored in *",
-            "--gpumem-markdown: wrote *out.md",
+            "--gpumem-report: wrote *out.html",
             "*= 1 passed*",
         ]
     )
@@ -182,10 +181,10 @@ def test_verdicts_stand_below_the_table_of_pytest_benchmark_also_where_its_own_c
     pytester.makepyfile(test_it=TESTS)
     gpumem("--benchmark-save=before", "-k", "fine")
     (pytester.path / "test_it.py").write_text(TESTS.replace("1 << 20", "1 << 24"))
-    result = gpumem("--benchmark-compare=0001", "--benchmark-compare-fail=min:5%", "--gpumem-markdown=out.md")
+    result = gpumem("--benchmark-compare=0001", "--benchmark-compare-fail=min:5%", "--gpumem-report=out.html")
     assert result.ret != pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
-        ["*- benchmark 'simulated'*", "Legend:*", "*= gpumem: *", "2 rows (simulated): 1 FAIL, 1 measured", "--gpumem-markdown: wrote *"]
+        ["*- benchmark 'simulated'*", "Legend:*", "*= gpumem: *", "2 rows (simulated): 1 FAIL, 1 measured", "--gpumem-report: wrote *"]
     )
 
 

@@ -28,15 +28,15 @@ from pytest_gpumem.reporting.concerns import few
 DRAWS = int(os.environ.get("DRAWS", "40"))
 GATES = DRAWS // 5
 
-TIME, LATENCY, PEAK, KERNELS = "max_regression", "max_latency", "max_peak_regression", "same_kernels"
-WRITTEN = {TIME: '"20%"', LATENCY: '"25 us"', PEAK: '"0 B"', KERNELS: "True"}
-OPTIONS = {TIME: "20%", LATENCY: "25 us", PEAK: "0 B", KERNELS: ""}
+TIME, LATENCY, PEAK, COPIED = "max_regression", "max_latency", "max_peak_regression", "max_copied_bytes"
+WRITTEN = {TIME: '"20%"', LATENCY: '"25 us"', PEAK: '"0 B"', COPIED: '"base"'}
+OPTIONS = {TIME: "20%", LATENCY: "25 us", PEAK: "0 B"}
 ORIGINS = {TIME: ("marker", "call", "option", "ini"), LATENCY: ("marker", "call", "option", "ini"), PEAK: ("marker", "option", "ini")}
-ORIGINS[KERNELS] = ("marker", "call")
+ORIGINS[COPIED] = ("marker", "call")
 
 WORSE = "worse"
 LOOSER = "worse within a looser limit"
-LOOSENED = {TIME: "900%", LATENCY: "1 s", PEAK: "1 GiB", KERNELS: "none"}
+LOOSENED = {TIME: "900%", LATENCY: "1 s", PEAK: "1 GiB", COPIED: "1 GiB"}
 LEFT_OUT = {  # by how a test is left out: True if words of the command line do it
     "deleted": False,
     "renamed": False,
@@ -59,7 +59,7 @@ import pytest
 {mark}
 def {name}(gpu_benchmark, device_buffer, gpu_kernels):
     {first}
-    gpu_benchmark(gpu_kernels.copy{grid}, device_buffer({size} << 20), device_buffer({size} << 20){call})
+    gpu_benchmark(gpu_kernels.{kernel}, device_buffer({size} << 20), device_buffer({size} << 20){call})
     {last}
 
 @pytest.mark.gpu
@@ -97,7 +97,7 @@ class Draw:
         worse = planted in (WORSE, LOOSER)
         limit = f"{self.kind}={WRITTEN[self.kind]}"
         if planted == LOOSER:
-            limit = "" if LOOSENED[self.kind] == "none" else f'{self.kind}="{LOOSENED[self.kind]}"'
+            limit = f'{self.kind}="{LOOSENED[self.kind]}"'
         return BODY.format(
             above='pytest.importorskip("no_such_library")' if planted == "import" else "",
             mark=f"@pytest.mark.gpumem({limit})" if self.origin == "marker" else "",
@@ -106,7 +106,7 @@ class Draw:
             first={"skipped": 'pytest.skip("no torch")', "early return": "return"}.get(planted or "", "pass"),
             last="device_buffer(1 << 20)" if worse and self.kind == PEAK else "pass",
             size=96 if worse and self.kind in (TIME, LATENCY) else 32,
-            grid=".with_grid(64)" if worse and self.kind == KERNELS else "",
+            kernel="memcpy" if worse and self.kind == COPIED else "copy",
         ).replace("@pytest.mark.gpu\n", "" if planted == "unmarked" else "@pytest.mark.gpu\n", 1)  # fmt: skip
 
     def files(self, planted: str | None) -> dict[str, str]:
@@ -246,7 +246,7 @@ class GateDraw:
             return ["--scope", "limit", "--size", f"{kind}={WRITTEN[kind].strip(chr(34)) if less else LOOSENED[kind]}"]
         if self.draw.planted in LEFT_OUT:
             return ["--scope", "time", "--size", "900%"] if less else ["--scope", "removed"]
-        if kind == KERNELS:
+        if kind == COPIED:
             return ["--scope", "time", "--size", "900%"] if less else []
         if kind == PEAK:
             return ["--scope", "memory", "--size", "64 MiB" if less else "1 GiB"]

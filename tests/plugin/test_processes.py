@@ -34,9 +34,6 @@ def test_each_row_is_of_several_fresh_processes(pytester: pytest.Pytester, gpume
     row = row_in(pytester.path)
     further = row["measurement"]["further"]
     assert [len(repeat["medians"]) for repeat in further] == [len(row["measurement"]["placements"])] * 2
-    # A drift of the device is that of all processes, so each reads the controls.
-    controls = [row["measurement"]["taken"]["controls"], *(repeat["controls"] for repeat in further)]
-    assert all(one is not None and one["dram"] > 0 for one in controls)
     # The run alone saves and reports.
     assert len(stored_in(pytester.path)) == 1
     assert (pytester.path / "junit.xml").exists()

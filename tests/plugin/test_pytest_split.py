@@ -103,15 +103,3 @@ def test_each_runner_gates_its_part(project: Project) -> None:
             rows = results(project, "gpumem-results/results.json")["rows"]
             judged = {row["nodeid"].partition("::")[2]: row["verdict"]["outcome"] for row in rows if row["failed"]}
         assert judged == dict.fromkeys(slower, "FAIL")
-
-
-def test_undecided_rows_of_a_part_are_measured_again(project: Project) -> None:
-    """Also the one of the file that the runners share, whose other tests a further process need not collect."""
-    project.write("conftest.py", "from pytest_gpumem.plugin import repeating\n\nrepeating.LOOKS = (1, 3)\n")
-    for group, own in PARTS.items():
-        again = "python -m pytest --gpumem --gpumem-no-what-ran --benchmark-json=../out.json"
-        done = runner(project, group, again, LIMIT="0.3%")
-        assert done.returncode == 0, done.stdout
-        rows = results(project, "../out.json")["rows"]
-        assert ids(rows) == own
-        assert all(row["measurement"]["further"] for row in rows), done.stdout

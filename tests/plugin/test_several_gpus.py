@@ -7,20 +7,18 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ssh_server
-from msgspec import structs
 from sessions import SIMULATED, Run, rows_in, stored_in
 
 from pytest_gpumem.baselines.storage import Storage
 from pytest_gpumem.devices import opening
 from pytest_gpumem.plugin import exclusive, session, workers
-from pytest_gpumem.plugin.gpus import beginning_with, orders
+from pytest_gpumem.plugin.gpus import orders
 
 pytest.importorskip("xdist")
 
@@ -89,10 +87,10 @@ class Seen:
         self._pytester.makeconftest(TWO_GPUS.format(visible=visible, runtime=str(self._runtime)))
         self._pytester.makepyfile(WRITTEN.format(runtime=str(self._runtime)) + tests)
 
-    def run(self, *arguments: str, processes: str = "1") -> pytest.RunResult:
+    def run(self, *arguments: str) -> pytest.RunResult:
         device = () if "--gpumem-device" in arguments else ("--gpumem-device", "cuda")
         given = [one for one in SIMULATED if one not in ("--gpumem-device", "sim")]
-        return self._pytester.runpytest_inprocess(*given, "-W", "default", *device, f"--gpumem-processes={processes}", *arguments)
+        return self._pytester.runpytest_inprocess(*given, "-W", "default", *device, *arguments)
 
     def forget(self) -> None:
         """Forget what the sessions so far saw."""
@@ -296,29 +294,6 @@ def test_a_worker_that_cannot_start_ends_the_session(by_variable: Run) -> None:
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = (line for line in result.errlines if "ERROR" in line)
     assert line.startswith("ERROR: gpumem: worker gw1: device 'sim:nothing' (GPUMEM_DEVICE): ")
-
-
-def test_rows_are_measured_again_on_their_gpus(seen: Seen) -> None:
-    """As rows that are saved for the first time are."""
-    seen.write(
-        """
-    @pytest.mark.parametrize("number", range(2))
-    def test_copy(gpu_benchmark, device_buffer, gpu_kernels, holders, number):
-        write(number, holders)
-        gpu_benchmark(gpu_kernels.copy, device_buffer(32 << 20), device_buffer(32 << 20), max_regression="2%")
-"""
-    )
-    seen.run("-n", "2", "--gpumem-save", processes="auto").assert_outcomes(passed=2)
-    on = {name: [mine for one, _, _, mine in seen.lines() if one == name] for name in (0, 1)}
-    assert sorted(found[0] for found in on.values()) == [["GPU-a"], ["GPU-b"]]
-    assert all(len(found) == 3 and found.count(found[0]) == len(found) for found in on.values())
-
-
-def test_a_row_is_measured_again_on_its_gpu() -> None:
-    simulated = opening.choose("sim")
-    chosen = replace(simulated, facts=structs.replace(simulated.facts, uuid="GPU-a"), gpus=("GPU-a", "GPU-b"), alike=("GPU-a", "GPU-b"))
-    assert beginning_with("GPU-b", chosen) == "GPU-b,GPU-a"
-    assert [beginning_with(gpu, chosen) for gpu in ("GPU-a", "GPU-c", None)] == [None] * 3
 
 
 @pytest.fixture

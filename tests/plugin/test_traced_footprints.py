@@ -61,24 +61,6 @@ def test_without_the_option_it_is_named(traced: Run) -> None:
     assert "in use at the peak" not in result.stdout.str()
 
 
-@pytest.mark.usefixtures("quick_processes")
-def test_a_test_above_a_limit_on_memory_runs_once_more_for_its_lines(pytester: pytest.Pytester, gpumem: Run) -> None:
-    """One time for all, and its last lines have the cause; not where the lines are known."""
-    pytester.makepyfile(model=MODEL, test_it=GROWS.replace('max_peak_regression="0 B"', 'max_peak="5 MiB"'))
-    for arguments, again in (((), 1), (("--gpumem-footprint=trace",), 0)):
-        result = gpumem("--gpumem-processes=auto", "--tb=no", *arguments)
-        result.assert_outcomes(failed=1)
-        said = "gpumem: 1 test above a limit on memory, run once more for the lines that allocate it"
-        assert result.outlines.count(said) == again
-        result.stdout.fnmatch_lines(
-            [
-                "FAIL (simulated) test_it.py::test_grows: a peak of 7 MiB, above max_peak 5 MiB (marker)",
-                '  why: 6 MiB at model.py:2 in layer: return device_buffer("2 MiB") (gpumem, 3 allocations)',
-                "  repeat: pytest * test_it.py::test_grows",
-            ]
-        )
-
-
 def test_a_labelled_part_has_its_own_lines(pytester: pytest.Pytester, gpumem: Run) -> None:
     pytester.makepyfile("""
         def test_it(device_buffer, gpu_memory):

@@ -53,12 +53,11 @@ def test_the_results_and_the_baseline_hold_what_ran(pytester: pytest.Pytester, r
 def test_doubt_is_settled_counted_apart_and_can_be_kept(pytester: pytest.Pytester, run: Run) -> None:
     set_limit(pytester, "2%")  # within the interval
     assert run("--gpumem-save").ret == 0
-    result = run("--gpumem-markdown=page.md", "--gpumem-strict")
+    result = run("--gpumem-strict")
     assert result.ret == 0
     verdict = rows(pytester.path)["test_copy"]["verdict"]
     assert (verdict["outcome"], verdict["code"]) == ("PASS", "same code")
     result.stdout.fnmatch_lines(["2 rows (simulated): 2 PASS (1 by the same code)"])
-    assert "2 PASS (1 by the same code)" in (pytester.path / "page.md").read_text()
     run("--gpumem-no-what-ran")
     doubtful = rows(pytester.path)["test_copy"]
     assert (doubtful["verdict"]["outcome"], doubtful["measurement"]["what_ran"]) == ("UNDECIDED", None)
@@ -108,7 +107,7 @@ def test_a_failure_begins_with_what_ran_differently(pytester: pytest.Pytester, r
     result = run()
     assert rows(pytester.path)["test_copy"]["verdict"]["code"] == "slower"
     why = result.stdout.str().partition("why: test_a.py::test_copy: ")[2].splitlines()
-    assert why[1] == "  ran differently: kernel copy: grid 64 → 8"  # below the slow-down, above its causes
+    assert why[0] == "kernel copy: grid 64 → 8"
 
 
 @pytest.mark.parametrize("how", [(), ("--gpumem-no-what-ran",)], ids=["with evidence", "without"])
@@ -125,8 +124,8 @@ def test_limits_on_counts_are_judged_even_without_evidence(
 
 
 def test_limits_on_counts_are_options_too(pytester: pytest.Pytester, run: Run) -> None:
-    assert run("--gpumem-max-kernels=0").ret == pytest.ExitCode.TESTS_FAILED
+    assert run("-o", "gpumem_max_kernels=0").ret == pytest.ExitCode.TESTS_FAILED
     assert rows(pytester.path)["test_copy"]["verdict"]["outcome"] == "FAIL"
-    result = run("--gpumem-max-waits=few")
+    result = run("-o", "gpumem_max_waits=few")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--gpumem-max-waits: 'few' is no number; accepted is a whole number from 0 on, or*"])
+    result.stderr.fnmatch_lines(["*-o gpumem_max_waits: 'few' is no number; accepted is a whole number from 0 on, or*"])

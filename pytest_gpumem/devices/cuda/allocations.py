@@ -43,7 +43,7 @@ _LEAST_ROOM = 64 * 2**20
 
 SCRUB_RATE = 250e9
 """Assumed rate at which the driver scrubs freed device memory, in bytes per second. An H200 scrubs at 425 GB/s in the background, and a
-triad takes 11 % longer meanwhile (ci/records/nvidia-h200/freed_memory.json)."""
+triad takes 11 % longer meanwhile (2026-11-21)."""
 
 SCRUB_SHARE = 0.075
 """The same as a share of the peak bandwidth, where that gives less, as on smaller cards. An H200 scrubs at 9 % of its peak."""

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 
-from pytest_gpumem.devices.cuda.code_cache import CodeCache
 from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.cuda.nvrtc import CompilerMissing, DoesNotCompile
+from pytest_gpumem.devices.cuda.nvrtc import DoesNotCompile, KernelCompiler
 from pytest_gpumem.devices.protocol import DeviceError
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.kernel import Kernel, LaunchShape
@@ -57,10 +56,10 @@ class KernelCall:
 
 
 class Compiler:
-    """Compiled functions of one device, by source and instantiated entry. `cache`: has their machine code."""
+    """Compiled functions of one device, by source and instantiated entry."""
 
-    def __init__(self, cache: CodeCache) -> None:
-        self._cache = cache
+    def __init__(self, nvrtc: KernelCompiler) -> None:
+        self._nvrtc = nvrtc
         self._functions: dict[tuple[str, str], Any] = {}
         self._largest_shared: dict[tuple[str, str], int] = {}
 
@@ -89,12 +88,12 @@ class Compiler:
 
     def _load(self, source: str, entry: str, what: str) -> Any:
         try:
-            code = self._cache.get(source, entry)
-        except (CompilerMissing, DoesNotCompile) as error:
+            kernel = self._nvrtc.get(source, entry)
+        except DoesNotCompile as error:
             raise DeviceError(f"{what}: {error}") from None
         # The module lives as long as the context: no function outlives it.
-        module = check(D.cuModuleLoadData(code.code), f"loading {what}")
-        return check(D.cuModuleGetFunction(module, code.symbol.encode()), f"loading {what}")
+        module = check(D.cuModuleLoadData(kernel.code), f"loading {what}")
+        return check(D.cuModuleGetFunction(module, kernel.symbol.encode()), f"loading {what}")
 
 
 def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:

@@ -98,9 +98,9 @@ class CudaContent:
     def _blocks(self, per_sm: int, size: int) -> int:
         return min(per_sm * self._sm_count, -(-size // _THREADS))
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream, *, length: int | None = None) -> None:
+    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
         nodes = nodes_of(allocation, node_bytes)
-        following = random_cycle(nodes, seed, length)
+        following = random_cycle(nodes, seed)
         words = node_bytes // 4
         if not allocation.address:
             _wait(stream)

@@ -55,7 +55,6 @@ def together(seen: Sequence[KernelUse | CopyUse]) -> Activity:
         kernels=kernels_together(one for one in seen if isinstance(one, KernelUse)),
         copies=tuple(one for one in copies if one.kind != "memset"),
         memsets=tuple(one for one in copies if one.kind == "memset"),
-        source="CUPTI",
     )
 
 

@@ -12,7 +12,6 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.cuda import links
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.calls import CALLS
-from pytest_gpumem.devices.cuda.code_cache import CodeCache
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
 from pytest_gpumem.devices.cuda.context import Context
@@ -28,6 +27,7 @@ from pytest_gpumem.devices.cuda.l2 import CudaL2
 from pytest_gpumem.devices.cuda.launches import CudaKernels
 from pytest_gpumem.devices.cuda.managed import Beacon, CudaManaged
 from pytest_gpumem.devices.cuda.nvml import ConditionReader
+from pytest_gpumem.devices.cuda.nvrtc import KernelCompiler
 from pytest_gpumem.devices.cuda.streams import CudaStreams
 from pytest_gpumem.devices.footprints import SourceFootprints
 from pytest_gpumem.devices.protocol import DeviceError
@@ -37,18 +37,18 @@ from pytest_gpumem.records.device import DeviceFacts
 class CudaDevice:
     """One GPU through cuda-bindings. Opening it creates (or joins) the primary context."""
 
-    def __init__(self, index: int, facts: DeviceFacts, cache: CodeCache) -> None:
+    def __init__(self, index: int, facts: DeviceFacts, nvrtc: KernelCompiler) -> None:
         self.facts = facts
+        self._index = index
         _check_same(index, facts)
-        self._context = Context(index)
-        self.current, self.elsewhere, self.gone = (self._context.current, self._context.elsewhere, self._context.gone)
+        self._context = context = Context(index)
+        self.current, self.elsewhere, self.gone = context.current, context.elsewhere, context.gone
         with self.current():
-            self._index = index
-            compiler = Compiler(cache)
-            self.memory = CudaMemory(self._context, facts)
+            compiler = Compiler(nvrtc)
+            self.memory = CudaMemory(context, facts)
             self.content = CudaContent(compiler, facts, self.memory)
-            self.graphs = CudaGraphs(self._context, facts)
-            self.streams = CudaStreams(self._context, compiler, self.memory, self.graphs)
+            self.graphs = CudaGraphs(context, facts)
+            self.streams = CudaStreams(context, compiler, self.memory, self.graphs)
             self.kernels = CudaKernels(index, facts, compiler)
             self.l2 = CudaL2(facts)
             self.managed = CudaManaged(index, facts)

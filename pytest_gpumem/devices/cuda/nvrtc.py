@@ -2,72 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pytest_gpumem.outcomes import NoAnswer
+from pytest_gpumem.kernels.sources import COMPILE_OPTIONS
 
+OPTIONS = (*COMPILE_OPTIONS, "-ftz=true")
+"""As CuPy compiles a user's kernels: denormal numbers are flushed to zero."""
 _NEEDS = "pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime, or pytest-gpumem[cuda13]"
 
 
-class CompilerMissing(NoAnswer):
-    """A compiler is not installed, or cannot be loaded. The message is one line with the remedy."""
-
-
 class DoesNotCompile(Exception):
-    """The source does not compile, or holds no such kernel. The message is one line."""
+    """The source does not compile, or the compiler cannot be loaded. The message is one line."""
 
 
-class Compilation(NamedTuple):
-    """What NVRTC made of a source."""
+class KernelCode(NamedTuple):
+    """A compiled kernel."""
 
-    cubin: bytes  # empty for a virtual architecture, such as "compute_90"
-    ptx: str
-    symbols: dict[str, str]  # by entry, the name of the kernel in both
+    code: bytes  # machine code; PTX for a virtual architecture, which the driver translates
+    symbol: str  # name of the kernel in `code`
 
 
-def compiled(source: str, name: str, architecture: str, *, entries: Sequence[str] = (), options: Sequence[str] = ()) -> Compilation:
-    """Compile a CUDA source.
-    `name`: its file, as messages name it.
+class KernelCompiler:
+    """Compiles kernels for GPUs of one compute capability, each once in a process."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._capability = capability
+        self._compiled: dict[tuple[str, str], KernelCode] = {}
+
+    def get(self, source: str, entry: str) -> KernelCode:
+        """The code of a kernel. Raises `DoesNotCompile`.
+        `entry`: its C++ name expression.
+        """
+        key = source, entry
+        if key not in self._compiled:
+            self._compiled[key] = compiled(source, entry, architecture_of(self._capability))
+        return self._compiled[key]
+
+
+def compiled(source: str, entry: str, architecture: str) -> KernelCode:
+    """Compile a kernel of a CUDA source.
+    `entry`: its C++ name expression.
     `architecture`: such as "sm_90".
-    `entries`: C++ name expressions of the kernels that are templates.
-    `options`: of NVRTC, besides the architecture.
-    Raises `CompilerMissing`: NVRTC is not installed.
-    Raises `DoesNotCompile`: with the compiler's first error.
+    Raises `DoesNotCompile`: with the compiler's first error, or NVRTC is not installed.
     """
     nvrtc = _loaded()
-    program = _value(_library(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), 0, [], []))
+    program = _value(_library(nvrtc.nvrtcCreateProgram, source.encode(), entry.encode(), 0, [], []))
     try:
-        for entry in entries:
-            _value(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
-        given = [f"--gpu-architecture={architecture}", *options]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(given), [one.encode() for one in given])
+        _value(nvrtc.nvrtcAddNameExpression(program, entry.encode()))
+        options = [f"--gpu-architecture={architecture}", *OPTIONS]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         if int(status) != 0:
             log = _text(nvrtc, program, "ProgramLog")
-            raise DoesNotCompile(f"{name} does not compile for {architecture}: {first_error(log) if log.strip() else status.name}")
-        cubin = b"" if architecture.startswith("compute_") else _bytes(nvrtc, program, "CUBIN")
-        symbols = {entry: _value(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode() for entry in entries}
-        return Compilation(cubin, _text(nvrtc, program, "PTX"), symbols)
+            raise DoesNotCompile(f"{entry} does not compile for {architecture}: {first_error(log) if log.strip() else status.name}")
+        code = _bytes(nvrtc, program, "PTX" if architecture.startswith("compute_") else "CUBIN")
+        return KernelCode(code, _value(nvrtc.nvrtcGetLoweredName(program, entry.encode())).decode())
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-
-
-def supported() -> list[int]:
-    """The architectures that NVRTC compiles for, such as 90 for "sm_90". Raises `CompilerMissing`: NVRTC is not installed."""
-    return [int(one) for one in _value(_library(_loaded().nvrtcGetSupportedArchs))]
 
 
 def architecture_of(capability: tuple[int, int]) -> str:
     """The architecture to compile for, so that the code runs on GPUs of a compute capability: a virtual one, which the driver translates,
     where NVRTC is older than the GPU.
-    Raises `CompilerMissing`: NVRTC is not installed, or no longer compiles for such GPUs.
+    Raises `DoesNotCompile`: NVRTC is not installed, or no longer compiles for such GPUs.
     """
     wanted = 10 * capability[0] + capability[1]
-    known = supported()
+    known = [int(number) for number in _value(_library(_loaded().nvrtcGetSupportedArchs))]
     if wanted in known:
         return f"sm_{wanted}"
     if not (older := [one for one in known if one < wanted]):
-        raise CompilerMissing(
+        raise DoesNotCompile(
             f"the installed NVRTC compiles for compute capability {min(known) / 10:.1f} and newer, this GPU has {wanted / 10:.1f}: "
             "pip install 'pytest-gpumem[cuda12]' in place of the newer CUDA"
         )
@@ -84,16 +88,16 @@ def _loaded() -> Any:
     try:
         from cuda.bindings import nvrtc  # here: few processes compile
     except ImportError as missing:
-        raise CompilerMissing(f"cuda-bindings cannot be imported ({missing}): {_NEEDS}") from None
+        raise DoesNotCompile(f"cuda-bindings cannot be imported ({missing}): {_NEEDS}") from None
     return nvrtc
 
 
 def _library(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function of NVRTC, which loads the library. Raises `CompilerMissing`: it is not found."""
+    """Call a function of NVRTC, which loads the library. Raises `DoesNotCompile`: it is not found."""
     try:
         return function(*arguments)
     except RuntimeError as missing:
-        raise CompilerMissing(f"NVRTC cannot be loaded ({str(missing).splitlines()[0]}): {_NEEDS}") from None
+        raise DoesNotCompile(f"NVRTC cannot be loaded ({str(missing).splitlines()[0]}): {_NEEDS}") from None
 
 
 def _bytes(nvrtc: Any, program: Any, what: str) -> bytes:

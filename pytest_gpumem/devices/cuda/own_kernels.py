@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from pytest_gpumem.devices.cuda.code_cache import CodeCache
+from pytest_gpumem.devices.cuda.nvrtc import KernelCompiler
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
 from pytest_gpumem.kernels.kernel import ArrayFacts, Call
@@ -125,27 +125,27 @@ def mismatch(element: str, rule: str) -> str:
 
 
 @contextmanager
-def compiled_meanwhile(facts: DeviceFacts) -> Iterator[CodeCache]:
-    """Compile beside the block what the first measurement launches besides the measured kernel; gives the cache that has it then.
+def compiled_meanwhile(facts: DeviceFacts) -> Iterator[KernelCompiler]:
+    """Compile beside the block what the first measurement launches besides the measured kernel.
 
     A kernel that does not compile is compiled again where it is launched, and reported there.
     """
-    cache = CodeCache(facts.compute_capability)
-    thread = threading.Thread(target=_compile, args=(cache, facts), name="gpumem-compiler", daemon=True)
+    nvrtc = KernelCompiler(facts.compute_capability)
+    thread = threading.Thread(target=_compile, args=(nvrtc, facts), name="gpumem-compiler", daemon=True)
     thread.start()
     try:
-        yield cache
+        yield nvrtc
     finally:
         thread.join()
 
 
-def _compile(cache: CodeCache, facts: DeviceFacts) -> None:
+def _compile(nvrtc: KernelCompiler, facts: DeviceFacts) -> None:
     with suppress(Exception):
-        cache.get(CONTENT_SOURCE, fill("f4"))
-        cache.get(CONTENT_SOURCE, mismatch("f4", "close"))
+        nvrtc.get(CONTENT_SOURCE, fill("f4"))
+        nvrtc.get(CONTENT_SOURCE, mismatch("f4", "close"))
         for name in ("read", "write"):  # of the flush, and of the idle launch
             kernel = CATALOGUE[name]
             assert kernel.source is not None
             arrays = {parameter.name: ArrayFacts(0, "f4", 4) for parameter in kernel.parameters}
-            cache.get(sources.read(kernel.source), kernel.expression("float", kernel.shape(facts, Call(arrays))))
-        cache.get(HOLD_SOURCE, HOLD)
+            nvrtc.get(sources.read(kernel.source), kernel.expression("float", kernel.shape(facts, Call(arrays))))
+        nvrtc.get(HOLD_SOURCE, HOLD)

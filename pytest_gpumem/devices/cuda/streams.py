@@ -196,6 +196,7 @@ class CudaStreams:
     def synchronize(self, stream: Stream | None = None) -> None:
         if stream is None:
             check(R.cudaDeviceSynchronize(), "waiting for the device")
+            self._context.collect()
         else:
             check(R.cudaStreamSynchronize(stream.handle), "waiting for a stream")
         if self._holds is not None:

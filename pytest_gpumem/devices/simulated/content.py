@@ -102,14 +102,14 @@ class SimulatedContent(Facet):
         target = prefix(allocation, values.plain_type(dtype)[0], allocation.nbytes)
         self._fill(allocation, partial(values.fill, target, seed), stream)
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream, *, length: int | None = None) -> None:
+    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
         nodes_of(allocation, node_bytes)
         words = node_bytes // 4
         nodes = prefix(allocation, "i4", allocation.nbytes)
         nodes = nodes[: len(nodes) // words * words].reshape(-1, words)
 
         def fill() -> None:
-            nodes[:, 0] = random_cycle(len(nodes), seed, length)
+            nodes[:, 0] = random_cycle(len(nodes), seed)
 
         self._fill(allocation, fill, stream)
 

@@ -17,12 +17,10 @@ Sources:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from pytest_gpumem.kernels.kernel import RESERVED_SHARED_BYTES
-from pytest_gpumem.records.device import Card, DeviceFacts, host_link, peak_bandwidth
+from pytest_gpumem.records.device import DeviceFacts, host_link, peak_bandwidth
 from pytest_gpumem.units import GiB, KiB, MiB
 
 _LANES = 16
@@ -123,8 +121,6 @@ class Datasheet:
     """From the start of a copy until its first byte moves, which the host's bridges decide. Fit set: row "4 KiB" of each machine."""
     duplex_loss: float = 0.12  # share of a copy's time lost while another runs the other way. Fit set: H100's row "both ways".
     context_bytes: int = 512 * MiB  # device memory that a context takes. An assumption, not fitted.
-    state: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Card` that differ from those of a card in good state: planted faults."""
 
     @property
     def dram_peak(self) -> float:
@@ -157,37 +153,6 @@ class Datasheet:
             integrated=False,
             max_shared_bytes_per_block=self.shared_bytes_per_sm - RESERVED_SHARED_BYTES,
         )
-
-    def card(self) -> Card:
-        """The state of a card made after this sheet."""
-        good: dict[str, Any] = {
-            "cards": 1,
-            "name": self.name,
-            "persistence": True,
-            "compute_mode": "default",
-            "mig": False,
-            "ecc": self.ecc,
-            "ecc_pending": self.ecc,
-            "corrected_errors": 0,
-            "uncorrected_errors": 0,
-            "remapped_rows": 0,
-            "remap_pending": False,
-            "remap_failed": False,
-            "sm_clock_hz": self.sm_clock,
-            "max_sm_clock_hz": self.sm_clock,
-            "memory_clock_hz": self.memory_clock,
-            "max_memory_clock_hz": self.memory_clock,
-            "throttle_reasons": (),
-            "chosen_clocks": False,
-            "link_generation": self.link_generation,
-            "max_link_generation": self.link_generation,
-            "card_link_generation": self.link_generation,
-            "link_width": _LANES,
-            "max_link_width": _LANES,
-            "processes": (),
-            "memory_bytes": self.memory_bytes,
-        }
-        return Card(**{**good, **self.state})
 
 
 HOPPER_FIT = Fit(  # H100: rows marked fit, and all rows of its recorded suite

@@ -151,7 +151,7 @@ class SimulatedCounters(Facet):
             else:
                 copies.append(CopyUse(ran.name, ran.source or "", ran.memory or "", 1, ran.nbytes or 0, nanoseconds))
         together = kernels_together(kernels), copies_together(copies)
-        return Activity(kernels=together[0], copies=together[1], at_once=round(at_once(times)), source="the model")
+        return Activity(kernels=together[0], copies=together[1], at_once=round(at_once(times)))
 
     def spans(self, work: Callable[[], None]) -> list[Span]:
         return [Span(ran.name, math.prod(ran.grid or (0,)), start, start + seconds) for ran, start, seconds in self._watched(work)]
@@ -204,13 +204,8 @@ class SimulatedDevice:
         return seed
 
     def conditions(self) -> Conditions:
-        card = self.machine.sheet.card()
-        return Conditions(
-            sm_clock_hz=card.sm_clock_hz,
-            memory_clock_hz=card.memory_clock_hz,
-            throttle_reasons=card.throttle_reasons or (),
-            other_processes=len(card.processes or ()),
-        )
+        sheet = self.machine.sheet
+        return Conditions(sm_clock_hz=sheet.sm_clock, memory_clock_hz=sheet.memory_clock, throttle_reasons=(), other_processes=0)
 
     def current(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -270,7 +270,7 @@ class SimulatedStreams(Facet):
         self._timeline.forbid_capture("it holds the stream")
         own, item = own_stream(stream), HoldItem(timeout)
         self._timeline.queue(own, QueueStep(item), LAUNCH)
-        return SimulatedHold(self._timeline, own, item, self._machine.sheet.card().sm_clock_hz)
+        return SimulatedHold(self._timeline, own, item, self._machine.sheet.sm_clock)
 
 
 class SimulatedGraphs(Facet):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 import threading
@@ -16,14 +18,11 @@ from s3_server import BUCKET, Server
 from stored_rows import A100, meant, row
 
 from pytest_gpumem.baselines import storage as module
-from pytest_gpumem.baselines.history import Baseline, History
+from pytest_gpumem.baselines.history import Baseline
+from pytest_gpumem.baselines.layout import digest
 from pytest_gpumem.baselines.storage import BaselineError, RemoteStorage, Storage, storage
-from pytest_gpumem.baselines.store import Store, copy, files, surplus
+from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.baselines.transfer import Remote
-from pytest_gpumem.judging.judge import comparable
-from pytest_gpumem.outcomes import Code, Outcome
-from pytest_gpumem.records.measurement import Controls, Provenance
-from pytest_gpumem.records.row import Row, Verdict
 from pytest_gpumem.settings import resolve
 from pytest_gpumem.units import QuantityError
 
@@ -80,7 +79,7 @@ def test_a_web_server_that_lists_a_folder_is_read_and_not_written(tmp_path: Path
         server.shutdown()
 
 
-def test_only_new_files_are_read_and_removed_ones_leave(local: Place) -> None:
+def test_only_new_files_are_read_and_removed_ones_leave(local: Place, tmp_path: Path) -> None:
     store = Store(local(), H100)
     for _ in range(2):
         saved(local())
@@ -90,9 +89,40 @@ def test_only_new_files_are_read_and_removed_ones_leave(local: Place) -> None:
     newer.unlink()
     assert store.load().processes == 2
     assert older.stat().st_mtime_ns == stamp
-    local().remove(H100.key, [older.name])
+    (tmp_path / "store" / H100.key / "gpumem" / older.name).unlink()
     assert store.load().processes == 1
     assert not older.exists()
+
+
+def forged(path: Path) -> None:
+    """A file that passes for the digest inside, with a time three times as long."""
+    plain = json.loads(path.read_text())
+    for one in plain["content"]["rows"]:
+        one["measurement"]["placements"] = [[3 * seconds for seconds in placement] for placement in one["measurement"]["placements"]]
+    plain["sha256"] = digest(plain["content"])
+    path.write_text(json.dumps(plain))
+
+
+def test_a_forged_copy_of_a_store_is_fetched_again(local: Place) -> None:
+    for _ in range(4):
+        saved(local())
+    mirrored = Store(local(), H100)
+    before = mirrored.load()
+    newest = sorted(mirrored.folder.glob("*.json"))[-1]
+    forged(newest)
+    assert mirrored.load() == before
+    assert newest.stem.endswith(hashlib.sha256(newest.read_bytes()).hexdigest()[:16])
+
+
+def test_a_forged_copy_is_refused_offline(local: Place) -> None:
+    place = local()
+    saved(place)
+    mirrored = Store(place, H100)
+    mirrored.load()
+    forged(next(mirrored.folder.glob("*.json")))
+    place.offline = True
+    with pytest.raises(BaselineError, match="does not fit the digest in its name"):
+        mirrored.load()
 
 
 def test_an_accepted_change_is_taken_over_at_a_url(local: Place) -> None:
@@ -182,82 +212,12 @@ def test_a_folder_with_a_colon_is_no_url(folder: str) -> None:
     assert storage(folder).folder == Path(folder)
 
 
-def test_copies_between_places(local: Place, tmp_path: Path) -> None:
-    here = Storage(tmp_path / "here")
-    for facts in (H100, A100):
-        Store(here, facts).save([row()], "abc")
-    assert copy(here, local()) == {A100.key: 1, H100.key: 1}
-    assert copy(local(), Storage(tmp_path / "there")) == {A100.key: 1, H100.key: 1}
-    assert Store(tmp_path / "there", H100).load() == Store(here, H100).load()
-
-
 def test_which_place_an_option_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert storage("a/b", tmp_path).folder == tmp_path / "a" / "b"
     assert storage("~/b", tmp_path).folder == tmp_path / "b"
     assert storage(f"file://{tmp_path}/c").folder == tmp_path / "c"
     assert isinstance(storage("gs://bucket/d"), RemoteStorage)
-
-
-def test_pruned_runs_change_no_comparison(tmp_path: Path) -> None:
-    """A second row, two accepted changes, and a revision that was rejected, over thirty runs."""
-    store = Store(tmp_path, H100)
-    for number in range(30):
-        rows = [row(latency=268e-6 + number * 1e-8)] + ([row("test_rare")] if number % 9 == 0 else [])
-        store.save(rows, f"revision{number // 3}", accepted=meant(row().key) if number in (3, 8) else None)
-    before = store.load(window=5)
-    found = dict(files(tmp_path, H100.key))
-    removed = surplus(found, 5)
-    assert 10 < len(removed) < len(found)
-    store.storage.remove(H100.key, [path.name for path in removed])
-    after = store.load(window=5)
-    assert after.sequence == before.sequence
-    assert after.resets == before.resets
-    assert after.taken_over == before.taken_over
-    for key in before.rows:
-        was, now = before.history(key, lambda _: True), after.history(key, lambda _: True)
-        assert (now.accepted, now.first) == (was.accepted, was.first)
-    assert surplus(dict(files(tmp_path, H100.key)), 5) == []
-
-
-def test_pruned_runs_change_no_comparison_of_a_variant_of_the_card(tmp_path: Path) -> None:
-    """The first runs have not read the latency of DRAM, which tells two variants apart, nor has the control of a later version."""
-
-    def on_card(latency: float | None, source: str = "1") -> Row:
-        return row(provenance=Provenance("2026-11-01T10:00:00+00:00", "GPU-a", Controls(latency=latency, source=source)))
-
-    store = Store(tmp_path, H100)
-    for number, latency in enumerate((*[None] * 5, *(340e-9, 353e-9) * 10)):
-        store.save([on_card(latency)], f"revision{number}")
-    new = (on_card(340e-9), on_card(353e-9), on_card(None), on_card(400e-9), on_card(340e-9, "2"))
-    measured = [one.measurement for one in new if one.measurement is not None]
-
-    def histories() -> list[History]:
-        baseline = store.load(window=3)
-        return [baseline.history(row().key, partial(comparable, one)) for one in measured]
-
-    before = histories()
-    store.storage.remove(H100.key, [path.name for path in surplus(dict(files(tmp_path, H100.key)), 3)])
-    assert [(one.accepted, one.first) for one in histories()] == [(one.accepted, one.first) for one in before]
-    assert len(store.load().rows[row().key]) < 12
-
-
-def test_a_rejected_run_that_another_row_needs_stays_out_after_a_prune(tmp_path: Path) -> None:
-    """Its revision was saved again since: the last run of a revision does not tell whether an earlier one was rejected."""
-    store, key = Store(tmp_path, H100), row().key
-    slower = row(latency=300e-6, outcome=Outcome.FAIL, verdict=Verdict(Outcome.FAIL, "slower", code=Code.SLOWER), failed=True)
-    for rows, revision in (
-        ([row()], "good"),
-        ([row(latency=300e-6), row("test_rare")], "slow"),
-        ([slower], "slow"),
-        *[([row()], f"later{number}") for number in range(3)],
-        ([row()], "slow"),
-    ):
-        store.save(rows, revision)
-    before = store.load(window=9).rows[key]
-    store.storage.remove(H100.key, [path.name for path in surplus(dict(files(tmp_path, H100.key)), 9)])
-    assert [one.process.revision for one in before] == ["good", "later0", "later1", "later2", "slow"]
-    assert store.load(window=9).rows[key] == before
 
 
 def test_credentials_of_a_url_are_in_no_message_and_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

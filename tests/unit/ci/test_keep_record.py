@@ -1,24 +1,52 @@
-"""A record keeps every sample once."""
+"""A record is a summary: it has no samples, and tables are drawn from it as from the run."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import pytest
 from keep_record import kept
 
+from pytest_gpumem.records.schema import document_from_json
 
-def test_samples_stay_where_the_rows_have_them_and_only_there() -> None:
-    rows: list[dict[str, Any]] = [
-        {"key": "test_a[one]", "measurement": {"placements": [[1.0592000000000003e-05, 2.0]]}},
-        {"key": "test_c", "measurement": None},
-    ]
-    benchmarks = [{"fullname": name, "stats": {"mean": 1.5, "data": [1.0, 2.0]}} for name in ("test_a[one]", "test_b", "test_c")]
-    run: dict[str, Any] = {"version": "5.2.3", "benchmarks": benchmarks, "gpumem": {"rows": rows}}
+SUITE = Path(__file__).parents[3] / "ci" / "records" / "nvidia-h200" / "suite.json"
+
+
+@pytest.fixture(scope="module")
+def run() -> dict[str, Any]:
+    """A run of two tests, with samples."""
+    suite: dict[str, Any] = json.loads(SUITE.read_text())
+    rows = suite["gpumem"]["rows"][:2]
+    for row in rows:
+        measurement = row["measurement"]
+        measurement["placements"] = [[0.9 * median, median, 2 * median] for (median,) in measurement["placements"]]
+        measurement["took"] = {"samples": 1.0}
+        measurement["conditions"] = [{"sm_clock_hz": 1.98e9}, {}]
+    return {**suite, "benchmarks": [{"stats": {"data": [1.0]}}], "gpumem": {**suite["gpumem"], "rows": rows}}
+
+
+def test_a_record_has_medians_and_no_samples(run: dict[str, Any]) -> None:
     record = kept(run)
-    assert [("data" in one["stats"]) for one in record["benchmarks"]] == [False, True, True]
-    assert all(one["stats"]["mean"] == 1.5 for one in record["benchmarks"])
-    assert record["gpumem"]["rows"] == [{**rows[0], "measurement": {"placements": [[1.0592e-05, 2.0]]}}, rows[1]]
-    assert record["version"] == "5.2.3"
-    assert "data" in run["benchmarks"][0]["stats"]
-    some = kept(run, "test_a")
-    assert [one["fullname"] for one in some["benchmarks"]] == [one["key"] for one in some["gpumem"]["rows"]] == ["test_a[one]"]
+    assert {*record} == {"datetime", "commit_info", "gpumem"}
+    before, after = (document_from_json(one["gpumem"]).rows for one in (run, record))
+    for row, summary in zip(before, after, strict=True):
+        assert row.measurement is not None
+        assert summary.measurement is not None
+        assert all(len(samples) == 1 for samples in summary.measurement.placements)
+        assert summary.measurement.latency == pytest.approx(row.measurement.latency, rel=1e-7)
+        assert summary.measurement.half_width == row.measurement.half_width
+        assert (summary.key, summary.verdict, summary.limits) == (row.key, row.verdict, row.limits)
+    assert kept(record) == record
+
+
+def test_tests_are_chosen_by_their_names(run: dict[str, Any]) -> None:
+    first, second = run["gpumem"]["rows"]
+    name = first["label"] or first["nodeid"]
+    assert name not in second["nodeid"]
+    assert [row["nodeid"] for row in kept(run, first["nodeid"])["gpumem"]["rows"]].count(first["nodeid"]) >= 1
+
+
+def test_a_record_of_peers_has_no_runs() -> None:
+    assert kept({"kind": "peers", "runs": [1], "summary": {"rows": []}}) == {"kind": "peers", "summary": {"rows": []}}

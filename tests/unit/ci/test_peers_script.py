@@ -36,27 +36,17 @@ def answering(job: dict[str, Any]) -> list[str]:
 
 
 def jobs_of(*names: str) -> Any:
-    return lambda number: peers.jobs_of_round(number, seed=1, peers=names, conditions=["same"], mib=[2], device="sim")
+    return lambda number: peers.jobs_of_round(number, seed=1, peers=names, mib=[2], device="sim")
 
 
 def record() -> dict[str, Any]:
     return {**peers.new_record(choose("sim").facts), "card": None}
 
 
-def test_a_round_runs_every_peer_once_in_each_condition() -> None:
-    jobs = peers.jobs_of_round(3, seed=1, peers=peers.PEERS, conditions=peers.CONDITIONS, mib=[2, 32], device="cuda")
-    assert sorted((job["peer"], job["condition"]) for job in jobs) == sorted((p, c) for p in peers.PEERS for c in peers.CONDITIONS)
-    assert jobs == peers.jobs_of_round(3, seed=1, peers=peers.PEERS, conditions=peers.CONDITIONS, mib=[2, 32], device="cuda")
-
-
-def test_all_peers_of_a_round_get_the_same_unrelated_allocations() -> None:
-    draws = []
-    for number in (1, 2):
-        jobs = peers.jobs_of_round(number, seed=1, peers=peers.PEERS, conditions=peers.CONDITIONS, mib=[2], device="cuda")
-        assert {tuple(job["unrelated"]) for job in jobs if job["condition"] == "same"} == {()}
-        (draw,) = {tuple(job["unrelated"]) for job in jobs if job["condition"] == "random"}
-        draws.append(draw)
-    assert draws[0] != draws[1]
+def test_a_round_runs_every_peer_once() -> None:
+    jobs = peers.jobs_of_round(3, seed=1, peers=peers.PEERS, mib=[2, 32], device="cuda")
+    assert sorted(job["peer"] for job in jobs) == sorted(peers.PEERS)
+    assert jobs == peers.jobs_of_round(3, seed=1, peers=peers.PEERS, mib=[2, 32], device="cuda")
 
 
 def test_whole_rounds_are_kept_and_given_out_after_each() -> None:
@@ -106,7 +96,7 @@ def test_the_whole_script_on_the_simulated_device(
 ) -> None:
     file = tmp_path / "peers.json"
     common = ("--device", "sim", "--peers", "gpumem", "--sizes", "4096", "--json", str(file), "--processes", "1")
-    assert run_script(monkeypatch, *common, "--condition", "same") == 0
+    assert run_script(monkeypatch, *common) == 0
     held = json.loads(file.read_text())
     assert [case["way"] for case in held["runs"][0]["cases"]] == [
         "gpumem clean-cold",
@@ -121,13 +111,10 @@ def test_the_whole_script_on_the_simulated_device(
     reported = [row["way"] for row in held["summary"]["rows"] if not row["way"].endswith("corrected")]
     assert reported == ["gpumem clean-cold", "gpumem dirty-cold", "gpumem hot", "gpumem hot, one placement"]
 
-    assert run_script(monkeypatch, *common, "--condition", "random", "--append") == 0
+    assert run_script(monkeypatch, *common, "--append") == 0
     both = json.loads(file.read_text())
-    assert [run["condition"] for run in both["runs"]] == ["same", "random"]
+    assert [run["round"] for run in both["runs"]] == [1, 2]
     assert both["runs"][0] == held["runs"][0]
-    assert both["runs"][1]["unrelated"]
-    # What was allocated before moves the arrays.
-    assert both["runs"][1]["cases"][0]["addresses"] != clean["addresses"]
     assert capsys.readouterr().out.count("SIMULATED") == 2
 
 
@@ -144,7 +131,7 @@ def test_a_record_of_something_else_is_not_added_to(
 
 def test_the_stream_kernels_are_measured_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "peers.json"
-    common = ("--device", "sim", "--json", str(file), "--processes", "1", "--condition", "same", "--sizes", "16")
+    common = ("--device", "sim", "--json", str(file), "--processes", "1", "--sizes", "16")
     assert run_script(monkeypatch, *common, "--peers", "stream") == 0
     ways = [case["way"] for case in json.loads(file.read_text())["runs"][0]["cases"]]
     assert ways == ["gpumem copy", "gpumem mul", "gpumem stream_add", "gpumem triad", "gpumem dot"]
@@ -200,7 +187,7 @@ def test_a_babelstream_without_its_five_figures_is_an_error(bench: TriadBench, t
 
 @pytest.fixture
 def bench() -> Any:
-    made = TriadBench(choose("sim"), [3 * MiB], index=0)
+    made = TriadBench(choose("sim"), index=0)
     yield made
     made.close()
 

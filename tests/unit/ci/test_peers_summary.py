@@ -51,22 +51,22 @@ def test_one_process_has_no_spread() -> None:
     assert peers_summary.mean_difference([1.0], [1.0, 2.0]) is None
 
 
-def test_rows_hold_each_way_size_and_condition_once_and_failed_workers_are_left_out() -> None:
-    record = peers_records.record({("same", OURS, 2): [6e-6, 6.2e-6], ("random", OURS, 2): [7e-6], ("same", NVBENCH, 2): [6.6e-6]})
+def test_rows_hold_each_way_and_size_once_and_failed_workers_are_left_out() -> None:
+    record = peers_records.record({(OURS, 2): [6e-6, 6.2e-6], (NVBENCH, 2): [6.6e-6]})
     failed = peers_records.run([], error="the worker gave no answer")
     record["runs"].append(failed)
-    rows = {(row.condition, row.way): row for row in peers_summary.rows(record)}
-    assert len(rows) == 3
-    assert rows["same", OURS].processes == 2
-    assert rows["same", OURS].mean == pytest.approx(6.1e-6)
-    assert rows["random", OURS].spread is None
+    rows = {row.way: row for row in peers_summary.rows(record)}
+    assert len(rows) == 2
+    assert rows[OURS].processes == 2
+    assert rows[OURS].mean == pytest.approx(6.1e-6)
+    assert rows[NVBENCH].spread is None
 
 
 def lines_of(
-    values: dict[tuple[str, str, int], list[float]], walls: dict[tuple[str, str, int], float] | None = None
-) -> dict[tuple[str, str, int], peers_summary.Line]:
+    values: dict[tuple[str, int], list[float]], walls: dict[tuple[str, int], float] | None = None
+) -> dict[tuple[str, int], peers_summary.Line]:
     found = peers_summary.lines(peers_records.record(values, walls))
-    return {(line.claim, line.condition, line.mib): line for line in found}
+    return {(line.claim, line.mib): line for line in found}
 
 
 COST = "cost of precision over nvbench's"
@@ -84,38 +84,34 @@ COST = "cost of precision over nvbench's"
     ],
 )
 def test_half_the_spread_is_worth_four_times_the_time(mib: int, spread: float, wall: float, holds: bool) -> None:
-    values = {("same", OURS, mib): scattered(1e-5, 0.001 * spread), ("same", NVBENCH, mib): scattered(2e-5, 0.001)}
-    line = lines_of(values, {("same", OURS, mib): wall, ("same", NVBENCH, mib): 1.0})[COST, "same", mib]
+    values = {(OURS, mib): scattered(1e-5, 0.001 * spread), (NVBENCH, mib): scattered(2e-5, 0.001)}
+    line = lines_of(values, {(OURS, mib): wall, (NVBENCH, mib): 1.0})[COST, mib]
     assert line.measured is not None
     assert line.measured.value == pytest.approx(spread**2 * wall)
     assert (line.holds, line.beyond_doubt) == (holds, False)
 
 
 def test_a_cost_far_from_its_limit_is_beyond_doubt() -> None:
-    near, far = (
-        lines_of({("same", OURS, 2): scattered(1e-5, own), ("same", NVBENCH, 2): scattered(1e-5, 0.01)})[COST, "same", 2]
-        for own in (0.001, 0.06)
-    )
+    near, far = (lines_of({(OURS, 2): scattered(1e-5, own), (NVBENCH, 2): scattered(1e-5, 0.01)})[COST, 2] for own in (0.001, 0.06))
     assert (near.holds, near.beyond_doubt) == (True, True)
     assert (far.holds, far.beyond_doubt) == (False, True)
 
 
 def test_what_is_not_in_the_record_is_said_to_be_missing() -> None:
-    found = lines_of({("same", OURS, 2): scattered(1e-5, 0.001)})
-    line = found[COST, "random", 2]
+    found = lines_of({(OURS, 2): scattered(1e-5, 0.001)})
+    line = found[COST, 32]
     assert (line.holds, line.measured) == (None, None)
-    claims = [(line.claim, line.condition) for line in found.values()]
+    claims = [line.claim for line in found.values()]
     for claim in (COST, COST + CORRECTED):
-        assert claims.count((claim, "same")) == 3
-        assert claims.count((claim, "random")) == 3
-    assert claims.count(("dirty-cold less nvbench's cold mean", "same")) == 2
-    assert claims.count(("hot less do_bench_cudagraph", "same")) == 3
+        assert claims.count(claim) == 3
+    assert claims.count("dirty-cold less nvbench's cold mean") == 2
+    assert claims.count("hot less do_bench_cudagraph") == 3
 
 
 @pytest.mark.parametrize(("shift", "holds"), [(0.014, True), (0.016, False), (-0.014, True), (-0.016, False)])
 def test_dirty_cold_may_differ_from_nvbench_either_way(shift: float, holds: bool) -> None:
-    line = lines_of({("same", DIRTY, 32): scattered(1e-5 * (1 + shift), 1e-4), ("same", NVBENCH, 32): scattered(1e-5, 1e-4)})[
-        "dirty-cold less nvbench's cold mean", "same", 32
+    line = lines_of({(DIRTY, 32): scattered(1e-5 * (1 + shift), 1e-4), (NVBENCH, 32): scattered(1e-5, 1e-4)})[
+        "dirty-cold less nvbench's cold mean", 32
     ]
     assert line.measured is not None
     assert line.measured.value == pytest.approx(shift)
@@ -134,7 +130,7 @@ def processes_of(between: float, own: float) -> list[dict[str, object]]:
 def test_what_a_process_keeps_shows_as_the_rest() -> None:
     record = peers_records.record({})
     record["runs"] = processes_of(between=0.005, own=0.001)
-    parts = peers_summary.made_of(record, "same", 2)
+    parts = peers_summary.made_of(record, 2)
     assert parts is not None
     assert parts["rest"] == pytest.approx(0.005, rel=0.1)
     assert parts["found"] > 10 * parts["expected"]
@@ -159,7 +155,7 @@ def test_corrected_values_have_the_launch_overhead_of_all() -> None:
     raw = rows[OURS].spread
     assert raw is not None
     assert raw.value > 0.01
-    parts = peers_summary.made_of(record, "same", 2)
+    parts = peers_summary.made_of(record, 2)
     assert parts is not None
     assert parts["overhead"] == pytest.approx(parts["found"])
     assert parts["rest"] < 1e-6
@@ -167,25 +163,23 @@ def test_corrected_values_have_the_launch_overhead_of_all() -> None:
 
 @pytest.mark.parametrize(("slower", "holds"), [(1.02, False), (0.96, True)])
 def test_stream_is_judged_beside_babelstream(slower: float, holds: bool) -> None:
-    values = {
-        ("same", way, 1024): scattered(5e-4 * (slower if way.startswith("gpumem") else 1), 1e-4, 4) for way in peers_summary.STREAM_WAYS
-    }
+    values = {(way, 1024): scattered(5e-4 * (slower if way.startswith("gpumem") else 1), 1e-4, 4) for way in peers_summary.STREAM_WAYS}
     found = lines_of(values)
-    assert found["stream_add less BabelStream's average of add", "same", 1024].holds is holds
+    assert found["stream_add less BabelStream's average of add", 1024].holds is holds
     assert len([line for line in found if "BabelStream" in line[0]]) == 5
-    without = lines_of({("same", OURS, 2): [6e-6, 6.2e-6]})
+    without = lines_of({(OURS, 2): [6e-6, 6.2e-6]})
     assert not [line for line in without if "BabelStream" in line[0]]
 
 
 @pytest.mark.parametrize("gpu", ["nvidia-h100", "nvidia-h200"])
 def test_the_spreads_that_judging_expects_are_those_of_both_cards(gpu: str) -> None:
     """Within a factor of two: the spread of twelve processes is known no better."""
-    record = json.loads((RECORDS / gpu / "peers_nvbench.json").read_text())
-    rows = {(row.way, row.mib): row for row in peers_summary.rows(record)}
+    summary = json.loads((RECORDS / gpu / "peers_nvbench.json").read_text())["summary"]
+    rows = {(row.way, row.mib): row for row in peers_summary.kept_rows(summary)}
+    of_sizes = {parts["mib"]: parts for parts in summary["clean_cold_spread_is_made_of"]}
     for mib in (2, 32, 256):
-        row, parts = rows[OURS + CORRECTED, mib], peers_summary.made_of(record, "same", mib)
+        row, parts = rows[OURS + CORRECTED, mib], of_sizes[mib]
         assert row.spread is not None
-        assert parts is not None
         placements = spread.placement_spread(row.mean)
         assert 0.5 < parts["between_placements"] / placements < 2, mib
         expected = math.hypot(spread.process_spread(row.mean), placements / math.sqrt(parts["placements"]))

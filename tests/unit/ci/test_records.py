@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import keep_record
 import peers_records
 import pytest
 import renew_tables
@@ -20,17 +21,17 @@ from peers_summary import NVBENCH, OURS
 from pytest_gpumem.records.schema import document_from_json
 
 ROOT = Path(__file__).parents[3]
-RECORD = {("same", OURS, 2): [6e-6, 6.1e-6, 6.05e-6], ("same", NVBENCH, 2): [6.6e-6, 6.7e-6, 6.8e-6], ("random", OURS, 2): [6e-6, 6.2e-6]}
+RECORD = {(OURS, 2): [6e-6, 6.1e-6, 6.05e-6], (NVBENCH, 2): [6.6e-6, 6.7e-6, 6.8e-6]}
 
 
 def test_no_record_is_left_that_no_page_draws() -> None:
-    """`ci/records/README.md` has its table, a page or the package gives its figures, or `gate_validation_table` draws it with others."""
+    """`ci/records/README.md` has its table, or a page or the package gives its figures."""
     pages = "\n".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
     sources = [path for folder in ("pytest_gpumem", "kernels") for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".cu")]
     drawn = [block[3] for block in renew_tables.BLOCK.finditer((ROOT / "ci" / "records" / "README.md").read_text())]
     everything = "\n".join([pages, *(path.read_text() for path in sources), *drawn])
     records = [path.relative_to(ROOT / "ci" / "records").as_posix() for path in sorted((ROOT / "ci" / "records").glob("*/*.json"))]
-    assert [one for one in records if one not in everything and not Path(one).stem.startswith("gate_validation")] == []
+    assert [one for one in records if one not in everything] == []
 
 
 def test_rows_of_a_run_are_chosen_by_their_node_id() -> None:
@@ -198,7 +199,8 @@ def test_a_change_says_its_interval_and_where_it_shows_nothing(base: Any, other:
 
 
 def test_two_windows_show_every_setting_of_the_record_with_its_interval() -> None:
-    found = {"off": [100.0, 100.0, 100.0], "1": [99.0, 101.0, 100.0], "0.5": [130.0, 140.0, 150.0], "fit": [90.0, 90.0, 90.0]}
+    medians = {"off": (100.0, 0.0), "1": (100.0, 2.5), "0.5": (140.0, 25.0), "fit": (90.0, 0.0)}
+    found = {name: {"median": median, "half_width": half} for name, (median, half) in medians.items()}
     cases = [{"blocks": blocks, "set_aside": 2**20 * 16 // share, "found": found} for blocks in (32, 64) for share in (8, 4, 2)]
     _, _, *drawn = texts_table.of_two_windows(cases, 2**20 * 16)
     assert [line.partition(" of L2")[0].strip() for line in drawn] == [f"{n} blocks, 1/{share}" for n in (32, 64) for share in (8, 4, 2)]
@@ -215,14 +217,14 @@ def test_the_figure_is_the_same_for_the_same_record_and_names_what_it_shows(tmp_
     pytest.importorskip("matplotlib")
     import plot_peers
 
-    (tmp_path / "peers.json").write_text(json.dumps(peers_records.record(RECORD)))
+    (tmp_path / "peers.json").write_text(json.dumps(keep_record.kept(peers_records.record(RECORD))))
     drawn = []
     for name in ("one.svg", "other.svg"):
         monkeypatch.setattr(sys, "argv", ["plot_peers.py", str(tmp_path / "peers.json"), "--svg", str(tmp_path / "images" / name)])
         assert plot_peers.main() == 0
         drawn.append((tmp_path / "images" / name).read_text())
     assert drawn[0] == drawn[1]
-    for shown in (OURS, NVBENCH, "NVIDIA H200", "2 MiB", "the same allocations", "random allocations first", "wall time"):
+    for shown in (OURS, NVBENCH, "NVIDIA H200", "2 MiB", "wall time"):
         assert shown in drawn[0]
     assert "gpumem hot" not in drawn[0]
 

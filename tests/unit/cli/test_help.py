@@ -116,7 +116,6 @@ def test_a_dash_puts_one_file_on_standard_output_in_place_of_the_text(tmp_path: 
     [
         (["duet", ""], "an argument after duet is empty"),
         (["duet", "--", ""], "BASE is empty"),
-        (["baseline", "push", ""], "an argument after push is empty"),
         (["report", "results.json", "--base", ""], "an argument after --base is empty"),
     ],
 )

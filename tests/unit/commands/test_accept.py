@@ -108,7 +108,7 @@ def test_a_lost_measurement_is_accepted_as_removed(accept: Accept, results: Writ
 
 def test_only_one_scope_of_what_was_flagged(accept: Accept, results: Write, tmp_path: Path) -> None:
     copies = LimitResult("max_waits", Outcome.FAIL)
-    results(slower("test_triad", "", copies, max_waits="baseline"), missing=[Omission("t.py::test_triad", "cold", LOST, "gone")])
+    results(slower("test_triad", "", copies, max_waits="base"), missing=[Omission("t.py::test_triad", "cold", LOST, "gone")])
     assert accept(TRIAD, "--scope", "time", "--reason", "why").exit_code == 0
     assert [change.scope for made in acceptances(tmp_path) for change in made.changes] == [Scope.TIME]
     refused = accept(TRIAD, "--scope", "memory", "--reason", "why")

@@ -23,9 +23,10 @@ from pytest_gpumem.cli import main
 from pytest_gpumem.commands import gate
 from pytest_gpumem.judging.expectations import Selection
 from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.records.difference import Difference
+from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import Row
 from pytest_gpumem.records.schema import Document, document
-from pytest_gpumem.reporting.concerns import code_quality
 from pytest_gpumem.reporting.run import Place
 from pytest_gpumem.revisions import Ancestry
 from pytest_gpumem.runs import rounds as duet_rounds
@@ -64,16 +65,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def invoke(*arguments: str, rows: tuple[Row, ...], duet: dict[str, str | None] | None = None, code: int | None = None) -> Result:
         failures = sum(one.failed for one in rows)
 
-        def screen(output: Path, base: str, given: tuple[str, ...], *, duet_follows: bool, **_: object) -> gate.ScreenResult:
-            assert duet_follows == ("--screen-only" not in arguments)
+        def screen(output: Path, base: str, given: tuple[str, ...], **_: object) -> gate.ScreenResult:
             assert not any((output / name).exists() for name in gate.FILES)
-            (output / gate.OUTPUT_FILES["code_quality"]).write_text(code_quality(rows, {one.nodeid: Place("sub/t.py", 7) for one in rows}))
-            (output / gate.OUTPUT_FILES["markdown"]).write_text("the screen's")
-            (output / gate.OUTPUT_FILES["report"]).write_text("the screen's")
+            (output / gate.REPORT).write_text("the screen's")
             (output / gate.RESULTS).write_text(json.dumps({"gpumem": document(H100, list(rows), {"mode": "clean-cold"}, [])}))
             found = Document(H100, {"mode": "clean-cold"}, rows) if rows else None
             failed = [gate.Failure(one.nodeid, "an error") for one in rows if one.failed]
-            return gate.ScreenResult((1 if failures else 0) if code is None else code, failed, found)
+            places = {one.nodeid: Place("sub/t.py", 7) for one in rows}
+            return gate.ScreenResult((1 if failures else 0) if code is None else code, failed, found, places=places)
 
         def play(
             base: str, wanted: RowFilter, pytest_arguments: list[str], *, base_side: object, file: Path, **given: Any
@@ -91,7 +90,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(gate, "ancestry", lambda of, stored, folder: Ancestry("0" * 40, frozenset({"ours"}), frozenset()))
         monkeypatch.setattr(gate, "_base", lambda *_: BASE)
         monkeypatch.setattr(gate, "compare", play)
-        monkeypatch.setattr(gate, "_causes", lambda *_: {})
+        monkeypatch.setattr(gate.GateRun, "_looked_at_again", lambda *_: [])
         return CliRunner().invoke(main, ["gate", "main", *arguments], prog_name="gpumem")
 
     return invoke
@@ -109,7 +108,6 @@ def test_what_the_duet_clears_is_green_and_written_so(run: Run, tmp_path: Path) 
     summary = (tmp_path / "gpumem-results" / "summary.md").read_text()
     assert "cleared by the duet: t.py::a\ngreen: 2 rows" in summary
     assert "**2 rows: 2 PASS**" in summary
-    assert (tmp_path / "gpumem-results" / "code-quality.json").read_text() == "[]\n"
     report = (tmp_path / "gpumem-results" / "report.html").read_text()
     assert "<li>cleared by the duet: t.py::a</li><li>green: 2 rows</li>" in report
     assert '<span class="chip pass">2 PASS</span>' in report
@@ -148,8 +146,6 @@ def test_what_the_duet_confirms_is_red_at_its_place(run: Run, tmp_path: Path, mo
     assert result.exit_code == 1
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("::"))
     assert line.startswith("::error file=sub/t.py,line=7,title=gpumem%3A FAIL::FAIL t.py::a: so the duet")
-    (finding,) = json.loads((tmp_path / "out" / "code-quality.json").read_text())
-    assert (finding["severity"], finding["location"]) == ("major", {"path": "sub/t.py", "lines": {"begin": 7}})
     assert (tmp_path / "steps.md").read_text() == (tmp_path / "out" / "summary.md").read_text() + "\n"
 
 
@@ -205,7 +201,6 @@ def test_nothing_measured():
         Path("out"),
         "HEAD",
         ["-x", "--gpumem-device=sim", "--gpumem-budget=20ms"],
-        duet_follows=True,
         selecting=selected(Selection({})),
         accepts=False,
     )
@@ -214,6 +209,7 @@ def test_nothing_measured():
     errors = {row.nodeid for row in screened.document.rows if row.test_error is True}
     assert (screened.code, errors, len(screened.document.rows)) == (1, wrong, 4)
     assert {one.nodeid for one in screened.failures} == {*wrong, "test_them.py::test_slow"}
+    assert screened.places["test_them.py::test_wrong"] == Place("test_them.py", 8)
     assert not list(tmp_path.rglob("*/gpumem/*.json"))
 
 
@@ -262,31 +258,28 @@ def test_what_is_red_anyway_costs_no_duet(run: Run, tmp_path: Path) -> None:
     assert "the screen flags 2 rows; the duet decides 1 of them, the others fail whatever its verdict" in beside.stderr
 
 
-def test_causes_are_looked_for_of_the_worst_rows_and_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that fail by their figures, that the screen did not explain and that base has; the worst one first, and alone."""
-    now, asked, takes = 0.0, list[tuple[list[str], float]](), 10.0
+def test_differences_are_looked_for_of_the_worst_rows_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the worst five that fail by their figures and that base has: those of the duet, else of further processes."""
+    asked, grid = list[str](), Difference("kernel", (1, 1, 1), (2, 1, 1), "copy", "grid")
 
-    def causes(
-        _base: str, _of_base: object, rows: list[Row], _duet: object, _arguments: object, seconds: float
-    ) -> dict[str, tuple[str, ...]]:
-        nonlocal now
-        now += takes
-        asked.append(([one.nodeid[-1] for one in rows], seconds))
-        return {one.key: ("why",) for one in rows}
+    def looked_at_again(_gate: object, rows: list[Row]) -> list[Row]:
+        asked.extend(one.nodeid[-1] for one in rows)
+        return [structs.replace(one, differences=(grid,)) for one in rows]
 
-    monkeypatch.setattr(gate, "_causes", causes)
+    monkeypatch.setattr(gate.GateRun, "_looked_at_again", looked_at_again)
     slow = [row(Code.SLOWER, name, delta=delta / 100) for delta, name in enumerate("abcdefg", 3)]
     errs = structs.replace(row(Code.SLOWER, "e", delta=9.0), test_error=True)
-    known = structs.replace(row(Code.TOO_MUCH_MEMORY, "m", delta=8.0), why=("  +16 MiB  t.py:3 in f: g()  (new)",))
+    lines = (Difference("peak memory", 0, 16 << 20, site=Site("t.py", 3, "f", "g()", "CuPy", "device")),)
+    known = structs.replace(row(Code.TOO_MUCH_MEMORY, "m", delta=8.0), differences=lines)
     gone = structs.replace(row(Code.SLOWER, "z", delta=7.0), nodeid="u.py::z")
     base = Selection({}, (*(one.nodeid for one in slow), known.nodeid))
     gated = gate.GateRun(Path(), "main", BASE, base, (), 1, Acceptances(()), (), screen_only=False, strict=False)  # type: ignore[arg-type]
-    found = gated.causes([row(name="x"), *slow, errs, known, gone], {}, lambda: now)
-    assert (asked, list(found)) == ([(["g"], 60.0), (["f", "e", "d"], 50.0)], [f"t.py::{name}" for name in "gfed"])
-    asked.clear()
-    takes = 60.0
-    assert list(gated.causes(slow, {}, lambda: now)) == ["t.py::g"]
-    assert asked == [(["g"], 60.0)]
+    played = {"t.py::f": DuetVerdict("t.py::f", Outcome.FAIL, "slower", differences=(grid,))}
+    rows = [row(name="x"), *slow, errs, known, gone]
+    found = gated.with_differences(rows, played)
+    assert [one.nodeid for one in found] == [one.nodeid for one in rows]
+    assert asked == ["g", "e", "d"]
+    assert {one.key for one in found if one.differences == (grid,)} == {f"t.py::{name}" for name in "gfed"}
 
 
 def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> None:
@@ -297,13 +290,12 @@ def test_results_of_an_earlier_run_are_taken_away(run: Run, tmp_path: Path) -> N
     assert run(rows=()).exit_code == 6
     assert sorted(path.name for path in folder.iterdir()) == [
         ".gitignore",
-        "code-quality.json",
         "mine.txt",
         "report.html",
         "results.json",
         "summary.md",
     ]
-    assert "old" not in (folder / "summary.md").read_text()
+    assert "nothing was measured" in (folder / "summary.md").read_text()
     assert (folder / ".gitignore").read_text().splitlines()[-1] == "*"
 
 

@@ -32,7 +32,7 @@ def test_a_page_beside_the_results(folder: Folder) -> None:
         assert said in page(folder)
 
 
-@pytest.mark.parametrize("option", ["--csv", "--bmf", "--json"])
+@pytest.mark.parametrize("option", ["--csv", "--json"])
 def test_the_files_for_other_programs(folder: Folder, option: str) -> None:
     folder.write("now.json", [folder.row()])
     written = report(folder, "now.json", option, "out.txt")
@@ -106,7 +106,7 @@ def test_bad_files_are_one_line(folder: Folder, name: str, content: str, said: s
         (("now.json", "-o", "past"), "it is a folder"),
         (("now.json", "-o", "now.json"), "is RESULTS itself"),
         (("now.json", "--csv", "now.json"), "is RESULTS itself"),
-        (("now.json", "--bmf", "no/x.json"), "there is no folder"),
+        (("now.json", "--json", "no/x.json"), "there is no folder"),
         (("now.json", "--base", "none"), "no such file, folder or pattern"),
         (("now.json", "--base", "past"), "a folder without a .json file"),
     ],

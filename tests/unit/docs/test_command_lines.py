@@ -14,7 +14,7 @@ from document_blocks import PAGES, ROOT, blocks, command_lines
 from pytest_gpumem import cli, settings
 
 LINES = list(command_lines())
-TAKEN_AS_READ = ("cd", "cp", "sed", "head", "grep", "git", "export", "case", "mkdir", "ncu", "nsys", ".", "mkdocs", "bencher", "otava")
+TAKEN_AS_READ = ("cd", "cp", "sed", "head", "grep", "git", "export", "case", "mkdir", "ncu", "nsys", ".", "mkdocs", "otava")
 """Programs of others, whose lines are not looked at."""
 
 

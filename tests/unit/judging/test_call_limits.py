@@ -50,30 +50,29 @@ def test_each_limit_has_its_figure(name: str) -> None:
     assert FIGURES[name][0](calls) == {"max_kernels": 7, "max_copies": 5, "max_copied_bytes": 500, "max_waits": 6}[name]
 
 
-def test_a_growth_is_against_the_newest_run() -> None:
+def test_base_is_the_newest_run() -> None:
     calls = Calls(waiting=(waiting(4),))
-    assert judged(calls, "baseline", saved(9), saved(4))[0] is Outcome.PASS
-    assert judged(calls, "baseline", saved(9), saved(3))[0] is Outcome.FAIL
-    assert judged(calls, "baseline + 1", saved(3))[0] is Outcome.PASS
-    assert judged(calls, "baseline")[0] is Outcome.NEW
+    assert judged(calls, "base", saved(9), saved(4))[0] is Outcome.PASS
+    assert judged(calls, "base", saved(9), saved(3))[0] is Outcome.FAIL
+    assert judged(calls, "base")[0] is Outcome.NEW
 
 
 def test_a_count_that_varies_is_not_judged_exactly() -> None:
     past = (saved(3, "a1"), saved(5, "a1"), saved(3, "b2"))
-    outcome, sentence = judged(Calls(waiting=(waiting(6),)), "baseline", *past)
+    outcome, sentence = judged(Calls(waiting=(waiting(6),)), "base", *past)
     assert outcome is Outcome.UNDECIDED
     assert "it varies with unchanged code, the host waits 3 times to the host waits 5 times" in sentence
-    assert judged(Calls(waiting=(waiting(5),)), "baseline", *past)[0] is Outcome.PASS
+    assert judged(Calls(waiting=(waiting(5),)), "base", *past)[0] is Outcome.PASS
     # Another revision, and changes that were not committed, may have other counts.
-    assert judged(Calls(waiting=(waiting(6),)), "baseline", saved(5, "a1"), saved(3, "b2"))[0] is Outcome.FAIL
-    assert judged(Calls(waiting=(waiting(6),)), "baseline", saved(5, "a-dirty"), saved(3, "a-dirty"))[0] is Outcome.FAIL
+    assert judged(Calls(waiting=(waiting(6),)), "base", saved(5, "a1"), saved(3, "b2"))[0] is Outcome.FAIL
+    assert judged(Calls(waiting=(waiting(6),)), "base", saved(5, "a-dirty"), saved(3, "a-dirty"))[0] is Outcome.FAIL
 
 
 def test_what_was_not_counted_passes_nothing() -> None:
     calls = Calls(waiting=(waiting(1),), not_counted="CUPTI is held")
     assert judged(calls, "1")[0] is Outcome.UNDECIDED
     assert judged(calls, "0")[0] is Outcome.FAIL  # there are at least as many
-    assert judged(Calls(), "baseline", PastCalls(calls, None))[0] is Outcome.NEW
+    assert judged(Calls(), "base", PastCalls(calls, None))[0] is Outcome.NEW
 
 
 def test_a_footprint_without_counts_says_nothing_of_calls() -> None:
@@ -84,7 +83,7 @@ def test_a_footprint_without_counts_says_nothing_of_calls() -> None:
 
 
 def test_a_gate_judges_the_calls_of_a_test_against_base() -> None:
-    limits = Limits(max_waits="baseline", origin={"max_waits": "marker"})
+    limits = Limits(max_waits="base", origin={"max_waits": "marker"})
 
     def row(count: int) -> Row:
         new = Verdict(Outcome.NEW, "", limits=(LimitResult("max_waits", Outcome.NEW, Code.NO_BASELINE),))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_gpumem.judging.footprint import MISTAKEN, RULES, PastFootprint, by_chance, decidable, judge_footprint
+from pytest_gpumem.judging.footprint import MISTAKEN, RULES, PastFootprint, by_chance, judge_footprint
 from pytest_gpumem.judging.verdict import UNLIMITED, known, with_verdict
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Footprint, FootprintRepeat, MemoryUse
@@ -42,10 +42,6 @@ FREED = MemoryUse("PyTorch", "device", kept=-GiB)
         ("max_peak", "2097151 B", Outcome.FAIL),
         ("max_kept", "1052672 B", Outcome.PASS),
         ("max_kept", "1052671 B", Outcome.FAIL),  # what PyTorch freed makes up for nothing
-        ("max_reserved", "1 MiB", Outcome.PASS),
-        ("max_reserved", "0 B", Outcome.FAIL),
-        ("max_allocations", "3", Outcome.PASS),
-        ("max_allocations", "2", Outcome.FAIL),
     ],
 )
 def test_a_limit_is_exact(limit: str, written: str, outcome: Outcome) -> None:
@@ -116,31 +112,13 @@ def test_processes_of_one_run_show_that_a_count_varies() -> None:
     assert "processes of this run vary between 100 B and 130 B" in sentence
 
 
-@pytest.mark.parametrize("limit", ["max_peak", "max_kept", "max_reserved", "max_allocations"])
+@pytest.mark.parametrize("limit", ["max_peak", "max_kept"])
 def test_an_absolute_limit_is_on_the_process_that_takes_most(limit: str) -> None:
-    written = "2" if limit == "max_allocations" else "2 B"
-    several = footprint(1, further=(FootprintRepeat(1), FootprintRepeat(3, 3, 3, 3)))
-    outcome, _, sentence = judged(several, **{limit: written})[0]
+    several = footprint(1, further=(FootprintRepeat(1), FootprintRepeat(3, 3)))
+    outcome, _, sentence = judged(several, **{limit: "2 B"})[0]
     assert outcome is Outcome.FAIL
     assert "in another process of the run" in sentence
-    assert judged(replace(several, further=(FootprintRepeat(2, 2, 2, 2),)), **{limit: written})[0][0] is Outcome.PASS
-
-
-def test_a_growth_is_measured_in_two_more_processes_or_as_many_as_may_tell_it_from_chance() -> None:
-    def open_(now: Footprint, saved: list[PastFootprint], most: int = 12, **limits: Any) -> bool:
-        given = Limits(max_peak_regression="0 B", **limits)
-        names = ("max_peak_regression", *limits)
-        row = with_verdict(Row("t.py::test_a", given, UNLIMITED), judge_footprint(now, given, saved, names))
-        found: bool = decidable(now, given, row.verdict, saved, most)
-        return found
-
-    steady, few, third = past(*[100] * 9), past(100), [PastFootprint(run(100, 100, 140), "a")]
-    assert [open_(run(*[140] * count), steady) for count in (1, 2, 3)] == [True, True, False]
-    assert [open_(run(*[140] * count), few) for count in (1, 7, 8)] == [True, True, False]
-    assert [open_(run(*[140] * count), third) for count in (1, 7, 8)] == [True, True, False]
-    assert [open_(run(140), third, most) for most in (1, 7, 8)] == [False, False, True]
-    assert [open_(run(140), steady, 1), open_(run(100), steady), open_(run(140), [])] == [False] * 3
-    assert not open_(run(140), steady, max_peak="120 B")  # it fails anyway
+    assert judged(replace(several, further=(FootprintRepeat(2, 2),)), **{limit: "2 B"})[0][0] is Outcome.PASS
 
 
 def test_without_history_it_is_new_and_with_another_watch_measured_differently() -> None:
@@ -162,7 +140,7 @@ def test_what_was_not_seen_is_no_pass() -> None:
     assert judged(Footprint(0, watched=("CuPy",), not_watched=("CUPTI: lent",)), max_kept="0 B")[0][0] is Outcome.UNDECIDED
 
 
-@pytest.mark.parametrize("limit", [{"max_peak": "1 GiB"}, {"max_allocations": "9"}, {"max_peak_regression": "5%"}])
+@pytest.mark.parametrize("limit", [{"max_peak": "1 GiB"}, {"max_peak_regression": "5%"}])
 def test_what_the_driver_gave_unseen_and_got_back_is_no_pass(limit: dict[str, str]) -> None:
     unseen = Footprint(0, watched=("CuPy",), bound=0, not_watched=("CUPTI: it is missing",))
     ((outcome, _, sentence),) = judged(unseen, [PastFootprint(unseen, "a")], **limit)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from measurements import controlled
 from msgspec.structs import replace
 from verdicts_alone import judge
 
-from pytest_gpumem.judging.judge import repeatable
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Conditions, Limits, Measurement
@@ -33,25 +31,9 @@ def test_a_noisy_row_that_runs_the_same_code_passes(bench: Any, endless: DeviceF
     now, past = noisy(bench)
     verdict = judge(now, LIMITS, endless, past, strict=False)
     assert (verdict.outcome, verdict.code) == (Outcome.PASS, Code.SAME_CODE)
-    assert not repeatable(now, LIMITS, verdict, past)
     assert verdict.comparison is not None
     doubtful = judge(now, LIMITS, endless, past, strict=False, evidence=False)
     assert (doubtful.outcome, doubtful.code) == (Outcome.UNDECIDED, Code.NOISY)
-
-
-def test_before_a_duet_few_processes_are_measured_unless_the_code_is_the_same(bench: Any, endless: DeviceFacts) -> None:
-    """A row that looks slower by one process is measured in three: its duet would take more."""
-
-    def again(latency: float, processes: int, *, evidence: bool = True, noise: float = 1.0) -> bool:
-        now, past = noisy(bench, latency, noise)
-        now = replace(now, further=(now.repeat,) * (processes - 1))
-        verdict = judge(now, LIMITS, endless, past, strict=False, evidence=evidence)
-        assert verdict.outcome is Outcome.UNDECIDED
-        return repeatable(now, LIMITS, verdict, past, duet_follows=True)
-
-    assert [again(268e-6 * 1.065, count, noise=4.0) for count in (1, 2, 3)] == [True, True, False]
-    assert again(268e-6 * 1.0042, 1)
-    assert not again(268e-6 * 1.0042, 1, evidence=False)
 
 
 def test_too_few_runs_of_the_same_code_are_enough(bench: Any, endless: DeviceFacts) -> None:
@@ -131,25 +113,6 @@ def test_a_row_by_the_hosts_clock_is_never_settled(sampler: str, bench: Any, end
     now, past = noisy(bench, sampler=sampler)
     past = [replace(one, sampler=sampler) for one in past]
     assert judge(now, LIMITS, endless, past, strict=False).outcome is Outcome.UNDECIDED
-
-
-@pytest.mark.parametrize(("control", "code"), [(-0.007, Code.SAME_CODE), (-0.015, Code.CONDITIONS)])
-def test_what_the_devices_drift_puts_in_doubt_is_settled_if_it_holds_for_a_row_that_follows(
-    control: float, code: Code, bench: Any, h100: DeviceFacts
-) -> None:
-    """A control that is faster may hide a slow-down of a row that follows it."""
-    quiet = {**NOISY, "spread": 0.0005}
-    past = [controlled(bench.run(268e-6, day=day, **quiet), 60e-6) for day in range(4)]
-    now = controlled(bench.run(268e-6 * 1.001, day=9, **quiet), 60e-6 * (1 + control))
-    assert judge(now, LIMITS, h100, past, strict=False).code is code
-    assert judge(now, LIMITS, h100, past, strict=False, evidence=False).code is Code.CONDITIONS
-
-
-@pytest.mark.parametrize(("control", "code"), [(0.0, Code.SAME_CODE), (0.009, Code.SAME_CODE), (-0.009, Code.NOISY)])
-def test_a_noisy_row_is_settled_if_it_holds_for_a_row_that_follows(control: float, code: Code, bench: Any, h100: DeviceFacts) -> None:
-    now, past = noisy(bench)
-    past = [controlled(one, 60e-6) for one in past]
-    assert judge(controlled(now, 60e-6 * (1 + control)), LIMITS, h100, past, strict=False).code is code
 
 
 def test_bad_conditions_and_other_limits_are_judged_as_ever(bench: Any, endless: DeviceFacts) -> None:

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from verdicts_alone import judge
 
 from pytest_gpumem.judging.finding import Finding
-from pytest_gpumem.judging.judge import repeatable
-from pytest_gpumem.judging.screen import ALONE, LOOKS, Family, base_latency, compared, decidable, judge_change, mean_latency
+from pytest_gpumem.judging.screen import ALONE, Family, base_latency, compared, judge_change, mean_latency
 from pytest_gpumem.judging.spread import Difference, difference
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
@@ -179,7 +178,7 @@ DIFFERENCES = st.builds(
     freedom=st.floats(1, 60),
     runs=st.integers(1, 20),
     processes=st.integers(1, 60),
-    measured=st.sampled_from(LOOKS),
+    measured=st.sampled_from((1, 3, 12)),
     has_prior=st.booleans(),
 )
 
@@ -221,62 +220,6 @@ def test_the_latency_of_one_process_is_its_own_to_the_last_digit(bench: Any, lat
     assert mean_latency([one]) == one.latency
 
 
-# More processes of this run
-
-
-@pytest.mark.parametrize(
-    ("slower", "runs", "expected"),
-    [
-        (0.0, 3, True),  # noisy, and twelve processes will see that it is within
-        (0.03, 3, True),  # looks slower, and three will prove it
-        (0.0099, 3, False),  # as near to the limit as to need a duet
-        (0.0, 1, False),  # a single process says too little, however it is compared
-    ],
-)
-def test_more_processes_of_a_run_are_measured_where_they_decide(
-    bench: Any, endless: DeviceFacts, slower: float, runs: int, expected: bool
-) -> None:
-    history, now = bench.baseline(runs, latency=SHORT), bench.run(SHORT * (1 + slower), day=30)
-    verdict = judge(now, limited(), endless, history, strict=False)
-    assert verdict.outcome is UNDECIDED
-    assert repeatable(now, limited(), verdict, history) is expected
-    assert decidable(difference(now, history), 0.01) is expected
-    if expected:
-        more = bench.run(SHORT * (1 + slower), *[1.0] * (LOOKS[-1] - 1), day=30)
-        assert judge(more, limited(), endless, history, strict=False).outcome is (FAIL if slower else PASS)
-
-
-def test_more_processes_are_no_other_days(bench: Any, endless: DeviceFacts) -> None:
-    history, now = bench.baseline(1, 3), bench.run(day=30)
-    verdict = judge(now, limited(), endless, history, strict=False)
-    assert verdict.code is Code.TOO_FEW_RUNS
-    assert not repeatable(now, limited(), verdict, history)
-
-
-def test_what_is_decided_or_cannot_be_compared_is_not_measured_again(bench: Any, endless: DeviceFacts) -> None:
-    history, now = bench.baseline(3), bench.run(day=30)
-    passed = judge(now, limited(), endless, history, strict=False)
-    assert passed.outcome is PASS
-    assert not repeatable(now, limited(), passed, history)
-    other = [replace(one, sampler="blocked") for one in history]
-    assert not repeatable(now, limited(), judge(now, limited(), endless, other, strict=False), other)
-    by_host = [replace(one, sampler="host") for one in history]
-    by_accident = judge(now, limited(), endless, by_host, strict=False)
-    assert repeatable(now, limited(), by_accident, by_host)
-    assert not repeatable(replace(now, further=(now.repeat,) * 2), limited(), by_accident, by_host)
-    disturbed = replace(passed, outcome=UNDECIDED, code=Code.CONDITIONS)
-    assert repeatable(now, limited(), disturbed, history)
-    assert not repeatable(replace(now, profiled=True), limited(), disturbed, history)
-    assert not repeatable(now, Limits(), disturbed, history)
-    # Other limits are judged by this process's own figures.
-    close = replace(limited(), max_latency=f"{now.latency * 0.9999 * 1e6:.6f} us")
-    too_close = judge(now, close, endless, history, strict=False)
-    assert (decided(too_close), repeatable(now, close, too_close, history)) == ((UNDECIDED, Code.NOISY), False)
-    pages = replace(limited(), max_gpu_page_faults="0")
-    not_counted = judge(now, pages, endless, history, strict=False)
-    assert (decided(not_counted), repeatable(now, pages, not_counted, history)) == ((UNDECIDED, Code.CONDITIONS), False)
-
-
 # Creep
 
 
@@ -313,15 +256,6 @@ def test_a_creep_takes_as_much_proof_as_a_slow_down(bench: Any, endless: DeviceF
     # First runs that measured something else are none.
     other = [replace(one, sampler="blocked") for one in first]
     assert judge(now, limited(), endless, window, strict=False, first=other).outcome is PASS
-
-
-@pytest.mark.parametrize(("device", "outcome"), [(0.03, FAIL), (-0.03, FAIL), (0.06, UNDECIDED)])
-def test_a_creep_stands_unless_the_device_slowed_down_as_much(bench: Any, endless: DeviceFacts, device: float, outcome: Outcome) -> None:
-    """The row is 5 % slower than the first runs, and as fast as the window."""
-    first, window = creeping(bench, 0.05)
-    now = bench.run(LONG * 1.05, 1, 1, day=30)
-    verdict = judge(now, limited(), endless, window, strict=False, first=first, changes=lambda: {"dram": math.log1p(device)})
-    assert verdict.outcome is outcome
 
 
 # What is not measured in the same way
@@ -374,8 +308,6 @@ def test_a_launch_that_moves_more_bytes_is_judged_by_its_time(
     more = replace(now, moved_bytes=replace(now.moved_bytes, reads=now.moved_bytes.reads * 2))
     verdict = judge(more, limited(), endless, history, strict=False)
     assert decided(verdict) == expected
-    as_before = judge(now, limited(), endless, history, strict=False)
-    assert repeatable(more, limited(), verdict, history) == repeatable(now, limited(), as_before, history)
 
 
 def test_absolute_limits_judge_what_was_read(bench: Any, endless: DeviceFacts) -> None:
@@ -387,31 +319,10 @@ def test_absolute_limits_judge_what_was_read(bench: Any, endless: DeviceFacts) -
     assert judge(slower, replace(limited(), max_latency="101 us"), endless, history, strict=False).outcome is FAIL
 
 
-# Gains
-
-
-@pytest.mark.parametrize(("change", "expected"), [(0.0, PASS), (-0.04, PASS), (-0.06, FAIL), (0.04, PASS)])
-def test_a_gain_beyond_its_limit_makes_the_baseline_stale(bench: Any, endless: DeviceFacts, change: float, expected: Outcome) -> None:
-    limits = Limits(fail_if_faster="5%", origin={"fail_if_faster": "marker"})
-    now = bench.run(LONG * (1 + change), day=30)
-    verdict = judge(now, limits, endless, bench.baseline(4), strict=False)
-    assert decided(verdict) == (expected, Code.FASTER if expected is FAIL else None)
-    crowd = Family(size=10**12)
-    assert judge(now, limits, endless, bench.baseline(4), strict=False, family=crowd).outcome is PASS
-
-
-def test_noise_is_no_gain(bench: Any, endless: DeviceFacts) -> None:
-    """A kernel of 7 us: 8 % faster is within what processes differ by. Two host-timed runs prove nothing at all."""
-    limits = Limits(fail_if_faster="5%")
-    assert judge(bench.run(7e-6 * 0.92, day=30), limits, endless, bench.baseline(3, latency=7e-6), strict=False).outcome is PASS
-    host = [bench.run(1e-3, sampler="host", placements=1) for _ in range(2)]
-    assert judge(bench.run(0.5e-3, sampler="host", placements=1), limits, endless, host, strict=False).outcome is PASS
-
-
 @pytest.mark.parametrize("then", [LEAST_TIME, 1e-6, LONGEST_TIME])
 @pytest.mark.parametrize("now", [LEAST_TIME, 1e-6, LONGEST_TIME])
 def test_times_at_the_ends_of_what_a_record_holds_have_finite_figures(bench: Any, endless: DeviceFacts, then: float, now: float) -> None:
-    limits = Limits(max_regression="1% + 1 ns", max_latency="1 us", fail_if_faster="5%")
+    limits = Limits(max_regression="1% + 1 ns", max_latency="1 us")
     measured = bench.run(now, 1, 1, day=9, placements=1, overhead=None, floor=0.0)
     found = judge(measured, limits, endless, [bench.run(then, day=0, placements=1, overhead=None)], strict=False)
     assert found.comparison is not None

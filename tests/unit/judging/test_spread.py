@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -32,8 +33,8 @@ SHORT = 25e-6
 """A kernel of 32 MiB."""
 
 
-def variance(now: Measurement, history: list[Measurement], measured: int | None = None) -> float:
-    return difference(now, history).variance(measured).value
+def variance(now: Measurement, history: list[Measurement], measured: int = 1) -> float:
+    return dataclasses.replace(difference(now, history), measured=measured).variance().value
 
 
 def blocked(bench: Any, latency: float, overhead: float | None) -> Measurement:
@@ -128,8 +129,9 @@ def test_more_processes_shrink_the_process_part_alone(bench: Any) -> None:
     history = bench.baseline(3, latency=SHORT)
     found = difference(bench.run(SHORT, day=9), history)
     for measured in (3, 12):
-        assert found.variance(1).value - found.variance(measured).value == pytest.approx(found.process * (1 - 1 / measured))
-    assert found.variance(10**9).value == pytest.approx(found.day + found.base + found.unseen)
+        more = dataclasses.replace(found, measured=measured).variance().value
+        assert found.variance().value - more == pytest.approx(found.process * (1 - 1 / measured))
+    assert dataclasses.replace(found, measured=10**9).variance().value == pytest.approx(found.day + found.base + found.unseen)
 
 
 def test_what_runs_differ_by_beyond_the_prior_does_not_shrink(bench: Any) -> None:

@@ -14,13 +14,12 @@ from kernel_calls import called, vector_counts
 
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.controls import CONTROL_READ
 from pytest_gpumem.kernels.kernel import LaunchShape
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings has no wheel for this machine")
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-KERNELS = (*CATALOGUE.values(), CONTROL_READ)
+KERNELS = tuple(CATALOGUE.values())
 SOURCES = sorted({k.source for k in KERNELS if k.source})
 CPP = {"f4": "float", "f8": "double", "i4": "int"}
 

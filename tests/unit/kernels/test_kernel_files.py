@@ -10,7 +10,6 @@ from installing import ROOT
 
 from pytest_gpumem.kernels import sources
 from pytest_gpumem.kernels.catalogue import CATALOGUE
-from pytest_gpumem.kernels.controls import SOURCE as CONTROLS
 
 NAMES = {
     "stream.cu",
@@ -26,8 +25,7 @@ NAMES = {
 
 def test_every_source_is_used_and_every_used_one_is_there() -> None:
     assert {k.source for k in CATALOGUE.values() if k.source} == NAMES
-    # The control kernels are nobody's to measure.
-    assert {p.name for p in (ROOT / "kernels").glob("*.cu")} == NAMES | {CONTROLS}
+    assert {p.name for p in (ROOT / "kernels").glob("*.cu")} == NAMES
 
 
 def test_sources_need_no_header() -> None:

@@ -91,7 +91,7 @@ def test_restored_before_every_launch(profiled: bool, plan: dict[str, Any]) -> N
 
         return Case(launch=accumulate, reference=accumulate, restore=restore, check=check, reads=[y], writes=[y])
 
-    taken = bench.case(build, passes=Passes(True, True, lambda _: True), **plan)
+    taken = bench.case(build, passes=Passes(pages=True, ran=True), **plan)
     launches = [i for i, what in enumerate(log) if what == "launch"]
     assert len(launches) >= len(taken.samples)
     assert all(log[i - 1] == "restore" for i in launches)

@@ -51,7 +51,7 @@ class Scene:
         self.work = self.launch_of(32 * MiB)
         self.own = self.device.streams.create()
         self.floor = self.bench.conductor.floors().empty
-        self.bench.conductor.ready()
+        self.bench.conductor._harness.wake()
         self.prepared: list[Stream] = []
 
     def launch_of(self, nbytes: int) -> Launch:

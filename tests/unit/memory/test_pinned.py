@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import DeviceError, OutOfMemory, Unsupported
 from pytest_gpumem.memory.buffers import Arena, BadBuffer
-from pytest_gpumem.memory.pinned import PinnedCap, TooMuchPinned, touch
+from pytest_gpumem.memory.pinned import TooMuchPinned, touch
 from pytest_gpumem.memory.spaces import Memory
 
 MIB = 2**20
@@ -23,8 +23,8 @@ MIB = 2**20
 
 @pytest.fixture
 def capped() -> Memory:
-    """A host of 64 MiB of which a quarter may be locked."""
-    return Memory(Arena(CountedDevice(host_memory_bytes=64 * MIB), seed=1, pinned=PinnedCap(0.25, "-o gpumem_pinned_share")))
+    """A host of 32 MiB of which half may be locked."""
+    return Memory(Arena(CountedDevice(host_memory_bytes=32 * MIB), seed=1))
 
 
 def test_the_cap_counts_all_buffers_together_pinned_and_registered(capped: Memory) -> None:
@@ -33,8 +33,8 @@ def test_the_cap_counts_all_buffers_together_pinned_and_registered(capped: Memor
     with pytest.raises(TooMuchPinned) as refused:
         capped.registered(array)
     assert str(refused.value) == (
-        "8388612 B of page-locked memory beside 8 MiB that are locked already pass the cap of 16 MiB, 25 % of the host's 64 MiB "
-        "(-o gpumem_pinned_share): ask for less, or raise gpumem_pinned_share"
+        "8388612 B of page-locked memory beside 8 MiB that are locked already pass the cap of 16 MiB, half of the host's 32 MiB: "
+        "ask for less"
     )
     capped.registered(np.zeros(8 * MIB, "u1"))
     with pytest.raises(TooMuchPinned, match="4 B of page-locked memory beside 16 MiB"):
@@ -48,14 +48,6 @@ def test_what_the_cap_refuses_is_not_allocated_and_is_no_other_error(capped: Mem
         capped.pinned(17 * MIB)
     assert capped.arena.device.live == []  # type: ignore[attr-defined]
     assert capped.pageable(17 * MIB).nbytes == 17 * MIB  # pageable memory is not locked
-
-
-def test_the_cap_is_half_of_the_hosts_memory_unless_told(device: CountedDevice) -> None:
-    memory = Memory(Arena(device, seed=1))
-    half = device.memory.host().total // 2
-    memory.arena.pinned.check(device, half)
-    with pytest.raises(TooMuchPinned, match=r"50 % of the host's 128 GiB \(default\)"):
-        memory.arena.pinned.check(device, half + 1)
 
 
 def test_flags_and_node_reach_the_device(device: CountedDevice, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

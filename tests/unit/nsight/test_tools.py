@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ncu_csv import HEADING
 
 from pytest_gpumem.nsight.tools import (
     NCU,
@@ -16,7 +14,6 @@ from pytest_gpumem.nsight.tools import (
     Tool,
     ToolMissing,
     check_version,
-    counting_command,
     find,
     ncu_error,
     ncu_trouble,
@@ -132,24 +129,6 @@ def test_a_tool_that_cannot_be_started_is_said(tmp_path: Path) -> None:
     broken.write_text("#!/no/such/shell\n")
     with pytest.raises(ToolMissing, match=r"ncu cannot be started: .*No such file"):
         check_version(NCU, broken, {})
-
-
-def test_the_command_counts_measured_launches_and_leaves_the_clocks_alone() -> None:
-    command = counting_command(Path("/opt/ncu"), ["python3", "-m", "pytest", "tests"], Path("/tmp/ncu.log"))
-    options = dict(itertools.pairwise(command))
-    assert command[0] == "/opt/ncu"
-    assert command[-4:] == ["python3", "-m", "pytest", "tests"]
-    assert options["--clock-control"] == "none"
-    assert options["--cache-control"] == "all"
-    assert options["--target-processes"] == "all"
-    assert options["--nvtx-include"] == "regex:gpumem@.+.measure/"
-    assert options["--log-file"] == "/tmp/ncu.log"
-    assert options["--page"] == "raw"
-    assert options["--print-units"] == "base"
-    assert {"--nvtx", "--csv"} < set(command)
-    counted = options["--metrics"].split(",")
-    assert {"dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum"} < set(counted)
-    assert [metric for metric in counted if metric not in HEADING] == []
 
 
 def test_other_errors_are_quoted_but_not_that_tests_failed() -> None:

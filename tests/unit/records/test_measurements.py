@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from measurements import controlled, measurement
+from measurements import measurement
 
 from pytest_gpumem.records.measurement import MovedBytes, Repeat
 
@@ -26,11 +26,7 @@ def test_noise_is_a_share_of_the_latency(half_width: float | None, noise: float 
 
 def test_what_a_row_keeps_of_a_further_process() -> None:
     found = measurement(placements=PLACED, overhead=2e-6)
-    assert found.repeat == Repeat((2e-3, 4e-3), 2e-6, None)
-    found = controlled(found, 1e-4)
-    assert found.controls is not None
-    assert found.controls.dram == 1e-4
-    assert found.repeat == Repeat((2e-3, 4e-3), 2e-6, found.controls)
+    assert found.repeat == Repeat((2e-3, 4e-3), 2e-6)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.footprint import Course, Footprint, MemoryUse, Phase, SizeCount
-from pytest_gpumem.records.measurement import Conditions, Controls, DramBytes, Limits, Measurement, MovedBytes, Provenance, Repeat
+from pytest_gpumem.records.measurement import Conditions, Limits, Measurement, MovedBytes, Provenance, Repeat
 from pytest_gpumem.records.migrations import FaultGroup, Migrations, PageCounts
 from pytest_gpumem.records.row import Comparison, Omission, Row, Verdict
 from pytest_gpumem.records.schema import (
@@ -42,14 +42,13 @@ MEASURED = Measurement(
     footprint=3 * 2**28,
     floor=1.28e-6,
     conditions=(Conditions(sm_clock_hz=1.98e9, throttle_reasons=("sw_power_cap",)), Conditions(other_processes=0)),
-    dram_bytes=DramBytes(reads=2 * 2**28, writes=2**28, l2_reads=None, l2_writes=2**28, launches=5, source="ncu"),
     migrations=Migrations(
         before=PageCounts(to_host=2**20, causes={"fault": 2**20}),
         launch=PageCounts(gpu_faults=24, gpu_groups=1, gpu_pages=1, mapped=0, groups=(FaultGroup(0x7F0000000000, 24, "write"),)),
         source="CUPTI",
     ),
     kernel_source="a" * 64,
-    provenance=Provenance("2026-11-20T18:00:00+00:00", "GPU-a", Controls(dram=6e-5, l2=2e-5, launch=3e-6, source="c")),
+    provenance=Provenance("2026-11-20T18:00:00+00:00", "GPU-a"),
     further=(Repeat((2.68e-4, 2.69e-4), 2e-6),),
 )
 
@@ -114,7 +113,6 @@ def rows(draw: st.DrawFn) -> Row:
         accesses_per_launch=st.none() | st.integers(1, 2**40),
         sectors_per_request=st.none() | st.floats(1, 32),
         requested=st.none() | st.integers(0, 2**62),
-        dram_bytes=st.none() | st.builds(DramBytes, counts, counts, st.none() | counts, st.none() | counts, st.integers(1, 99), texts),
     )
     limits = st.builds(Limits, origin=st.dictionaries(texts, texts, max_size=2))
     return draw(st.builds(Row, limits=limits, verdict=verdicts, measurement=st.none() | measurement, label=st.just(label)))
@@ -204,9 +202,6 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["measurement", "further", 0, "medians"], [], r"further\[0\]\.medians: \[\]; expected"),
         (["measurement", "further", 0, "medians", 1], -1.0, r"further\[0\]\.medians\[1\]: -1.0; expected"),
         (["measurement", "further", 0, "overhead"], -1.0, r"further\[0\]\.overhead: -1.0; expected"),
-        (["measurement", "taken", "controls", "dram"], 0.0, r"taken\.controls\.dram: 0.0; expected"),
-        (["measurement", "taken", "controls", "latency"], -1e-9, r"taken\.controls\.latency: -1e-09; expected"),
-        (["measurement", "further", 0, "controls"], {"latency": 0.0}, r"further\[0\]\.controls\.latency: 0.0; expected"),
         (["measurement", "placements", 0, 0], 1e300, r"placements\[0\]\[0\]: 1e\+300; expected `float` <= 1000000000"),
         (["measurement", "placements", 0, 0], 5e-324, r"placements\[0\]\[0\]: 5e-324; expected"),
         (["measurement", "moved_bytes", "reads"], 10**400, r"moved_bytes\.reads: 1000.*000; expected `int` <= "),
@@ -214,10 +209,8 @@ def changed(path: list[str | int], value: object) -> dict[str, Any]:
         (["measurement", "migrations", "launch", "gpu_faults"], -1, r"migrations\.launch\.gpu_faults: -1; expected"),
         (["measurement", "migrations", "launch", "mapped"], -1, r"migrations\.launch\.mapped: -1; expected"),
         (["measurement", "migrations", "before", "causes", "fault"], -1, r"migrations\.before\.causes\[\.\.\.\]: {'fault': -1}; expected"),
-        (["measurement", "dram_bytes", "writes"], -1, r"dram_bytes\.writes: -1; expected"),
-        (["measurement", "dram_bytes", "l2_writes"], -1, r"dram_bytes\.l2_writes: -1; expected"),
-        (["measurement", "dram_bytes", "launches"], 0, r"dram_bytes\.launches: 0; expected `int` >= 1"),
-        (["measurement", "dram_bytes", "total"], 0, r"dram_bytes\.total: unknown"),
+        (["measurement", "moved_bytes", "writes"], -1, r"moved_bytes\.writes: -1; expected"),
+        (["measurement", "moved_bytes", "total"], 0, r"moved_bytes\.total: unknown"),
         (
             ["measurement", "overlap"],
             {"parts": [], "sequential": 2, "bound": 1, "streams": 1, "chunks": 0},
@@ -246,9 +239,9 @@ def test_a_missing_field_is_refused(key: str) -> None:
 
 def test_a_field_with_a_default_may_be_missing() -> None:
     written = row_to_json(ROW)
-    del written["range_name"], written["measurement"]["dram_bytes"], written["measurement"]["sectors_per_request"]
+    del written["range_name"], written["measurement"]["sectors_per_request"]
     del written["measurement"]["requested"]
-    assert row_from_json(written) == replace(ROW, range_name="", measurement=replace(MEASURED, dram_bytes=None))
+    assert row_from_json(written) == replace(ROW, range_name="")
 
 
 @pytest.mark.parametrize(

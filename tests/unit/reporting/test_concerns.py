@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from string import Formatter
@@ -12,10 +11,12 @@ from known_devices import H100
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.finding import SENTENCES
-from pytest_gpumem.outcomes import Code, Outcome
+from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.difference import Difference
+from pytest_gpumem.records.footprint import Site
 from pytest_gpumem.records.row import Comparison, LimitResult, Row
 from pytest_gpumem.reporting.columns import fitted
-from pytest_gpumem.reporting.concerns import MOST, code_quality, concerns, ending, fails, few, in_brief, sentence, workflow_commands
+from pytest_gpumem.reporting.concerns import MOST, concerns, ending, fails, few, in_brief, sentence, workflow_commands
 from pytest_gpumem.reporting.exports import properties
 from pytest_gpumem.reporting.run import Place
 
@@ -47,7 +48,6 @@ def test_what_a_change_accepts_is_shown_as_no_failure(make_row: Make) -> None:
     assert (concerns([accepted]), fails(accepted)) == ([accepted], False)
     (line,) = workflow_commands([accepted], {})
     assert line == "::warning title=gpumem%3A ACCEPTED::ACCEPTED t.py::t: max_regression accepted (ada: checks bounds); +8 %25"
-    assert [one["severity"] for one in json.loads(code_quality([accepted], {"t.py::t": Place("t.py", 1)}))] == ["info"]
 
 
 def test_a_sentence_says_what_else_failed_and_what_is_simulated(make_row: Make) -> None:
@@ -57,40 +57,37 @@ def test_a_sentence_says_what_else_failed_and_what_is_simulated(make_row: Make) 
     assert sentence(make_row("t.py::t", Outcome.FAIL, simulated=True)).startswith("FAIL (simulated) t.py::t: ")
 
 
-HEAD, RAN = "14.79 us → 16.16 us, +9.25 %", "  ran differently: kernel triad: grid 1024 → 1152"
-MORE = "for 2 further causes, which need more counts: gpumem explain --base main t.py::t"
+SECTORS = Difference("sectors per request", 4.0, 16.0)
+GRID = Difference("kernel", (1024, 1, 1), (1152, 1, 1), "triad", "grid")
 
 
 @pytest.mark.parametrize(
-    ("why", "said"),
+    ("found", "said"),
     [
         ((), None),
-        ((HEAD, RAN, "    100 %  776.1 us  up to this: 8 MiB no longer in L2"), "8 MiB no longer in L2 (up to 100 % of the change)"),
-        ((HEAD, RAN, "    97.6 %  776.1 us  sectors per request 4 → 16", MORE), "sectors per request 4 → 16 (97.6 % of the change)"),
-        ((HEAD, RAN, "    100 %  1.368 us  unexplained", MORE), "kernel triad: grid 1024 → 1152"),
-        (("ran differently: kernel copy: grid 64 → 8",), "kernel copy: grid 64 → 8"),
-        ((HEAD, "    100 %  1.368 us  unexplained", MORE), None),
-        ((MORE,), None),
+        ((SECTORS, GRID), "sectors per request 4 → 16"),
+        ((GRID,), "kernel triad: grid 1024 → 1152"),
+        ((Difference("GPU page faults", 0, 1243),), "1243 GPU page faults where there were none"),
     ],
 )
-def test_a_failure_in_brief_has_one_reason_and_one_cause_or_none(make_row: Make, why: tuple[str, ...], said: str | None) -> None:
-    """Where no share is explained, what ran differently is the cause. That nothing did is none."""
+def test_a_failure_in_brief_has_one_reason_and_one_difference_or_none(
+    make_row: Make, found: tuple[Difference, ...], said: str | None
+) -> None:
     results = (
         LimitResult("max_regression", Outcome.FAIL, None, "the duet: FAIL, +9.25 % over 11 pairs: slower; its traffic has changed"),
         LimitResult("max_peak", Outcome.FAIL, None, "a peak of 80 MiB"),
     )
     row = make_row("t.py::t", Outcome.FAIL, reason="all of it")
-    row = replace(row, verdict=replace(row.verdict, limits=results), why=why)
+    row = replace(row, verdict=replace(row.verdict, limits=results), differences=found)
     assert in_brief(row) == ["FAIL t.py::t: +9.25 % over 11 pairs: slower", *([f"  why: {said}"] if said else [])]
 
 
 def test_the_end_names_the_worst_five_why_and_how_to_repeat_them(make_row: Make) -> None:
     rows = [make_row(f"t.py::t{n}", Outcome.FAIL, reason="slow " * 30, comparison=slower(n / 100)) for n in range(7)]
     rows[6] = replace(rows[6], verdict=replace(rows[6].verdict, limits=(LimitResult("max_regression", Outcome.FAIL, None, "slow"),)))
-    lines = ending([make_row("t.py::fine"), *rows], lambda row: ["pytest", row.nodeid] if row.verdict.limits else [], "origin/main")
+    lines = ending([make_row("t.py::fine"), *rows], lambda row: ["pytest", row.nodeid] if row.verdict.limits else [])
     assert lines[:2] == ["FAIL t.py::t6: slow", "  repeat: pytest t.py::t6"]
-    more = "2 more fail; for the causes of one: gpumem explain --base origin/main TEST"
-    assert lines[2:] == [*(f"FAIL t.py::t{n}: {'slow ' * 25}..." for n in (5, 4, 3, 2)), more]
+    assert lines[2:] == [*(f"FAIL t.py::t{n}: {'slow ' * 25}..." for n in (5, 4, 3, 2)), "2 more fail"]
 
 
 def test_a_test_that_failed_is_named_once_with_its_own_error(make_row: Make) -> None:
@@ -98,7 +95,7 @@ def test_a_test_that_failed_is_named_once_with_its_own_error(make_row: Make) -> 
     errs = [replace(make_row("t.py::errs", label=label, reason="within"), failed=True, test_error=True) for label in "ab"]
     beside = [make_row("t.py::slow", Outcome.FAIL, label="a", reason="slow"), replace(make_row("t.py::slow", label="b"), failed=True)]
     errors = {"t.py::errs": "AssertionError: off by one", "t.py::slow": "slow", "t.py::other": "KeyError: 1"}
-    assert ending([*errs, *beside], lambda _row: (), "main", errors) == [
+    assert ending([*errs, *beside], lambda _row: (), errors) == [
         "FAIL t.py::slow[a]: slow",
         "FAIL t.py::errs[b]: AssertionError: off by one",
         "FAIL t.py::other: KeyError: 1",
@@ -140,13 +137,11 @@ NAMES = ("t.py::t", "tests/deeply/nested/test_raster_operations.py::TestResize::
 @pytest.mark.parametrize("name", NAMES)
 def test_the_end_fits_the_terminal_and_cuts_neither_names_nor_figures(make_row: Make, name: str, width: int) -> None:
     reason = SENTENCES["slower"].format(**FIGURES)
+    found = (Difference("kernel", (4096, 4096, 1), (8192, 8192, 1), "resize_bicubic_kernel<unsigned char, 3>", "grid"),)
     rows = [
-        replace(
-            make_row(f"{name[:-1]}{n}]", Outcome.FAIL, reason=reason, comparison=slower(n / 100)), why=(f"    97.6 %  776.1 us  {why}",)
-        )
-        for n, why in enumerate(["sectors per request 4 → 16: stride 4, threads use 100 → 25 % of their bytes; DRAM bytes +300 %"] * 7)
+        replace(make_row(f"{name[:-1]}{n}]", Outcome.FAIL, reason=reason, comparison=slower(n / 100)), differences=found) for n in range(7)
     ]
-    whole = ending(rows, lambda row: ["gpumem", "duet", "origin/main", "--test", row.nodeid], "origin/main")
+    whole = ending(rows, lambda row: ["gpumem", "duet", "origin/main", "--test", row.nodeid])
     lines = [part for line in whole for part in fitted(line, width)]
     for line in lines:
         assert len(line) <= width or len(line.split("'")[1 if "'" in line else 0].strip()) + 6 >= width
@@ -173,14 +168,15 @@ def test_a_failure_is_an_error_on_the_tests_line(make_row: Make) -> None:
 
 def test_a_failure_stands_on_the_line_of_its_cause(make_row: Make) -> None:
     """In the folder of the test's file, which is not always that of the repository. A line elsewhere is none of its own."""
-    lines = ("peak memory 64 MiB -> 80 MiB (+16 MiB)", "  +16 MiB  raster/ops.py:38 in resize: tile = zeros(n)  (64 MiB before)")
-    row = replace(make_row("tests/t.py::t", Outcome.FAIL, reason="a peak of 80 MiB"), why=lines)
+    site = Site("raster/ops.py", 38, "resize", "tile = zeros(n)", "CuPy", "device", at_peak=80 << 20, at_peak_count=1)
+    grown = Difference("peak memory", 64 << 20, 80 << 20, site=site)
+    row = replace(make_row("tests/t.py::t", Outcome.FAIL, reason="a peak of 80 MiB"), differences=(grown, GRID))
     (line,) = workflow_commands([row], {row.nodeid: Place("sub/tests/t.py", 12)})
     why = "why: +16 MiB at raster/ops.py:38 in resize: tile = zeros(n) (64 MiB before)"
     assert line == f"::error file=sub/raster/ops.py,line=38,title=gpumem%3A FAIL::FAIL tests/t.py::t: a peak of 80 MiB; {why}"
     assert dict(properties(row, H100)).items() >= {"gpumem_why": why[5:], "gpumem_why_line": "raster/ops.py:38"}.items()
-    for away in ("/usr/lib/python3/cupy.py:38 in zeros: c()", "a thread without Python code"):
-        elsewhere = replace(row, why=(f"  +16 MiB  {away}  (new)",))
+    for away in ("/usr/lib/python3/cupy.py", ""):
+        elsewhere = replace(row, differences=(replace(grown, site=replace(site, file=away)),))
         assert "file=sub/tests/t.py,line=12," in workflow_commands([elsewhere], {row.nodeid: Place("sub/tests/t.py", 12)})[0]
 
 
@@ -201,44 +197,3 @@ def test_no_more_than_github_shows(make_row: Make) -> None:
     lines = workflow_commands(rows, {})
     assert [line.startswith("::error") for line in lines] == [True] * MOST + [False]
     assert lines[MOST - 1] == "::error title=gpumem::2 more in the summary of the run"
-
-
-# GitLab's code-quality report
-
-
-def test_each_finding_has_what_gitlab_asks_for(make_row: Make) -> None:
-    rows = [
-        make_row("t.py::t", Outcome.FAIL, reason="slower"),
-        make_row("t.py::u", Outcome.UNDECIDED, code=Code.LOOKS_SLOWER),
-        make_row("t.py::v", Outcome.UNDECIDED, code=Code.CONDITIONS),
-    ]
-    found = json.loads(code_quality(rows, {"t.py::t": Place("sub/t.py", 12)}))
-    fingerprint = found[0].pop("fingerprint")
-    assert len(fingerprint) == 64
-    assert found[0] == {
-        "description": "FAIL t.py::t: slower",
-        "check_name": "gpumem FAIL",
-        "severity": "major",
-        "location": {"path": "sub/t.py", "lines": {"begin": 12}},
-    }
-    assert [one["severity"] for one in found] == ["major", "minor", "info"]
-    assert found[1]["location"] == {"path": "t.py", "lines": {"begin": 1}}
-
-
-def test_a_fingerprint_is_of_the_row_and_not_of_its_figures(make_row: Make) -> None:
-    def fingerprint(*arguments: object, **keywords: object) -> str:
-        (one,) = json.loads(code_quality([make_row(*arguments, **keywords)], {}))
-        return str(one["fingerprint"])
-
-    slow = fingerprint("t.py::t", Outcome.FAIL, reason="slower: +3 %")
-    assert slow == fingerprint("t.py::t", Outcome.FAIL, reason="slower: +4 %")
-    others = {
-        fingerprint("t.py::t", Outcome.UNDECIDED),
-        fingerprint("t.py::t", Outcome.FAIL, label="b"),
-        fingerprint("t.py::u", Outcome.FAIL),
-    }
-    assert len(others - {slow}) == 3
-
-
-def test_nothing_to_report_is_an_empty_report(make_row: Make) -> None:
-    assert code_quality([make_row()], {}) == "[]\n"

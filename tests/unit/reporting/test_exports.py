@@ -1,4 +1,4 @@
-"""Rows as CSV, in the Bencher Metric Format, and as github-action-benchmark reads them."""
+"""Rows as CSV, and as github-action-benchmark reads them."""
 
 from __future__ import annotations
 
@@ -14,31 +14,14 @@ from msgspec.structs import replace
 
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint, MemoryUse
-from pytest_gpumem.records.measurement import DramBytes
 from pytest_gpumem.records.row import Comparison, Row
 from pytest_gpumem.records.what_ran import Step, StepKind, what_ran
-from pytest_gpumem.reporting.exports import as_bmf, as_csv, as_json, figures, properties
+from pytest_gpumem.reporting.exports import as_csv, as_json, figures, properties
 from pytest_gpumem.reporting.run import Run
 
 MakeRow = Callable[..., Row]
 
 NAME = {"type": "string", "minLength": 1}
-BMF: dict[str, Any] = {
-    "type": "object",
-    "propertyNames": {**NAME, "maxLength": 1024},
-    "additionalProperties": {
-        "type": "object",
-        "minProperties": 1,
-        "propertyNames": {**NAME, "maxLength": 64},
-        "additionalProperties": {
-            "type": "object",
-            "properties": {name: {"type": "number"} for name in ("value", "lower_value", "upper_value")},
-            "required": ["value"],
-            "additionalProperties": False,
-        },
-    },
-}
-"""https://bencher.dev/docs/reference/bencher-metric-format/, with the longest names of its benchmarks and measures."""
 ENTRIES: dict[str, Any] = {
     "type": "array",
     "items": {
@@ -73,7 +56,6 @@ FIGURES = {
     "registers": 24,
     "spill_bytes": 16,
     "moved_bytes": 768 << 20,
-    "dram_bytes": 800 << 20,
 }
 """Of a triad over 768 MiB with `FOOTPRINT` and `RAN`."""
 
@@ -82,10 +64,7 @@ FIGURES = {
 def run(make_row: MakeRow, facts: DeviceFacts) -> Run:
     """A row of everything, one of memory alone, one of a test that failed by itself, and one under a profiler."""
     comparison = Comparison(0.02, 0.01, 0.03, 0.01, 3)
-    counted = DramBytes(500 << 20, 300 << 20, None, None, 4, "ncu")
-    whole = replace(
-        make_row(what_ran=RAN, dram_bytes=counted, label="warm", comparison=comparison), footprint=FOOTPRINT, extra={"elements/s": 7.5}
-    )
+    whole = replace(make_row(what_ran=RAN, label="warm", comparison=comparison), footprint=FOOTPRINT, extra={"elements/s": 7.5})
     memory = replace(make_row("t.py::test_memory", measured=False), footprint=FOOTPRINT)
     broken = replace(make_row("t.py::test_broken"), failed=True, test_error=True)
     return Run([whole, memory, broken, make_row("t.py::test_profiled", profiled=True)], facts, {}, "2026-11-20T18:00:00+00:00", "0c0de00")
@@ -114,19 +93,6 @@ def test_no_field_of_csv_is_a_formula_of_a_spreadsheet(make_row: MakeRow, facts:
     assert line["label"] == "'=1+1"
 
 
-def test_bencher_gets_times_with_intervals_bytes_and_counts(run: Run) -> None:
-    found = json.loads(as_bmf(run))
-    jsonschema.Draft202012Validator(BMF).validate(found)
-    whole, memory = (f"{row.key} @ {run.facts.key}" for row in run.rows[:2])
-    assert list(found) == [whole, memory]
-    latency, bandwidth = found[whole].pop("latency"), found[whole].pop("bandwidth_bytes_per_s")
-    assert latency["value"] == pytest.approx(268.3e3, rel=1e-3)  # ns
-    assert latency["upper_value"] - latency["lower_value"] == pytest.approx(2 * 268.3)
-    assert bandwidth["lower_value"] < bandwidth["value"] < bandwidth["upper_value"]
-    assert found[whole] == {name: {"value": value} for name, value in {**FIGURES, "elements/s": 7.5}.items()}
-    assert found[memory] == {name: {"value": FIGURES[name]} for name in ("peak_bytes", "kept_bytes", "reserved_bytes", "allocations")}
-
-
 def test_github_action_benchmark_gets_the_figures_of_which_less_is_better(run: Run) -> None:
     found = json.loads(as_json(run))
     jsonschema.Draft202012Validator(ENTRIES).validate(found)
@@ -144,12 +110,6 @@ def test_github_action_benchmark_gets_the_figures_of_which_less_is_better(run: R
     assert not [name for name in values if "bandwidth" in name or "elements" in name or "broken" in name or "profiled" in name]
 
 
-def test_a_wide_interval_and_none_are_no_bounds(make_row: MakeRow, facts: DeviceFacts) -> None:
-    for half_width in (None, 300e-6):
-        ((_, found),) = json.loads(as_bmf(Run([make_row(half_width=half_width)], facts, {}))).items()
-        assert found["latency"].keys() == found["bandwidth_bytes_per_s"].keys() == {"value"}
-
-
 def test_what_is_not_known_is_no_figure(make_row: MakeRow, facts: DeviceFacts) -> None:
     unseen, seen = Footprint(0, not_watched=("no GPU is measured",)), Footprint(4096, watched=("fixtures",))
     assert "peak_bytes" not in figures(replace(make_row(), footprint=unseen), facts)
@@ -164,7 +124,7 @@ def test_what_is_not_known_is_no_figure(make_row: MakeRow, facts: DeviceFacts) -
 
 def test_hostile_names_stay_text(make_row: MakeRow, facts: DeviceFacts) -> None:
     run = Run([replace(make_row("t.py::test[\x1b[2J\n]"), extra={"\u202e": 1.0})], facts, {})
-    for text in (as_csv(run), as_bmf(run), as_json(run)):
+    for text in (as_csv(run), as_json(run)):
         assert text.replace("\n", "").isprintable()
 
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
+from pytest_gpumem.records.difference import Difference
 from pytest_gpumem.records.footprint import Footprint
 from pytest_gpumem.records.measurement import Limits, Repeat
 from pytest_gpumem.records.overlap import Overlap, Part
@@ -260,10 +261,13 @@ def test_a_suite_has_its_trend_its_roofline_and_the_base_of_a_change(facts: Devi
     assert "earlier run" not in alone
 
 
-def test_the_causes_of_a_failure_are_on_the_page(facts: DeviceFacts, make_row: MakeRow) -> None:
-    row = replace(make_row(outcome=Outcome.FAIL), why=("ran differently: kernel copy: grid 64 -> 8",))
-    assert "<dt>why</dt><dd>ran differently: kernel copy: grid 64 -&gt; 8</dd>" in page(Run([row], facts, {}, utc=UTC))
-    assert "why: kernel copy: grid 64 -&gt; 8" in markdown.page(Run([row], facts, {}))
+GRID = Difference("kernel", (64, 1, 1), (8, 1, 1), "copy", "grid")
+
+
+def test_the_differences_of_a_failure_are_on_the_page(facts: DeviceFacts, make_row: MakeRow) -> None:
+    row = replace(make_row(outcome=Outcome.FAIL), differences=(GRID,))
+    assert "<dt>why</dt><dd>kernel copy: grid 64 → 8</dd>" in page(Run([row], facts, {}, utc=UTC))
+    assert "why: kernel copy: grid 64 → 8" in markdown.page(Run([row], facts, {}))
 
 
 def watched(peak: int) -> Footprint:
@@ -313,16 +317,15 @@ def test_a_column_without_a_figure_is_left_out(facts: DeviceFacts, make_row: Mak
     assert re.findall(r"<th [^>]*>(.*?)</th>", both) == ["test", "latency", "bandwidth", "noise", "peak memory", "verdict"]
 
 
-def test_the_causes_stand_under_what_needs_a_look(facts: DeviceFacts, make_row: MakeRow) -> None:
-    why = (
-        "ran differently: kernel copy: grid 64 -> 8",
-        " 60.0 %  1.5 us  +25 % bytes",
-        " 30.0 %  0.7 us  other clock",
-        " 10.0 %  0.2 us  unexplained",
-    )
-    drawn = page(Run([replace(make_row(outcome=Outcome.FAIL), why=why)], facts, {}, utc=UTC))
+def test_the_first_differences_stand_under_what_needs_a_look(facts: DeviceFacts, make_row: MakeRow) -> None:
+    found = (Difference("declared bytes", 4 << 20, 5 << 20), Difference("sectors per request", 4.0, 8.0), GRID, GRID)
+    drawn = page(Run([replace(make_row(outcome=Outcome.FAIL), differences=found)], facts, {}, utc=UTC))
     concerns = drawn.partition('id="concerns"')[2].partition("</section>")[0]
-    assert re.findall(r"why: (.*?)</div>", concerns) == ["+25 % bytes (60.0 % of the change)", "other clock (30.0 % of the change)"]
+    assert re.findall(r"why: (.*?)</div>", concerns) == [
+        "declared bytes 4 MiB → 5 MiB",
+        "sectors per request 4 → 8",
+        "kernel copy: grid 64 → 8",
+    ]
 
 
 def test_every_point_of_earlier_runs_is_of_the_same_rows() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_gpumem.devices.cuda import code_cache
-from pytest_gpumem.devices.cuda.nvrtc import Compilation, DoesNotCompile
+from pytest_gpumem.devices.cuda import nvrtc
+from pytest_gpumem.devices.cuda.nvrtc import DoesNotCompile, KernelCode
 from pytest_gpumem.devices.cuda.own_kernels import CONTENT_SOURCE, HOLD, compiled_meanwhile, fill, mismatch
 from pytest_gpumem.devices.protocol import Launch, Stream
 from pytest_gpumem.devices.simulated.datasheets import DATASHEETS
@@ -18,17 +18,16 @@ from pytest_gpumem.ranges import Ranges
 
 
 @pytest.fixture(autouse=True)
-def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The entries that were compiled, by a compiler that makes nothing."""
     made: list[str] = []
 
-    def compiled(source: str, name: str, architecture: str, *, entries: tuple[str, ...], options: Any) -> Compilation:
-        made.extend(entries)
-        return Compilation(b"", "", dict.fromkeys(entries, name))
+    def compiled(source: str, entry: str, architecture: str) -> KernelCode:
+        made.append(entry)
+        return KernelCode(b"", entry)
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(code_cache, "compiled", compiled)
-    monkeypatch.setattr(code_cache, "architecture_of", lambda capability: "sm_90")
+    monkeypatch.setattr(nvrtc, "compiled", compiled)
+    monkeypatch.setattr(nvrtc, "architecture_of", lambda capability: "sm_90")
     return made
 
 
@@ -53,11 +52,23 @@ def test_it_is_what_the_harness_launches(name: str, no_compiler: list[str], monk
 
 
 def test_what_does_not_compile_is_reported_where_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any, **keywords: Any) -> Compilation:
+    def broken(*arguments: Any, **keywords: Any) -> KernelCode:
         raise DoesNotCompile("expected a ';'")
 
-    monkeypatch.setattr(code_cache, "compiled", broken)
-    with compiled_meanwhile(DATASHEETS["h100"].facts()) as cache:
+    monkeypatch.setattr(nvrtc, "compiled", broken)
+    with compiled_meanwhile(DATASHEETS["h100"].facts()) as compiler:
         pass
     with pytest.raises(DoesNotCompile, match="expected a ';'"):
-        cache.get(CONTENT_SOURCE, fill("f4"))
+        compiler.get(CONTENT_SOURCE, fill("f4"))
+
+
+@pytest.mark.parametrize(("capability", "architecture"), [((9, 0), "sm_90"), ((10, 3), "compute_90"), ((7, 0), None)])
+def test_what_is_compiled_for_a_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], architecture: str | None) -> None:
+    """One that is newer than the compiler gets code that the driver translates; one that is too old is refused with the remedy."""
+    monkeypatch.undo()
+    monkeypatch.setattr(nvrtc, "_loaded", lambda: SimpleNamespace(nvrtcGetSupportedArchs=lambda: (0, [75, 80, 90])))
+    if architecture is not None:
+        assert nvrtc.architecture_of(capability) == architecture
+        return
+    with pytest.raises(DoesNotCompile, match=r"for compute capability 7\.5 and newer, this GPU has 7\.0: .*cuda12"):
+        nvrtc.architecture_of(capability)

@@ -1,0 +1,201 @@
+"""What differs between two runs of a row, as data and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pytest_gpumem.judging.differences import MOST, differences, memory_differences, ran_differently, row_differences
+from pytest_gpumem.outcomes import Outcome
+from pytest_gpumem.records.difference import KEPT, PEAK, Difference
+from pytest_gpumem.records.footprint import Footprint, Site
+from pytest_gpumem.records.measurement import Limits, Measurement, MovedBytes, Window
+from pytest_gpumem.records.migrations import Migrations, PageCounts
+from pytest_gpumem.records.row import LimitResult, Row, Verdict
+from pytest_gpumem.records.what_ran import Step, StepKind, WhatRan, what_ran
+from pytest_gpumem.reporting.differences import describe, place_of
+
+KERNEL = Step(StepKind.KERNEL, "triad", code="c0de", grid=(64, 1, 1), block=(256, 1, 1), registers=16, local=0, stream=0)
+OTHER = replace(KERNEL, name="scale", code="5ca1e")
+COPY = Step(StepKind.COPY, "H2D", source="pinned", memory="device", nbytes=4 * 2**20, stream=0)
+WAIT = Step(StepKind.SYNCHRONISATION, "stream")
+
+
+def of(base: Sequence[Step], head: Sequence[Step]) -> list[Difference]:
+    return list(ran_differently(what_ran(base, {}), what_ran(head, {})))
+
+
+def test_the_same_work_has_no_differences() -> None:
+    assert of([COPY, KERNEL], [COPY, KERNEL]) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "text"),
+    [
+        ({"block": (128, 1, 1)}, "block", "kernel triad: block 256 → 128"),
+        ({"grid": (8, 8, 1)}, "grid", "kernel triad: grid 64 → 8 × 8"),
+        ({"code": "other"}, "code", "kernel triad: other machine code"),
+        ({"registers": 40}, "registers", "kernel triad: registers 16 → 40"),
+        ({"local": 64}, "local", "kernel triad: local memory of a thread 0 B → 64 B"),
+        ({"window": "1 MiB"}, "window", "kernel triad: access-policy window none → 1 MiB"),
+    ],
+)
+def test_a_changed_kernel(change: dict[str, Any], field: str, text: str) -> None:
+    (one,) = of([COPY, KERNEL], [COPY, replace(KERNEL, **change)])
+    assert (one.kind, one.name, one.field, describe(one)) == ("kernel", "triad", field, text)
+
+
+def test_changed_arguments() -> None:
+    def found(base: tuple[str, ...], head: tuple[str, ...]) -> list[str]:
+        return [describe(one) for one in of([replace(KERNEL, arguments=base)], [replace(KERNEL, arguments=head)])]
+
+    assert found(("p256", "100000"), ("p256", "107ae1")) == ["kernel triad: argument 2: 1048576 → 1080033"]
+    assert found(("p256",), ("p4",)) == ["kernel triad: argument 1: an address aligned to 256 bytes → an address aligned to 4 bytes"]
+    assert found(("p256 1*3",), ("p256 1 2 1",)) == ["kernel triad: argument 1, byte 16: 1 → 2"]
+    assert found(("1",), ("1", "2")) == ["kernel triad: number of arguments 1 → 2"]
+    assert found(("5", "12??"), ("5", "1234")) == []
+    assert found(("5", "12??"), ("5", "1334")) == ["kernel triad: argument 2: 0x12?? → 0x13??"]
+    assert found(("5",), ("varies",)) == ["kernel triad: argument 1: 5 → varies"]
+
+
+def test_a_copy_that_became_pageable_and_one_more_copy() -> None:
+    pageable = replace(COPY, source="pageable")
+    changed, added = of([COPY, KERNEL], [pageable, KERNEL, COPY])
+    assert (changed.field, changed.was, changed.now) == ("source", "pinned", "pageable")
+    assert describe(added) == "copy H2D added (4 MiB pinned → device)"
+
+
+def test_kernels_that_were_added_and_removed_and_an_extra_wait() -> None:
+    found = of([KERNEL, OTHER], [KERNEL, KERNEL, WAIT])
+    assert {describe(one) for one in found} == {
+        "kernel scale removed (64 blocks of 256)",
+        "kernel triad added (64 blocks of 256)",
+        "synchronisation stream added",
+    }
+
+
+def test_the_same_difference_of_many_steps_is_one() -> None:
+    (one,) = of([KERNEL] * 3, [replace(KERNEL, block=(128, 1, 1))] * 3)
+    assert one.times == 3
+    assert describe(one) == "3 × kernel triad: block 256 → 128"
+
+
+def test_a_renamed_kernel_with_the_same_code_is_no_difference() -> None:
+    assert of([KERNEL], [replace(KERNEL, name="triad_v2")]) == []
+    (one,) = of([KERNEL], [replace(KERNEL, name="triad_v2", block=(128, 1, 1))])
+    assert (one.name, one.field) == ("triad_v2", "block")
+
+
+def test_another_order_of_the_same_steps() -> None:
+    (one,) = of([KERNEL, OTHER], [OTHER, KERNEL])
+    assert describe(one) == "the same steps in another order"
+
+
+def test_work_that_moved_to_another_stream() -> None:
+    (one,) = of([COPY, KERNEL], [COPY, replace(KERNEL, stream=1)])
+    assert (one.field, one.was, one.now) == ("stream", 0, 1)
+
+
+def test_calls_and_state() -> None:
+    base = what_ran([KERNEL], {"cudaMemAdvise": 1, "cuLaunchKernel": 2}, {"window": "8 MiB", "x": "pinned"})
+    head = what_ran([KERNEL], {"cuLaunchKernel": 3}, {"x": "pageable", "window": "8 MiB"})
+    assert {one: describe(one) for one in ran_differently(base, head)} == {
+        Difference("call", 1, None, "cudaMemAdvise"): "call cudaMemAdvise removed (1)",
+        Difference("call", 2, 3, "cuLaunchKernel", "count"): "call cuLaunchKernel: count 2 → 3",
+        Difference("state", "pinned", "pageable", "x"): "state x: pinned → pageable",
+    }
+
+
+def test_the_reference_of_a_simulated_device_has_no_machine_code() -> None:
+    assert describe(Difference("kernel", "a", "b", "reference", "code")) == "reference: other source"
+
+
+# What was declared, and pages
+
+
+def measured(bench: Any, ran: WhatRan | None = None, **changes: Any) -> Measurement:
+    found: Measurement = bench.run(268e-6, what_ran=ran, **changes)
+    return found
+
+
+def faults(count: int, to_device: int) -> Migrations:
+    return Migrations(before=PageCounts(), launch=PageCounts(gpu_faults=count, to_device=to_device))
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "text"),
+    [
+        ({"moved_bytes": MovedBytes(8 << 20, 0)}, {"moved_bytes": MovedBytes(8 << 20, 2 << 20)}, "declared bytes 8 MiB → 10 MiB"),
+        ({"sectors_per_request": 4.0}, {"sectors_per_request": 8.0}, "sectors per request 4 → 8"),
+        (
+            {"window": Window(8 << 20, 1.0, 8 << 20)},
+            {"window": None},
+            "access-policy window 8 MiB at hit ratio 1 and a set-aside of 8 MiB → none",
+        ),
+        ({"migrations": faults(0, 0)}, {"migrations": faults(1243, 0)}, "1243 GPU page faults where there were none"),
+        ({"migrations": faults(20, 0)}, {"migrations": faults(1243, 0)}, "GPU page faults 20 → 1243"),
+        ({"migrations": faults(0, 1 << 20)}, {"migrations": faults(0, 64 << 20)}, "migrated bytes 1 MiB → 64 MiB"),
+    ],
+)
+def test_what_is_declared_or_counted(bench: Any, base: dict[str, Any], head: dict[str, Any], text: str) -> None:
+    (one,) = differences(measured(bench, **base), measured(bench, **head))
+    assert describe(one) == text
+
+
+def test_what_is_unknown_of_a_side_is_no_difference(bench: Any) -> None:
+    known = measured(bench, what_ran([KERNEL], {}), sectors_per_request=4.0, migrations=faults(9, 0))
+    assert differences(known, measured(bench, WhatRan(not_watched="CUPTI is missing"), sectors_per_request=None)) == ()
+    assert differences(measured(bench, migrations=faults(1000, 0)), measured(bench, migrations=faults(1050, 0))) == ()  # varies so
+
+
+def test_a_window_is_said_once_and_before_what_ran(bench: Any) -> None:
+    window, state = Window(8 << 20, 1.0, 8 << 20), {"set-aside of L2": "8 MiB"}
+    base = measured(bench, what_ran([replace(KERNEL, window="8 MiB")], {}, state), window=window)
+    head = measured(bench, what_ran([replace(KERNEL, grid=(8, 1, 1))], {}, {"set-aside of L2": "0 B"}), window=None)
+    kinds = [(one.kind, one.field) for one in differences(base, head)]
+    assert kinds == [("access-policy window", ""), ("kernel", "grid")]
+
+
+def test_many_differences_are_counted(bench: Any) -> None:
+    steps = [replace(KERNEL, name=f"k{number}", code=f"c{number}") for number in range(MOST + 3)]
+    found = differences(measured(bench, what_ran([], {"a": 1})), measured(bench, what_ran(steps, {"a": 1})))
+    assert found == ()  # nothing is known of a launch without steps
+    found = differences(measured(bench, what_ran([KERNEL], {})), measured(bench, what_ran([KERNEL, *steps], {})))
+    assert (len(found), describe(found[-1])) == (MOST + 1, "3 further differences")
+
+
+def test_a_row_that_fails_by_its_kernels_says_first_what_ran(bench: Any) -> None:
+    base = measured(bench, what_ran([KERNEL], {}), moved_bytes=MovedBytes(1, 1))
+    head = measured(bench, what_ran([KERNEL, OTHER], {}), moved_bytes=MovedBytes(2, 2))
+    for limit, first in (("max_kernels", "kernel"), ("max_regression", "declared bytes")):
+        verdict = Verdict(Outcome.FAIL, "", limits=(LimitResult(limit, Outcome.FAIL),))
+        assert row_differences(Row("t.py::t", Limits(), verdict, head), base)[0].kind == first
+
+
+# Lines that take memory
+
+LAYER = Site("model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 << 20, at_peak_count=1)
+
+
+def test_the_lines_that_grew_or_that_take_most() -> None:
+    more = replace(LAYER, at_peak=80 << 20)
+    (grown,) = memory_differences(Footprint(64 << 20, sites=(LAYER,)), Footprint(80 << 20, sites=(more,)))
+    assert grown == Difference(PEAK, 64 << 20, 80 << 20, site=more)
+    assert describe(grown) == "+16 MiB at model.py:12 in forward: y = a * b (64 MiB before)"
+    for base in (None, Footprint(1), Footprint(80 << 20, sites=(more,))):
+        (largest,) = memory_differences(base, Footprint(80 << 20, sites=(more,)))
+        assert describe(largest) == "80 MiB at model.py:12 in forward: y = a * b (PyTorch, 1 allocation)"
+    kept = replace(LAYER, at_peak=0, kept=4096, kept_count=2)
+    (leak,) = memory_differences(None, Footprint(0, sites=(kept,)))
+    assert (leak.kind, describe(leak)) == (KEPT, "4 KiB at model.py:12 in forward: y = a * b (PyTorch, 2 allocations)")
+
+
+@pytest.mark.parametrize(("file", "place"), [("model.py", ("model.py", 12)), ("/usr/lib/cupy.py", None), ("", None)])
+def test_the_place_of_a_row_is_a_line_of_the_project(file: str, place: tuple[str, int] | None) -> None:
+    line = Difference(PEAK, 0, 1, site=replace(LAYER, file=file))
+    row = Row("t.py::t", Limits(), Verdict(Outcome.FAIL, ""), differences=(line,))
+    assert place_of(row) == place
+    assert place_of(replace(row, differences=(Difference("order"), line))) is None
