@@ -5,6 +5,7 @@ Run it without --gpumem: it starts sessions of its own.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,12 @@ def test_pedantic(benchmark, own):
 READING = ((), ("--gpumem-footprint=on",))
 
 
+def needs_torch() -> None:
+    """Skip without PyTorch, which cannot be imported twice in one process: sessions of pytester forget the modules that they import."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+
+
 def session(pytester: pytest.Pytester, text: str, *options: str) -> pytest.RunResult:
     pytester.makepyfile(test_it=text)
     result = pytester.runpytest_subprocess(
@@ -198,7 +205,7 @@ def test_memory_that_a_reset_frees_never_passes_a_limit(pytester: pytest.Pyteste
 
 
 def test_a_suite_under_a_profiler_is_measured(pytester: pytest.Pytester) -> None:
-    pytest.importorskip("torch")
+    needs_torch()
     result = session(pytester, PROFILES)
     assert result.parseoutcomes().get("passed", 0) >= 2
     found = rows(pytester.path)
@@ -209,7 +216,7 @@ def test_a_suite_under_a_profiler_is_measured(pytester: pytest.Pytester) -> None
 
 @pytest.mark.parametrize("reading", READING)
 def test_a_suite_that_forks_passes(pytester: pytest.Pytester, reading: tuple[str, ...]) -> None:
-    pytest.importorskip("torch")
+    needs_torch()
     result = session(pytester, FORKS, *reading)
     result.stdout.no_fnmatch_line("*CUDA driver initialization failed*")
     outcomes = result.parseoutcomes()

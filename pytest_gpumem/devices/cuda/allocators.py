@@ -90,7 +90,7 @@ class _CupyPool:
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         try:
-            with self._cupy.cuda.ExternalStream(stream.handle):
+            with self._cupy.cuda.Stream.from_external(stream):
                 memory = self._pool.malloc(nbytes)
                 del memory
         except self._cupy.cuda.memory.OutOfMemoryError as error:

@@ -98,7 +98,7 @@ def current(index: int, stream: CudaStream) -> Iterator[None]:
         cupy = sys.modules.get("cupy")
         if cupy is not None:
             stack.enter_context(cupy.cuda.Device(index))
-            stack.enter_context(_of_cupy(cupy, stream, index))
+            stack.enter_context(_of_cupy(cupy, stream))
         torch = _usable_torch()
         if torch is not None:
             default = stream.is_legacy_default
@@ -111,13 +111,13 @@ def current(index: int, stream: CudaStream) -> Iterator[None]:
         yield
 
 
-def _of_cupy(cupy: Any, stream: CudaStream, index: int) -> Any:
+def _of_cupy(cupy: Any, stream: CudaStream) -> Any:
     """A stream as CuPy's, which does not free it."""
     if stream.is_legacy_default:
         return cupy.cuda.Stream.null
     if stream.handle == PER_THREAD_DEFAULT:
         return cupy.cuda.Stream.ptds
-    return cupy.cuda.ExternalStream(stream.handle, index)
+    return cupy.cuda.Stream.from_external(stream)
 
 
 @contextmanager
