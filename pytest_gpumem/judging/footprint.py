@@ -42,7 +42,9 @@ class _FootprintCheck:
     of: str | None = None  # what the one run of `past` is, in words; None: saved runs
 
 
-def _most(name: str, words: Callable[[int, Footprint], str]) -> Callable[[_FootprintCheck], Finding]:
+def _most(
+    name: str, words: Callable[[int, Footprint], str]
+) -> Callable[[_FootprintCheck], Finding]:
     """The rule of a limit on a figure of a footprint, in the process of the run that has most of it. `words` has it in words."""
 
     def rule(one: _FootprintCheck) -> Finding:
@@ -57,7 +59,11 @@ def _most(name: str, words: Callable[[int, Footprint], str]) -> Callable[[_Footp
 
 
 def _kept(count: int, footprint: Footprint) -> str:
-    kinds = ((use, "" if use.kind == "device" else f" {use.kind}") for use in footprint.uses if use.kept > 0)
+    kinds = (
+        (use, "" if use.kind == "device" else f" {use.kind}")
+        for use in footprint.uses
+        if use.kept > 0
+    )
     text = _in_brackets(f"{use.library} {short_bytes(use.kept)}{kind}" for use, kind in kinds)
     beside = sum(use.allowed for use in footprint.uses)
     return f"{short_bytes(count)} kept{text}{f', beside {short_bytes(beside)} that allow_kept names' if beside else ''}"
@@ -69,8 +75,20 @@ def _max_peak_regression(one: _FootprintCheck) -> Finding:
     if not alike:
         if one.past:
             changed = "the driver's allocations are watched on one side only"
-            return find(Outcome.UNDECIDED, "measured differently", Code.MEASURED_DIFFERENTLY, limit=limit, changed=changed)
-        return find(Outcome.NEW, "no history", Code.NO_BASELINE, limit=limit, why=one.no_history or "the baseline holds no such row")
+            return find(
+                Outcome.UNDECIDED,
+                "measured differently",
+                Code.MEASURED_DIFFERENTLY,
+                limit=limit,
+                changed=changed,
+            )
+        return find(
+            Outcome.NEW,
+            "no history",
+            Code.NO_BASELINE,
+            limit=limit,
+            why=one.no_history or "the baseline holds no such row",
+        )
     peaks, own = [peak for past in alike for peak in peaks_of(past.footprint)], peaks_of(now)
     before, peak = min(peaks), min(own)
     growth = f"{'+' if peak >= before else ''}{short_bytes(peak - before)}"
@@ -79,7 +97,9 @@ def _max_peak_regression(one: _FootprintCheck) -> Finding:
     peak_text, before_text = sizes(peak, before)
     figure = f"a peak of {peak_text} against {before_text} of {one.of or counted(len(alike), 'saved run')} ({growth})"
     if len(set(own)) > 1:
-        figure += f"; processes of this run vary between {short_bytes(peak)} and {short_bytes(max(own))}"
+        figure += (
+            f"; processes of this run vary between {short_bytes(peak)} and {short_bytes(max(own))}"
+        )
     most = parse_growth(one.written).most(before)
     high, processes = variation(alike, most)
     if peak > most and high:
@@ -101,8 +121,14 @@ def peaks_of(footprint: Footprint) -> tuple[int, ...]:
 
 def with_further(footprint: Footprint, key: str, further: Iterable[Mapping[str, Row]]) -> Footprint:
     """A footprint with those of the same row in further processes of the run. `further`: rows of each by their key."""
-    seen = [row.footprint for rows in further if (row := rows.get(key)) is not None and row.footprint is not None]
-    return replace(footprint, further=(*footprint.further, *(one.repeat for one in seen if one.watched)))
+    seen = [
+        row.footprint
+        for rows in further
+        if (row := rows.get(key)) is not None and row.footprint is not None
+    ]
+    return replace(
+        footprint, further=(*footprint.further, *(one.repeat for one in seen if one.watched))
+    )
 
 
 def variation(past: Sequence[PastFootprint], most: int) -> tuple[int, int]:
@@ -134,8 +160,20 @@ def _calls(name: str) -> Callable[[_FootprintCheck], Finding]:
 
     def rule(one: _FootprintCheck) -> Finding:
         assert one.footprint.calls is not None
-        past = [PastCalls(past.footprint.calls, past.revision) for past in one.past if past.footprint.calls is not None]
-        return judge_calls(name, one.footprint.calls, one.limit, one.written, past, one.no_history, one.of or "the baseline")
+        past = [
+            PastCalls(past.footprint.calls, past.revision)
+            for past in one.past
+            if past.footprint.calls is not None
+        ]
+        return judge_calls(
+            name,
+            one.footprint.calls,
+            one.limit,
+            one.written,
+            past,
+            one.no_history,
+            one.of or "the baseline",
+        )
 
     return rule
 
@@ -148,7 +186,8 @@ RULES: Mapping[str, Callable[[_FootprintCheck], Finding]] = {
 }
 """By the limit's name. Those of calls are judged where calls were to be counted."""
 OF_PEAK = ("max_peak", "max_peak_regression")
-AT_THE_END = ("max_kept",)  # limits on what is there when the test has ended; the others are judged at the end of its body
+AT_THE_END = ("max_kept",)
+"""Limits on what is there when the test has ended; the others are judged at the end of its body."""
 
 
 def judge_footprint(
@@ -170,9 +209,18 @@ def judge_footprint(
     Raises `QuantityError`: a limit that cannot be read.
     """
     for name in names:
-        if (written := getattr(limits, name)) is None or (name in OF_CALLS and footprint.calls is None):
+        if (written := getattr(limits, name)) is None or (
+            name in OF_CALLS and footprint.calls is None
+        ):
             continue
-        one = _FootprintCheck(footprint, f"{name} {written} ({limits.origin.get(name, 'limit')})", written, past, no_history, of)
+        one = _FootprintCheck(
+            footprint,
+            f"{name} {written} ({limits.origin.get(name, 'limit')})",
+            written,
+            past,
+            no_history,
+            of,
+        )
         found = RULES[name](one)
         if name in OF_CALLS:
             yield of_limit(name, found)
@@ -181,9 +229,17 @@ def judge_footprint(
             why = "; ".join(footprint.not_watched) or "nothing was watched"
             found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=why)
         elif fixtures_alone and name in AT_THE_END and not footprint.kept:
-            found = find(Outcome.UNDECIDED, "not read", Code.NOT_READ, limit=one.limit, why=ENDS_WITH_FIXTURES)
+            found = find(
+                Outcome.UNDECIDED,
+                "not read",
+                Code.NOT_READ,
+                limit=one.limit,
+                why=ENDS_WITH_FIXTURES,
+            )
         elif found.outcome is Outcome.PASS and (unseen := _unseen(one, name)) is not None:
-            found = find(Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=one.limit, why=unseen)
+            found = find(
+                Outcome.UNDECIDED, "not counted", Code.CONDITIONS, limit=one.limit, why=unseen
+            )
         yield of_limit(name, found)
 
 

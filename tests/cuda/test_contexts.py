@@ -169,7 +169,13 @@ def needs_torch() -> None:
 def session(pytester: pytest.Pytester, text: str, *options: str) -> pytest.RunResult:
     pytester.makepyfile(test_it=text)
     result = pytester.runpytest_subprocess(
-        "--gpumem", "--gpumem-device=cuda", "--benchmark-json=out.json", "-p", "no:cacheprovider", "-rA", *options
+        "--gpumem",
+        "--gpumem-device=cuda",
+        "--benchmark-json=out.json",
+        "-p",
+        "no:cacheprovider",
+        "-rA",
+        *options,
     )
     everything = result.stdout.str() + result.stderr.str()
     for word in ("INTERNALERROR", "Segmentation fault", "Exception ignored", "Fatal Python error"):
@@ -184,7 +190,9 @@ def rows(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("reading", READING)
-def test_a_suite_that_resets_the_device_passes(pytester: pytest.Pytester, reading: tuple[str, ...]) -> None:
+def test_a_suite_that_resets_the_device_passes(
+    pytester: pytest.Pytester, reading: tuple[str, ...]
+) -> None:
     result = session(pytester, RESETS, *reading)
     result.assert_outcomes(passed=3)
     assert result.ret == 0
@@ -227,7 +235,9 @@ def test_a_suite_that_forks_passes(pytester: pytest.Pytester, reading: tuple[str
 
 
 @pytest.mark.parametrize("reading", READING)
-def test_a_suite_with_contexts_of_its_own_passes(pytester: pytest.Pytester, reading: tuple[str, ...]) -> None:
+def test_a_suite_with_contexts_of_its_own_passes(
+    pytester: pytest.Pytester, reading: tuple[str, ...]
+) -> None:
     result = session(pytester, OWN_CONTEXTS, "--benchmark-max-time=0.1", *reading)
     result.assert_outcomes(passed=3)
     assert result.ret == 0

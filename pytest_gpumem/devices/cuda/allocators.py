@@ -26,7 +26,9 @@ _REGISTER_FLAGS = R.cudaHostRegisterPortable | R.cudaHostRegisterMapped
 class _ByDriver:
     """A call of the driver that allocates, and one that frees. Nothing is kept."""
 
-    def __init__(self, name: str, allocate: Callable[[int], Any], free: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, name: str, allocate: Callable[[int], Any], free: Callable[[Any], Any]
+    ) -> None:
         self._name, self._allocate, self._free = name, allocate, free
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
@@ -39,14 +41,18 @@ class _ByDriver:
 
 def has_pools(index: int) -> bool:
     """True if a device has stream-ordered memory pools."""
-    error, supported = R.cudaDeviceGetAttribute(R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, index)
+    error, supported = R.cudaDeviceGetAttribute(
+        R.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, index
+    )
     return int(error) == 0 and bool(supported)
 
 
 def check_pools(index: int) -> None:
     """Check that a device has stream-ordered memory pools. Raises `Unsupported`: it has none."""
     if not has_pools(index):
-        raise Unsupported("the device has no stream-ordered memory pools (cudaDevAttrMemoryPoolsSupported is 0)")
+        raise Unsupported(
+            "the device has no stream-ordered memory pools (cudaDevAttrMemoryPoolsSupported is 0)"
+        )
 
 
 class _Pool:
@@ -61,14 +67,20 @@ class _Pool:
         self._pool: Any = check(R.cudaMemPoolCreate(properties), "creating a memory pool")
         attribute = R.cudaMemPoolAttr.cudaMemPoolAttrReleaseThreshold
         try:
-            check(R.cudaMemPoolSetAttribute(self._pool, attribute, D.cuuint64_t(threshold)), "setting a pool's release threshold")
+            check(
+                R.cudaMemPoolSetAttribute(self._pool, attribute, D.cuuint64_t(threshold)),
+                "setting a pool's release threshold",
+            )
         except DeviceError:
             self.close()
             raise
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         handle = stream.handle
-        address = check(R.cudaMallocFromPoolAsync(nbytes, self._pool, handle), f"allocating {nbytes} bytes from a pool")
+        address = check(
+            R.cudaMallocFromPoolAsync(nbytes, self._pool, handle),
+            f"allocating {nbytes} bytes from a pool",
+        )
         check(R.cudaFreeAsync(address, handle), "freeing memory of a pool")
 
     def close(self) -> None:
@@ -108,7 +120,9 @@ class _HostRegister:
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
         if self._array.nbytes < nbytes + _PAGE:
-            self._array = np.full(nbytes + _PAGE, 1, dtype=np.uint8)  # written, so that its pages exist
+            self._array = np.full(
+                nbytes + _PAGE, 1, dtype=np.uint8
+            )  # written, so that its pages exist
         at = int(self._array.__array_interface__["data"][0])
         at += -at % _PAGE
         doing = f"registering {nbytes} bytes of host memory"

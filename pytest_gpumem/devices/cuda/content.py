@@ -73,7 +73,9 @@ class CudaContent:
         finally:
             self._memory.free(here)
 
-    def _fill_random(self, allocation: Allocation, dtype: str, seed: int, stream: CudaStream) -> None:
+    def _fill_random(
+        self, allocation: Allocation, dtype: str, seed: int, stream: CudaStream
+    ) -> None:
         element, parts = values.plain_type(dtype)
         size = allocation.nbytes // np.dtype(dtype).itemsize * parts
         if not size:
@@ -82,12 +84,26 @@ class CudaContent:
             _wait(stream)
             values.fill(host.array(allocation, element, size), seed)
             return
-        arguments = (np.uint64(allocation.address), np.int64(size), np.uint64(values.start_of(seed)))
-        self._queue(fill(element), self._blocks(_FILL_BLOCKS_PER_SM, size), arguments, stream, "filling memory")
+        arguments = (
+            np.uint64(allocation.address),
+            np.int64(size),
+            np.uint64(values.start_of(seed)),
+        )
+        self._queue(
+            fill(element),
+            self._blocks(_FILL_BLOCKS_PER_SM, size),
+            arguments,
+            stream,
+            "filling memory",
+        )
 
-    def _queue(self, entry: str, blocks: int, arguments: tuple[Any, ...], stream: CudaStream, doing: str) -> None:
+    def _queue(
+        self, entry: str, blocks: int, arguments: tuple[Any, ...], stream: CudaStream, doing: str
+    ) -> None:
         """Queue a kernel of `CONTENT_SOURCE`."""
-        KernelCall(self._function(entry), LaunchShape(blocks, _THREADS), arguments, doing).queue(stream)
+        KernelCall(self._function(entry), LaunchShape(blocks, _THREADS), arguments, doing).queue(
+            stream
+        )
 
     def _function(self, entry: str) -> Any:
         found = self._functions.get(entry)
@@ -98,7 +114,9 @@ class CudaContent:
     def _blocks(self, per_sm: int, size: int) -> int:
         return min(per_sm * self._sm_count, -(-size // _THREADS))
 
-    def fill_cycle(self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream) -> None:
+    def fill_cycle(
+        self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
+    ) -> None:
         nodes = nodes_of(allocation, node_bytes)
         following = random_cycle(nodes, seed)
         words = node_bytes // 4
@@ -109,7 +127,16 @@ class CudaContent:
         following = np.ascontiguousarray(following, dtype=np.int32)
         with self._reached(allocation, stream) as here:
             # One word of each node: rows of 4 bytes, as far apart as the nodes.
-            result = R.cudaMemcpy2DAsync(here.address, node_bytes, _address(following), 4, 4, nodes, _TO_DEVICE, stream.handle)
+            result = R.cudaMemcpy2DAsync(
+                here.address,
+                node_bytes,
+                _address(following),
+                4,
+                4,
+                nodes,
+                _TO_DEVICE,
+                stream.handle,
+            )
             check(result, "writing a cycle")
             _wait(stream)
 
@@ -118,10 +145,16 @@ class CudaContent:
             _wait(stream)
             # On that GPU: it needs no peer access, as a kernel of this one would.
             with on_gpu(self._memory.peer):
-                check(R.cudaMemset(allocation.address, 0xFF, allocation.nbytes), "poisoning the other GPU's memory")
+                check(
+                    R.cudaMemset(allocation.address, 0xFF, allocation.nbytes),
+                    "poisoning the other GPU's memory",
+                )
                 check(R.cudaDeviceSynchronize(), "poisoning the other GPU's memory")
         elif allocation.address:
-            check(R.cudaMemsetAsync(allocation.address, 0xFF, allocation.nbytes, stream.handle), "poisoning memory")
+            check(
+                R.cudaMemsetAsync(allocation.address, 0xFF, allocation.nbytes, stream.handle),
+                "poisoning memory",
+            )
         else:
             _wait(stream)
             host.array(allocation, "u1", allocation.nbytes)[:] = 0xFF
@@ -132,10 +165,15 @@ class CudaContent:
         # A copy does not move managed pages as the host's own reads would.
         result = np.empty(size, dtype=dtype)
         if allocation.freed or result.nbytes > allocation.nbytes:
-            raise DeviceError(f"cannot read {result.nbytes} bytes from {'freed' if allocation.freed else allocation.nbytes}")
+            raise DeviceError(
+                f"cannot read {result.nbytes} bytes from {'freed' if allocation.freed else allocation.nbytes}"
+            )
         check(R.cudaDeviceSynchronize(), "reading memory")
         if allocation.address:
-            check(R.cudaMemcpy(_address(result), allocation.address, result.nbytes, _ANY), "reading memory")
+            check(
+                R.cudaMemcpy(_address(result), allocation.address, result.nbytes, _ANY),
+                "reading memory",
+            )
         else:
             result[:] = host.array(allocation, dtype, size)
         return result
@@ -161,27 +199,42 @@ class CudaContent:
     def from_host(self, allocation: Allocation, content: Any) -> None:
         source = np.ascontiguousarray(content)
         if allocation.freed or source.nbytes > allocation.nbytes:
-            raise DeviceError(f"cannot write {source.nbytes} bytes to {'freed' if allocation.freed else allocation.nbytes}")
+            raise DeviceError(
+                f"cannot write {source.nbytes} bytes to {'freed' if allocation.freed else allocation.nbytes}"
+            )
         check(R.cudaDeviceSynchronize(), "writing memory")
         if allocation.address:
-            check(R.cudaMemcpy(allocation.address, _address(source), source.nbytes, _ANY), "writing memory")
+            check(
+                R.cudaMemcpy(allocation.address, _address(source), source.nbytes, _ANY),
+                "writing memory",
+            )
             # From pageable memory, cudaMemcpy returns once the data is staged (CUDA Runtime API, synchronization behaviour), and our
             # streams do not wait for the default stream.
             check(R.cudaDeviceSynchronize(), "writing memory")
         else:
             host.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
 
-    def mismatch(self, actual: Any, expected: Any, relative_tolerance: float) -> tuple[int, int] | None:
+    def mismatch(
+        self, actual: Any, expected: Any, relative_tolerance: float
+    ) -> tuple[int, int] | None:
         if actual.size != expected.size:
-            raise DeviceError(f"the result has {actual.size} elements, the reference {expected.size}")
+            raise DeviceError(
+                f"the result has {actual.size} elements, the reference {expected.size}"
+            )
         if actual.size == 0:
             return None
         on_host = isinstance(actual, np.ndarray) and isinstance(expected, np.ndarray)
         if on_host:
-            return values.mismatch(_flat(np, actual, actual.dtype), _flat(np, expected, actual.dtype), relative_tolerance)
+            return values.mismatch(
+                _flat(np, actual, actual.dtype),
+                _flat(np, expected, actual.dtype),
+                relative_tolerance,
+            )
         import cupy
 
-        check(R.cudaDeviceSynchronize(), "comparing results")  # what wrote the arrays ran on other streams
+        check(
+            R.cudaDeviceSynchronize(), "comparing results"
+        )  # what wrote the arrays ran on other streams
         first, second = _flat(cupy, actual, actual.dtype), _flat(cupy, expected, actual.dtype)
         return self._mismatch(first, second, relative_tolerance)
 
@@ -191,10 +244,19 @@ class CudaContent:
         result = self._memory.allocate(16, MemoryKind.DEVICE)  # a count, and the first place
         try:
             self.from_host(result, np.array([0, _NONE], dtype=np.uint64))
-            addresses = [np.uint64(address) for address in (actual.data.ptr, expected.data.ptr, result.address)]
+            addresses = [
+                np.uint64(address)
+                for address in (actual.data.ptr, expected.data.ptr, result.address)
+            ]
             arguments = (*addresses[:2], np.int64(size), np.float64(tolerance), addresses[2])
             blocks = self._blocks(_MISMATCH_BLOCKS_PER_SM, size)
-            self._queue(mismatch(element, rule), blocks, arguments, CudaStream(LEGACY_DEFAULT), "comparing results")
+            self._queue(
+                mismatch(element, rule),
+                blocks,
+                arguments,
+                CudaStream(LEGACY_DEFAULT),
+                "comparing results",
+            )
             count, first = (int(number) for number in self.to_host(result, "u8", 2))
         finally:
             self._memory.free(result)

@@ -54,9 +54,17 @@ class CudaDevice:
             self.managed = CudaManaged(index, facts)
             self._beacon = Beacon(index)
             self.counters = CudaCounters(index, self._beacon)
-            libraries = (CupyMemory(index), TorchMemory(index), NumbaMemory(), RmmMemory(index), JaxMemory(index))
+            libraries = (
+                CupyMemory(index),
+                TorchMemory(index),
+                NumbaMemory(),
+                RmmMemory(index),
+                JaxMemory(index),
+            )
             free = self.memory.free_without_ours
-            self.footprints = SourceFootprints(DriverMemory(index), libraries, free, CALLS, self.gone)
+            self.footprints = SourceFootprints(
+                DriverMemory(index), libraries, free, CALLS, self.gone
+            )
             self.conditions = ConditionReader(facts).read
 
     def now(self) -> float:

@@ -44,23 +44,32 @@ class CudaGraphs:
         """Record an event; during a capture as an external node, whose time can be read after every replay."""
         if self._stream is stream:
             flags = R.cudaEventRecordExternal
-            check(R.cudaEventRecordWithFlags(event.handle, stream.handle, flags), "recording an event in a graph")
+            check(
+                R.cudaEventRecordWithFlags(event.handle, stream.handle, flags),
+                "recording an event in a graph",
+            )
         else:
             check(R.cudaEventRecord(event.handle, stream.handle), "recording an event")
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         if self._stream is not None:  # a graph within a graph would have to be made a node
             raise CannotCapture("it replays a graph")
-        check(R.cudaGraphLaunch(cast(CudaGraph, graph).executable, stream.handle), "replaying a graph")
+        check(
+            R.cudaGraphLaunch(cast(CudaGraph, graph).executable, stream.handle), "replaying a graph"
+        )
 
     def windows(self, graph: Graph) -> tuple[WindowSpec | None, ...]:
         windows = []
         for node in _kernels(cast(CudaGraph, graph).template):
             value = R.cudaGraphKernelNodeGetAttribute(node, _WINDOW)
-            windows.append(l2.unpacked(check(value, "reading the access-policy window of a graph's kernel")))
+            windows.append(
+                l2.unpacked(check(value, "reading the access-policy window of a graph's kernel"))
+            )
         return tuple(windows)
 
-    def capture(self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None) -> CudaGraph:
+    def capture(
+        self, stream: Stream, body: Callable[[], None], *, window: WindowSpec | None = None
+    ) -> CudaGraph:
         if window is not None:
             check_window(window, self._facts)
         if self._stream is not None:
@@ -86,7 +95,9 @@ class CudaGraphs:
         except CannotCapture:
             raise
         except Exception as error:
-            raise CannotCapture(why_not_captured(error, (DeviceError, *library_errors()))) from error
+            raise CannotCapture(
+                why_not_captured(error, (DeviceError, *library_errors()))
+            ) from error
         finally:
             if self._stream is not None:
                 self._abort(stream)
@@ -125,12 +136,17 @@ def _nodes(graph: Any) -> list[tuple[Any, Any]]:
 
 
 def _kernels(graph: Any) -> list[Any]:
-    return [node for node, kind in _nodes(graph) if kind == R.cudaGraphNodeType.cudaGraphNodeTypeKernel]
+    return [
+        node for node, kind in _nodes(graph) if kind == R.cudaGraphNodeType.cudaGraphNodeTypeKernel
+    ]
 
 
 def _is_empty(graph: Any) -> bool:
     """True if a graph holds nothing but events: the work went to another stream."""
-    idle = (R.cudaGraphNodeType.cudaGraphNodeTypeEventRecord, R.cudaGraphNodeType.cudaGraphNodeTypeEmpty)
+    idle = (
+        R.cudaGraphNodeType.cudaGraphNodeTypeEventRecord,
+        R.cudaGraphNodeType.cudaGraphNodeTypeEmpty,
+    )
     return all(kind in idle for _, kind in _nodes(graph))
 
 

@@ -32,7 +32,14 @@ from pytest_gpumem.devices.cuda.handles import (
 )
 from pytest_gpumem.devices.cuda.own_kernels import HOLD, HOLD_SOURCE
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import DeviceError, Event, Hold, HoldExpired, Stream, Unsupported
+from pytest_gpumem.devices.protocol import (
+    DeviceError,
+    Event,
+    Hold,
+    HoldExpired,
+    Stream,
+    Unsupported,
+)
 from pytest_gpumem.kernels.kernel import LaunchShape
 
 _SLOT_WORDS = 32  # 128 bytes: no two holds share a cache line
@@ -155,7 +162,9 @@ def _end_capture(handle: int) -> bool:
 class CudaStreams:
     """Creates streams and events and waits for them. The hold kernel is compiled at the first `hold`."""
 
-    def __init__(self, context: Context, compiler: Compiler, memory: CudaMemory, graphs: CudaGraphs) -> None:
+    def __init__(
+        self, context: Context, compiler: Compiler, memory: CudaMemory, graphs: CudaGraphs
+    ) -> None:
         self._context = context
         self._compiler = compiler
         self._memory = memory
@@ -189,7 +198,9 @@ class CudaStreams:
 
     def elapsed(self, start: Event, end: Event) -> float:
         first, last = cast(CudaEvent, start).handle, cast(CudaEvent, end).handle
-        milliseconds = check(R.cudaEventElapsedTime(first, last), "reading the time between two events")
+        milliseconds = check(
+            R.cudaEventElapsedTime(first, last), "reading the time between two events"
+        )
         # CUDA gives milliseconds in 32 bits, of ticks of 32 ns (H200) or more: below a picosecond there is nothing but longer files.
         return round(float(milliseconds) * 1e-3, 12)
 

@@ -14,12 +14,20 @@ from cuda.bindings import runtime as R  # noqa: N812
 from pytest_gpumem.devices.cuda import host
 from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.protocol import Allocation, ContextLost, DeviceError, OutOfMemory, Unsupported
+from pytest_gpumem.devices.protocol import (
+    Allocation,
+    ContextLost,
+    DeviceError,
+    OutOfMemory,
+    Unsupported,
+)
 
 
 def test_numpy_sees_and_writes_the_memory_itself() -> None:
     owner = np.arange(64, dtype="f4")
-    there = Allocation(MemoryKind.PAGEABLE, owner.nbytes, 0, owner.__array_interface__["data"][0], backing=owner)
+    there = Allocation(
+        MemoryKind.PAGEABLE, owner.nbytes, 0, owner.__array_interface__["data"][0], backing=owner
+    )
     seen = host.array(there, "f4", 10)
     seen[3] = -1
     assert owner[3] == -1
@@ -37,7 +45,9 @@ def machine(tmp_path: Path) -> tuple[Path, Path]:
     proc, group = tmp_path / "proc", tmp_path / "cgroup"
     proc.mkdir()
     group.mkdir()
-    (proc / "meminfo").write_text(f"MemTotal: {200 * GIB >> 10} kB\nMemAvailable: {100 * GIB >> 10} kB\nHugePages_Total: 0\n")
+    (proc / "meminfo").write_text(
+        f"MemTotal: {200 * GIB >> 10} kB\nMemAvailable: {100 * GIB >> 10} kB\nHugePages_Total: 0\n"
+    )
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text(f"{30 * GIB}\n")
     (group / "memory.stat").write_text(f"anon {10 * GIB}\ninactive_file {20 * GIB}\n")
@@ -49,7 +59,9 @@ def test_without_a_limit_the_machine_decides(machine: tuple[Path, Path], tmp_pat
     assert host.available_bytes(machine[0], tmp_path / "none") == 100 * GIB
 
 
-def test_a_tighter_control_group_decides_and_its_idle_file_pages_count_as_free(machine: tuple[Path, Path]) -> None:
+def test_a_tighter_control_group_decides_and_its_idle_file_pages_count_as_free(
+    machine: tuple[Path, Path],
+) -> None:
     (machine[1] / "memory.max").write_text(f"{64 * GIB}\n")
     assert host.available_bytes(*machine) == 54 * GIB
     (machine[1] / "memory.max").write_text(f"{1 * GIB}\n")
@@ -63,7 +75,11 @@ def test_the_group_of_a_job_decides_and_those_around_it(machine: tuple[Path, Pat
     job = root / "slurm" / "job_7"
     (job / "step_0").mkdir(parents=True)
     for group, limit in ((job, 40 * GIB), (job / "step_0", "max")):
-        for file, content in (("memory.max", limit), ("memory.current", 10 * GIB), ("memory.stat", f"inactive_file {1 * GIB}")):
+        for file, content in (
+            ("memory.max", limit),
+            ("memory.current", 10 * GIB),
+            ("memory.stat", f"inactive_file {1 * GIB}"),
+        ):
             (group / file).write_text(f"{content}\n")
     assert (host.total_bytes(*machine), host.available_bytes(*machine)) == (40 * GIB, 31 * GIB)
     (root / "memory.max").write_text(f"{35 * GIB}\n")
@@ -80,13 +96,19 @@ def test_a_cuda_bindings_error_is_one_line() -> None:
     assert check((R.cudaError_t.cudaSuccess,), "x") is None
     assert check((R.cudaError_t.cudaSuccess, 3), "x") == 3
     assert check((R.cudaError_t.cudaSuccess, 3, 4), "x") == (3, 4)
-    with pytest.raises(DeviceError, match=r"^setting a limit: cudaErrorInvalidValue: invalid argument\.$"):
+    with pytest.raises(
+        DeviceError, match=r"^setting a limit: cudaErrorInvalidValue: invalid argument\.$"
+    ):
         check((R.cudaError_t.cudaErrorInvalidValue, None), "setting a limit")
 
 
 @pytest.mark.parametrize(
     ("name", "lost"),
-    [("cudaErrorIllegalAddress", True), ("cudaErrorMpsClientTerminated", True), ("cudaErrorNotReady", False)],
+    [
+        ("cudaErrorIllegalAddress", True),
+        ("cudaErrorMpsClientTerminated", True),
+        ("cudaErrorNotReady", False),
+    ],
 )
 def test_a_lost_context_is_said(name: str, lost: bool) -> None:
     with pytest.raises(DeviceError, match=f"^waiting: {name}: ") as raised:

@@ -19,7 +19,9 @@ PAGE = 2 * MiB
     spare=st.integers(0, 10 * GiB),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_blocks_are_aligned_and_apart_and_inside_the_region(sizes: list[int], spare: int, seed: int) -> None:
+def test_blocks_are_aligned_and_apart_and_inside_the_region(
+    sizes: list[int], spare: int, seed: int
+) -> None:
     region = needed_bytes(sizes) + spare
     offsets = scattered(sizes, region, seed)
     assert len(offsets) == len(sizes)
