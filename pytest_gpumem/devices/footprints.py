@@ -120,7 +120,7 @@ class SourceFootprints:
     `libraries`: sources of the libraries.
     `free_bytes`: memory of the device that would be free without that of fixtures and of the harness; None where it means nothing.
     `calls`: reports calls.
-    `gone`: True if the context with all handles of the sources is gone.
+    `gone`: why the context with all handles of the sources is gone; None while it lives.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class SourceFootprints:
         libraries: Sequence[Source],
         free_bytes: Callable[[], int | None],
         calls: CallSource | None = None,
-        gone: Callable[[], bool] = lambda: False,
+        gone: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._driver, self._libraries, self._free_bytes, self._gone = (
             driver,
@@ -211,12 +211,9 @@ class SourceFootprints:
             source.note_gap(why or had or "")
 
     def _settle(self, *, ours: bool = False) -> None:
-        if (
-            self._gone()
-        ):  # a handle of the context before, such as that of a pool, is a segmentation fault
-            raise DeviceError(
-                "the device was reset (cudaDeviceReset): what its memory held went with it"
-            )
+        reason = self._gone()
+        if reason is not None:
+            raise DeviceError(f"{reason}: what its memory held went with it")
         self.look()
         if not self._paused:
             for source in self._running.values():
@@ -257,7 +254,7 @@ class SourceFootprints:
     @contextmanager
     def ours(self) -> Iterator[Growth]:
         growth: Growth = {}
-        if self._wanted is None or self._before is not None or self._gone():
+        if self._wanted is None or self._before is not None or self._gone() is not None:
             yield growth
             return
         self._begin_ours()
@@ -309,7 +306,7 @@ class SourceFootprints:
     def _resume(self) -> None:
         """Watch again, and book what was freed unseen."""
         self._paused = False
-        if self._gone():
+        if self._gone() is not None:
             return
         if self._counted:
             self.calls.start()
@@ -333,7 +330,7 @@ class SourceFootprints:
     def _end_ours(self) -> None:
         """Book by how much libraries grew in the block. What was freed there of the test's memory is no part of it."""
         assert self._before is not None
-        if self._gone():
+        if self._gone() is not None:
             self._before = None
             return
         self._settle(ours=True)

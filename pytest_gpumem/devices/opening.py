@@ -149,8 +149,8 @@ def _cuda_calls() -> CallSource:
 
 
 def _open_cuda(index: int, facts: DeviceFacts) -> Device:
+    from pytest_gpumem.devices.cuda.context import made_meanwhile
     from pytest_gpumem.devices.cuda.own_kernels import compiled_meanwhile
-    from pytest_gpumem.devices.cuda.primary import made_meanwhile
 
     with uncollected(), made_meanwhile(index), compiled_meanwhile(facts) as nvrtc:
         from pytest_gpumem.devices.cuda.device import (

@@ -67,6 +67,9 @@ class HostMemory:
     locked: int  # bytes that are page-locked through this device now: pinned and registered
 
 
+OWN_CONTEXT = "a context of the test's own"  # made with cuCtxCreate: its handles and those of the primary context do not mix
+
+
 class Advice(str, Enum):
     """A hint to the driver on the use of managed memory (`cudaMemAdvise`; CUDA C++ Programming Guide, Data Usage Hints)."""
 
@@ -604,14 +607,14 @@ class Device(Protocol):
     def current(self) -> AbstractContextManager[None]:
         """Make this GPU the current device of the thread inside the block, and what was current before it afterwards."""
 
-    def elsewhere(self) -> int | None:
-        """CUDA's number of the GPU that is current instead of this one; None if this one is."""
+    def elsewhere(self) -> str | None:
+        """What is current in this thread instead of the GPU's primary context: "GPU 1", or `OWN_CONTEXT`; None if nothing is."""
 
     def launches_wait(self) -> bool:
         """True if the environment makes every launch wait for the device (`CUDA_LAUNCH_BLOCKING`): nothing can be queued behind a hold."""
 
-    def was_reset(self) -> bool:
-        """True if the context that was opened is gone with all its handles: a test reset the device (`cudaDeviceReset`)."""
+    def gone(self) -> str | None:
+        """Why the context that was opened is gone with all its handles, such as by `cudaDeviceReset`; None while it lives."""
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
         """Allow or forbid peer access between this GPU and the GPU of `PEER` memory inside the block; restore the previous state. Without

@@ -12,7 +12,15 @@ import numpy as np
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pytest_gpumem.devices.protocol import PLENTY, Device, HoldExpired, NotCounted, Stream
+from pytest_gpumem.devices.protocol import (
+    OWN_CONTEXT,
+    PLENTY,
+    Device,
+    DeviceError,
+    HoldExpired,
+    NotCounted,
+    Stream,
+)
 from pytest_gpumem.measuring.bound import BadCall, BoundKernel
 from pytest_gpumem.measuring.harness import Floors, Harness
 from pytest_gpumem.measuring.samplers import BATCHES
@@ -139,13 +147,17 @@ class Conductor:
         Raises `DeviceError`: a launch failed.
         """
         elsewhere = self.device.elsewhere()
+        if target.foreign and elsewhere == OWN_CONTEXT:
+            raise DeviceError(
+                f"{OWN_CONTEXT} is current, not the GPU's primary one: work of the two cannot be measured together"
+            )
         if target.foreign:
             target = dataclasses.replace(target, launch=_seen_once(self.device, target.launch))
         with self.device.current(), self.device.footprints.paused():
             measured = self._measure_and_close(target, plan, arena, label, name, passes)
         if elsewhere is None:
             return measured
-        note = f"the test had made GPU {elsewhere} current; this row is of the GPU that the session measures"
+        note = f"the test had made {elsewhere} current; this row is of the GPU that the session measures"
         return replace(measured, notes=(*measured.notes, note))
 
     def _measure_and_close(

@@ -53,13 +53,17 @@ class L2Watch:
 
     def look(self) -> State:
         """The state now, without the changes of open persisting streams; empty if it cannot be read."""
-        if not self._works:
+        if not self._usable():
             return {}
         try:
             with self._device.current():
                 return self._read()
         except DeviceError:  # a lost context; `settle` reports it
             return {}
+
+    def _usable(self) -> bool:
+        """True while streams and limits can be read."""
+        return self._works and self._device.gone() is None
 
     def begin(self) -> None:
         """Start a test: remember the state that it finds."""
@@ -68,7 +72,7 @@ class L2Watch:
 
     def fresh(self) -> None:
         """Reset persisting lines, which no call can list, unless a live owner keeps a window. Raises `DeviceError`: the device is lost."""
-        if self._works and not any(self._kept.values()) and not open_streams(self._device):
+        if self._usable() and not any(self._kept.values()) and not open_streams(self._device):
             self._device.l2.reset_persisting()
 
     def keep(self, owner: Hashable, before: State) -> None:
@@ -100,7 +104,7 @@ class L2Watch:
     def settle(self) -> Leftover | None:
         """End a test: restore the state that it found and reset persisting lines. Returns None if nothing changed."""
         found, self._forgotten = self._forgotten, []
-        if not self._works:
+        if not self._usable():
             return None
         try:
             with self._device.current():  # a test may have left another

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import sys
@@ -23,7 +22,13 @@ from pytest_gpumem.baselines.accepted import Acceptance, Acceptances, without_ac
 from pytest_gpumem.baselines.history import Baseline, History, SavedRow
 from pytest_gpumem.baselines.store import Store
 from pytest_gpumem.devices.opening import DeviceChoice
-from pytest_gpumem.devices.protocol import ContextLost, Device, DeviceError, HoldExpired
+from pytest_gpumem.devices.protocol import (
+    OWN_CONTEXT,
+    ContextLost,
+    Device,
+    DeviceError,
+    HoldExpired,
+)
 from pytest_gpumem.files import unwritable
 from pytest_gpumem.judging.expectations import Selection, held
 from pytest_gpumem.judging.finding import Finding
@@ -122,8 +127,6 @@ class GpuSession:
         self.lost_in: str | None = None  # the node id of the test that lost the device's context
         self.lost_how = ""  # of that test: the error, and where it is defined
         self.unrun: set[str] = set()  # node ids of the tests that it kept from running
-        self._gone: list[object] = []
-        """What holds handles of a context that a test has reset: to use or to destroy one of them may end the process."""
         self.deadline = Deadline(config)
         self._device: Device | None = None
         # when the last line about a wait was printed, on the monotonic clock
@@ -346,14 +349,12 @@ class GpuSession:
             return
         with suppress(HoldExpired):  # that of a measurement, which has discarded the sample
             try:
-                if self._device.was_reset():
-                    self._gone.append(self.watch)
-                    gc.freeze()  # to free a handle of the lost context, such as of an event in a cycle, is a crash
-                    self.watch = None
-                    self._lost(item, "cudaDeviceReset")
+                reason = self._device.gone()
+                if reason is not None:
                     self.remark(
-                        f"{printable(item.nodeid)} reset the device (cudaDeviceReset): later tests that use it are not run"
+                        f"after {printable(item.nodeid)}, {reason}; the next test that measures opens it again"
                     )
+                    self.close()
                     return
                 self._device.streams.synchronize()
             except ContextLost as error:
@@ -375,13 +376,10 @@ class GpuSession:
         device, self._device, self.watch = self._device, None, None
         if device is None:
             return
-        conductor, kernels = (
-            self.__dict__.pop("conductor", None),
-            self.__dict__.pop("kernels", None),
-        )
-        if device.was_reset():
+        conductor = self.__dict__.pop("conductor", None)
+        self.__dict__.pop("kernels", None)
+        if device.gone() is not None:
             device.close()
-            self._gone += [device, conductor, kernels]
             return
         # What a lost context held went with it.
         with suppress(Exception if self.lost_in is not None else ContextLost):
@@ -464,7 +462,8 @@ class GpuTest:
         self.range_name = session.names.unique(item.nodeid)
         self.device: Device = session.device
         self.exit = ExitStack()  # closed at the test's end, after its memory is freed
-        self.exit.enter_context(self.device.current())
+        if self.device.elsewhere() != OWN_CONTEXT:
+            self.exit.enter_context(self.device.current())
         oversubscribes = bool(of_marker(keywords, "oversubscribe"))
         self.arena = Arena(
             self.device,
@@ -512,7 +511,7 @@ class GpuTest:
     def close(self) -> None:
         """Free everything, and close the persisting streams whose blocks were never left. What a lost context held went with it."""
         with self.exit, suppress(ContextLost), self.device.current():
-            if self.device.was_reset():
+            if self.device.gone() is not None:
                 return  # everything went with the context that was opened
             try:
                 for stream in reversed(self.streams):

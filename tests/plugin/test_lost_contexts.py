@@ -260,24 +260,6 @@ sys.exit(40 + code if sys.excepthook is hook else 0)
     )
 
 
-def test_a_test_that_resets_the_device_passes_and_later_ones_are_not_run(
-    pytester: pytest.Pytester, gpumem: Run
-) -> None:
-    """No handle of the context that is gone is used: on a GPU that may end the process."""
-    pytester.makeconftest(LOSING)
-    resets = "def test_culprit(found):\n    found.device.was_reset = lambda: True\n    lose(found.device)\n"
-    pytester.makepyfile(
-        test_it=f"import pytest\nfrom conftest import lose\n{TRIAD}\n{UNSEEN}{resets}\n{INNOCENT}"
-    )
-    result = gpumem("-rA")
-    result.assert_outcomes(passed=3, errors=2)
-    result.stdout.fnmatch_lines(
-        [
-            "*test_it.py::test_culprit reset the device (cudaDeviceReset): later tests that use it are not run"
-        ]
-    )
-
-
 def test_a_capture_that_a_test_leaves_open_is_ended_and_fails_no_other(
     pytester: pytest.Pytester, gpumem: Run
 ) -> None:

@@ -10,15 +10,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import cupy
 import numpy as np
-from cupy.cuda import runtime
+from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices.checks import check_host_array, check_size, part_of
 from pytest_gpumem.devices.cuda import host, links
 from pytest_gpumem.devices.cuda.allocators import allocator, check_pools
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, is_sticky, translated
+from pytest_gpumem.devices.cuda.context import Context
+from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.guests import arrays
+from pytest_gpumem.devices.cuda.handles import LEGACY_DEFAULT
+from pytest_gpumem.devices.cuda.links import on_gpu
+from pytest_gpumem.devices.cuda.managed import malloc_managed
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
     Allocation,
@@ -76,8 +79,9 @@ class CudaMemory:
     """Allocates on one device. Device memory comes from `cudaMalloc` and not from CuPy's pool: where a buffer lies changes its speed, and a
     pool would give the same places again."""
 
-    def __init__(self, index: int, facts: DeviceFacts) -> None:
-        self._index = index
+    def __init__(self, context: Context, facts: DeviceFacts) -> None:
+        self._context = context
+        self._index = context.index
         self._facts = facts
         self._spare: _Region | None = None
         """A region that nothing lies in: giving it back would have the driver scrub it beside the next measurement."""
@@ -116,8 +120,7 @@ class CudaMemory:
             raise OutOfMemory(
                 f"{nbytes / 2**30:.3g} GiB of {kind.value} memory asked for, {free / 2**30:.3g} GiB are free"
             )
-        with translated(f"allocating {nbytes} bytes of {kind.value} memory"):
-            made = self._make(nbytes, kind, mapped, write_combined, portable)
+        made = self._make(nbytes, kind, mapped, write_combined, portable)
         if (made.address or made.host_address) % ALIGNMENT:
             self.free(made)
             raise DeviceError(
@@ -132,24 +135,29 @@ class CudaMemory:
     def _make(
         self, nbytes: int, kind: MemoryKind, mapped: bool, write_combined: bool, portable: bool
     ) -> Allocation:
+        doing = f"allocating {nbytes} bytes of {kind.value} memory"
         if kind is MemoryKind.DEVICE:
-            return Allocation(kind, nbytes, int(runtime.malloc(nbytes)), 0)
+            return Allocation(kind, nbytes, int(check(R.cudaMalloc(nbytes), doing)), 0)
         if kind is MemoryKind.POOLED:
             check_pools(self._index)
-            address = int(runtime.mallocAsync(nbytes, runtime.streamLegacy))
-            runtime.streamSynchronize(runtime.streamLegacy)  # other streams may use it from now on
+            address = int(check(R.cudaMallocAsync(nbytes, LEGACY_DEFAULT), doing))
+            check(
+                R.cudaStreamSynchronize(LEGACY_DEFAULT), doing
+            )  # other streams may use it from now on
             return Allocation(kind, nbytes, address, 0)
         if kind is MemoryKind.PEER:
-            with cupy.cuda.Device(self.peer):
-                return Allocation(kind, nbytes, int(runtime.malloc(nbytes)), 0)
+            with on_gpu(self.peer):
+                return Allocation(kind, nbytes, int(check(R.cudaMalloc(nbytes), doing)), 0)
         if kind is MemoryKind.MANAGED:
-            address = int(runtime.mallocManaged(nbytes))
+            address = malloc_managed(nbytes, doing)
             return Allocation(kind, nbytes, address, address)
         if kind is MemoryKind.PINNED:
-            flags = runtime.hostAllocPortable if portable else runtime.hostAllocDefault
-            flags |= runtime.hostAllocMapped if mapped else 0
-            flags |= runtime.hostAllocWriteCombined if write_combined else 0
-            at = int(runtime.hostAlloc(nbytes, flags))
+            flags = R.cudaHostAllocPortable if portable else R.cudaHostAllocDefault
+            if mapped:
+                flags |= R.cudaHostAllocMapped
+            if write_combined:
+                flags |= R.cudaHostAllocWriteCombined
+            at = int(check(R.cudaHostAlloc(nbytes, flags), doing))
             return self._lock(
                 Allocation(kind, nbytes, self._device_address(at) if mapped else 0, at)
             )
@@ -189,8 +197,10 @@ class CudaMemory:
     def _empty_pools(self) -> None:
         """Have the libraries give back what their pools keep and nobody uses. CuPy's keeps what references no longer need. CuPy's and
         PyTorch's keep it for the stream that it was used on, and each test has a stream of its own, so that no later test would use it."""
-        before, _total = runtime.memGetInfo()
-        cupy.get_default_memory_pool().free_all_blocks()
+        before = self._free_now()
+        cupy: Any = sys.modules.get("cupy")
+        if cupy is not None:
+            cupy.get_default_memory_pool().free_all_blocks()
         torch = sys.modules.get("torch")
         if (
             torch is not None
@@ -199,18 +209,18 @@ class CudaMemory:
             and torch.cuda.is_initialized()
         ):
             torch.cuda.empty_cache()
-        after, _total = runtime.memGetInfo()
-        self._to_scrub(max(0, int(after) - int(before)))
+        self._to_scrub(max(0, self._free_now() - before))
+
+    def _free_now(self) -> int:
+        """Bytes of device memory that are free."""
+        free, _total = check(R.cudaMemGetInfo(), "asking for the free memory")
+        return int(free)
 
     def make_room(self, *, unless_free: float = 1.0) -> bool:
-        with translated("giving back spare memory"):
-            if (
-                self._spare is None
-                or runtime.memGetInfo()[0] >= unless_free * self._facts.memory_bytes
-            ):
-                return False
-            self._drop_spare()
-            return True
+        if self._spare is None or self._free_now() >= unless_free * self._facts.memory_bytes:
+            return False
+        self._drop_spare()
+        return True
 
     def _drop_spare(self) -> None:
         if self._spare is not None:
@@ -220,7 +230,7 @@ class CudaMemory:
     def _give_back(self, address: int, nbytes: int) -> None:
         self._ends.pop(address, None)
         self._held.pop(address, None)
-        runtime.free(address)
+        check(R.cudaFree(address), "freeing device memory")
         self._to_scrub(nbytes)
 
     def _to_scrub(self, nbytes: int) -> None:
@@ -240,22 +250,25 @@ class CudaMemory:
             raise DeviceError(
                 f"a pool gives an object with the address of its memory as ptr, not {type(owner).__name__}"
             )
-        runtime.deviceSynchronize()  # the pool may have given it in the order of a stream of its own
+        check(
+            R.cudaDeviceSynchronize(), "waiting for a pool"
+        )  # it may have given it in the order of a stream of its own
         return Allocation(MemoryKind.POOLED, nbytes, address, 0, backing=owner)
 
     def adopt(self, array: Any, *, register: bool) -> Allocation:
         """An allocation over a NumPy array's memory, which the array keeps. Raises `DeviceError` for one that cannot be."""
         check_host_array(array)
-        with translated(f"registering {array.nbytes} bytes of host memory"):
-            return self._over(array, array.nbytes, register=register)
+        return self._over(array, array.nbytes, register=register)
 
     def _over(self, array: Any, nbytes: int, *, register: bool) -> Allocation:
         at = _address(array)
         if not register:
             return Allocation(MemoryKind.PAGEABLE, nbytes, 0, at, backing=array)
-        runtime.hostRegister(
-            at, array.nbytes, 1 | 2
-        )  # cudaHostRegisterPortable | cudaHostRegisterMapped
+        flags = R.cudaHostRegisterPortable | R.cudaHostRegisterMapped
+        check(
+            R.cudaHostRegister(at, array.nbytes, flags),
+            f"registering {array.nbytes} bytes of host memory",
+        )
         return self._lock(
             Allocation(MemoryKind.REGISTERED, nbytes, self._device_address(at), at, backing=array)
         )
@@ -291,52 +304,49 @@ class CudaMemory:
         beyond = (
             None if start is None or address < self._ends[start] else (start, self._ends[start])
         )
-        with translated(f"asking what lies at {address:#x}"):
-            return links.memory_kind(address, self._index, registered, beyond)
+        return links.memory_kind(address, self._index, registered, beyond)
 
     def _device_address(self, at: int) -> int:
-        return (
-            int(runtime.pointerGetAttributes(at).devicePointer) if self._facts.can_map_host else 0
+        if not self._facts.can_map_host:
+            return 0
+        seen = check(
+            R.cudaPointerGetAttributes(at), "asking for the device's address of host memory"
         )
+        return int(seen.devicePointer)
 
     def free(self, allocation: Allocation) -> None:
-        """Free or unregister; a second call does nothing. Memory of a lost context went with it."""
+        """Free or unregister; a second call does nothing. Memory of a context that is gone went with it."""
         if allocation.freed:
             return
         allocation.freed = True
-        try:
-            if not isinstance(allocation.backing, _Region):
-                for start in _starts(allocation):
-                    self._ends.pop(start, None)
-            if isinstance(allocation.backing, _Region):
-                self._left(allocation.backing)
-            elif allocation.kind is MemoryKind.POOLED and allocation.backing is not None:
-                pass  # its owner gives it back
-            elif (
-                allocation.kind is MemoryKind.POOLED
-            ):  # the driver's pool keeps it: nothing is scrubbed
-                self._ends.pop(allocation.address, None)
-                self._held.pop(allocation.address, None)
-                runtime.free(allocation.address)
-            elif not allocation.kind.beyond_link:
-                self._give_back(allocation.address, allocation.nbytes)
-            elif allocation.kind.on_peer:
-                with cupy.cuda.Device(self.peer):
-                    runtime.free(allocation.address)
-            elif allocation.kind.locked:
-                unlock = (
-                    runtime.hostUnregister if allocation.kind.traits.adopted else runtime.freeHost
-                )
-                unlock(allocation.host_address)
-        except CUPY_ERRORS as error:
-            if not is_sticky(error):
-                raise failure(
-                    error.status, str(error), f"freeing {allocation.kind.value} memory"
-                ) from error
-        finally:
-            allocation.backing = None
-            if self._locked.get(allocation.host_address) is allocation:
-                del self._locked[allocation.host_address]
+        backing, allocation.backing = allocation.backing, None
+        if self._locked.get(allocation.host_address) is allocation:
+            del self._locked[allocation.host_address]
+        if self._context.gone() is not None:
+            return
+        if isinstance(backing, _Region):
+            self._left(backing)
+            return
+        for start in _starts(allocation):
+            self._ends.pop(start, None)
+        if (
+            allocation.kind is not MemoryKind.POOLED or backing is None
+        ):  # a library's pool gives its own back
+            self._free(allocation)
+
+    def _free(self, allocation: Allocation) -> None:
+        kind, doing = allocation.kind, f"freeing {allocation.kind.value} memory"
+        if kind is MemoryKind.POOLED:  # the driver's pool keeps it: nothing is scrubbed
+            check(R.cudaFree(allocation.address), doing)
+        elif not kind.beyond_link:
+            self._give_back(allocation.address, allocation.nbytes)
+        elif kind.on_peer:
+            with on_gpu(self.peer):
+                check(R.cudaFree(allocation.address), doing)
+        elif kind.locked and kind.traits.adopted:
+            check(R.cudaHostUnregister(allocation.host_address), doing)
+        elif kind.locked:
+            check(R.cudaFreeHost(allocation.host_address), doing)
 
     def _left(self, region: _Region) -> None:
         """One allocation less in a region; keep the empty region, unless it is large or there is a larger one."""
@@ -357,16 +367,14 @@ class CudaMemory:
         if kind.on_host:
             return host.available_bytes()
         if kind.on_peer:
-            with translated("asking for the other GPU's free memory"), cupy.cuda.Device(self.peer):
-                return max(0, int(runtime.memGetInfo()[0]) - RESERVE)
-        with translated("asking for the free memory"):
-            free, _total = runtime.memGetInfo()
-        return int(free) - min(RESERVE, int(free) // 4) + self._kept(kind)
+            with on_gpu(self.peer):
+                return max(0, self._free_now() - RESERVE)
+        free = self._free_now()
+        return free - min(RESERVE, free // 4) + self._kept(kind)
 
     def free_without_ours(self) -> int:
         """Bytes that would be free if this object had allocated nothing."""
-        free, _total = runtime.memGetInfo()
-        return int(free) + sum(self._held.values())
+        return self._free_now() + sum(self._held.values())
 
     def _kept(self, kind: MemoryKind) -> int:
         """Bytes of what counts as free that the spare region holds until they are needed."""
@@ -381,6 +389,8 @@ class CudaMemory:
         if not allocation.address:
             return host.array(allocation, dtype, size)
         index = self.peer if allocation.kind.on_peer else self._index
+        import cupy  # an array for the user's code
+
         memory = cupy.cuda.UnownedMemory(allocation.address, allocation.nbytes, allocation, index)
         return cupy.ndarray(
             (size,), dtype=np.dtype(dtype), memptr=cupy.cuda.MemoryPointer(memory, 0)

@@ -1,7 +1,5 @@
-"""Ways of allocating whose time is measured, behind the protocol's `Allocator`; and a limit of the device's memory.
+"""Ways of allocating whose time is measured, behind the protocol's `Allocator`.
 
-A limit is one allocation that holds what is above it, so that the driver itself refuses more, whichever library asks. It is plain device
-memory: managed memory could be evicted, and would hold nothing back.
 Source: CUDA C++ Programming Guide, Stream Ordered Memory Allocator (release threshold); CUDA Runtime API, page-locked memory.
 """
 
@@ -9,33 +7,33 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-import cupy
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
-from cupy.cuda import runtime
 
 from pytest_gpumem.devices.checks import check_allocator
-from pytest_gpumem.devices.cuda.errors import check, translated
-from pytest_gpumem.devices.cuda.handles import CudaStream
-from pytest_gpumem.devices.protocol import Allocator, DeviceError, Stream, Unsupported
+from pytest_gpumem.devices.cuda.errors import check
+from pytest_gpumem.devices.protocol import Allocator, DeviceError, OutOfMemory, Stream, Unsupported
 
 _KEEP_ALL = 2**64 - 1
 _PAGE = mmap.PAGESIZE
-_HOST_FLAGS = runtime.hostAllocPortable | runtime.hostAllocMapped
+_HOST_FLAGS = R.cudaHostAllocPortable | R.cudaHostAllocMapped
+_REGISTER_FLAGS = R.cudaHostRegisterPortable | R.cudaHostRegisterMapped
 
 
 class _ByDriver:
-    """Calls of the driver that allocate and free; `once` makes both. Nothing is kept."""
+    """A call of the driver that allocates, and one that frees. Nothing is kept."""
 
-    def __init__(self, name: str, once: Callable[[int], object]) -> None:
-        self._name, self._once = name, once
+    def __init__(
+        self, name: str, allocate: Callable[[int], Any], free: Callable[[Any], Any]
+    ) -> None:
+        self._name, self._allocate, self._free = name, allocate, free
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        with translated(f"allocating {nbytes} bytes by {self._name}"):
-            self._once(nbytes)
+        doing = f"allocating {nbytes} bytes by {self._name}"
+        check(self._free(check(self._allocate(nbytes), doing)), doing)
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -92,18 +90,23 @@ class _Pool:
 
 
 class _CupyPool:
-    """CuPy's pool: a new one, so that the default pool's blocks are left alone."""
+    """CuPy's pool: a new one, so that the default pool's blocks are left alone. Raises `Unsupported`: CuPy is not installed."""
 
     def __init__(self) -> None:
+        try:
+            import cupy
+        except ImportError:
+            raise Unsupported("CuPy is not installed") from None
+        self._cupy: Any = cupy
         self._pool = cupy.cuda.MemoryPool()
 
     def cycle(self, nbytes: int, stream: Stream) -> None:
-        with (
-            translated(f"allocating {nbytes} bytes from CuPy's pool"),
-            cast(CudaStream, stream).cupy,
-        ):
-            memory = self._pool.malloc(nbytes)
-            del memory
+        try:
+            with self._cupy.cuda.Stream.from_external(stream):
+                memory = self._pool.malloc(nbytes)
+                del memory
+        except self._cupy.cuda.memory.OutOfMemoryError as error:
+            raise OutOfMemory(f"allocating {nbytes} bytes from CuPy's pool: {error}") from error
 
     def close(self) -> None:
         self._pool.free_all_blocks()
@@ -122,14 +125,16 @@ class _HostRegister:
             )  # written, so that its pages exist
         at = int(self._array.__array_interface__["data"][0])
         at += -at % _PAGE
-        with translated(f"registering {nbytes} bytes of host memory"):
-            runtime.hostRegister(
-                at, nbytes, 1 | 2
-            )  # cudaHostRegisterPortable | cudaHostRegisterMapped
-            runtime.hostUnregister(at)
+        doing = f"registering {nbytes} bytes of host memory"
+        check(R.cudaHostRegister(at, nbytes, _REGISTER_FLAGS), doing)
+        check(R.cudaHostUnregister(at), doing)
 
     def close(self) -> None:
         self._array = np.zeros(0, dtype=np.uint8)
+
+
+def _host_alloc(nbytes: int) -> Any:
+    return R.cudaHostAlloc(nbytes, _HOST_FLAGS)
 
 
 def allocator(name: str, index: int) -> Allocator:
@@ -139,13 +144,11 @@ def allocator(name: str, index: int) -> Allocator:
     """
     check_allocator(name)
     made: dict[str, Callable[[], Allocator]] = {
-        "cudaMalloc": lambda: _ByDriver(name, lambda nbytes: runtime.free(runtime.malloc(nbytes))),
+        "cudaMalloc": lambda: _ByDriver(name, R.cudaMalloc, R.cudaFree),
         "cudaMallocAsync": lambda: _Pool(index, 0),
         "cudaMallocAsync, kept": lambda: _Pool(index, _KEEP_ALL),
         "CuPy pool": _CupyPool,
-        "cudaHostAlloc": lambda: _ByDriver(
-            name, lambda nbytes: runtime.freeHost(runtime.hostAlloc(nbytes, _HOST_FLAGS))
-        ),
+        "cudaHostAlloc": lambda: _ByDriver(name, _host_alloc, R.cudaFreeHost),
         "cudaHostRegister": _HostRegister,
     }
     return made[name]()

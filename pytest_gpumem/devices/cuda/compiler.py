@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver as D  # noqa: N812
-from cupy.cuda import driver
-from cupy.cuda.function import Module
 
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, failure, translated
+from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.nvrtc import DoesNotCompile, KernelCompiler
 from pytest_gpumem.devices.protocol import DeviceError
@@ -22,15 +20,14 @@ _DEFAULT_SHARED_BYTES = 48 * 1024
 
 
 class KernelCall:
-    """A kernel with all that a launch needs besides its stream, as the driver takes it: to queue it again is one call. CuPy's launch packs
-    the arguments anew each time, which takes longer than the driver itself."""
+    """A kernel with all that a launch needs besides its stream, as the driver takes it: to queue it again is one call."""
 
     __slots__ = ("_address", "_blocks", "_doing", "_function", "_kept", "_shared_bytes", "_threads")
 
     def __init__(
         self, function: Any, shape: LaunchShape, arguments: Sequence[Any], doing: str
     ) -> None:
-        """`function` is CuPy's, `arguments` are NumPy scalars of the kernel's own types, and `doing` is for the text of an error."""
+        """`function` is a CUfunction, `arguments` are NumPy scalars of the kernel's own types, and `doing` is for the text of an error."""
         values = np.zeros((len(arguments), 2), dtype=np.uint64)  # 16 bytes hold any of them
         for value, argument in zip(values, arguments, strict=True):
             value.view(np.uint8)[: argument.nbytes] = np.frombuffer(
@@ -38,9 +35,9 @@ class KernelCall:
             )
         # The driver reads each argument through a pointer, and is done with both before a call returns.
         pointers = (values.ctypes.data + 16 * np.arange(len(arguments))).astype(np.uint64)
-        self._kept = (function, values, pointers)
+        self._kept = (values, pointers)
         self._address = int(pointers.ctypes.data)
-        self._function = int(function.ptr)
+        self._function = function
         self._blocks, self._threads, self._shared_bytes = (
             shape.blocks,
             shape.threads,
@@ -50,23 +47,20 @@ class KernelCall:
 
     def queue(self, stream: CudaStream) -> None:
         """Queue it. Raises `DeviceError`: the driver refuses."""
-        # By CuPy, which takes 4.7 us on the host of an H200, where cuda-bindings takes 5.8 us: a sample has three launches.
-        try:
-            driver.launchKernel(
-                self._function,
-                self._blocks,
-                1,
-                1,
-                self._threads,
-                1,
-                1,
-                self._shared_bytes,
-                stream.handle,
-                self._address,
-                0,
-            )
-        except CUPY_ERRORS as error:
-            raise failure(error.status, str(error), self._doing) from error
+        result = D.cuLaunchKernel(
+            self._function,
+            self._blocks,
+            1,
+            1,
+            self._threads,
+            1,
+            1,
+            self._shared_bytes,
+            stream.handle,
+            self._address,
+            0,
+        )
+        check(result, self._doing)
 
     def queue_with(self, stream: CudaStream, attribute: Any) -> None:
         """Queue it with one attribute of a launch. Raises `DeviceError`: the driver refuses."""
@@ -78,7 +72,7 @@ class KernelCall:
         config.attrs = [attribute]
         config.numAttrs = 1
         check(
-            D.cuLaunchKernelEx(config, D.CUfunction(self._function), self._address, 0),
+            D.cuLaunchKernelEx(config, self._function, self._address, 0),
             f"{self._doing} with a window",
         )
 
@@ -113,19 +107,20 @@ class Compiler:
     def _allow_shared(self, function: Any, key: tuple[str, str], nbytes: int) -> None:
         if nbytes > max(_DEFAULT_SHARED_BYTES, self._largest_shared.get(key, 0)):
             attribute = D.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            result = D.cuFuncSetAttribute(D.CUfunction(function.ptr), attribute, nbytes)
-            check(result, f"asking for {nbytes} bytes of shared memory")
+            check(
+                D.cuFuncSetAttribute(function, attribute, nbytes),
+                f"asking for {nbytes} bytes of shared memory",
+            )
             self._largest_shared[key] = nbytes
 
     def _load(self, source: str, entry: str, what: str) -> Any:
-        with translated(f"loading {what}"):
-            try:
-                kernel = self._nvrtc.get(source, entry)
-            except DoesNotCompile as error:
-                raise DeviceError(f"{what}: {error}") from None
-            module = Module()
-            module.load(kernel.code)
-            return module.get_function(kernel.symbol)  # which keeps its module
+        try:
+            kernel = self._nvrtc.get(source, entry)
+        except DoesNotCompile as error:
+            raise DeviceError(f"{what}: {error}") from None
+        # The module lives as long as the context: no function outlives it.
+        module = check(D.cuModuleLoadData(kernel.code), f"loading {what}")
+        return check(D.cuModuleGetFunction(module, kernel.symbol.encode()), f"loading {what}")
 
 
 def entry_for(kernel: Kernel, dtype: str, shape: LaunchShape) -> str:

@@ -7,20 +7,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-import cupy
 import numpy as np
-from cupy.cuda import runtime
+from cuda.bindings import runtime as R  # noqa: N812
 
 from pytest_gpumem.devices import values
 from pytest_gpumem.devices.checks import check_copy, nodes_of
 from pytest_gpumem.devices.cuda import host
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
-from pytest_gpumem.devices.cuda.compiler import Compiler
-from pytest_gpumem.devices.cuda.errors import translated
-from pytest_gpumem.devices.cuda.handles import CudaStream
+from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
+from pytest_gpumem.devices.cuda.errors import check
+from pytest_gpumem.devices.cuda.handles import LEGACY_DEFAULT, CudaStream
+from pytest_gpumem.devices.cuda.links import on_gpu
 from pytest_gpumem.devices.cuda.own_kernels import CONTENT_SOURCE, fill, mismatch
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Stream
+from pytest_gpumem.kernels.kernel import LaunchShape
 from pytest_gpumem.kernels.latency import random_cycle
 from pytest_gpumem.records.device import DeviceFacts
 
@@ -31,19 +32,17 @@ _NONE = 2**64 - 1
 _WORKING_COPIES = 6  # times the bytes of arguments that a reference and a comparison may take
 
 
+_ANY = R.cudaMemcpyKind.cudaMemcpyDefault  # unified addressing tells the direction
+_TO_DEVICE = R.cudaMemcpyKind.cudaMemcpyHostToDevice
+
+
 def copy(destination: Allocation, source: Allocation, nbytes: int, stream: Stream) -> None:
-    """Queue a copy; unified addressing tells the direction (cudaMemcpyDefault). From or to pageable memory it may wait."""
+    """Queue a copy. From or to pageable memory it may wait."""
     check_copy(destination, source, nbytes)
-    with translated(
-        f"copying {nbytes} bytes from {source.kind.value} to {destination.kind.value} memory"
-    ):
-        runtime.memcpyAsync(
-            destination.host_address or destination.address,
-            source.host_address or source.address,
-            nbytes,
-            runtime.memcpyDefault,
-            stream.handle,
-        )
+    to = destination.host_address or destination.address
+    begin = source.host_address or source.address
+    doing = f"copying {nbytes} bytes from {source.kind.value} to {destination.kind.value} memory"
+    check(R.cudaMemcpyAsync(to, begin, nbytes, _ANY, stream.handle), doing)
 
 
 class CudaContent:
@@ -85,16 +84,26 @@ class CudaContent:
             _wait(stream)
             values.fill(host.array(allocation, element, size), seed)
             return
-        function = self._function(fill(element))
         arguments = (
             np.uint64(allocation.address),
             np.int64(size),
             np.uint64(values.start_of(seed)),
         )
-        with translated("filling memory"):
-            function(
-                self._blocks(_FILL_BLOCKS_PER_SM, size), (_THREADS,), arguments, stream=stream.cupy
-            )
+        self._queue(
+            fill(element),
+            self._blocks(_FILL_BLOCKS_PER_SM, size),
+            arguments,
+            stream,
+            "filling memory",
+        )
+
+    def _queue(
+        self, entry: str, blocks: int, arguments: tuple[Any, ...], stream: CudaStream, doing: str
+    ) -> None:
+        """Queue a kernel of `CONTENT_SOURCE`."""
+        KernelCall(self._function(entry), LaunchShape(blocks, _THREADS), arguments, doing).queue(
+            stream
+        )
 
     def _function(self, entry: str) -> Any:
         found = self._functions.get(entry)
@@ -102,50 +111,53 @@ class CudaContent:
             found = self._functions[entry] = self._compiler.private(CONTENT_SOURCE, entry)
         return found
 
-    def _blocks(self, per_sm: int, size: int) -> tuple[int]:
-        return (min(per_sm * self._sm_count, -(-size // _THREADS)),)
+    def _blocks(self, per_sm: int, size: int) -> int:
+        return min(per_sm * self._sm_count, -(-size // _THREADS))
 
     def fill_cycle(
         self, allocation: Allocation, node_bytes: int, seed: int, stream: Stream
     ) -> None:
         nodes = nodes_of(allocation, node_bytes)
         following = random_cycle(nodes, seed)
-        words, queue = node_bytes // 4, cast(CudaStream, stream).cupy
-        with translated("writing a cycle"):
-            if not allocation.address:
-                runtime.streamSynchronize(stream.handle)
-                host.array(allocation, "i4", nodes * words).reshape(nodes, words)[:, 0] = following
-                return
-            # Straight from cudaMalloc and back: blocks that a pool kept would change where later buffers lie.
-            with self._reached(allocation, stream) as here, cupy.cuda.using_allocator(None), queue:
-                memory = cupy.cuda.UnownedMemory(
-                    here.address, here.nbytes, here, int(queue.device_id)
-                )
-                slots = cupy.ndarray(
-                    (nodes, words), dtype=np.int32, memptr=cupy.cuda.MemoryPointer(memory, 0)
-                )
-                staged = cupy.asarray(following)
-                slots[:, 0] = staged
-                runtime.streamSynchronize(stream.handle)
-                del staged
+        words = node_bytes // 4
+        if not allocation.address:
+            _wait(stream)
+            host.array(allocation, "i4", nodes * words).reshape(nodes, words)[:, 0] = following
+            return
+        following = np.ascontiguousarray(following, dtype=np.int32)
+        with self._reached(allocation, stream) as here:
+            # One word of each node: rows of 4 bytes, as far apart as the nodes.
+            result = R.cudaMemcpy2DAsync(
+                here.address,
+                node_bytes,
+                _address(following),
+                4,
+                4,
+                nodes,
+                _TO_DEVICE,
+                stream.handle,
+            )
+            check(result, "writing a cycle")
+            _wait(stream)
 
     def poison(self, allocation: Allocation, stream: Stream) -> None:
         if allocation.kind.on_peer:
             _wait(stream)
             # On that GPU: it needs no peer access, as a kernel of this one would.
-            with (
-                translated("poisoning the other GPU's memory"),
-                cupy.cuda.Device(self._memory.peer),
-            ):
-                runtime.memset(allocation.address, 0xFF, allocation.nbytes)
-                runtime.deviceSynchronize()
-            return
-        with translated("poisoning memory"):
-            if allocation.address:
-                runtime.memsetAsync(allocation.address, 0xFF, allocation.nbytes, stream.handle)
-            else:
-                runtime.streamSynchronize(stream.handle)
-                host.array(allocation, "u1", allocation.nbytes)[:] = 0xFF
+            with on_gpu(self._memory.peer):
+                check(
+                    R.cudaMemset(allocation.address, 0xFF, allocation.nbytes),
+                    "poisoning the other GPU's memory",
+                )
+                check(R.cudaDeviceSynchronize(), "poisoning the other GPU's memory")
+        elif allocation.address:
+            check(
+                R.cudaMemsetAsync(allocation.address, 0xFF, allocation.nbytes, stream.handle),
+                "poisoning memory",
+            )
+        else:
+            _wait(stream)
+            host.array(allocation, "u1", allocation.nbytes)[:] = 0xFF
 
     copy = staticmethod(copy)
 
@@ -156,36 +168,33 @@ class CudaContent:
             raise DeviceError(
                 f"cannot read {result.nbytes} bytes from {'freed' if allocation.freed else allocation.nbytes}"
             )
-        with translated("reading memory"):
-            runtime.deviceSynchronize()
-            if allocation.address:
-                runtime.memcpy(
-                    result.__array_interface__["data"][0],
-                    allocation.address,
-                    result.nbytes,
-                    runtime.memcpyDefault,
-                )
-            else:
-                result[:] = host.array(allocation, dtype, size)
+        check(R.cudaDeviceSynchronize(), "reading memory")
+        if allocation.address:
+            check(
+                R.cudaMemcpy(_address(result), allocation.address, result.nbytes, _ANY),
+                "reading memory",
+            )
+        else:
+            result[:] = host.array(allocation, dtype, size)
         return result
 
     def copies(self, wanted: Sequence[tuple[Allocation, str, int]]) -> list[Any]:
+        doing = "copying to compare"
         needed = sum(size * np.dtype(dtype).itemsize for _, dtype, size in wanted)
-        with translated("copying to compare"):
-            if _WORKING_COPIES * needed > runtime.memGetInfo()[0]:
-                return [self.to_host(*one) for one in wanted]
-            runtime.deviceSynchronize()
-            made = []
-            for allocation, dtype, size in wanted:
-                made.append(cupy.empty(size, dtype=dtype))
-                runtime.memcpy(
-                    made[-1].data.ptr,
-                    allocation.address or allocation.host_address,
-                    made[-1].nbytes,
-                    runtime.memcpyDefault,
-                )
-            runtime.deviceSynchronize()
-            return made
+        free, _total = check(R.cudaMemGetInfo(), doing)
+        if _WORKING_COPIES * needed > free:
+            return [self.to_host(*array) for array in wanted]
+        import cupy  # the reference computes with arrays of the library
+
+        check(R.cudaDeviceSynchronize(), doing)
+        made = []
+        for allocation, dtype, size in wanted:
+            array = cupy.empty(size, dtype=dtype)
+            begin = allocation.address or allocation.host_address
+            check(R.cudaMemcpy(array.data.ptr, begin, array.nbytes, _ANY), doing)
+            made.append(array)
+        check(R.cudaDeviceSynchronize(), doing)
+        return made
 
     def from_host(self, allocation: Allocation, content: Any) -> None:
         source = np.ascontiguousarray(content)
@@ -193,20 +202,17 @@ class CudaContent:
             raise DeviceError(
                 f"cannot write {source.nbytes} bytes to {'freed' if allocation.freed else allocation.nbytes}"
             )
-        with translated("writing memory"):
-            runtime.deviceSynchronize()
-            if allocation.address:
-                runtime.memcpy(
-                    allocation.address,
-                    source.__array_interface__["data"][0],
-                    source.nbytes,
-                    runtime.memcpyDefault,
-                )
-                # From pageable memory, cudaMemcpy returns once the data is staged (CUDA Runtime API, synchronization behaviour), and our
-                # streams do not wait for the default stream.
-                runtime.deviceSynchronize()
-            else:
-                host.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
+        check(R.cudaDeviceSynchronize(), "writing memory")
+        if allocation.address:
+            check(
+                R.cudaMemcpy(allocation.address, _address(source), source.nbytes, _ANY),
+                "writing memory",
+            )
+            # From pageable memory, cudaMemcpy returns once the data is staged (CUDA Runtime API, synchronization behaviour), and our
+            # streams do not wait for the default stream.
+            check(R.cudaDeviceSynchronize(), "writing memory")
+        else:
+            host.array(allocation, "u1", source.nbytes)[:] = source.reshape(-1).view(np.uint8)
 
     def mismatch(
         self, actual: Any, expected: Any, relative_tolerance: float
@@ -218,31 +224,53 @@ class CudaContent:
         if actual.size == 0:
             return None
         on_host = isinstance(actual, np.ndarray) and isinstance(expected, np.ndarray)
-        library: Any = np if on_host else cupy
-        with translated("comparing results"):
-            if not on_host:
-                runtime.deviceSynchronize()  # what wrote the arrays ran on other streams
-            # A reference may have computed in a wider type than the kernel stores.
-            first, second = (
-                library.ascontiguousarray(library.asarray(a), dtype=actual.dtype).reshape(-1)
-                for a in (actual, expected)
+        if on_host:
+            return values.mismatch(
+                _flat(np, actual, actual.dtype),
+                _flat(np, expected, actual.dtype),
+                relative_tolerance,
             )
-            return (values.mismatch if on_host else self._mismatch)(
-                first, second, relative_tolerance
-            )
+        import cupy
+
+        check(
+            R.cudaDeviceSynchronize(), "comparing results"
+        )  # what wrote the arrays ran on other streams
+        first, second = _flat(cupy, actual, actual.dtype), _flat(cupy, expected, actual.dtype)
+        return self._mismatch(first, second, relative_tolerance)
 
     def _mismatch(self, actual: Any, expected: Any, tolerance: float) -> tuple[int, int] | None:
         element, parts, rule = values.rule_of(actual.dtype)
-        function = self._function(mismatch(element, rule))
-        result = cupy.asarray(np.array([0, _NONE], dtype=np.uint64))
         size = actual.size * parts
-        addresses = [np.uint64(array.data.ptr) for array in (actual, expected, result)]
-        arguments = (*addresses[:2], np.int64(size), np.float64(tolerance), addresses[2])
-        function(self._blocks(_MISMATCH_BLOCKS_PER_SM, size), (_THREADS,), arguments)
-        count, first = (int(v) for v in result.get())
+        result = self._memory.allocate(16, MemoryKind.DEVICE)  # a count, and the first place
+        try:
+            self.from_host(result, np.array([0, _NONE], dtype=np.uint64))
+            addresses = [
+                np.uint64(address)
+                for address in (actual.data.ptr, expected.data.ptr, result.address)
+            ]
+            arguments = (*addresses[:2], np.int64(size), np.float64(tolerance), addresses[2])
+            blocks = self._blocks(_MISMATCH_BLOCKS_PER_SM, size)
+            self._queue(
+                mismatch(element, rule),
+                blocks,
+                arguments,
+                CudaStream(LEGACY_DEFAULT),
+                "comparing results",
+            )
+            count, first = (int(number) for number in self.to_host(result, "u8", 2))
+        finally:
+            self._memory.free(result)
         return (count, first // parts) if count else None
 
 
+def _flat(library: Any, array: Any, dtype: Any) -> Any:
+    """An array in one dimension. A reference may have computed in a wider type than the kernel stores."""
+    return library.ascontiguousarray(library.asarray(array), dtype=dtype).reshape(-1)
+
+
+def _address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
 def _wait(stream: Stream) -> None:
-    with translated("waiting for the stream"):
-        runtime.streamSynchronize(stream.handle)
+    check(R.cudaStreamSynchronize(stream.handle), "waiting for the stream")

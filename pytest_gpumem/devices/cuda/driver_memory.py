@@ -19,12 +19,10 @@ from typing import Any, NamedTuple
 
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
-from cupy.cuda import runtime
 
 from pytest_gpumem.devices.allocation_sites import python_stack
 from pytest_gpumem.devices.cuda.allocators import has_pools
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS
 from pytest_gpumem.devices.cuda.graph_nodes import is_captured
 from pytest_gpumem.devices.footprints import Source
 from pytest_gpumem.devices.memory_events import NOTHING, AllocationEvent, Figures, MemoryLog, Series
@@ -426,12 +424,8 @@ class DriverMemory(Source):
     def alive(self, allocated: AllocationEvent) -> bool:
         if allocated.address in self._held:
             return True
-        try:
-            return (
-                int(runtime.pointerGetAttributes(allocated.address).type) != 0
-            )  # cudaMemoryTypeUnregistered
-        except CUPY_ERRORS:
-            return True
+        error, seen = R.cudaPointerGetAttributes(allocated.address)
+        return int(error) != 0 or int(seen.type) != 0  # cudaMemoryTypeUnregistered
 
     def stop(self) -> None:
         self._nothing = None

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
 from typing import Any
 
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
-from cupy.cuda import driver as cupy_driver
-from cupy.cuda import runtime as cupy_runtime
-from cupy.cuda.memory import OutOfMemoryError
 
 from pytest_gpumem.devices.protocol import ContextLost, DeviceError, OutOfMemory
 
@@ -38,9 +34,6 @@ STICKY = frozenset(
     int(getattr(R.cudaError_t, name)) for name in _STICKY_NAMES if hasattr(R.cudaError_t, name)
 )
 
-CUPY_ERRORS = (cupy_runtime.CUDARuntimeError, cupy_driver.CUDADriverError)
-
-
 _NO_MEMORY = int(R.cudaError_t.cudaErrorMemoryAllocation)
 
 
@@ -53,11 +46,6 @@ def failure(code: int, text: str, doing: str) -> DeviceError:
     return (
         OutOfMemory(f"{doing}: {text}.") if code == _NO_MEMORY else DeviceError(f"{doing}: {text}.")
     )
-
-
-def is_sticky(error: Exception) -> bool:
-    """True if a CuPy error means that the context, and all memory in it, is lost."""
-    return getattr(error, "status", None) in STICKY
 
 
 def check(result: Any, doing: str) -> Any:
@@ -79,12 +67,9 @@ def check(result: Any, doing: str) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-@contextmanager
-def translated(doing: str) -> Iterator[None]:
-    """Turn CuPy's errors inside the block into a `DeviceError` that names the operation. CuPy has cleared the last error by then."""
-    try:
-        yield
-    except OutOfMemoryError as error:  # of a pool
-        raise OutOfMemory(f"{doing}: {error}") from error
-    except CUPY_ERRORS as error:
-        raise failure(error.status, str(error), doing) from error
+def library_errors() -> tuple[type[Exception], ...]:
+    """The errors by which CuPy reports those of CUDA, if it is imported."""
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is None:
+        return ()
+    return (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)

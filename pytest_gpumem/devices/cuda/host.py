@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from cupy.cuda import PinnedMemoryPointer
 
 from pytest_gpumem.devices.protocol import Allocation, Unsupported
 
@@ -21,11 +20,8 @@ def array(allocation: Allocation, dtype: str, size: int) -> Any:
     """
     if not allocation.host_address:
         raise Unsupported(f"NumPy cannot see {allocation.kind.value} memory")
-    # CuPy's pointer gives Python's buffer protocol, over memory that somebody else owns.
-    pointer = PinnedMemoryPointer(
-        SimpleNamespace(ptr=allocation.host_address, size=allocation.nbytes), 0
-    )
-    return np.frombuffer(pointer, dtype=dtype, count=size)
+    memory: Any = (ctypes.c_ubyte * allocation.nbytes).from_address(allocation.host_address)
+    return np.frombuffer(memory, dtype=dtype, count=size)
 
 
 def total_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

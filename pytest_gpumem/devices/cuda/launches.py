@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
-from cupy.cuda import runtime
 
 from pytest_gpumem.devices.checks import check_live, check_window, copied_by
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
@@ -15,6 +14,7 @@ from pytest_gpumem.devices.cuda.content import copy
 from pytest_gpumem.devices.cuda.guests import arrays
 from pytest_gpumem.devices.cuda.handles import CudaStream
 from pytest_gpumem.devices.cuda.l2 import launch_attribute
+from pytest_gpumem.devices.cuda.links import current_gpu
 from pytest_gpumem.devices.protocol import DeviceError, Foreign, Launch, Stream, WindowSpec
 from pytest_gpumem.kernels.kernel import Role
 from pytest_gpumem.records.device import DeviceFacts
@@ -59,11 +59,11 @@ class CudaKernels:
     def call(self, foreign: Foreign, stream: Stream) -> None:
         if stream is self._entered:
             foreign.function()
-            now = runtime.getDevice()
+            now = current_gpu()
         else:
             with arrays.current(self._index, cast(CudaStream, stream)):
                 foreign.function()
-                now = runtime.getDevice()
+                now = current_gpu()
         if now != self._index:
             raise DeviceError(
                 f"the measured function made GPU {now} current, while this session measures GPU {self._index}: "
@@ -92,7 +92,7 @@ def element_type(launch: Launch) -> str:
 
 def packed_arguments(launch: Launch) -> tuple[Any, ...]:
     """C arguments in order: addresses as uint64, sizes as int64, scalars in the element type of the first array. NumPy scalars are passed
-    by CuPy with exactly their own size and bits."""
+    with exactly their own size and bits."""
     kernel, call = launch.kernel, launch.call
     element = np.dtype(element_type(launch)).type
     defaults = {p.name: p.default for p in kernel.parameters if p.role is Role.SCALAR}

@@ -9,12 +9,10 @@ import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import cupy
 from cuda.bindings import driver as D  # noqa: N812
 from cuda.bindings import runtime as R  # noqa: N812
-from cupy.cuda import runtime
 
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, check, translated
+from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.process_memory import is_mapped, is_of_a_driver
 from pytest_gpumem.devices.protocol import DeviceError, Unsupported
@@ -33,11 +31,8 @@ def memory_kind(
     memory as it does what `cudaHostAlloc` gave.
     `beyond`: start and end, as asked for, of the last allocation that starts before the address, if it ends at or before the address.
     """
-    try:
-        seen = runtime.pointerGetAttributes(address)
-        kind, device = int(seen.type), int(seen.device)
-    except CUPY_ERRORS:  # before CUDA 11 an address that CUDA does not know was an error
-        kind, device = 0, index
+    seen = check(R.cudaPointerGetAttributes(address), f"asking what lies at {address:#x}")
+    kind, device = int(seen.type), int(seen.device)
     if kind == 0:
         if beyond is not None and address < _end_of_page(beyond[1]):
             return None  # the rest of the allocation's last page: it is mapped, and belongs to no memory
@@ -89,17 +84,38 @@ def peer_of(index: int) -> int:
     """The GPU that peer memory is allocated on: the first that this one can copy with directly, else the first other one.
     Raises `Unsupported`: there is one GPU.
     """
-    with translated("looking for another GPU"):
-        others = [other for other in range(runtime.getDeviceCount()) if other != index]
-        if not others:
-            raise Unsupported("this process sees one GPU: there is no peer to copy to")
-        return next((other for other in others if _reaches(index, other)), others[0])
+    count = int(check(R.cudaGetDeviceCount(), "looking for another GPU"))
+    others = [other for other in range(count) if other != index]
+    if not others:
+        raise Unsupported("this process sees one GPU: there is no peer to copy to")
+    for other in others:
+        if _reaches(index, other):
+            return other
+    return others[0]
 
 
 def _reaches(index: int, other: int) -> bool:
-    return bool(runtime.deviceCanAccessPeer(index, other)) and bool(
-        runtime.deviceCanAccessPeer(other, index)
-    )
+    doing = "asking whether two GPUs reach each other"
+    there = check(R.cudaDeviceCanAccessPeer(index, other), doing)
+    back = check(R.cudaDeviceCanAccessPeer(other, index), doing)
+    return bool(there) and bool(back)
+
+
+def current_gpu() -> int:
+    """The number of the GPU whose context is current, whichever library has made it so."""
+    return int(check(D.cuCtxGetDevice(), "asking for the current GPU"))
+
+
+@contextmanager
+def on_gpu(index: int) -> Iterator[None]:
+    """Make another GPU current inside the block."""
+    doing = f"making GPU {index} current"
+    before = current_gpu()
+    check(R.cudaSetDevice(index), doing)
+    try:
+        yield
+    finally:
+        check(R.cudaSetDevice(before), doing)
 
 
 @contextmanager
@@ -130,7 +146,7 @@ def _set_access(device: int, other: int, allowed: bool) -> bool:
         if allowed
         else R.cudaError_t.cudaErrorPeerAccessNotEnabled
     )
-    with cupy.cuda.Device(device):
+    with on_gpu(device):
         result = (
             R.cudaDeviceEnablePeerAccess(other, 0)
             if allowed

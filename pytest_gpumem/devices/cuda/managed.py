@@ -6,11 +6,10 @@ from typing import Any
 
 import cuda.bindings
 from cuda.bindings import runtime as R  # noqa: N812
-from cupy.cuda import runtime
 
 from pytest_gpumem.devices.checks import check_managed, check_oversubscription
 from pytest_gpumem.devices.cuda import host
-from pytest_gpumem.devices.cuda.errors import check, translated
+from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import Advice, Allocation, NotCounted, Stream, Unsupported
 from pytest_gpumem.records.device import DeviceFacts
@@ -81,9 +80,13 @@ class CudaManaged:
 
     def oversubscribe(self, nbytes: int) -> Allocation:
         check_oversubscription(nbytes, host.available_bytes())
-        with translated(f"allocating {nbytes} bytes of managed memory"):
-            address = int(runtime.mallocManaged(nbytes))
+        address = malloc_managed(nbytes, f"allocating {nbytes} bytes of managed memory")
         return Allocation(MemoryKind.MANAGED, nbytes, address, address)
+
+
+def malloc_managed(nbytes: int, doing: str) -> int:
+    """The address of new managed memory that every GPU may use."""
+    return int(check(R.cudaMallocManaged(nbytes, R.cudaMemAttachGlobal), doing))
 
 
 def place(bindings: Any, major: int, index: int, to_host: bool) -> tuple[Any, ...]:
@@ -123,9 +126,9 @@ class Beacon:
     def move(self) -> None:
         """Prefetch to the device and back to the host, and wait. Raises `NotCounted`: the device cannot prefetch managed memory."""
         if not self._address:
-            with translated("allocating managed memory to try the counters on"):
-                self._address = int(runtime.mallocManaged(BEACON_BYTES))
-                runtime.memset(self._address, 0, BEACON_BYTES)
+            doing = "allocating managed memory to try the counters on"
+            self._address = malloc_managed(BEACON_BYTES, doing)
+            check(R.cudaMemset(self._address, 0, BEACON_BYTES), doing)
         for to_host in (False, True):
             where = place(R, BINDINGS_MAJOR, self._index, to_host)
             result = R.cudaMemPrefetchAsync(self._address, BEACON_BYTES, *where, 0)
@@ -142,4 +145,4 @@ class Beacon:
         """Free it; a second call does nothing."""
         address, self._address = self._address, 0
         if address:
-            runtime.free(address)
+            R.cudaFree(address)

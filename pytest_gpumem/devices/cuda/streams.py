@@ -13,17 +13,23 @@ from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakSet
 
-import cupy
 import numpy as np
 from cuda.bindings import runtime as R  # noqa: N812
-from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda import host
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
 from pytest_gpumem.devices.cuda.compiler import Compiler, KernelCall
-from pytest_gpumem.devices.cuda.errors import CUPY_ERRORS, failure, translated
+from pytest_gpumem.devices.cuda.context import Context
+from pytest_gpumem.devices.cuda.errors import check
 from pytest_gpumem.devices.cuda.graphs import CudaGraphs
-from pytest_gpumem.devices.cuda.handles import CudaStream
+from pytest_gpumem.devices.cuda.handles import (
+    LEGACY_DEFAULT,
+    PER_THREAD_DEFAULT,
+    CudaEvent,
+    CudaStream,
+    new_event,
+    new_stream,
+)
 from pytest_gpumem.devices.cuda.own_kernels import HOLD, HOLD_SOURCE
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.protocol import (
@@ -39,8 +45,7 @@ from pytest_gpumem.kernels.kernel import LaunchShape
 _SLOT_WORDS = 32  # 128 bytes: no two holds share a cache line
 _SLOTS = 64
 _EXPIRED = 2
-_CLOCK_SECONDS = 10e-6
-"""Shortest hold that tells the clock: the device's timer ticks every 32 ns on an H200."""
+_CLOCK_SECONDS = 10e-6  # shortest hold that tells the clock: the device's timer ticks every 32 ns
 
 
 @dataclass(eq=False)
@@ -60,7 +65,9 @@ class CudaHold:
 
     def clock(self) -> float | None:
         cycles, nanoseconds = (int(word) for word in self.words[2:6].view("u8"))
-        return cycles / nanoseconds * 1e9 if nanoseconds >= _CLOCK_SECONDS * 1e9 else None
+        if nanoseconds < _CLOCK_SECONDS * 1e9:
+            return None
+        return cycles / nanoseconds * 1e9
 
 
 class Holds:
@@ -72,9 +79,8 @@ class Holds:
         if not self._memory.address:
             memory.free(self._memory)
             raise Unsupported("the device cannot map host memory: a stream cannot be held")
-        self._words: Any = host.array(self._memory, "u4", _SLOTS * _SLOT_WORDS).reshape(
-            _SLOTS, _SLOT_WORDS
-        )
+        words: Any = host.array(self._memory, "u4", _SLOTS * _SLOT_WORDS)
+        self._words = words.reshape(_SLOTS, _SLOT_WORDS)
         self._free = list(range(_SLOTS))
         self._pending: list[CudaHold] = []
         self._calls: dict[tuple[int, float], KernelCall] = {}  # by flag and time-out
@@ -88,27 +94,28 @@ class Holds:
         words[:6] = 0
         hold = CudaHold(words, slot, stream, timeout)
         try:
-            call = self._calls.get((slot, timeout))
-            if call is None:
-                arguments = (
-                    np.uint64(self._memory.address + slot * _SLOT_WORDS * 4),
-                    np.uint64(round(timeout * 1e9)),
-                )
-                call = self._calls[slot, timeout] = KernelCall(
-                    self._function, LaunchShape(1, 1), arguments, "holding a stream"
-                )
-            call.queue(stream)
+            self._call(slot, timeout).queue(stream)
         except BaseException:
             self._free.append(slot)
             raise
         self._pending.append(hold)
         return hold
 
+    def _call(self, slot: int, timeout: float) -> KernelCall:
+        call = self._calls.get((slot, timeout))
+        if call is None:
+            flag = np.uint64(self._memory.address + slot * _SLOT_WORDS * 4)
+            arguments = (flag, np.uint64(round(timeout * 1e9)))
+            call = KernelCall(self._function, LaunchShape(1, 1), arguments, "holding a stream")
+            self._calls[slot, timeout] = call
+        return call
+
     def settle(self, stream: CudaStream | None) -> None:
         """After `stream` (or, with None, the device) was synchronized: give flags back. Raises `HoldExpired` if one timed out."""
         if not self._pending:
             return
-        pending, self._pending, expired = self._pending, [], None
+        expired = None
+        pending, self._pending = self._pending, []
         for hold in pending:
             if stream is not None and hold.stream is not stream:
                 self._pending.append(hold)
@@ -129,14 +136,15 @@ class Holds:
 
 def _handles_of_libraries() -> Iterator[int]:
     """The handles of all stream objects of CuPy and PyTorch."""
-    torch: Any = sys.modules.get("torch")
-    kinds = [(cupy.cuda.Stream, "ptr")] + (
-        [(torch.cuda.Stream, "cuda_stream")] if hasattr(torch, "cuda") else []
-    )
-    for one in gc.get_objects():
+    kinds: list[tuple[Any, str]] = []
+    for library, name in (("cupy", "ptr"), ("torch", "cuda_stream")):
+        kind = getattr(getattr(sys.modules.get(library), "cuda", None), "Stream", None)
+        if kind is not None:
+            kinds.append((kind, name))
+    for candidate in gc.get_objects():
         for kind, name in kinds:
-            if issubclass(type(one), kind):
-                yield int(getattr(one, name))
+            if issubclass(type(candidate), kind):
+                yield int(getattr(candidate, name))
 
 
 def _end_capture(handle: int) -> bool:
@@ -154,7 +162,10 @@ def _end_capture(handle: int) -> bool:
 class CudaStreams:
     """Creates streams and events and waits for them. The hold kernel is compiled at the first `hold`."""
 
-    def __init__(self, compiler: Compiler, memory: CudaMemory, graphs: CudaGraphs) -> None:
+    def __init__(
+        self, context: Context, compiler: Compiler, memory: CudaMemory, graphs: CudaGraphs
+    ) -> None:
+        self._context = context
         self._compiler = compiler
         self._memory = memory
         self._graphs = graphs
@@ -162,71 +173,62 @@ class CudaStreams:
         self._streams: WeakSet[CudaStream] = WeakSet()
 
     def create(self) -> Stream:
-        with translated("creating a stream"):
-            stream = CudaStream()
+        stream = new_stream(self._context)
         self._streams.add(stream)
         return stream
 
     def defaults(self) -> tuple[Stream, ...]:
-        return CudaStream(cupy.cuda.Stream.null), CudaStream(cupy.cuda.Stream.ptds)
+        return CudaStream(LEGACY_DEFAULT), CudaStream(PER_THREAD_DEFAULT)
 
     def visible(self) -> tuple[Stream, ...]:
-        with translated("asking for the current stream"):
-            seen = (*self.defaults(), CudaStream(cupy.cuda.get_current_stream()), *self._streams)
-        return tuple({stream.handle: stream for stream in seen}.values())
+        streams: dict[int, Stream] = {}
+        for stream in (*self.defaults(), *self._streams):
+            streams[stream.handle] = stream
+        cupy: Any = sys.modules.get("cupy")
+        if cupy is not None:
+            handle = int(cupy.cuda.get_current_stream().ptr) or LEGACY_DEFAULT
+            streams.setdefault(handle, CudaStream(handle))
+        return tuple(streams.values())
 
     def event(self) -> Event:
-        with translated("creating an event"):
-            event: Event = cupy.cuda.Event()
-            return event
+        return new_event(self._context)
 
     def record(self, event: Event, stream: Stream) -> None:
-        try:  # not `translated`: samples repeat it
-            self._graphs.record(event, cast(CudaStream, stream))
-        except CUPY_ERRORS as error:
-            raise failure(error.status, str(error), "recording an event") from error
+        self._graphs.record(cast(CudaEvent, event), cast(CudaStream, stream))
 
     def elapsed(self, start: Event, end: Event) -> float:
-        try:  # not `translated`: samples repeat it
-            milliseconds = float(runtime.eventElapsedTime(cast(Any, start).ptr, cast(Any, end).ptr))
-        except CUPY_ERRORS as error:
-            raise failure(
-                error.status, str(error), "reading the time between two events"
-            ) from error
+        first, last = cast(CudaEvent, start).handle, cast(CudaEvent, end).handle
+        milliseconds = check(
+            R.cudaEventElapsedTime(first, last), "reading the time between two events"
+        )
         # CUDA gives milliseconds in 32 bits, of ticks of 32 ns (H200) or more: below a picosecond there is nothing but longer files.
-        return round(milliseconds * 1e-3, 12)
+        return round(float(milliseconds) * 1e-3, 12)
 
     def synchronize(self, stream: Stream | None = None) -> None:
-        try:  # not `translated`: samples repeat it
-            if stream is None:
-                runtime.deviceSynchronize()
-            else:
-                runtime.streamSynchronize(stream.handle)
-        except CUPY_ERRORS as error:
-            raise failure(
-                error.status,
-                str(error),
-                f"waiting for {'the device' if stream is None else 'a stream'}",
-            ) from error
+        if stream is None:
+            check(R.cudaDeviceSynchronize(), "waiting for the device")
+            self._context.collect()
+        else:
+            check(R.cudaStreamSynchronize(stream.handle), "waiting for a stream")
         if self._holds is not None:
             self._holds.settle(cast("CudaStream | None", stream))
 
     def end_captures(self) -> int:
         # The legacy default stream cannot be captured, and asking for it while others are captured is an error.
-        handles = {stream.handle for stream in self._streams} | set(_handles_of_libraries())
-        return sum(
-            _end_capture(handle)
-            for handle in sorted(handles - {0, runtime.streamLegacy, runtime.streamPerThread})
-        )
+        handles = {stream.handle for stream in self._streams}
+        handles.update(_handles_of_libraries())
+        handles -= {0, LEGACY_DEFAULT, PER_THREAD_DEFAULT}
+        ended = 0
+        for handle in sorted(handles):
+            ended += _end_capture(handle)
+        return ended
 
     def join(self, stream: Stream, other: Stream) -> None:
-        try:  # not `translated`: samples repeat it
-            mark = cupy.cuda.Event(disable_timing=True)
-            runtime.eventRecord(mark.ptr, other.handle)
-            # The driver keeps what the wait needs: the event may go at once (CUDA Runtime API, cudaEventDestroy).
-            runtime.streamWaitEvent(stream.handle, mark.ptr)
-        except CUPY_ERRORS as error:
-            raise failure(error.status, str(error), "making a stream wait for another") from error
+        doing = "making a stream wait for another"
+        mark = new_event(self._context, timing=False)
+        check(R.cudaEventRecord(mark.handle, other.handle), doing)
+        # The driver keeps what the wait needs: the event may go at once (CUDA Runtime API, cudaEventDestroy).
+        check(R.cudaStreamWaitEvent(stream.handle, mark.handle, 0), doing)
 
     def hold(self, stream: Stream, timeout: float) -> Hold:
         if self._holds is None:
@@ -235,6 +237,6 @@ class CudaStreams:
 
     def close(self) -> None:
         """Release every held stream."""
-        started, self._holds = self._holds, None
-        if started is not None:
-            started.release_all()
+        holds, self._holds = self._holds, None
+        if holds is not None:
+            holds.release_all()

@@ -248,14 +248,14 @@ class SimulatedDevice:
     def current(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def elsewhere(self) -> int | None:
+    def elsewhere(self) -> str | None:
         return None
 
     def launches_wait(self) -> bool:
         return False
 
-    def was_reset(self) -> bool:
-        return False
+    def gone(self) -> str | None:
+        return None
 
     def peer_access(self, allowed: bool) -> AbstractContextManager[None]:
         raise Unsupported("one GPU is simulated: there is no peer to copy to")

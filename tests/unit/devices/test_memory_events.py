@@ -715,13 +715,13 @@ def test_nothing_is_read_once_the_context_is_gone(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The handles of the sources are dangling then."""
-    gone = False
+    gone: str | None = None
     footprints = SourceFootprints(None, (library,), lambda: None, gone=lambda: gone)
     footprints.start(driver=True)
     watch = footprints.watch()
     library.take(1, MIB)
     with footprints.paused():
-        gone = True
+        gone = "the device was reset (cudaDeviceReset)"
         monkeypatch.setattr(library, "figures", lambda: pytest.fail("a handle was touched"))
     for read in (watch.read, footprints.watch):
         with pytest.raises(DeviceError, match="the device was reset"):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-import cupy
-
 from pytest_gpumem.devices.cuda import host
-from pytest_gpumem.devices.cuda.handles import CudaStream
+from pytest_gpumem.devices.cuda.handles import PER_THREAD_DEFAULT, CudaStream
 from pytest_gpumem.devices.protocol import Allocation, DeviceError, Unsupported
 
 
@@ -108,11 +106,13 @@ def guest(
 
 @contextmanager
 def current(index: int, stream: CudaStream) -> Iterator[None]:
-    """Make `stream` the current stream of CuPy, and of PyTorch (and so Triton) and Warp if they are imported. Others stay unimported.
+    """Make `stream` the current stream of CuPy, PyTorch (and so Triton) and Warp where they are imported. Others stay unimported.
     Numba, JAX, cuDF and cuda.core have none that could be set: `measuring/target_callable.py` finds where their work goes."""
     with ExitStack() as stack:
-        stack.enter_context(cupy.cuda.Device(index))
-        stack.enter_context(stream.cupy)
+        cupy = sys.modules.get("cupy")
+        if cupy is not None:
+            stack.enter_context(cupy.cuda.Device(index))
+            stack.enter_context(_of_cupy(cupy, stream))
         torch = _usable_torch()
         if torch is not None:
             default = stream.is_legacy_default
@@ -129,10 +129,43 @@ def current(index: int, stream: CudaStream) -> Iterator[None]:
         yield
 
 
+def _of_cupy(cupy: Any, stream: CudaStream) -> Any:
+    """A stream as CuPy's, which does not free it."""
+    if stream.is_legacy_default:
+        return cupy.cuda.Stream.null
+    if stream.handle == PER_THREAD_DEFAULT:
+        return cupy.cuda.Stream.ptds
+    return cupy.cuda.Stream.from_external(stream)
+
+
 @contextmanager
-def private_torch_pool() -> Iterator[Any]:
-    """Have PyTorch, if it is in use, allocate from a pool of its own; give the pool, which must live as long as what was captured. Without
-    it, memory that captured work writes to would go back to the general pool and be handed to others."""
+def private_pools(relaxed: Callable[[], AbstractContextManager[None]]) -> Iterator[tuple[Any, ...]]:
+    """Have CuPy and PyTorch, where they are in use, allocate from pools of their own; gives the pools, which must live as long as what is
+    captured. Without them, memory that captured work writes to would go back to the general pool and be handed to others.
+    `relaxed`: allows an allocation of the driver inside the block.
+    """
+    with _private_cupy_pool(relaxed) as cupy_pool, _private_torch_pool() as torch_pool:
+        yield cupy_pool, torch_pool
+
+
+@contextmanager
+def _private_cupy_pool(relaxed: Callable[[], AbstractContextManager[None]]) -> Iterator[Any]:
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is None:
+        yield None
+        return
+
+    def allocate(nbytes: int) -> Any:
+        with relaxed():
+            return cupy.cuda.MemoryPointer(cupy.cuda.Memory(nbytes), 0)
+
+    pool = cupy.cuda.MemoryPool(allocate)
+    with cupy.cuda.using_allocator(pool.malloc):
+        yield pool
+
+
+@contextmanager
+def _private_torch_pool() -> Iterator[Any]:
     torch = _usable_torch()
     if torch is None or not torch.cuda.is_initialized():
         yield None
