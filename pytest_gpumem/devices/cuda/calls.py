@@ -125,7 +125,7 @@ class CudaCalls:
         return bool(self._ends)
 
     def start(self) -> str | None:
-        if self._ends and CALLBACKS.serves:
+        if self._ends:
             return None
         self.stop()
         self._forget()
@@ -134,7 +134,7 @@ class CudaCalls:
                 self._number(imported())
             launches, calls = [name for *_, name in self._launches.values()], [known.version for known in self._calls.values()]
             self._ends.append(CALLBACKS.add("DRIVER_API", launches, self._launched, self._missed, begins=False))
-            self._ends.append(CALLBACKS.add("DRIVER_API", calls, self._followed, self._missed, begins=self._begun))
+            self._ends.append(CALLBACKS.add("DRIVER_API", calls, self._received, self._missed))
         except NotCounted as why:
             self.stop()
             self.log.missed(str(why))
@@ -180,6 +180,10 @@ class CudaCalls:
             self.log.ran(Step(StepKind.KERNEL), first=True)
         else:
             self.log.launched(on_default=stream in default)
+
+    def _received(self, number: int, address: int) -> None:
+        called = self._followed if ApiCall.from_address(address).site else self._begun
+        called(number, address)
 
     def _begun(self, number: int, _address: int) -> None:
         """Note when a call begins."""
