@@ -9,6 +9,7 @@ import gc
 import linecache
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from pytest_gpumem.devices.memory_events import AllocationEvent, Frame
 from pytest_gpumem.records.footprint import MemoryPlace, Site
 
+Line = tuple[str, int, str]  # file, line and function
 MOST_SITES = 20  # sites that a footprint has by bytes at the peak, and again by bytes kept
 LONGEST_CODE = 120  # characters of a line of code that are shown
 
@@ -36,6 +38,29 @@ def python_stack(skip: int = 0) -> tuple[Frame, ...]:
         found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(reversed(found))
+
+
+def line_of(frame: FrameType | None) -> Line:
+    """The user's innermost line from a frame on, up to pytest's. Where there is none, the line of a library; in a thread of C code, such
+    as PyTorch's autograd, no file and the thread's name."""
+    other: FrameType | None = None
+    while frame is not None and not is_pytests(file := frame.f_code.co_filename):
+        if is_users(file):
+            return file, frame.f_lineno, frame.f_code.co_name
+        if other is None and not file.startswith(("<", PACKAGE)):
+            other = frame
+        frame = frame.f_back
+    if other is None:
+        return "", 0, _name_of_thread()
+    return other.f_code.co_filename, other.f_lineno, other.f_code.co_name
+
+
+def _name_of_thread() -> str:
+    """The system's name of this thread, such as "pt_autograd_0"."""
+    try:
+        return Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return threading.current_thread().name
 
 
 @cache

@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from msgspec.structs import replace
 
 from pytest_gpumem.devices.allocation_sites import python_stack, referrers_of
-from pytest_gpumem.devices.calls import CallSource, CallWindow, PlainCalls
 from pytest_gpumem.devices.kinds import MemoryKind
 from pytest_gpumem.devices.memory_events import (
     NOTHING,
@@ -108,7 +107,6 @@ class SourceFootprints:
     `driver`: source of the driver's allocations; None on a simulated device.
     `libraries`: sources of the libraries.
     `free_bytes`: memory of the device that would be free without that of fixtures and of the harness; None where it means nothing.
-    `calls`: reports calls.
     `gone`: True if the context with all handles of the sources is gone.
     """
 
@@ -117,11 +115,9 @@ class SourceFootprints:
         driver: Source | None,
         libraries: Sequence[Source],
         free_bytes: Callable[[], int | None],
-        calls: CallSource | None = None,
         gone: Callable[[], bool] = lambda: False,
     ) -> None:
         self._driver, self._libraries, self._free_bytes, self._gone = driver, libraries, free_bytes, gone
-        self.calls = calls or PlainCalls(lambda log: None)
         self._log = MemoryLog()
         self._wanted: tuple[Source, ...] | None = None
         """Sources that are watched as soon as their libraries are in use; None: nothing is watched."""
@@ -131,8 +127,6 @@ class SourceFootprints:
         self._lost: dict[str, int] = {}  # by library: gaps after which it is no longer known which of its allocations live
         self._stacks = False
         self._paused = False
-        self._counts = self._counted = False
-        """Calls are to be counted; they were when a block of `paused` began."""
         self._before: dict[Series, Figures] | None = None
         """What libraries counted when a block of `ours` began; None outside of such a block."""
         self._first = LogMark()  # what the log had reached then
@@ -144,18 +138,13 @@ class SourceFootprints:
         """High-water marks of libraries that rose in such a block."""
         self._numbers = itertools.count(1)
 
-    def start(self, *, driver: bool, libraries: bool = True, stacks: bool = False, calls: bool = False) -> None:
+    def start(self, *, driver: bool, stacks: bool = False) -> None:
         self.stop()
-        self._counts = calls
-        if calls:
-            self.calls.start()  # what hinders it, `counting` says
         also = (self._driver,) if driver and self._driver is not None else ()
-        self._wanted, self._stacks = (*also, *(self._libraries if libraries else ())), stacks
+        self._wanted, self._stacks = (*also, *self._libraries), stacks
         self._reasons.clear()
         if not driver and self._driver is not None:
             self._reasons[self._driver.name] = "allocations of the driver are watched with --gpumem-footprint"
-        if not libraries and self._libraries:
-            self._reasons["libraries"] = "their allocations are watched with --gpumem-footprint"
         self.look()
 
     def stop(self) -> None:
@@ -163,7 +152,6 @@ class SourceFootprints:
             source.stop()
         self._running.clear()
         self._wanted = None
-        self.calls.stop()
 
     @property
     def driver_is_watched(self) -> bool:
@@ -201,13 +189,6 @@ class SourceFootprints:
 
     def _figures(self) -> dict[Series, Figures]:
         return {series: figures for source in self._running.values() for series, figures in source.figures().items()}
-
-    def counting(self) -> CallWindow | str:
-        if not self._counts:
-            return "calls are counted with --gpumem-existing=watch"
-        if self._paused:
-            return "calls are not counted while a launch is measured"
-        return self.calls.start() or self.calls.log.open()
 
     def watch(self) -> MemoryWatch:
         if self._wanted is None:
@@ -263,8 +244,6 @@ class SourceFootprints:
             self._pause()
 
     def _pause(self) -> None:
-        self._counted = self.calls.running
-        self.calls.stop()
         for source in self._running.values():
             source.stop()
         self._paused = True
@@ -274,8 +253,6 @@ class SourceFootprints:
         self._paused = False
         if self._gone():
             return
-        if self._counted:
-            self.calls.start()
         for source in self._running.values():
             self._start(source)
         assert self._before is not None

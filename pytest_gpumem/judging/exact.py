@@ -15,7 +15,7 @@ from pytest_gpumem.judging.finding import Finding
 from pytest_gpumem.judging.footprint import PastFootprint, judge_footprint
 from pytest_gpumem.judging.limits import EXACT, absolute, relative
 from pytest_gpumem.judging.verdict import known, with_verdict
-from pytest_gpumem.limits import LIMITS, OF_CALLS, OF_FOOTPRINT
+from pytest_gpumem.limits import LIMITS, MAX_WAITS, OF_FOOTPRINT
 from pytest_gpumem.outcomes import Code, Outcome
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.measurement import Limits, Measurement
@@ -73,7 +73,7 @@ def held_to_base(row: Row, base: Row, facts: DeviceFacts, siblings: Mapping[str,
     if row.measurement is not None:
         findings += absolute(row.measurement, limits, facts, siblings, names=[limit for limit in alone if limit not in OF_FOOTPRINT])
     if row.footprint is not None:
-        findings += judge_footprint(row.footprint, limits, (), [limit for limit in alone if limit in (*OF_FOOTPRINT, *OF_CALLS)])
+        findings += judge_footprint(row.footprint, limits, (), [limit for limit in alone if limit in (*OF_FOOTPRINT, MAX_WAITS)])
     before = [one for one in known(row) if one.limit not in names]
     return with_verdict(replace(row, limits=limits), [*before, *findings, *(_not_yet(limit, limits) for limit in names if limit in open_)])
 

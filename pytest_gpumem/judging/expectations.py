@@ -17,7 +17,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from pytest_gpumem.judging.footprint import AT_THE_END
-from pytest_gpumem.limits import LIMITS, OF_CALLS, OF_FOOTPRINT, demands_more
+from pytest_gpumem.limits import LIMITS, MAX_WAITS, OF_FOOTPRINT, demands_more
 from pytest_gpumem.records.measurement import Limits
 from pytest_gpumem.records.record import Record
 from pytest_gpumem.records.row import DID_NOT_RUN, ITS_TEST_FAILED, LOST, NOT_RUN, ROW, TEST, UNJUDGED, Omission, Row, Status, selects
@@ -158,8 +158,8 @@ def judged(row: Row) -> set[str]:
     """The limits that a row's verdict is about, and those that a call or a marker lifts from it."""
     names = {name for name in LIMITS if getattr(row.limits, name) is not None or name in row.limits.origin}
     if row.measurement is None:
-        counts = row.footprint is not None and row.footprint.calls is not None
-        names &= {*OF_FOOTPRINT, *(OF_CALLS if counts else ())}
+        reads_waits = row.footprint is not None and row.footprint.waits is not None
+        names &= {*OF_FOOTPRINT, *((MAX_WAITS,) if reads_waits else ())}
     if row.footprint is None:
         names -= set(OF_FOOTPRINT)
     elif not row.footprint.ended:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pytest_gpumem.records.calls import Calls
 from pytest_gpumem.records.record import Bytes, Count, Record, Seconds
+from pytest_gpumem.records.waits import Waits
 
 MemoryPlace = Literal["device", "managed", "pinned"]
 """Memory of the GPU, managed memory, and page-locked memory of the host, allocated or registered."""
@@ -106,7 +106,7 @@ class Footprint(Record, frozen=True):
     further: tuple[FootprintRepeat, ...] = ()  # The same figures of further processes of this run
     ended: bool = True  # False while the test still runs: what it keeps and reserves is not known yet
     notes: tuple[str, ...] = ()  # Remarks for the reader
-    calls: Calls | None = None  # Calls of the test's body, or of the part of it; None where they were not to be counted
+    waits: Waits | None = None  # Waits of the test's body; None where they were not to be read
 
     @property
     def needed(self) -> int:

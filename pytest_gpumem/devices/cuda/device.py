@@ -16,7 +16,6 @@ from cupy.cuda import runtime
 
 from pytest_gpumem.devices.cuda import links
 from pytest_gpumem.devices.cuda.allocations import CudaMemory
-from pytest_gpumem.devices.cuda.calls import CALLS
 from pytest_gpumem.devices.cuda.compiler import Compiler
 from pytest_gpumem.devices.cuda.content import CudaContent
 from pytest_gpumem.devices.cuda.counters import CudaCounters
@@ -114,7 +113,7 @@ class CudaDevice:
         self._beacon = Beacon(index)
         self.counters = CudaCounters(index, self._beacon)
         libraries = (CupyMemory(index), TorchMemory(index), NumbaMemory(), RmmMemory(index), JaxMemory(index))
-        self.footprints = SourceFootprints(DriverMemory(index), libraries, self.memory.free_without_ours, CALLS, self.was_reset)
+        self.footprints = SourceFootprints(DriverMemory(index), libraries, self.memory.free_without_ours, self.was_reset)
         self.conditions = ConditionReader(facts).read
 
     def now(self) -> float:

@@ -357,19 +357,6 @@ def test_what_the_free_memory_tells_beyond_the_rest_is_of_no_fixture_and_not_of_
     assert watch.read().bound == 2 * MIB
 
 
-def test_libraries_that_are_left_out_are_not_watched_and_nobody_asks_for_the_free_memory(library: Library) -> None:
-    def free_bytes() -> int:
-        raise AssertionError("asking takes time")
-
-    footprints = SourceFootprints(Driver(), (library,), free_bytes)
-    footprints.start(driver=False, libraries=False, calls=True)
-    watch = footprints.watch()
-    library.take(1, 4 * MIB)
-    found = watch.read()
-    assert (found.uses, found.watched, found.bound) == ((), ("fixtures",), None)
-    assert [why.partition(":")[0] for why in found.not_watched] == ["CUPTI", "libraries"]
-
-
 def test_a_library_without_single_allocations_has_its_own_high_water_mark(library: Library) -> None:
     library.single, library.high = False, 0
     footprints = SourceFootprints(None, (library,), lambda: None)

@@ -6,9 +6,13 @@ from msgspec.structs import replace
 
 from pytest_gpumem import MiB
 from pytest_gpumem.judging.differences import line_differences
+from pytest_gpumem.outcomes import Outcome
 from pytest_gpumem.records.difference import PEAK, Difference
-from pytest_gpumem.records.footprint import Site
-from pytest_gpumem.reporting.footprints import site_lines
+from pytest_gpumem.records.footprint import Footprint, Site
+from pytest_gpumem.records.measurement import Limits
+from pytest_gpumem.records.row import Row, Verdict
+from pytest_gpumem.records.waits import WaitLine, Waits
+from pytest_gpumem.reporting.footprints import site_lines, wait_totals
 
 LAYER = Site("model.py", 12, "forward", "y = a * b", "PyTorch", "device", at_peak=64 * MiB, at_peak_count=1)
 OUT = Site("model.py", 14, "forward", "np.multiply(a, b, out=c)", "PyTorch", "device", at_peak=32 * MiB, at_peak_count=1)
@@ -73,3 +77,13 @@ def test_three_of_each_are_shown_with_what_changed_and_who_keeps_it() -> None:
     assert site_lines(Footprint(1)) == []
     assert "without --gpumem-footprint=trace" in site_lines(Footprint(2, sites=(LAYER,)), Footprint(1))[-1]
     assert "baseline" not in "\n".join(site_lines(Footprint(1, sites=(LAYER,)), Footprint(1)))
+
+
+def test_the_lines_that_wait_most_are_summed_over_tests() -> None:
+    def row(*counts: int) -> Row:
+        lines = tuple(WaitLine("conftest.py", 20 + at, "wait", "cuStreamSynchronize", count) for at, count in enumerate(counts))
+        return Row("a.py::test", Limits(), Verdict(Outcome.MEASURED, ""), footprint=Footprint(0, waits=Waits(lines)))
+
+    assert wait_totals([row(), Row("a.py::test", Limits(), Verdict(Outcome.MEASURED, ""))]) == []
+    (text,) = wait_totals([row(1), row(2, 1), row()])
+    assert text == "the host waits 4 times in 2 tests, at 2 lines: conftest.py:20 3 x, conftest.py:21 1 x"
