@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pytest_gpumem.devices.kinds import MemoryKind
-from pytest_gpumem.devices.memory_events import Accounts, AllocationEvent, Growth
+from pytest_gpumem.devices.memory_events import Accounts, Growth
 from pytest_gpumem.kernels.kernel import Access, Call, Kernel, LaunchShape
 from pytest_gpumem.records.device import DeviceFacts
 from pytest_gpumem.records.footprint import Footprint
@@ -502,10 +502,10 @@ class MemoryWatch(Protocol):
 class Footprints(Protocol):
     """The memory that all libraries of this process take on this device, and the driver."""
 
-    def start(self, *, driver: bool, stacks: bool = False) -> None:
+    def start(self, *, driver: bool, lines: bool = False) -> None:
         """Have the sources report from now on. A second call changes what is watched.
         `driver`: watch the driver's allocations too, which takes some 3 us each.
-        `stacks`: keep the Python stack of each allocation.
+        `lines`: keep the line of the user's code behind each allocation.
         """
 
     def stop(self) -> None:
@@ -529,9 +529,6 @@ class Footprints(Protocol):
 
     def resumed(self) -> AbstractContextManager[None]:
         """Inside `paused`, a block that is watched."""
-
-    def referrers(self) -> Callable[[AllocationEvent], tuple[str, ...]]:
-        """Looks at the Python objects that live now; gives what tells the ways by which those over an allocation are reached."""
 
     def took(self, kind: MemoryKind, nbytes: int) -> int:
         """A fixture gave the test memory; a number for `gave_back`, which stays the same if the harness moves the memory."""

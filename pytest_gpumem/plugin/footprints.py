@@ -262,7 +262,7 @@ class FootprintFeature(Feature):
 
     def __init__(self, session: GpuSession) -> None:
         self._session = session
-        self._level: tuple[bool, bool] | None = None  # what is watched now beside libraries: the driver, and stacks
+        self._level: tuple[bool, bool] | None = None  # what is watched now beside libraries: the driver, and lines
         self._refused = False
         self._of_session = merge_limits(None, None, session.settings, OF_FOOTPRINT)
         """Limits of tests without a marker."""
@@ -282,10 +282,10 @@ class FootprintFeature(Feature):
         yield
 
     def _start(self, settings: Settings, *, driver: bool) -> None:
-        stacks = settings.footprint == "trace" or bool(settings.allow_kept)
-        level = driver, stacks
+        lines = settings.footprint == "trace" or bool(settings.allow_kept)
+        level = driver, lines
         if level != self._level:
-            self._session.device.footprints.start(driver=driver, stacks=stacks)
+            self._session.device.footprints.start(driver=driver, lines=lines)
             self._level = level
 
     @contextmanager

@@ -33,9 +33,7 @@ def traced(footprint: Footprint, watch: MemoryWatch, allowed: Sequence[str], ite
     accounts = watch.accounts()
     root = item.config.rootpath
     kept = [one for one in accounts.kept if not is_allowed(one, allowed, root)] if footprint.ended and footprint.kept else ()
-    if not kept:
-        return replace(footprint, sites=sites(accounts.at_peak, (), root))
-    return replace(footprint, sites=sites(accounts.at_peak, kept, root, session.device.footprints.referrers()))
+    return replace(footprint, sites=sites(accounts.at_peak, kept, root))
 
 
 def without_allowed(footprint: Footprint, watch: MemoryWatch, patterns: Sequence[str], root: Path) -> Footprint:

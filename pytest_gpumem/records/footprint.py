@@ -71,9 +71,6 @@ class Site(Record, frozen=True):
     at_peak_count: Count = 0  # Allocations that make them up
     kept: Bytes = 0  # Bytes of it that are in use at the end
     kept_count: Count = 0  # Allocations that make them up
-    stack: tuple[str, ...] = ()
-    """The lines of the user's code that led there, as "file:line in function", the outermost first; of its largest allocation."""
-    referrers: tuple[str, ...] = ()  # References to the memory that is kept, as far as Python knows, such as "`cache` of the module app"
 
 
 class FootprintRepeat(Record, frozen=True):

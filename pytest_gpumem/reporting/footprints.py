@@ -102,8 +102,6 @@ def site_lines(footprint: Footprint, base: Footprint | None = None) -> list[str]
         lines.append(f"{title}, {short_bytes(sum(bytes_of(site, kind) for site in sites))} in {counted(number, 'allocation')}:")
         for site in sites[:SHOWN]:
             lines.append(f"  {short_bytes(bytes_of(site, kind))}  {place(site)}  ({allocations_of(site, kind)})")
-            if kind == KEPT:
-                lines += [f"    kept by {referrer}" for referrer in site.referrers]
         grown = [] if base is None or not base.sites else grown_lines(base.sites, footprint.sites, kind)
         if grown:
             lines.append("since the baseline:")
@@ -120,12 +118,6 @@ def growths(base: Footprint, head: Footprint) -> list[str]:
         if was != now:
             lines.append(f"{title} {short_bytes(was)} -> {short_bytes(now)} ({'+' if now > was else ''}{short_bytes(now - was)})")
     return lines
-
-
-def peak_stack(footprint: Footprint) -> list[str]:
-    """The lines of the user's code that led to the largest site at the peak, the outermost first."""
-    largest = max(footprint.sites, key=lambda site: site.at_peak, default=None)
-    return ["the way to the largest:", *(f"  {line}" for line in largest.stack)] if largest is not None and len(largest.stack) > 1 else []
 
 
 def place(site: Site) -> str:

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pytest_gpumem.devices.allocation_sites import Line, is_named, line_of, shown_path
+from pytest_gpumem.devices.allocation_sites import is_named, line_of, shown_path
 from pytest_gpumem.devices.cuda.cupti import CALLBACKS, ApiCall, imported, words
+from pytest_gpumem.devices.memory_events import Line
 from pytest_gpumem.records.waits import WaitLine, Waits
 
 _WAITS = re.compile(
